@@ -1,0 +1,166 @@
+"""Files of the nouns: strict JSON or TOML in, JSON out; written whole or not at all.
+
+Infinity is the string ``"inf"``. Unknown keys fail and name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from dpsim.errors import ConfigError, DpsimError, FileFormatError
+
+T = TypeVar("T", bound="Noun")
+
+
+class Noun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of everything that is stored: frozen, keyword-only, strict about unknown keys."""
+
+
+def _no_inf(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            return None
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {k: _no_inf(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_no_inf(v) for v in value]
+    return value
+
+
+def _with_inf(value: Any) -> Any:
+    if value == "inf":
+        return math.inf
+    if isinstance(value, dict):
+        return {k: _with_inf(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_with_inf(v) for v in value]
+    return value
+
+
+def to_builtins(value: Any) -> Any:
+    """Plain dicts, lists, strings and finite numbers of any noun (infinity becomes ``"inf"``)."""
+    return _no_inf(msgspec.to_builtins(value))
+
+
+def to_json(value: Any, *, indent: int | None = 1) -> str:
+    """JSON text of a noun or of plain values; always valid JSON (no NaN, no Infinity)."""
+    return json.dumps(to_builtins(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical JSON of a value."""
+    text = json.dumps(to_builtins(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole (temporary file, fsync, rename), so that a reader never sees half of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror or error}",
+            allowed="a path in a folder that you may write to",
+            remedy="choose another one with --output",
+        ) from error
+
+
+def write(path: Path, value: Any) -> None:
+    """Write a noun as JSON, atomically."""
+    write_text(path, to_json(value) + "\n")
+
+
+def read_raw(path: Path, what: str) -> Any:
+    """The plain content of a ``.json`` or ``.toml`` file. Raises ``FileFormatError``."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileFormatError(
+            f"cannot read the {what} file {path}: {error.strerror or error}",
+            allowed=f"an existing .json or .toml {what} file",
+        ) from error
+    try:
+        text = data.decode("utf-8")
+        raw = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise FileFormatError(
+            f"the {what} file {path} is not valid {kind}: {error}",
+            allowed=f"a {what} file as dpsim writes it or as docs describe it",
+            remedy="it may be cut off or damaged: make it again",
+        ) from error
+    return raw
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number; write infinity as the string \"inf\"")
+
+
+def decode(raw: Any, kind: type[T], what: str) -> T:
+    """A noun from plain values, strictly. Raises ``FileFormatError`` with the path of the bad field."""
+    try:
+        return msgspec.convert(_with_inf(raw), kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, DpsimError):
+            raise FileFormatError(f"bad {what}: {error.__cause__}") from error
+        text = str(error)
+        match = re.search(r"unknown field `([^`]*)`", text)
+        hint = f"see the format of a {what} in the documentation"
+        if match:
+            near = difflib.get_close_matches(match.group(1), sorted(_known_keys(kind, set())), n=1)
+            if near:
+                hint = f"did you mean {near[0]!r}?"
+        raise FileFormatError(f"bad {what}: {text}", remedy=hint) from error
+
+
+def _known_keys(kind: Any, seen: set[Any]) -> set[str]:
+    keys: set[str] = set()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
+        seen.add(kind)
+        for field in msgspec.structs.fields(kind):
+            keys.add(field.encode_name)
+            keys |= _known_keys(field.type, seen)
+    for part in getattr(kind, "__args__", ()):
+        keys |= _known_keys(part, seen)
+    return keys
+
+
+def read(path: Path, kind: type[T], what: str, schema: str) -> T:
+    """Read one noun from a JSON or TOML file; ``schema`` is the value its ``schema`` key must have."""
+    raw = read_raw(path, what)
+    if not isinstance(raw, dict) or raw.get("schema") != schema:
+        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+        raise FileFormatError(
+            f"{path} is not a {what} file: its schema is {found!r}",
+            allowed=f"schema = {schema!r}",
+            remedy="give a file of the right kind, or make it again with this version of dpsim",
+        )
+    try:
+        return decode(raw, kind, what)
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error

@@ -1,0 +1,94 @@
+"""``Plan``: how a workload is run. Every choice a user can make, checked at construction."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, unknown
+
+FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
+Algorithm = Literal["mpi", "ring", "recursive-doubling", "halving-doubling", "direct"]
+Overlap = Literal["off", "inline", "poll", "thread"]
+FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
+THRESHOLD_RULES = ("tarantella", "horovod", "ddp")
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+OVERLAPS: tuple[str, ...] = get_args(Overlap)
+DEFAULT_THRESHOLD_BYTES = {"tarantella": 32_768.0, "horovod": 128.0 * 2**20, "ddp": 25.0 * 2**20}
+
+
+class Sgd(Noun):
+    """SGD in PyTorch's form: v = momentum v + g + weight_decay w; w -= learning_rate v."""
+
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key, low in (("learning_rate", 0.0), ("momentum", 0.0), ("weight_decay", 0.0)):
+            value = getattr(self, key)
+            if not (math.isfinite(value) and value >= low):
+                raise ConfigError(f"{key} is {value}", allowed=f"a finite number >= {low:g}")
+
+
+class Plan(Noun):
+    """How a workload is run on ``devices`` devices.
+
+    ``fusion_threshold_bytes`` belongs to the rules tarantella (a bucket closes once it holds at least this
+    much), ddp (likewise, its first bucket at 1 MiB at most) and horovod (a maximum); ``None`` takes the
+    rule's own default, and 0 is one bucket a tensor under every rule. ``cycle_s`` is Horovod's cycle.
+    """
+
+    devices: int
+    global_batch: int
+    accumulate: int = 1
+    fusion_rule: FusionRule = "tarantella"
+    fusion_threshold_bytes: float | None = None
+    cycle_s: float = 1e-3
+    algorithm: Algorithm = "mpi"
+    overlap: Overlap = "off"
+    batch_norm: Literal["local"] = "local"
+    optimizer: Sgd = Sgd()
+    wire_dtype: Literal["float32", "float64"] = "float32"
+    strategy: Literal["data-parallel"] = "data-parallel"
+
+    def __post_init__(self) -> None:
+        for key, allowed in (("fusion_rule", FUSION_RULES), ("algorithm", ALGORITHMS), ("overlap", OVERLAPS)):
+            if getattr(self, key) not in allowed:
+                raise unknown(key.replace("_", " "), getattr(self, key), allowed)
+        if self.devices < 1:
+            raise ConfigError(f"devices is {self.devices}", allowed="1 or more")
+        if self.accumulate < 1:
+            raise ConfigError(f"accumulate is {self.accumulate}", allowed="1 or more")
+        if self.global_batch < self.devices * self.accumulate:
+            raise ConfigError(
+                f"a global batch of {self.global_batch} samples cannot feed {self.devices} devices"
+                + (f" with {self.accumulate} micro-batches each" if self.accumulate > 1 else ""),
+                allowed=f"a global batch of at least {self.devices * self.accumulate}",
+                remedy="raise --global-batch or lower --devices",
+            )
+        threshold = self.fusion_threshold_bytes
+        if threshold is not None:
+            if self.fusion_rule not in THRESHOLD_RULES:
+                raise ConfigError(
+                    f"fusion rule {self.fusion_rule!r} takes no threshold",
+                    allowed=f"a threshold with {', '.join(THRESHOLD_RULES)}",
+                    remedy="leave --fusion-threshold out",
+                )
+            if not threshold >= 0:
+                raise ConfigError(f"fusion threshold is {threshold}", allowed="0 or more bytes, or inf")
+        if not (math.isfinite(self.cycle_s) and self.cycle_s > 0):
+            raise ConfigError(f"cycle_s is {self.cycle_s}", allowed="finite seconds > 0")
+
+    @property
+    def local_batch(self) -> float:
+        """Samples a device computes at once, on average (an unequal share is a fraction here)."""
+        return self.global_batch / (self.devices * self.accumulate)
+
+    @property
+    def threshold_bytes(self) -> float:
+        """The threshold in force: the given one, or the rule's default (0 for the rules that take none)."""
+        if self.fusion_threshold_bytes is not None:
+            return self.fusion_threshold_bytes
+        return DEFAULT_THRESHOLD_BYTES.get(self.fusion_rule, 0.0)

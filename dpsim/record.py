@@ -1,0 +1,134 @@
+"""Records of a sweep: what was declared, predicted and measured. Immutable, versioned, raw samples kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.machine import Machine
+from dpsim.plan import Sgd
+from dpsim.timeline import TimelineRecord
+from dpsim.workload import Workload
+
+PREDICTIONS_SCHEMA = "dpsim.predictions/1"
+RESULTS_SCHEMA = "dpsim.results/1"
+
+
+class Experiment(Noun):
+    """A declared sweep over the fusion threshold. Two reports are of one experiment when these are equal."""
+
+    name: str = "fusion-threshold"
+    model: str = "cnn"
+    dataset: str = "digits"
+    devices: tuple[int, ...] = (1, 2)
+    networks: tuple[str, ...] = ("node", "paced:50us,1gbit")
+    fusion_rule: str = "tarantella"
+    fusion_thresholds_bytes: tuple[float, ...] = ()
+    global_batch: int = 64
+    algorithms: tuple[str, ...] = ()
+    overlap: str = "auto"
+    optimizer: Sgd = Sgd()
+    seed: int = 0
+    budget_s: float = 60.0
+    interval: float = 0.02
+
+
+class Environment(Noun):
+    """Where a measurement was taken: enough to refuse a comparison that would mean nothing."""
+
+    dpsim: str
+    python: str
+    platform: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    mpi: str
+    numpy: str
+    numba: str
+    blas: str
+    variables: dict[str, str]
+
+
+class PointKey(Noun):
+    """Which configuration a point is. ``repeat`` tells the two runs of an A/A pair apart (0 and 1)."""
+
+    network: str
+    devices: int
+    fusion_rule: str
+    fusion_threshold_bytes: float
+    algorithm: str
+    overlap: str
+    global_batch: int
+    repeat: int = 0
+
+
+class PredictedPoint(Noun):
+    """What the model said of a point before it was measured, with the nulls' predictions beside it.
+
+    ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement: ``perfect_scaling``,
+    ``alpha_beta_no_overlap`` and ``largest_bucket`` (the model's own prediction at one bucket a step);
+    the fourth, a constant per device count, is formed in the comparison.
+    """
+
+    key: PointKey
+    buckets: int
+    step_s: float
+    low_s: float
+    high_s: float
+    exposed_communication_s: float
+    extrapolated: bool
+    null_step_s: dict[str, float]
+    null_exposed_s: dict[str, float]
+    timeline: TimelineRecord | None = None
+
+
+class Predictions(Noun):
+    """Everything predicted in a sweep, and what it was predicted from. Written and hashed before measuring."""
+
+    experiment: Experiment
+    environment: Environment
+    predicted_at: str
+    workload: Workload
+    machines: tuple[Machine, ...]
+    points: tuple[PredictedPoint, ...]
+    mechanisms: dict[str, dict[str, float]]
+    schema: str = PREDICTIONS_SCHEMA
+
+
+class MeasuredPoint(Noun):
+    """Raw samples of one configuration: seconds of each step (the slowest rank's), and each step's exposed communication.
+
+    ``round`` says in which visit of the interleaved run a sample was taken. ``losses`` are the mean
+    training losses of the same steps.
+    """
+
+    key: PointKey
+    buckets: int
+    step_s: tuple[float, ...]
+    exposed_communication_s: tuple[float, ...]
+    round: tuple[int, ...]
+    losses: tuple[float, ...]
+    timeline: TimelineRecord | None = None
+
+
+class Results(Noun):
+    """Everything measured in a sweep, tied to the predictions by their SHA-256."""
+
+    experiment: Experiment
+    environment: Environment
+    predictions_sha256: str
+    predicted_at: str
+    measured_from: str
+    measured_until: str
+    points: tuple[MeasuredPoint, ...]
+    warnings: tuple[str, ...] = ()
+    schema: str = RESULTS_SCHEMA
+
+
+def read_predictions(path: Path) -> Predictions:
+    return codec.read(path, Predictions, "predictions", PREDICTIONS_SCHEMA)
+
+
+def read_results(path: Path) -> Results:
+    return codec.read(path, Results, "results", RESULTS_SCHEMA)

@@ -1,0 +1,80 @@
+"""Sizes, times and bandwidths as people write them: ``64KiB``, ``25MB``, ``inf``, ``50us``, ``1gbit``."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from dpsim.errors import ConfigError
+
+_BYTES = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ]*)\s*")
+
+
+def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    scale = units.get(match.group(2).lower()) if match else None
+    if match is None or scale is None:
+        names = ", ".join(u for u in units if u)
+        raise ConfigError(
+            f"{what} {text!r} is not understood",
+            allowed=f"a number >= 0 followed by one of {names}",
+            remedy=f"write it like {example}",
+        )
+    return float(match.group(1)) * scale
+
+
+def parse_size(text: str | float) -> float:
+    """Bytes of ``0``, ``64KiB``, ``1MiB``, ``25MB``, ``1000`` or ``inf`` (KiB = 1024, kB = 1000).
+
+    Returns a float that is a whole number, or ``math.inf``. Raises ``ConfigError``.
+    """
+    if isinstance(text, (int, float)):
+        if not text >= 0 or (math.isfinite(text) and text != int(text)):
+            raise ConfigError(f"size {text!r} is not understood", allowed="whole bytes >= 0, or inf")
+        return float(text)
+    if text.strip().lower() in ("inf", "infinity"):
+        return math.inf
+    size = _parse(text, _BYTES, "size", "64KiB, 25MB, 0 or inf")
+    if abs(size - round(size)) > 1e-6:
+        raise ConfigError(f"size {text!r} is not a whole number of bytes", allowed="whole bytes")
+    return float(round(size))
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``50us``, ``1.5ms`` or ``2s``. Raises ``ConfigError``."""
+    return _parse(text, _SECONDS, "duration", "50us or 1ms")
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes a second of ``1gbit``, ``200mbit`` (bits a second). Raises ``ConfigError``."""
+    bytes_per_s = _parse(text, _BITS, "bandwidth", "1gbit or 200mbit") / 8
+    if bytes_per_s <= 0:
+        raise ConfigError(f"bandwidth {text!r} is zero", allowed="more than 0", remedy="write it like 1gbit")
+    return bytes_per_s
+
+
+def format_size(size_bytes: float) -> str:
+    """``64 KiB`` style text that ``parse_size`` reads back exactly when the size is a round one."""
+    if math.isinf(size_bytes):
+        return "inf"
+    if size_bytes == 0:
+        return "0"
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.4g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """``1.23 ms`` style text with three significant digits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"

@@ -1,0 +1,204 @@
+"""``Workload``: what is trained. Layers in forward order, their times against the local batch, their gradients."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError
+
+SCHEMA = "dpsim.workload/1"
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+class Tensor(Noun):
+    """One gradient tensor (and its parameter): a name that is unique in the workload, a shape, a dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise ConfigError(f"tensor {self.name!r} has dtype {self.dtype!r}", allowed=", ".join(ITEM_BYTES))
+        if any(n < 0 for n in self.shape):
+            raise ConfigError(f"tensor {self.name!r} has shape {self.shape}", allowed="no negative extent")
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * ITEM_BYTES[self.dtype]
+
+
+class Layer(Noun):
+    """One layer: its device time at each of the workload's ``local_batches``, and its gradient tensors.
+
+    ``forward_s`` and ``backward_s`` have one entry a local batch. ``gradient_ready_s`` (optional) is the
+    time from the start of this layer's backward until its gradients are final; without it they are final
+    when its backward ends. ``launch_s`` is host time to launch the layer's work (0 where host and device
+    are one). ``depends_on`` names the layers it reads; ``None`` means the one before it.
+    """
+
+    name: str
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    gradient_ready_s: tuple[float, ...] | None = None
+    tensors: tuple[Tensor, ...] = ()
+    kind: str = "layer"
+    depends_on: tuple[str, ...] | None = None
+    launch_s: float = 0.0
+    activation_bytes_per_sample: float = 0.0
+    batch_norm_channels: int = 0
+
+
+class Workload(Noun, dict=True):
+    """What is trained: layers in forward order, and where the numbers come from.
+
+    ``local_batches`` (ascending) are the batch sizes at which times were taken; between them times are
+    interpolated, outside them extrapolated along the nearest segment (or in proportion if there is one).
+    ``update_s`` is the optimizer's time a step, ``overhead_s`` the time a step spends outside the
+    layers and the update (fetching the batch, the loss, bookkeeping).
+    """
+
+    name: str
+    local_batches: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    update_s: float = 0.0
+    overhead_s: float = 0.0
+    state_bytes: int = 0
+    optimizer_slots: int = 1
+    emulated_compute: bool = False
+    source: str = ""
+    schema: str = SCHEMA
+
+    def __post_init__(self) -> None:
+        batches = self.local_batches
+        if not batches or any(b <= 0 for b in batches) or any(a >= b for a, b in zip(batches, batches[1:], strict=False)):
+            raise ConfigError(f"local_batches is {list(batches)}", allowed="one or more sizes > 0, ascending")
+        if not self.layers:
+            raise ConfigError(f"workload {self.name!r} has no layers", allowed="at least one layer")
+        names = [layer.name for layer in self.layers]
+        tensors = [t.name for layer in self.layers for t in layer.tensors]
+        for what, words in (("layer", names), ("tensor", tensors)):
+            if len(set(words)) != len(words):
+                twice = next(w for w in words if words.count(w) > 1)
+                raise ConfigError(f"two {what}s are named {twice!r}", allowed="unique names")
+        for layer in self.layers:
+            self._check_layer(layer, set(names))
+        for key in ("update_s", "overhead_s"):
+            value = getattr(self, key)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{key} is {value}", allowed="finite seconds >= 0")
+
+    def _check_layer(self, layer: Layer, names: set[str]) -> None:
+        for key in ("forward_s", "backward_s", "gradient_ready_s"):
+            times = getattr(layer, key)
+            if times is None:
+                continue
+            if len(times) != len(self.local_batches):
+                raise ConfigError(
+                    f"layer {layer.name!r} has {len(times)} values of {key}",
+                    allowed=f"one a local batch: {len(self.local_batches)}",
+                )
+            if any(not math.isfinite(t) or t < 0 for t in times):
+                raise ConfigError(f"layer {layer.name!r} has {key} {list(times)}", allowed="finite seconds >= 0")
+        for name in layer.depends_on or ():
+            if name not in names:
+                raise ConfigError(f"layer {layer.name!r} depends on {name!r}", allowed="names of layers")
+
+    @functools.cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All gradient tensors in forward order."""
+        return tuple(t for layer in self.layers for t in layer.tensors)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(t.size_bytes for t in self.tensors)
+
+    @functools.cached_property
+    def ready_order(self) -> ReadyOrder:
+        """The gradient tensors in the order in which backward makes them final."""
+        index = {t.name: i for i, t in enumerate(self.tensors)}
+        order, layers = [], []
+        for number in range(len(self.layers) - 1, -1, -1):
+            for tensor in reversed(self.layers[number].tensors):
+                order.append(index[tensor.name])
+                layers.append(number)
+        sizes = [self.tensors[i].size_bytes for i in order]
+        return ReadyOrder(
+            tensor=np.array(order, np.int64), layer=np.array(layers, np.int64), size_bytes=np.array(sizes, np.int64)
+        )
+
+    @functools.cached_property
+    def _time_cache(self) -> dict[float, LayerTimes]:
+        return {}
+
+    def times(self, local_batch: float) -> LayerTimes:
+        """Seconds a layer at a local batch (which may be fractional: unequal shares average)."""
+        cached = self._time_cache.get(local_batch)
+        if cached is None:
+            if not local_batch > 0:
+                raise ConfigError(f"local batch {local_batch}", allowed="more than 0")
+            x = np.array(self.local_batches, float)
+
+            def at(rows: list[tuple[float, ...]]) -> NDArray[np.float64]:
+                return np.maximum(_interpolate(x, np.array(rows, float), local_batch), 0.0)
+
+            backward = [layer.backward_s for layer in self.layers]
+            ready = [layer.gradient_ready_s or layer.backward_s for layer in self.layers]
+            backward_s = at(backward)
+            cached = LayerTimes(
+                forward_s=at([layer.forward_s for layer in self.layers]),
+                backward_s=backward_s,
+                gradient_ready_s=np.minimum(at(ready), backward_s),
+            )
+            self._time_cache[local_batch] = cached
+        return cached
+
+    def extrapolated(self, local_batch: float) -> bool:
+        """Whether times at this local batch lie outside what was measured."""
+        return not self.local_batches[0] <= local_batch <= self.local_batches[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyOrder:
+    """Gradient tensors in backward order: forward index, layer index and size of each, as arrays of one length."""
+
+    tensor: NDArray[np.int64]
+    layer: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTimes:
+    """Seconds of each layer, in forward order, at one local batch."""
+
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]
+    gradient_ready_s: NDArray[np.float64]
+
+
+def _interpolate(x: NDArray[np.float64], y: NDArray[np.float64], at: float) -> NDArray[np.float64]:
+    """Piecewise linear rows of ``y`` (rows, points) at one ``at``; beyond the ends along the nearest segment."""
+    if len(x) == 1:
+        scaled: NDArray[np.float64] = y[:, 0] * (at / x[0])
+        return scaled
+    i = int(np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2))
+    weight = (at - x[i]) / (x[i + 1] - x[i])
+    line: NDArray[np.float64] = y[:, i] * (1 - weight) + y[:, i + 1] * weight
+    return line
+
+
+def read(path: Path) -> Workload:
+    """Read a workload file (``.json`` or ``.toml``). Raises ``FileFormatError``."""
+    return codec.read(path, Workload, "workload", SCHEMA)
