@@ -1,0 +1,1 @@
+"""Communication between ranks: process groups, transports, allreduce algorithms, progress beside computation."""

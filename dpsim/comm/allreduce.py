@@ -1,0 +1,179 @@
+"""Allreduce over point-to-point messages, in place: ring, recursive doubling, halving-doubling, direct, MPI's own.
+
+An algorithm is a generator: it starts a round of messages, yields them, and goes on once they are done. Who
+waits, and how, is not its business: the same code runs blocking, polled beside a backward pass, or on a thread.
+Costs: see ``dpsim.predict.cost``. Sources: Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+
+from dpsim.comm.transport import Array, Pending, Transport
+from dpsim.errors import unknown
+
+Rounds = Generator[Sequence[Pending], None, None]
+"""Yields the messages of one round after another; the data is reduced when it ends."""
+
+
+def chunk_bounds(elements: int, chunks: int) -> list[int]:
+    """``chunks + 1`` boundaries of contiguous chunks whose sizes differ by at most one."""
+    small, extra = divmod(elements, chunks)
+    return [i * small + min(i, extra) for i in range(chunks + 1)]
+
+
+def _send(t: Transport, data: Array, to: int) -> list[Pending]:
+    return [t.send(data, to)] if data.size else []
+
+
+def _receive(t: Transport, data: Array, source: int) -> list[Pending]:
+    return [t.receive(data, source)] if data.size else []
+
+
+def _exchange(t: Transport, out: Array, into: Array, peer: int) -> list[Pending]:
+    return _receive(t, into, peer) + _send(t, out, peer)
+
+
+def ring(t: Transport, data: Array) -> Rounds:
+    """2(n-1) rounds around a ring: n-1 that reduce one chunk a rank, n-1 that pass the reduced chunks on."""
+    n, rank = t.size, t.rank
+    bounds = chunk_bounds(data.size, n)
+    chunks = [data[bounds[i] : bounds[i + 1]] for i in range(n)]
+    scratch = np.empty(bounds[1], data.dtype)
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        coming = scratch[: mine.size]
+        yield _receive(t, coming, left) + _send(t, chunks[(rank - step) % n], right)
+        mine += coming
+    for step in range(n - 1):
+        yield _receive(t, chunks[(rank - step) % n], left) + _send(t, chunks[(rank - step + 1) % n], right)
+
+
+def direct(t: Transport, data: Array) -> Rounds:
+    """Two rounds: every rank sends slice j to rank j, adds what it gets, and sends its reduced slice to all."""
+    n, rank = t.size, t.rank
+    bounds = chunk_bounds(data.size, n)
+    chunks = [data[bounds[i] : bounds[i + 1]] for i in range(n)]
+    mine = chunks[rank]
+    scratch = np.empty((n - 1, mine.size), data.dtype)
+    peers = [(rank + shift) % n for shift in range(1, n)]
+    pending: list[Pending] = []
+    for row, peer in enumerate(reversed(peers)):
+        pending += _receive(t, scratch[row], peer)
+    for peer in peers:
+        pending += _send(t, chunks[peer], peer)
+    yield pending
+    for row in scratch:
+        mine += row
+    pending = []
+    for peer in reversed(peers):
+        pending += _receive(t, chunks[peer], peer)
+    for peer in peers:
+        pending += _send(t, mine, peer)
+    yield pending
+
+
+def _fold(t: Transport, data: Array, scratch: Array) -> Generator[Sequence[Pending], None, tuple[int, int]]:
+    """Bring a group of any size to a power of two: of the first 2r ranks, every odd one hands its data to the even one below.
+
+    Returns this rank's number in the smaller group (-1: it only waits for the result) and that group's size.
+    """
+    core = 1 << (t.size.bit_length() - 1)
+    extra = t.size - core
+    if t.rank >= 2 * extra:
+        return t.rank - extra, core
+    if t.rank % 2:
+        yield _send(t, data, t.rank - 1)
+        return -1, core
+    yield _receive(t, scratch[: data.size], t.rank + 1)
+    data += scratch[: data.size]
+    return t.rank // 2, core
+
+
+def _unfold(t: Transport, data: Array) -> Rounds:
+    extra = t.size - (1 << (t.size.bit_length() - 1))
+    if t.rank < 2 * extra:
+        if t.rank % 2:
+            yield _receive(t, data, t.rank - 1)
+        else:
+            yield _send(t, data, t.rank + 1)
+
+
+def _real_rank(t: Transport, core_rank: int) -> int:
+    extra = t.size - (1 << (t.size.bit_length() - 1))
+    return core_rank * 2 if core_rank < extra else core_rank + extra
+
+
+def recursive_doubling(t: Transport, data: Array) -> Rounds:
+    """log2(n) rounds in which pairs at distance 1, 2, 4, ... exchange and add everything."""
+    scratch = np.empty_like(data)
+    core_rank, core = yield from _fold(t, data, scratch)
+    distance = 1
+    while core_rank >= 0 and distance < core:
+        yield _exchange(t, data, scratch, _real_rank(t, core_rank ^ distance))
+        # Addition commutes to the bit, so both partners hold the same sum.
+        data += scratch
+        distance *= 2
+    yield from _unfold(t, data)
+
+
+def halving_doubling(t: Transport, data: Array) -> Rounds:
+    """Rabenseifner: reduce-scatter by recursive halving, then all-gather by recursive doubling."""
+    scratch = np.empty_like(data)
+    core_rank, core = yield from _fold(t, data, scratch)
+    low, high = 0, data.size
+    halves: list[tuple[int, int, int, int]] = []
+    distance = core // 2
+    while core_rank >= 0 and distance >= 1:
+        peer, middle = _real_rank(t, core_rank ^ distance), (low + high) // 2
+        keep, give = ((low, middle), (middle, high)) if not core_rank & distance else ((middle, high), (low, middle))
+        coming = scratch[keep[0] : keep[1]]
+        yield _exchange(t, data[give[0] : give[1]], coming, peer)
+        data[keep[0] : keep[1]] += coming
+        halves.append((peer, *give, low))
+        low, high = keep
+        distance //= 2
+    for peer, give_low, give_high, _ in reversed(halves):
+        yield _exchange(t, data[low:high], data[give_low:give_high], peer)
+        low, high = min(low, give_low), max(high, give_high)
+    yield from _unfold(t, data)
+
+
+def native(t: Transport, data: Array) -> Rounds:
+    """The transport's own allreduce as one round."""
+    yield [t.start_native_allreduce(data)]
+
+
+_ALGORITHMS: dict[str, Callable[[Transport, Array], Rounds]] = {
+    "mpi": native,
+    "ring": ring,
+    "recursive-doubling": recursive_doubling,
+    "halving-doubling": halving_doubling,
+    "direct": direct,
+}
+
+
+def start(t: Transport, data: Array, algorithm: str) -> Rounds:
+    """Begin an allreduce (sum) of a contiguous 1-D array, in place; nothing moves before the first ``next``.
+
+    Raises ``ConfigError`` for an unknown algorithm. Groups of one and empty arrays have no rounds.
+    """
+    if algorithm not in _ALGORITHMS:
+        raise unknown("algorithm", algorithm, _ALGORITHMS)
+    if t.size == 1 or data.size == 0:
+        return iter(())  # type: ignore[return-value]  # an exhausted iterator serves as a generator here
+    return _ALGORITHMS[algorithm](t, data)
+
+
+def allreduce(t: Transport, data: Array, algorithm: str) -> None:
+    """Sum ``data`` over the ranks, in place; returns when it is done. Same bits on every rank."""
+    if algorithm == "mpi" and t.size > 1:
+        t.native_allreduce(data)
+        return
+    for pending in start(t, data, algorithm):
+        waiting = list(pending)
+        while waiting:
+            waiting = [message for message in waiting if not message.done()]

@@ -1,0 +1,269 @@
+"""Runs a task on MPI ranks: starts them with ``mpiexec``, or uses the ranks of the job it already runs in.
+
+Loads no MPI library outside such a job, so that a command that starts ranks stays an ordinary process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import dpsim
+from dpsim.comm import rank_output
+from dpsim.errors import CommunicationError, ConfigError
+
+Progress = Callable[[str], None]
+
+THREAD_PINS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+"""Each rank computes with one thread, unless the user has set these."""
+
+_INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
+_LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (batch script, interactive shell)
+
+
+class JobFailed(CommunicationError):
+    """A rank crashed or was killed. ``rank`` is None where it is not known; ``traceback`` is the rank's, or empty."""
+
+    def __init__(self, given: str, *, remedy: str = "", rank: int | None = None, traceback: str = "") -> None:
+        super().__init__(given, remedy=remedy)
+        self.rank, self.traceback = rank, traceback
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The MPI job this process was started in; ``size`` is None where the launcher does not tell."""
+
+    launcher: str
+    rank: int
+    size: int | None
+
+
+def job(environment: Mapping[str, str] = os.environ) -> Job | None:
+    """The MPI job that this process is a rank of, from its launcher's variables; None outside one."""
+
+    def number(key: str) -> int | None:
+        text = environment.get(key, "")
+        return int(text) if text.isdecimal() else None
+
+    for launcher, rank_key, size_key in (
+        ("mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("mpiexec", "PMI_RANK", "PMI_SIZE"),
+    ):
+        if (rank := number(rank_key)) is not None:
+            return Job(launcher=launcher, rank=rank, size=number(size_key))
+    rank, step, tasks = number("SLURM_PROCID"), number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS")
+    if rank is not None and step is not None and step < _LAST_ORDINARY_STEP and (tasks or 0) > 1:
+        return Job(launcher="srun", rank=rank, size=tasks)
+    if (rank := number("PMIX_RANK")) is not None:
+        return Job(launcher="a PMIx launcher", rank=rank, size=None)
+    return None
+
+
+def on_ranks(
+    task: str,
+    argument: dict[str, Any],
+    *,
+    devices: int,
+    progress: Progress | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    pin: bool = False,
+) -> Any:
+    """Rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
+
+    The function is called on every rank as ``function(comm, argument, progress)``; argument and result are
+    plain JSON values (infinity allowed). Progress of rank 0 reaches ``progress``, everything the ranks print
+    goes to stderr. ``env`` adds variables to the ranks' environment, ``timeout_s`` bounds the whole job
+    and ``pin`` binds each rank to a core; ``env`` and ``timeout_s`` mean nothing to ranks that already run.
+
+    Inside an MPI job the given ranks are used; there only rank 0 returns, and the other ranks serve until it
+    ends and then raise ``SystemExit(0)``.
+
+    Raises the ``DpsimError`` that a rank raised; ``JobFailed`` when a rank raised anything else or was killed
+    (the first failure counts); ``CommunicationError`` without a working MPI; ``ConfigError`` when the job
+    has fewer ranks than ``devices``.
+    """
+    if devices < 1:
+        raise ConfigError(f"devices is {devices}", allowed="1 or more")
+    if importlib.util.find_spec("mpi4py") is None:
+        raise CommunicationError("the Python package mpi4py is not installed", remedy=_INSTALL)
+    if job() is not None:
+        from dpsim.comm import given_ranks
+
+        return given_ranks.run(task, argument, devices=devices, progress=progress, pin=pin)
+    command = [*_mpiexec(), "-n", str(devices)]
+    with tempfile.TemporaryDirectory(prefix="dpsim-") as name:
+        folder = Path(name)
+        request = {"argument": argument, "devices": devices, "pin": pin}
+        (folder / "argument.json").write_text(json.dumps(request), encoding="utf-8")
+        paths = [str(folder / "argument.json"), str(folder / "result.json")]
+        command += [sys.executable, "-P", "-m", "dpsim.comm.worker", task, *paths]
+        code, seen = _run(command, folder, _environment(env), progress or _ignore, timeout_s)
+        if code == 0 and (folder / "result.json").exists():
+            return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        raise rank_output.failure(folder, code, seen, devices)
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def mpiexec_path() -> str | None:
+    """The ``mpiexec`` of this Python's own environment, else the one on PATH."""
+    folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    if (user := sysconfig.get_preferred_scheme("user")) in sysconfig.get_scheme_names():
+        folders.append(sysconfig.get_path("scripts", user))
+    return shutil.which("mpiexec", path=os.pathsep.join(folders)) or shutil.which("mpiexec")
+
+
+def mpiexec_flavour(path: str) -> str:
+    """``mpich`` (also for Intel MPI, which has the same launcher), ``openmpi`` or ``unknown``."""
+    try:
+        shown = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CommunicationError(f"{path} does not run: {error}", remedy=_INSTALL) from error
+    text = shown.stdout + shown.stderr
+    if "Open MPI" in text or "OpenRTE" in text:
+        return "openmpi"
+    return "mpich" if "HYDRA" in text or "Intel" in text else "unknown"
+
+
+def _mpiexec() -> list[str]:
+    path = mpiexec_path()
+    if path is None:
+        raise CommunicationError("there is no mpiexec beside this Python or on PATH", remedy=_INSTALL)
+    if mpiexec_flavour(path) == "openmpi":
+        return [path, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
+    return [path]
+
+
+def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
+    environment = {name: "1" for name in THREAD_PINS} | dict(os.environ) | dict(extra or {})
+    root = Path(dpsim.__file__).resolve().parents[1]
+    if root != Path(sysconfig.get_path("purelib")).resolve():  # a checkout: the ranks must find the same one
+        paths = [str(root), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+    return environment
+
+
+def _run(
+    command: list[str], folder: Path, environment: dict[str, str], progress: Progress, timeout_s: float | None
+) -> tuple[int, rank_output.Seen]:
+    """Run the job to its end, passing on what the ranks say. Whatever happens, no process is left behind."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    seen = rank_output.Seen()
+    with _progress_pipe(folder) as pipe:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment, start_new_session=True, preexec_fn=_end_with_parent(),
+        )  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            with selectors.DefaultSelector() as selector:
+                said = rank_output.Lines(seen)
+                for handle, act in (
+                    (pipe, lambda line: progress(json.loads(line))),
+                    (process.stdout.fileno(), said.ordinary),
+                    (process.stderr.fileno(), said.ordinary),
+                ):
+                    os.set_blocking(handle, False)
+                    selector.register(handle, selectors.EVENT_READ, rank_output.Splitter(act))
+                _follow(process, selector, folder, deadline)
+        finally:
+            _stop(process, folder)
+            process.stdout.close()
+            process.stderr.close()
+    return process.returncode, seen
+
+
+def _follow(
+    process: subprocess.Popen[bytes], selector: selectors.BaseSelector, folder: Path, deadline: float | None
+) -> None:
+    """Pass output on until the job has ended, or has had a failed rank for 5 s, or its time is over."""
+    failed_since: float | None = None
+    while True:
+        ended = process.poll() is not None
+        ready = selector.select(0 if ended else 0.05)
+        for key, _ in ready:
+            if not key.data.read(key.fd):
+                selector.unregister(key.fd)
+        if ended and not ready:
+            break
+        if ended:
+            continue
+        if failed_since is None and any(folder.glob("error-*.json")):
+            failed_since = time.monotonic()
+        if failed_since is not None and time.monotonic() > failed_since + 5:
+            break
+        if deadline is not None and time.monotonic() > deadline:
+            raise JobFailed("the ranks did not finish in the time given to them", remedy="give more time, or less work")
+    for key in list(selector.get_map().values()):
+        key.data.end()
+
+
+@contextlib.contextmanager
+def _progress_pipe(folder: Path) -> Iterator[int]:
+    os.mkfifo(folder / "progress")
+    pipe = os.open(folder / "progress", os.O_RDWR | os.O_NONBLOCK)  # read-write: it never reports an end
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """For the child to call first: the kernel then ends ``mpiexec`` when this process is killed."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    set_parent_death_signal = 1
+    return lambda: libc.prctl(set_parent_death_signal, signal.SIGTERM) and None
+
+
+def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """End ``mpiexec`` and every rank that is still there."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(2)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for path in folder.glob("rank-*.pid"):
+            _kill_rank(path.read_text(encoding="utf-8"), folder)
+
+
+def _kill_rank(pid: str, folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        if str(folder).encode() in Path("/proc", pid, "cmdline").read_bytes():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def serve() -> NoReturn:
+    """For ranks other than 0 of a job: do rank 0's tasks until it ends, then raise ``SystemExit(0)``."""
+    if importlib.util.find_spec("mpi4py") is not None:
+        from dpsim.comm import given_ranks
+
+        given_ranks.serve()
+    raise SystemExit(0)

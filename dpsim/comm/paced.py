@@ -1,0 +1,98 @@
+"""A link emulated in user space: every message of a real run is held to a latency and a bandwidth.
+
+Each device has one full-duplex link. A message of s bytes sent at t leaves when the sender's link is free,
+occupies it for s / bandwidth, and arrives latency later (and not before the receiver's link has taken what
+came earlier). Times are absolute: a late look at one message does not delay the next. The bytes themselves
+travel at once through MPI; the receiver sees them when they are due.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from dpsim.comm.clock import now
+from dpsim.comm.transport import Array, Pending, aligned_bytes, check_algorithm
+from dpsim.machine import Network
+
+_HEADER_TAG, _PAYLOAD_TAG = 1, 2
+
+
+class _Outgoing:
+    """A message that has left: its buffer is free once MPI has taken it. Keeps the header alive."""
+
+    __slots__ = ("_header", "_requests")
+
+    def __init__(self, requests: list[MPI.Request], header: NDArray[np.float64]) -> None:
+        self._requests = requests
+        self._header = header
+
+    def done(self) -> bool:
+        return MPI.Request.Testall(self._requests)
+
+    def due_s(self) -> float | None:
+        return None
+
+
+class _Incoming:
+    """A message that is there once its bytes have come and its time has."""
+
+    __slots__ = ("_arrived", "_due_s", "_header", "_requests", "_transport")
+
+    def __init__(self, transport: PacedTransport, requests: list[MPI.Request], header: NDArray[np.float64]) -> None:
+        self._transport = transport
+        self._requests = requests
+        self._header = header
+        self._arrived = False
+        self._due_s: float | None = None
+
+    def done(self) -> bool:
+        if not self._arrived:
+            if not MPI.Request.Testall(self._requests):
+                return False
+            self._arrived = True
+            self._due_s = self._transport.take(self._header[0], self._header[1])
+        return now() >= self._due_s  # type: ignore[operator]  # set with _arrived
+
+    def due_s(self) -> float | None:
+        return self._due_s
+
+
+class PacedTransport:
+    """MPI messages held to ``network``'s latency and bandwidth. Emulated: label whatever it times as such."""
+
+    def __init__(self, comm: MPI.Intracomm, network: Network) -> None:
+        self.comm = comm
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.network = network
+        self._outgoing_free_s = 0.0
+        self._incoming_free_s = 0.0
+
+    def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
+        return aligned_bytes(size_bytes)
+
+    def send(self, data: Array, to: int) -> Pending:
+        transmission_s = data.nbytes / self.network.bandwidth_bytes_per_s
+        self._outgoing_free_s = max(now(), self._outgoing_free_s) + transmission_s
+        header = np.array([self._outgoing_free_s + self.network.latency_s, transmission_s])
+        requests = [self.comm.Isend(header, to, _HEADER_TAG), self.comm.Isend(data, to, _PAYLOAD_TAG)]
+        return _Outgoing(requests, header)
+
+    def receive(self, data: Array, source: int) -> Pending:
+        header = np.empty(2)
+        requests = [self.comm.Irecv(header, source, _HEADER_TAG), self.comm.Irecv(data, source, _PAYLOAD_TAG)]
+        return _Incoming(self, requests, header)
+
+    def take(self, due_s: float, transmission_s: float) -> float:
+        """When a message is through the receiver's own link, which it shares with what came earlier."""
+        self._incoming_free_s = max(due_s, self._incoming_free_s + transmission_s)
+        return self._incoming_free_s
+
+    def native_allreduce(self, data: Array) -> None:
+        check_algorithm("mpi", self.network)
+
+    def start_native_allreduce(self, data: Array) -> Pending:
+        check_algorithm("mpi", self.network)
+        raise AssertionError("unreachable: check_algorithm refuses it")

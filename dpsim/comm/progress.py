@@ -1,0 +1,179 @@
+"""Allreduces beside computation: who makes them progress, and when. One queue, served one after another.
+
+``poll``: the computing thread looks at the communication whenever a layer is done. ``thread``: a second thread
+does, sleeping until the next message is due. In both the computing thread finishes what is left after backward.
+``inline`` runs each allreduce at once on the computing thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from dpsim.comm.allreduce import Rounds, allreduce, start
+from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
+from dpsim.comm.transport import Array, Pending, Transport
+
+LOOK_S = 40e-6
+"""How long the communication thread sleeps when it does not know when the next message is due."""
+
+Finished = Callable[[int, float, float], None]
+"""Called with (bucket, start_s, end_s) when a bucket's allreduce is done."""
+
+
+class Progress(Protocol):
+    """Where buckets are handed in during backward."""
+
+    def submit(self, bucket: int, data: Array) -> None:
+        """A bucket is complete: its allreduce may start."""
+
+    def poll(self) -> None:
+        """The computing thread passes by."""
+
+    def finish(self) -> None:
+        """Return when every submitted allreduce is done."""
+
+    def close(self) -> None:
+        """End; nothing may be under way."""
+
+
+class Inline:
+    """Each allreduce runs at once, on the calling thread."""
+
+    def __init__(self, transport: Transport, algorithm: str, finished: Finished) -> None:
+        self._transport, self._algorithm, self._finished = transport, algorithm, finished
+
+    def submit(self, bucket: int, data: Array) -> None:
+        begin_s = now()
+        allreduce(self._transport, data, self._algorithm)
+        self._finished(bucket, begin_s, now())
+
+    def poll(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Polled:
+    """A queue of allreduces that moves on whenever ``poll`` is called."""
+
+    def __init__(self, transport: Transport, algorithm: str, finished: Finished) -> None:
+        self._transport, self._algorithm, self._finished = transport, algorithm, finished
+        self._queue: deque[tuple[int, Array]] = deque()
+        self._rounds: Rounds | None = None
+        self._pending: list[Pending] = []
+        self._bucket, self._begin_s = -1, 0.0
+
+    def submit(self, bucket: int, data: Array) -> None:
+        self._queue.append((bucket, data))
+        self._advance()
+
+    def poll(self) -> None:
+        if self._rounds is not None:
+            self._advance()
+
+    def finish(self) -> None:
+        while not self._advance():
+            pass
+
+    def close(self) -> None:
+        pass
+
+    def _advance(self) -> bool:
+        """Take every step that needs no waiting; whether nothing is left."""
+        while True:
+            if self._pending:
+                self._pending = [message for message in self._pending if not message.done()]
+                if self._pending:
+                    return False
+            if self._rounds is None:
+                if not self._queue:
+                    return True
+                self._bucket, data = self._queue.popleft()
+                self._begin_s = now()
+                self._rounds = start(self._transport, data, self._algorithm)
+            step = next(self._rounds, None)
+            if step is None:
+                self._rounds = None
+                self._finished(self._bucket, self._begin_s, now())
+            else:
+                self._pending = list(step)
+
+    def _next_look_s(self) -> float:
+        """When there will be something to do: the moment a known message is due, or soon."""
+        due = [message.due_s() for message in self._pending]
+        known = [d for d in due if d is not None]
+        return max(known) if len(known) == len(due) and known else now() + LOOK_S
+
+
+class Threaded(Polled):
+    """The same queue moved on by a thread of its own while the calling thread computes."""
+
+    def __init__(self, transport: Transport, algorithm: str, finished: Finished) -> None:
+        super().__init__(transport, algorithm, finished)
+        self._turn = threading.Lock()
+        self._work = threading.Semaphore(0)
+        self._computing = True
+        self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="dpsim-communication", daemon=True)
+        self._thread.start()
+
+    def submit(self, bucket: int, data: Array) -> None:
+        self._computing = True
+        with self._turn:
+            self._queue.append((bucket, data))
+            idle = self._rounds is None
+        if idle:
+            self._work.release()
+
+    def poll(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._computing = False
+        with self._turn:
+            self._raise_error()
+            super().finish()
+
+    def close(self) -> None:
+        self._closed = True
+        self._computing = False
+        self._work.release()
+        self._thread.join()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _serve(self) -> None:
+        sharpen_sleep()
+        while not self._closed:
+            self._work.acquire()
+            try:
+                self._drive()
+            except BaseException as error:  # handed to the computing thread, which raises it
+                self._error = error
+                return
+
+    def _drive(self) -> None:
+        """Move on until the queue is empty or the computing thread takes over."""
+        while self._computing:
+            with self._turn:
+                if not self._computing or self._advance():
+                    return
+                look_s = self._next_look_s()
+            if look_s - now() > SLEEP_LEAD_S:
+                sleep_until(look_s - SLEEP_LEAD_S)
+
+
+def progress(transport: Transport, algorithm: str, overlap: str, finished: Finished) -> Progress:
+    """The mechanism of an ``overlap`` token (``off`` is ``inline``: the caller hands buckets in after backward)."""
+    kinds: dict[str, type[Inline | Polled]] = {"off": Inline, "inline": Inline, "poll": Polled, "thread": Threaded}
+    return kinds[overlap](transport, algorithm, finished)

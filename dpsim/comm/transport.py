@@ -1,0 +1,123 @@
+"""How bytes get from rank to rank: the ``Transport`` protocol, and MPI's point-to-point messages as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from dpsim.errors import ConfigError
+from dpsim.machine import Network
+
+Array = NDArray[Any]
+ALIGNMENT_BYTES = 64
+_PAYLOAD_TAG = 2
+
+
+class Pending(Protocol):
+    """A message under way."""
+
+    def done(self) -> bool:
+        """Whether its buffer may be used again; makes progress, never waits."""
+
+    def due_s(self) -> float | None:
+        """When it will be done, on the shared clock, where that is known already."""
+
+
+class Transport(Protocol):
+    """Point-to-point messages between the ranks of one group, in order for each pair."""
+
+    rank: int
+    size: int
+    network: Network
+
+    def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Memory for an arena, ``ALIGNMENT_BYTES`` aligned."""
+
+    def send(self, data: Array, to: int) -> Pending: ...
+
+    def receive(self, data: Array, source: int) -> Pending: ...
+
+    def native_allreduce(self, data: Array) -> None:
+        """The transport's own allreduce, in place, blocking. Raises ``ConfigError`` where it has none."""
+
+    def start_native_allreduce(self, data: Array) -> Pending:
+        """The same, non-blocking."""
+
+
+def aligned_bytes(size_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed host memory that starts at a multiple of ``ALIGNMENT_BYTES``."""
+    raw = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes]
+
+
+class _MpiPending:
+    """MPI requests as one ``Pending``."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: list[MPI.Request]) -> None:
+        self._requests = requests
+
+    def done(self) -> bool:
+        return MPI.Request.Testall(self._requests)
+
+    def due_s(self) -> float | None:
+        return None
+
+
+class MpiTransport:
+    """MPI's messages as they are: the network ``node``."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.network = Network()
+
+    def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
+        return aligned_bytes(size_bytes)
+
+    def send(self, data: Array, to: int) -> Pending:
+        return _MpiPending([self.comm.Isend(data, to, _PAYLOAD_TAG)])
+
+    def receive(self, data: Array, source: int) -> Pending:
+        return _MpiPending([self.comm.Irecv(data, source, _PAYLOAD_TAG)])
+
+    def native_allreduce(self, data: Array) -> None:
+        self.comm.Allreduce(MPI.IN_PLACE, data)
+
+    def start_native_allreduce(self, data: Array) -> Pending:
+        return _MpiPending([self.comm.Iallreduce(MPI.IN_PLACE, data)])
+
+
+def all_done(pending: Sequence[Pending]) -> bool:
+    """Whether every message is done. Asks each of them, for progress."""
+    finished = True
+    for message in pending:
+        if not message.done():
+            finished = False
+    return finished
+
+
+def transport(comm: MPI.Intracomm, network: Network) -> Transport:
+    """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix)."""
+    if network.emulated:
+        from dpsim.comm.paced import PacedTransport
+
+        return PacedTransport(comm.Dup(), network)
+    return MpiTransport(comm.Dup())
+
+
+def check_algorithm(algorithm: str, network: Network) -> None:
+    """Refuse MPI's own allreduce on an emulated network, whose messages cannot be held to the link."""
+    if algorithm == "mpi" and network.emulated:
+        raise ConfigError(
+            f"algorithm 'mpi' cannot run on {network.token}: MPI's own allreduce hides its messages from the emulated link",
+            allowed="ring, recursive-doubling, halving-doubling, direct",
+            remedy="choose one of them with --algorithm, or use --network node",
+        )
