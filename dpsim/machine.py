@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dpsim import codec
 from dpsim.codec import Noun
@@ -137,6 +138,11 @@ class Machine(Noun, dict=True):
             )
         if not self.memory_bytes > 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}", allowed="more than 0")
+
+    @functools.cached_property
+    def memo(self) -> dict[Any, Any]:
+        """Where the model keeps arrays that it derived from this machine alone."""
+        return {}
 
 
 def read(path: Path) -> Machine:

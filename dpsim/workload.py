@@ -6,6 +6,7 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,10 +135,20 @@ class Workload(Noun, dict=True):
             for tensor in reversed(self.layers[number].tensors):
                 order.append(index[tensor.name])
                 layers.append(number)
-        sizes = [self.tensors[i].size_bytes for i in order]
+        sizes = np.array([self.tensors[i].size_bytes for i in order], np.int64)
+        codes = list(ITEM_BYTES)
         return ReadyOrder(
-            tensor=np.array(order, np.int64), layer=np.array(layers, np.int64), size_bytes=np.array(sizes, np.int64)
+            tensor=np.array(order, np.int64),
+            layer=np.array(layers, np.int64),
+            size_bytes=sizes,
+            dtype_code=np.array([codes.index(self.tensors[i].dtype) for i in order], np.int64),
+            cumulative_bytes=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
         )
+
+    @functools.cached_property
+    def memo(self) -> dict[Any, Any]:
+        """Where the lowering and the model keep arrays that they derived from this workload alone."""
+        return {}
 
     @functools.cached_property
     def _time_cache(self) -> dict[float, LayerTimes]:
@@ -172,11 +183,16 @@ class Workload(Noun, dict=True):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyOrder:
-    """Gradient tensors in backward order: forward index, layer index and size of each, as arrays of one length."""
+    """Gradient tensors in backward order: forward index, layer index, size and dtype of each, as arrays of one length.
+
+    ``dtype_code`` is the position in ``ITEM_BYTES``; ``cumulative_bytes`` has one entry more and starts at 0.
+    """
 
     tensor: NDArray[np.int64]
     layer: NDArray[np.int64]
     size_bytes: NDArray[np.int64]
+    dtype_code: NDArray[np.int64]
+    cumulative_bytes: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,118 @@
+"""``lower``: a Workload and a Plan become the Schedule of one step, which the runtime executes and the model prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.fusion import fuse
+from dpsim.plan import Plan
+from dpsim.schedule import ALLREDUCE, BACKWARD, COMMUNICATION, COMPUTE, FORWARD, UPDATE, Schedule
+from dpsim.workload import LayerTimes, Workload
+
+
+@dataclass(frozen=True, eq=False)
+class _Computation:
+    """The forward and backward operations of all micro-batches, which do not depend on the buckets."""
+
+    kind: NDArray[np.int8]
+    layer: NDArray[np.int32]
+    micro_batch: NDArray[np.int32]
+    ready_operation: NDArray[np.int32]
+    """The last micro-batch's backward operation that makes each tensor final, in ready order."""
+
+
+def lower(
+    workload: Workload,
+    plan: Plan,
+    ready_s: NDArray[np.float64] | None = None,
+    alpha_s: float | None = None,
+    beta_s_per_byte: float | None = None,
+) -> Schedule:
+    """The operations of one step: per micro-batch all forwards, then all backwards reversed; allreduces; the update.
+
+    The array order is: computation, allreduces in bucket order, update. Only the last of ``plan.accumulate``
+    micro-batches communicates. With one device there is no allreduce, and the buckets say how memory is laid out
+    (``mg-wfbp`` has nothing to decide there and makes one). Under ``horovod`` the schedule is dynamic: every tensor
+    is a bucket of its own and there is no allreduce operation.
+
+    ``mg-wfbp`` needs ``alpha_s`` and ``beta_s_per_byte`` (``dpsim.predict.alpha_beta``); ``ready_s`` (seconds, one a
+    tensor in ready order, from the start of the last backward) defaults to the Workload's times at
+    ``plan.local_batch``. Raises ``ConfigError`` where they are missing.
+    """
+    order = workload.ready_order
+    rule = plan.fusion_rule
+    dynamic = rule == "horovod" and plan.devices > 1
+    if rule == "horovod":
+        rule = "per-tensor"
+    elif rule == "mg-wfbp":
+        if plan.devices == 1:
+            rule = "one"
+        elif ready_s is None:
+            ready_s = ready_times(workload, workload.times(plan.local_batch))
+    start = fuse(
+        order.size_bytes, rule, plan.threshold_bytes, ready_s=ready_s, alpha_s=alpha_s,
+        beta_s_per_byte=beta_s_per_byte, dtype_code=order.dtype_code,
+    )  # fmt: skip
+    sizes = order.cumulative_bytes[start[1:]] - order.cumulative_bytes[start[:-1]]
+
+    compute = _computation(workload, plan.accumulate)
+    before, buckets = len(compute.kind), len(sizes)
+    collectives = 0 if dynamic or plan.devices == 1 else buckets
+    operations = before + collectives + 1
+    last = operations - 1
+
+    kind = np.empty(operations, np.int8)
+    kind[:before], kind[before:last], kind[last] = compute.kind, ALLREDUCE, UPDATE
+    lane = np.zeros(operations, np.int8)
+    lane[before:last] = COMMUNICATION
+    lane[last] = COMPUTE
+    layer = np.full(operations, -1, np.int32)
+    layer[:before] = compute.layer
+    bucket = np.full(operations, -1, np.int32)
+    micro_batch = np.full(operations, plan.accumulate - 1, np.int32)
+    micro_batch[:before] = compute.micro_batch
+    size_bytes = np.zeros(operations, np.int64)
+    after = np.full(operations, -1, np.int32)
+    if collectives:
+        bucket[before:last] = np.arange(buckets)
+        size_bytes[before:last] = sizes
+        after[before:last] = compute.ready_operation[start[1:] - 1]
+        after[last] = last - 1
+    return Schedule(
+        workload=workload, plan=plan, kind=kind, lane=lane, layer=layer, bucket=bucket, micro_batch=micro_batch,
+        size_bytes=size_bytes, after=after, tensor_order=order.tensor, bucket_start=start, bucket_size_bytes=sizes,
+        dynamic=dynamic,
+    )  # fmt: skip
+
+
+def ready_times(workload: Workload, times: LayerTimes) -> NDArray[np.float64]:
+    """Seconds from the start of a backward pass until each tensor is final, in ready order.
+
+    r = (backward time of the layers after its own) + its layer's ``gradient_ready_s``.
+    """
+    backward = times.backward_s[::-1]
+    start = (np.cumsum(backward) - backward)[::-1]
+    ready: NDArray[np.float64] = (start + times.gradient_ready_s)[workload.ready_order.layer]
+    return np.maximum.accumulate(ready)
+
+
+def _computation(workload: Workload, accumulate: int) -> _Computation:
+    memo = workload.memo
+    found = memo.get(("computation", accumulate))
+    if found is None:
+        layers = len(workload.layers)
+        forward = np.arange(layers, dtype=np.int32)
+        one_kind = np.repeat(np.array([FORWARD, BACKWARD], np.int8), layers)
+        last_end = 2 * layers * accumulate - 1
+        found = _Computation(
+            kind=np.tile(one_kind, accumulate),
+            layer=np.tile(np.concatenate([forward, forward[::-1]]), accumulate),
+            micro_batch=np.repeat(np.arange(accumulate, dtype=np.int32), 2 * layers),
+            ready_operation=(last_end - workload.ready_order.layer).astype(np.int32),
+        )
+        memo["computation", accumulate] = found
+    result: _Computation = found
+    return result
