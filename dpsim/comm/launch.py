@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import dpsim
 from dpsim.comm import rank_output
+from dpsim.comm.rank_output import JobFailed
 from dpsim.errors import CommunicationError, ConfigError
 
 Progress = Callable[[str], None]
@@ -34,14 +35,6 @@ THREAD_PINS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NU
 
 _INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
 _LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (batch script, interactive shell)
-
-
-class JobFailed(CommunicationError):
-    """A rank crashed or was killed. ``rank`` is None where it is not known; ``traceback`` is the rank's, or empty."""
-
-    def __init__(self, given: str, *, remedy: str = "", rank: int | None = None, traceback: str = "") -> None:
-        super().__init__(given, remedy=remedy)
-        self.rank, self.traceback = rank, traceback
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,53 @@
+"""Tasks that the launcher's tests run on ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+
+from dpsim.errors import NotFiniteError
+
+Progress = Callable[[str], None]
+
+
+def echo(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> Any:
+    """The argument back, with what the ranks know of themselves."""
+    progress(f"hello from {comm.rank}\nand its second line")
+    print("printed by rank", comm.rank)
+    about = {"rank": comm.rank, "pid": os.getpid(), "cores": len(os.sched_getaffinity(0))}
+    about["threads"] = os.environ["OPENBLAS_NUM_THREADS"]
+    return {"argument": argument, "ranks": comm.gather(about)}
+
+
+def sum_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> int:
+    """The sum of rank + 1 over all ranks."""
+    return comm.allreduce(comm.rank + 1)
+
+
+def fail(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> None:
+    """End in the asked way on the asked rank while the others wait for it for ever."""
+    comm.Barrier()
+    if comm.rank == argument["rank"]:
+        how = argument["how"]
+        if how == "exception":
+            raise ZeroDivisionError("the reason")
+        if how == "mistake":
+            raise NotFiniteError("loss is nan at step 3", allowed="finite losses", remedy="lower the learning rate")
+        if how == "exit":
+            sys.exit(7)
+        os.kill(os.getpid(), getattr(signal, how))
+    comm.Barrier()
+
+
+def hang(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> None:
+    """Say that it runs, and never end."""
+    Path(argument["folder"], f"{comm.rank}.pid").write_text(str(os.getpid()))
+    progress("running")
+    time.sleep(600)
