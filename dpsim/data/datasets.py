@@ -1,0 +1,121 @@
+"""Data sets by token: ``digits`` (real, bundled with scikit-learn) and ``synthetic:...`` (any shape)."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dpsim import rng
+from dpsim.errors import ConfigError, FileFormatError, unknown
+
+DATASETS = ("digits", "synthetic")
+_SYNTHETIC_FORM = "synthetic:HxWxC,classes=K,train=N,test=M"
+_SYNTHETIC_DEFAULTS = {"classes": 10, "train": 2048, "test": 512}
+_DIGITS_PIXELS = (8, 8, 1)
+_DIGITS_MEAN = 0.305  # of pixels / 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Samples [N, H, W, C] of about zero mean, and class labels [N], for training and for testing."""
+
+    name: str
+    train_x: NDArray[Any]
+    train_y: NDArray[np.int64]
+    test_x: NDArray[Any]
+    test_y: NDArray[np.int64]
+    classes: int
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of a sample, (H, W, C)."""
+        return self.train_x.shape[1:]
+
+
+def load_dataset(token: str, seed: int = 0, dtype: DTypeLike = np.float32) -> Dataset:
+    """The data set a token names, the same on every rank. ``seed`` moves synthetic data only.
+
+    ``digits``: 1797 pictures of 8x8x1, one fixed stratified 80/20 split. ``synthetic:HxWxC,classes=K,train=N,test=M``
+    (classes, train and test may be left out): a prototype a class plus noise of the same size.
+    Raises ``ConfigError`` for an unknown token, ``FileFormatError`` if scikit-learn's file is missing.
+    """
+    kind, _, text = token.partition(":")
+    if token == "digits":
+        return _digits(dtype)
+    if kind == "synthetic":
+        return _synthetic(token, text, seed, dtype)
+    raise unknown("data set", token, DATASETS, remedy=f"write digits or {_SYNTHETIC_FORM}")
+
+
+def _digits(dtype: DTypeLike) -> Dataset:
+    table = _read_digits()
+    x = (table[:, :-1] / 16.0 - _DIGITS_MEAN).astype(dtype).reshape(-1, *_DIGITS_PIXELS)
+    y = table[:, -1].astype(np.int64)
+    test = _stratified(y, 0.2)
+    return Dataset(name="digits", train_x=x[~test], train_y=y[~test], test_x=x[test], test_y=y[test], classes=10)
+
+
+def _read_digits() -> NDArray[np.float64]:
+    """1797 rows of 64 pixels (0 to 16) and a label, from the file bundled with scikit-learn (whose import is slow)."""
+    package = importlib.util.find_spec("sklearn")
+    folder = Path(package.origin).parent if package and package.origin else Path("sklearn")
+    path = folder / "datasets" / "data" / "digits.csv.gz"
+    if not path.is_file():
+        raise FileFormatError(
+            f"the data set digits is not at {path}",
+            allowed="the file bundled with scikit-learn",
+            remedy=f"pip install scikit-learn, or use {_SYNTHETIC_FORM}",
+        )
+    text = gzip.decompress(path.read_bytes()).decode("ascii")
+    return np.array(text.replace("\n", ",").rstrip(",").split(","), np.float64).reshape(1797, 65)
+
+
+def _stratified(labels: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
+    """A fixed mask of ``fraction`` of the samples of every class, drawn by the random stream of that class."""
+    chosen = np.zeros(len(labels), bool)
+    for label in range(int(labels.max()) + 1):
+        members = np.flatnonzero(labels == label)
+        order = rng.permutation(len(members), 0, label, purpose="stratified split")
+        chosen[members[order[: round(fraction * len(members))]]] = True
+    return chosen
+
+
+def _synthetic(token: str, text: str, seed: int, dtype: DTypeLike) -> Dataset:
+    shape, sizes = _parse_synthetic(token, text)
+    classes = sizes["classes"]
+    prototypes = rng.normal("synthetic prototypes", seed, (classes, *shape), dtype=dtype)
+
+    def draw(part: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        y = (np.arange(sizes[part]) % classes).astype(np.int64)
+        x = rng.normal(f"synthetic {part}", seed, (len(y), *shape), dtype=dtype)
+        x += prototypes[y]
+        x *= 0.5
+        return x, y
+
+    (train_x, train_y), (test_x, test_y) = draw("train"), draw("test")
+    return Dataset(name=token, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, classes=classes)
+
+
+def _parse_synthetic(token: str, text: str) -> tuple[tuple[int, int, int], dict[str, int]]:
+    shape, *settings = text.split(",")
+    sides = re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape)
+    sizes = dict(_SYNTHETIC_DEFAULTS)
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in sizes:
+            raise unknown(f"setting of {token!r}:", key, sizes, remedy=f"write {_SYNTHETIC_FORM}")
+        sizes[key] = int(value) if value.isdecimal() else 0
+    if not sides or min(int(side) for side in sides.groups()) < 1 or min(sizes.values()) < 1 or sizes["classes"] < 2:
+        raise ConfigError(
+            f"data set {token!r} is not understood",
+            allowed=f"{_SYNTHETIC_FORM}, whole numbers > 0, 2 classes or more",
+            remedy="for example synthetic:32x32x3,classes=10,train=2048,test=512",
+        )
+    return (int(sides[1]), int(sides[2]), int(sides[3])), sizes

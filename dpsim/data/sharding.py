@@ -1,0 +1,33 @@
+"""Which samples form a global batch, and which of them a device computes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim import rng
+from dpsim.errors import ConfigError
+
+
+def epoch_batches(n: int, global_batch: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
+    """Sample indices of each step: one permutation of 0..n-1 for (seed, epoch), cut every ``global_batch`` samples.
+
+    The last batch is short if B does not divide n; nothing is dropped or repeated. Raises ``ConfigError``.
+    """
+    if n < 1 or global_batch < 1:
+        raise ConfigError(f"{n} samples in batches of {global_batch}", allowed="1 sample or more, batches of 1 or more")
+    order = rng.permutation(n, seed, epoch)
+    return [order[start : start + global_batch] for start in range(0, n, global_batch)]
+
+
+def shard(batch: int, devices: int, rank: int) -> tuple[int, int]:
+    """(start, stop) = (floor(rank b / n), floor((rank + 1) b / n)): device ``rank``'s samples of a batch of b.
+
+    Contiguous, nothing dropped or padded, sizes differ by at most one; a device may get none of a short batch.
+    Raises ``ConfigError``.
+    """
+    if batch < 0 or not 0 <= rank < devices:
+        raise ConfigError(
+            f"rank {rank} of {devices} devices for {batch} samples", allowed="0 <= rank < devices, 0 or more samples"
+        )
+    return rank * batch // devices, (rank + 1) * batch // devices

@@ -1,0 +1,43 @@
+"""A fully connected layer."""
+
+from __future__ import annotations
+
+from numpy.typing import DTypeLike
+
+from dpsim.nn.initial import he_normal, zeros
+from dpsim.nn.layer import Layer, leaf_ranges
+from dpsim.nn.ops import Ops
+from dpsim.replica import Array, Leaves
+
+
+class Dense(Layer):
+    """y = x W + bias; x [b, inputs], W [inputs, outputs]. Keeps its input for backward."""
+
+    kind = "dense"
+
+    def __init__(self, name: str, ops: Ops, inputs: int, outputs: int, dtype: DTypeLike) -> None:
+        super().__init__(name, ops, (inputs,), (outputs,), dtype, weight=(inputs, outputs), bias=(outputs,))
+        self.activation_bytes_per_sample = inputs * self.dtype.itemsize
+
+    def initial_parameters(self, seed: int) -> dict[str, Array]:
+        weight, bias = self.tensors
+        return {weight.name: he_normal(weight, seed, fan_in=weight.shape[0]), bias.name: zeros(bias)}
+
+    def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
+        self._x = x
+        y = self.buffers.take("y", (len(x), *self.output_shape))
+        for start, stop in leaf_ranges(leaves):
+            self.ops.matmul(x[start:stop], self.parameters["weight"], out=y[start:stop])
+        self.ops.channel_add(y, self.parameters["bias"], out=y)
+        return y
+
+    def write_gradients(self, grad: Array, leaves: Leaves) -> None:
+        ops, x = self.ops, self._x
+        self.leaf_sum("weight", leaves, lambda a, b, out: ops.matmul(x[a:b].T, grad[a:b], out=out))
+        self.leaf_sum("bias", leaves, lambda a, b, out: ops.channel_sum(grad[a:b], out=out))
+
+    def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
+        dx = self.buffers.take("dx", (len(grad), *self.input_shape))
+        for start, stop in leaf_ranges(leaves):
+            self.ops.matmul(grad[start:stop], self.parameters["weight"].T, out=dx[start:stop])
+        return dx

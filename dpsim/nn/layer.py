@@ -1,0 +1,118 @@
+"""``Layer``: what every layer has in common; its work buffers; the sum over leaves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from dpsim.nn.ops import Ops
+from dpsim.replica import Array, LayerSpec, Leaves
+from dpsim.workload import Tensor
+
+Shape = tuple[int, ...]
+
+
+def leaf_ranges(leaves: Leaves) -> Iterator[tuple[int, int]]:
+    """(start, stop) of each leaf."""
+    return itertools.pairwise(leaves)
+
+
+class Buffers:
+    """Work arrays by name, kept between steps: a request takes the front of a flat array that grows when needed.
+
+    Fresh memory is zero, and what lies at one place of one sample stays there for any number of samples: an array
+    that is only ever written inside its border keeps a zero border.
+    """
+
+    def __init__(self, ops: Ops, dtype: DTypeLike) -> None:
+        self._ops, self._dtype = ops, np.dtype(dtype)
+        self._flat: dict[str, Array] = {}
+
+    def take(self, name: str, shape: Shape, dtype: DTypeLike | None = None) -> Array:
+        size = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or len(flat) < size:
+            flat = self._flat[name] = self._ops.zeros((size,), self._dtype if dtype is None else dtype)
+        return flat[:size].reshape(shape)
+
+
+class Layer:
+    """One layer: shapes of a sample in and out, gradient tensors, forward, and backward in two parts.
+
+    ``forward`` and the gradients take a rank's whole batch and its leaf boundaries. What they return lies in buffers
+    that the next call overwrites, and ``input_gradient`` may overwrite the gradient it is given.
+    """
+
+    kind: ClassVar[str]
+    activation_bytes_per_sample: float = 0.0
+    batch_norm_channels: int = 0
+
+    def __init__(
+        self, name: str, ops: Ops, input_shape: Shape, output_shape: Shape, dtype: DTypeLike, **tensors: Shape
+    ) -> None:
+        self.name, self.ops, self.dtype = name, ops, np.dtype(dtype)
+        self.input_shape, self.output_shape = input_shape, output_shape
+        self.tensors = tuple(
+            Tensor(name=f"{name}.{role}", shape=shape, dtype=self.dtype.name) for role, shape in tensors.items()
+        )
+        self.parameters: dict[str, Array] = {}
+        self.gradients: dict[str, Array] = {}
+        self.buffers = Buffers(ops, dtype)
+
+    @property
+    def spec(self) -> LayerSpec:
+        return LayerSpec(
+            name=self.name,
+            kind=self.kind,
+            tensors=self.tensors,
+            activation_bytes_per_sample=self.activation_bytes_per_sample,
+            batch_norm_channels=self.batch_norm_channels,
+        )
+
+    def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        """Keep the arrays of this layer's tensors, by role (``weight``, ``bias``, ``gamma``, ``beta``)."""
+        roles = {tensor.name: tensor.name.removeprefix(f"{self.name}.") for tensor in self.tensors}
+        self.parameters = {role: parameters[name] for name, role in roles.items()}
+        self.gradients = {role: gradients[name] for name, role in roles.items()}
+
+    def initial_parameters(self, seed: int) -> dict[str, Array]:
+        return {}
+
+    def state(self) -> dict[str, Array]:
+        return {}
+
+    def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
+        raise NotImplementedError
+
+    def write_gradients(self, grad: Array, leaves: Leaves) -> None:
+        """Write the gradients of this layer's tensors, sums over the batch, into the bound arrays."""
+
+    def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
+        raise NotImplementedError
+
+    def leaf_sum(self, role: str, leaves: Leaves, write: Callable[[int, int, Array], None]) -> None:
+        """Gradient of ``role`` = the sum of its leaf gradients along one fixed binary tree, pairs of neighbours first.
+
+        ``write(start, stop, out)`` computes one leaf's. One leaf is written straight into the bound array. A binary
+        counter needs log2(leaves) + 1 arrays: after leaf i, as many pairs are complete as i has trailing one bits.
+        """
+        stack = [self.gradients[role]]
+        depth = 0
+        for number, (start, stop) in enumerate(leaf_ranges(leaves)):
+            if depth == len(stack):
+                stack.append(self.buffers.take(f"{role} partial sum {depth}", stack[0].shape))
+            write(start, stop, stack[depth])
+            depth += 1
+            while number & 1:
+                self._merge(stack, depth := depth - 1)
+                number >>= 1
+        while depth > 1:
+            self._merge(stack, depth := depth - 1)
+
+    def _merge(self, stack: list[Array], top: int) -> None:
+        self.ops.add(stack[top - 1], stack[top], out=stack[top - 1])

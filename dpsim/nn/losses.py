@@ -1,0 +1,30 @@
+"""The loss: softmax cross-entropy, summed over samples."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.nn.layer import Buffers, leaf_ranges
+from dpsim.nn.ops import Ops
+from dpsim.replica import Array, BatchSums, Leaves
+
+
+def softmax_cross_entropy(
+    ops: Ops, buffers: Buffers, logits_bC: Array, labels_b: NDArray[np.int64], leaves: Leaves
+) -> tuple[BatchSums, Array]:
+    """Sum over samples of -log softmax(logits)[label], in nats, and its gradient softmax(logits) - onehot(label).
+
+    Losses of samples are added in float64, a leaf at a time, and leaves pair by pair. Legend: b samples, C classes.
+    """
+    losses_b = buffers.take("losses", (len(logits_bC),))
+    grad_bC = buffers.take("logits gradient", logits_bC.shape)
+    correct = ops.softmax_cross_entropy(logits_bC, labels_b, losses_b, grad_bC)
+    sums = [float(losses_b[start:stop].sum(dtype="float64")) for start, stop in leaf_ranges(leaves)]
+    return BatchSums(loss=_pairwise(sums), correct=correct, samples=len(labels_b)), grad_bC
+
+
+def _pairwise(values: list[float]) -> float:
+    while len(values) > 1:
+        values = [sum(values[i : i + 2]) for i in range(0, len(values), 2)]
+    return values[0]

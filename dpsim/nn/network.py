@@ -1,0 +1,112 @@
+"""``Network``: layers one after another and a softmax cross-entropy; the project's own ``Replica``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.errors import ConfigError
+from dpsim.nn.layer import Buffers, Layer
+from dpsim.nn.losses import softmax_cross_entropy
+from dpsim.nn.ops import Ops
+from dpsim.replica import Array, BatchSums, LayerSpec, Leaves, StepEvents
+
+_EVALUATE_AT_ONCE = 256  # samples; bounds the work arrays whatever the size of the test set
+
+
+class Network:
+    """A chain of layers trained on class labels; implements ``dpsim.replica.Replica``.
+
+    ``x`` is [b, *input_shape] in the network's dtype, labels [b]. Layers before the first one with tensors, and that
+    one itself, compute no input gradient: nobody would use it.
+    """
+
+    def __init__(self, layers: Sequence[Layer], ops: Ops) -> None:
+        self.chain = tuple(layers)
+        self.dtype = self.chain[0].dtype
+        self.input_shape = self.chain[0].input_shape
+        self.ops = ops
+        self._specs = tuple(layer.spec for layer in self.chain)
+        self.buffers = Buffers(ops, self.dtype)
+        self._first_trained = next(i for i, layer in enumerate(self.chain) if layer.tensors)
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return self._specs
+
+    def initial_parameters(self, seed: int) -> dict[str, Array]:
+        return {name: value for layer in self.chain for name, value in layer.initial_parameters(seed).items()}
+
+    def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        for layer in self.chain:
+            layer.bind(parameters, gradients)
+
+    def state(self) -> dict[str, Array]:
+        return {name: array for layer in self.chain for name, array in layer.state().items()}
+
+    def forward_backward(self, x: Array, labels: NDArray[np.int64], leaves: Leaves, events: StepEvents) -> BatchSums:
+        """Gradients of the summed loss into the bound arrays; a rank without samples writes zeros.
+
+        A layer's own gradients come before its input gradient, so that they can travel meanwhile. Infinities and NaN
+        raise no warning here: look at the loss, and ask ``first_nonfinite_layer`` where they came from.
+        Raises ``ConfigError`` for a batch of the wrong shape or dtype.
+        """
+        self._check(x, labels, leaves)
+        if len(x) == 0:
+            return self._no_samples(events)
+        with self.ops.tolerate_overflow():
+            for number, layer in enumerate(self.chain):
+                x = layer.forward(x, leaves, training=True)
+                events.forward_done(number)
+            sums, grad = softmax_cross_entropy(self.ops, self.buffers, x, labels, leaves)
+            events.loss_done()
+            for number in range(len(self.chain) - 1, -1, -1):
+                layer = self.chain[number]
+                if layer.tensors:
+                    layer.write_gradients(grad, leaves)
+                    events.gradients_ready(number)
+                if number > self._first_trained:
+                    grad = layer.input_gradient(grad, leaves)
+                events.backward_done(number)
+        return sums
+
+    def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
+        """Forward only, with running statistics, some samples at a time. Raises ``ConfigError`` as forward_backward."""
+        self._check(x, labels, (0, len(x)))
+        loss, correct = 0.0, 0
+        with self.ops.tolerate_overflow():
+            for start in range(0, len(x), _EVALUATE_AT_ONCE):
+                some, their_labels = x[start : start + _EVALUATE_AT_ONCE], labels[start : start + _EVALUATE_AT_ONCE]
+                leaves = (0, len(some))
+                for layer in self.chain:
+                    some = layer.forward(some, leaves, training=False)
+                sums, _ = softmax_cross_entropy(self.ops, self.buffers, some, their_labels, leaves)
+                loss, correct = loss + sums.loss, correct + sums.correct
+        return BatchSums(loss=loss, correct=correct, samples=len(x))
+
+    def _no_samples(self, events: StepEvents) -> BatchSums:
+        for number in range(len(self.chain)):
+            events.forward_done(number)
+        events.loss_done()
+        for number in range(len(self.chain) - 1, -1, -1):
+            layer = self.chain[number]
+            if layer.tensors:
+                for gradient in layer.gradients.values():
+                    gradient[...] = 0
+                events.gradients_ready(number)
+            events.backward_done(number)
+        return BatchSums(loss=0.0, correct=0, samples=0)
+
+    def _check(self, x: Array, labels: NDArray[np.int64], leaves: Leaves) -> None:
+        if x.shape[1:] != self.input_shape or x.dtype != self.dtype:
+            raise ConfigError(
+                f"a batch of shape {x.shape} and dtype {x.dtype}",
+                allowed=f"samples of shape {self.input_shape} and dtype {self.dtype}",
+                remedy="build the model for the data set's shape, and load the data set in the model's dtype",
+            )
+        if len(labels) != len(x):
+            raise ConfigError(f"{len(x)} samples with {len(labels)} labels", allowed="one label a sample")
+        if len(leaves) < 2 or leaves[0] != 0 or leaves[-1] != len(x) or list(leaves) != sorted(leaves):
+            raise ConfigError(f"leaves {leaves} of {len(x)} samples", allowed=f"boundaries from 0 up to {len(x)}")

@@ -1,0 +1,123 @@
+"""``NumpyOps``: the operations of ``dpsim.nn.ops.Ops`` in NumPy and BLAS; it defines what they mean."""
+
+from __future__ import annotations
+
+import functools
+import math
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dpsim.replica import Array
+
+_GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
+
+
+@functools.lru_cache(maxsize=1024)
+def _group(positions: int, channels: int) -> int:
+    most = max(1, min(positions, _GROUP_ELEMENTS // max(channels, 1)))
+    return next(t for t in range(most, 0, -1) if positions % t == 0)
+
+
+def _grouped(x: Array) -> tuple[Array, int]:
+    """x as rows of t * C elements, t neighbouring positions of one sample: NumPy's inner loops need long rows."""
+    channels = x.shape[-1]
+    t = _group(math.prod(x.shape[1:-1]), channels)
+    return x.reshape(-1, t * channels), t
+
+
+class NumpyOps:
+    """Stateless; see ``Ops`` for what each operation computes."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        return np.zeros(shape, dtype)
+
+    def tolerate_overflow(self) -> AbstractContextManager[Any]:
+        return np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
+        np.matmul(a, b, out=out)
+
+    def add(self, a: Array, b: Array, out: Array) -> None:
+        np.add(a, b, out=out)
+
+    def channel_sum(self, x: Array, out: Array) -> None:
+        rows, t = _grouped(x)
+        np.add.reduce(np.add.reduce(rows, axis=0).reshape(t, -1), axis=0, out=out)
+
+    def channel_dot(self, x: Array, y: Array, out: Array) -> None:
+        rows, t = _grouped(x)
+        np.add.reduce(np.einsum("ri,ri->i", rows, y.reshape(rows.shape)).reshape(t, -1), axis=0, out=out)
+
+    def channel_add(self, x: Array, shift_C: Array, out: Array) -> None:
+        rows, t = _grouped(x)
+        np.add(rows, np.tile(shift_C, t), out=out.reshape(rows.shape))
+
+    def channel_multiply(self, x: Array, scale_C: Array, out: Array) -> None:
+        rows, t = _grouped(x)
+        np.multiply(rows, np.tile(scale_C, t), out=out.reshape(rows.shape))
+
+    def relu(self, x: Array, out: Array, mask: Array) -> None:
+        np.greater(x, 0, out=mask)
+        np.maximum(x, 0, out=out)
+
+    def keep_where(self, x: Array, mask: Array) -> None:
+        np.multiply(x, mask, out=x)
+
+    def unfold(self, x_bHWC: Array, kernel: int, padded: Array, columns: Array) -> None:
+        samples, height, width, channels = x_bHWC.shape
+        border = kernel // 2
+        np.copyto(padded[:, border : border + height, border : border + width], x_bHWC)
+        # The K pixels of a kernel row are neighbours in memory: one overlapping view copies runs of K * C elements.
+        windows: Array = np.ndarray(
+            (samples, height, width, kernel, kernel * channels),
+            padded.dtype,
+            buffer=padded,
+            strides=(*padded.strides[:3], padded.strides[1], padded.itemsize),
+        )
+        np.copyto(columns.reshape(windows.shape), windows)
+
+    def flip_kernel(self, weight_KKio: Array, out_KKoi: Array) -> None:
+        np.copyto(out_KKoi, weight_KKio[::-1, ::-1].transpose(0, 1, 3, 2))
+
+    def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
+        height, width = 2 * out.shape[1], 2 * out.shape[2]
+        left, right = x_bHWC[:, :height, 0:width:2], x_bHWC[:, :height, 1:width:2]
+        np.greater_equal(left, right, out=pick_left)
+        np.maximum(left, right, out=row_max)
+        upper, lower = row_max[:, 0::2], row_max[:, 1::2]
+        np.greater_equal(upper, lower, out=pick_upper)
+        np.maximum(upper, lower, out=out)
+
+    def max_pool_backward(self, grad: Array, pick_left: Array, pick_upper: Array, row_grad: Array, out: Array) -> None:
+        height, width = 2 * grad.shape[1], 2 * grad.shape[2]
+        upper, lower = row_grad[:, 0::2], row_grad[:, 1::2]
+        np.multiply(grad, pick_upper, out=upper)
+        np.subtract(grad, upper, out=lower)
+        left, right = out[:, :height, 0:width:2], out[:, :height, 1:width:2]
+        np.multiply(row_grad, pick_left, out=left)
+        np.subtract(row_grad, left, out=right)
+        out[:, height:] = 0
+        out[:, :, width:] = 0
+
+    def spatial_mean(self, x_bHWC: Array, out_bC: Array) -> None:
+        np.add.reduce(x_bHWC, axis=(1, 2), out=out_bC)
+        np.multiply(out_bC, 1.0 / (x_bHWC.shape[1] * x_bHWC.shape[2]), out=out_bC)
+
+    def spatial_mean_backward(self, grad_bC: Array, out_bHWC: Array) -> None:
+        np.multiply(grad_bC[:, None, None], 1.0 / (out_bHWC.shape[1] * out_bHWC.shape[2]), out=out_bHWC)
+
+    def softmax_cross_entropy(
+        self, logits_bC: Array, labels_b: NDArray[np.int64], losses_b: Array, grad_bC: Array
+    ) -> int:
+        rows = np.arange(len(labels_b))
+        np.subtract(logits_bC, logits_bC.max(axis=1, keepdims=True), out=grad_bC)
+        losses_b[:] = grad_bC[rows, labels_b]
+        np.exp(grad_bC, out=grad_bC)
+        total = grad_bC.sum(axis=1, keepdims=True)
+        np.subtract(np.log(total[:, 0]), losses_b, out=losses_b)
+        np.divide(grad_bC, total, out=grad_bC)
+        grad_bC[rows, labels_b] -= 1
+        return int(np.count_nonzero(logits_bC.argmax(axis=1) == labels_b))

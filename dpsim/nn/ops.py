@@ -1,0 +1,71 @@
+"""``Ops``: the few array operations layers are made of. Layers import no backend; they are given one of these.
+
+Every operation writes into the array it is given and keeps its dtype. Arrays are C-contiguous; the last axis is the
+channel. ``channel_*`` operations treat an array as rows of C channels.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dpsim.replica import Array
+
+
+class Ops(Protocol):
+    """What a backend provides. Legend: b samples, H W height and width, C channels, K kernel size."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
+
+    def tolerate_overflow(self) -> AbstractContextManager[Any]:
+        """While it is open, infinities and NaN come up without a warning (the caller checks the loss)."""
+
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
+        """out = a b; transposed views are allowed for a and b."""
+
+    def add(self, a: Array, b: Array, out: Array) -> None: ...
+
+    def channel_sum(self, x: Array, out: Array) -> None:
+        """out_C = sum over rows of x."""
+
+    def channel_dot(self, x: Array, y: Array, out: Array) -> None:
+        """out_C = sum over rows of x * y."""
+
+    def channel_add(self, x: Array, shift_C: Array, out: Array) -> None:
+        """out = x + shift, a channel at a time; ``out`` may be ``x``."""
+
+    def channel_multiply(self, x: Array, scale_C: Array, out: Array) -> None:
+        """out = x * scale, a channel at a time; ``out`` may be ``x``."""
+
+    def relu(self, x: Array, out: Array, mask: Array) -> None:
+        """out = max(x, 0), mask = x > 0 (NaN stays NaN)."""
+
+    def keep_where(self, x: Array, mask: Array) -> None:
+        """x = x where mask else 0, in place."""
+
+    def unfold(self, x_bHWC: Array, kernel: int, padded: Array, columns: Array) -> None:
+        """columns[b, h, w, i, j, c] = x[b, h + i - K//2, w + j - K//2, c], zero outside the picture (im2col).
+
+        ``padded`` is work space [b, H + K - 1, W + K - 1, C] whose border is zero, and stays so.
+        """
+
+    def flip_kernel(self, weight_KKio: Array, out_KKoi: Array) -> None:
+        """The kernel of the convolution that takes output gradients to input gradients."""
+
+    def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
+        """Maximum over windows of 2 x 2; the masks remember which of each pair won (the first one of a tie)."""
+
+    def max_pool_backward(self, grad: Array, pick_left: Array, pick_upper: Array, row_grad: Array, out: Array) -> None:
+        """Each gradient goes to the element that won; the rest of ``out`` is zero."""
+
+    def spatial_mean(self, x_bHWC: Array, out_bC: Array) -> None: ...
+
+    def spatial_mean_backward(self, grad_bC: Array, out_bHWC: Array) -> None: ...
+
+    def softmax_cross_entropy(
+        self, logits_bC: Array, labels_b: NDArray[np.int64], losses_b: Array, grad_bC: Array
+    ) -> int:
+        """losses = -log softmax(logits)[label] and its gradient; returns the correct predictions."""
