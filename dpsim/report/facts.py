@@ -1,0 +1,63 @@
+"""How a sweep was measured, as pairs of a name and a value, for the page and the Markdown."""
+
+from __future__ import annotations
+
+from dpsim.record import Environment, Predictions, Results
+from dpsim.report.comparison import Comparison
+from dpsim.report.words import network_name, percent
+from dpsim.units import format_size
+
+Facts = tuple[tuple[str, str], ...]
+
+RULES = (
+    "Every point was predicted, and the predictions written and hashed, before the first sample was taken.",
+    "Configurations were interleaved in one run, in random order, after warm-up; no sample was dropped.",
+    "Some configurations ran twice (A/A): the difference of the twins' medians is the noise.",
+    "The model is scored against four nulls; one that does not beat the best of them has no skill.",
+    "Networks marked (emulated) are paced links on this machine, never a real network, and are scored apart.",
+)
+
+
+def run_facts(comparison: Comparison, predictions: Predictions, results: Results) -> Facts:
+    """What was run, when, and what the model knew."""
+    run = results.experiment
+    samples = [p.samples for p in comparison.points]
+    noise = [
+        f"{network_name(g.network, g.emulated_network)}, {g.devices} devices: "
+        + ("unknown" if g.noise is None else percent(g.noise))
+        for g in comparison.groups
+    ]
+    calibrated = dict.fromkeys(p.calibrated_on for p in comparison.points if p.calibrated_on)
+    steps = f"{sum(samples)} steps over {len(samples)} configurations, {min(samples)} to {max(samples)} each"
+    return tuple(
+        (name, value)
+        for name, value in (
+            ("model and data", f"{run.model} on {run.dataset}, global batch {run.global_batch}, seed {run.seed}"),
+            ("fusion rule", run.fusion_rule),
+            ("overlap", ", ".join(f"{network}: {word}" for network, word in comparison.chosen_overlap.items())),
+            ("samples", steps),
+            ("A/A noise", "; ".join(noise)),
+            ("predicted at", comparison.predicted_at),
+            ("measured", f"{comparison.measured_from} to {comparison.measured_until}"),
+            ("predictions' SHA-256", comparison.predictions_sha256),
+            ("calibrated on", "; ".join(calibrated) or "not said"),
+            ("workload", f"{predictions.workload.source or predictions.workload.name}"
+             + (" (emulated computation)" if predictions.workload.emulated_compute else "")),
+            ("gradients", f"{len(predictions.workload.tensors)} tensors, "
+             + format_size(predictions.workload.gradient_bytes)),
+        )
+        if value
+    )  # fmt: skip
+
+
+def environment_facts(environment: Environment) -> Facts:
+    """The machine and the software of the measurement."""
+    fixed = (
+        ("processor", f"{environment.processor}, {environment.cores} cores, {format_size(environment.memory_bytes)}"),
+        ("platform", environment.platform),
+        ("software", f"dpsim {environment.dpsim}, Python {environment.python}, NumPy {environment.numpy}, "
+         f"numba {environment.numba}"),
+        ("MPI", environment.mpi),
+        ("BLAS", environment.blas),
+    )  # fmt: skip
+    return (*fixed, *sorted(environment.variables.items()))

@@ -1,0 +1,113 @@
+"""Colours, type and files shared by the figures. The palette (Okabe and Ito) is safe for colour-blind readers."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import blended_transform_factory
+
+INK, MUTED, RULE, PAPER = "#1c1c22", "#6a6a75", "#d9d9e0", "#fefefe"
+MEASURED, PREDICTED = "#0072b2", "#d55e00"
+PARTS = {
+    "forward": "#56b4e9",
+    "backward": "#0072b2",
+    "update": "#009e73",
+    "exposed communication": "#e69f00",
+    "other": "#b4b4bd",
+}
+ALLREDUCE = PARTS["exposed communication"]
+WIDE_IN, NARROW_IN = 10.4, 4.3
+FONTS = ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"]
+_THEME = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"}
+_RC: dict[str, Any] = {
+    "svg.fonttype": "none", "svg.hashsalt": "dpsim", "font.size": 9.5, "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED, "axes.titlecolor": INK, "text.color": INK, "xtick.color": MUTED,
+    "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.linewidth": 0.8,
+    "xtick.major.size": 0, "ytick.major.size": 0, "hatch.linewidth": 0.9, "figure.facecolor": PAPER,
+    "axes.facecolor": "none", "savefig.facecolor": PAPER, "text.parse_math": False,
+}  # fmt: skip
+Draw = Callable[[Figure, Sequence[Axes]], None]
+
+
+def panels(count: int, *, narrow: bool, height_in: float, columns: int = 2, head_in: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """A figure of ``count`` panels in ``columns`` columns, or in one where ``narrow``; ``head_in`` is kept for a legend."""
+    across = 1 if narrow else min(columns, max(1, count))
+    down = -(-count // across)
+    size = (NARROW_IN if narrow else WIDE_IN, down * height_in + head_in)
+    figure = Figure(figsize=size, layout="constrained")
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - head_in / size[1]), hspace=0.06, wspace=0.05)  # type: ignore[union-attr, call-arg]
+    axes = [figure.add_subplot(down, across, i + 1) for i in range(count)]
+    for axis in axes:
+        axis.spines[["top", "right", "left"]].set_visible(False)
+    return figure, axes
+
+
+def styled(draw: Callable[[], Figure]) -> Figure:
+    """The figure that ``draw`` makes under the house style."""
+    with matplotlib.rc_context(_RC):
+        return draw()
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    with matplotlib.rc_context(_RC):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    family = ", ".join(f"'{name}'" if " " in name else name for name in [*FONTS, "sans-serif"])
+    return re.sub(r"(font: [^;\"]*?)'DejaVu Sans'[^;\"]*", rf"\g<1>{family}", buffer.getvalue())
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write ``name.svg`` and ``name.png`` into ``folder``."""
+    svg, png = folder / f"{name}.svg", folder / f"{name}.png"
+    svg.write_text(_svg(figure), encoding="utf-8")
+    with matplotlib.rc_context(_RC):
+        figure.savefig(png, dpi=160, metadata={"Software": None})
+    return [svg, png]
+
+
+def inline_svg(figure: Figure, prefix: str, title: str) -> str:
+    """The figure as an ``<svg>`` element for a page: unique ids, ink and paper taken from the page's CSS variables."""
+    text = _svg(figure)
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    for colour, variable in _THEME.items():
+        text = text.replace(colour, f"var({variable})")
+    text = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", text, count=1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+
+
+def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions near ``values``, at least ``gap`` apart and within ``low`` to ``high`` where there is room."""
+    order = np.argsort(values, kind="stable")
+    placed = np.array(values, float)
+    for _ in range(200):
+        moved = False
+        for a, b in zip(order, order[1:], strict=False):
+            short = gap - (placed[b] - placed[a])
+            if short > 1e-12:
+                placed[a] -= short / 2
+                placed[b] += short / 2
+                moved = True
+        placed = np.clip(placed, low, high)
+        if not moved:
+            break
+    return [float(v) for v in placed]
+
+
+def labels_at_right(axis: Axes, labels: Sequence[tuple[float, str, str]], *, gap: float) -> None:
+    """Direct labels (value, text, colour) right of the panel, moved apart where they would meet."""
+    low, high = axis.get_ylim()
+    places = spread([value for value, _, _ in labels], gap * (high - low), low, high)
+    across = blended_transform_factory(axis.transAxes, axis.transData)
+    for (_, text, colour), y in zip(labels, places, strict=True):
+        axis.text(1.01, y, text, color=colour, va="center", ha="left", fontsize=8.5, transform=across)

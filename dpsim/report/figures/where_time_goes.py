@@ -1,0 +1,76 @@
+"""Where a step's time goes at each threshold: stacked parts, measured beside predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from dpsim.report.comparison import ComparedPoint, Comparison
+from dpsim.report.figures.style import MUTED, PAPER, PARTS, RULE, panels, styled
+from dpsim.report.tables import where
+from dpsim.report.timelines import Timelines, parts_s
+from dpsim.units import format_size
+
+_REST = "computation and the rest"
+_COLOURS = {**PARTS, _REST: PARTS["backward"]}
+_WIDTH = 0.36
+Bar = dict[str, float]
+
+
+def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) -> Figure:
+    """One panel a network and device count. Where not every point kept both timelines, two parts: exposed and the rest."""
+    panel_bars = [(points, _bars(points, timelines)) for points in map(comparison.members, comparison.groups)]
+    parts = dict.fromkeys(part for _, bars in panel_bars for pair in bars for part in pair[0])
+
+    def make() -> Figure:
+        figure, axes = panels(len(panel_bars), narrow=narrow, height_in=3.3, head_in=0.75 if narrow else 0.4)
+        for axis, (points, bars) in zip(axes, panel_bars, strict=True):
+            _panel(axis, points, bars)
+        handles = [Patch(color=_COLOURS[part], label=part) for part in parts]
+        handles.append(Patch(facecolor=MUTED, edgecolor=PAPER, hatch="////", label="predicted (hatched, right)"))
+        figure.legend(
+            handles=handles, loc="upper left", frameon=False, ncols=2 if narrow else 6, handlelength=1.0,
+            handleheight=0.9, columnspacing=1.5, fontsize=9,
+        )  # fmt: skip
+        return figure
+
+    return styled(make)
+
+
+def _bars(points: Sequence[ComparedPoint], timelines: Timelines) -> list[tuple[Bar, Bar]]:
+    """Parts of each point in milliseconds: measured, predicted."""
+    kept = [timelines.both(p) for p in points]
+    bars = []
+    for point, both in zip(points, kept, strict=True):
+        steps = (
+            (point.measured_step_s, point.exposed_communication_s),
+            (point.predicted_step_s, point.predicted_exposed_communication_s),
+        )
+        if both is not None and all(b is not None for b in kept):
+            parts = [parts_s(t, *step) for t, step in zip(both, steps, strict=True)]
+        else:
+            parts = [{_REST: max(0.0, step - exposed), "exposed communication": exposed} for step, exposed in steps]
+        bars.append(({k: v * 1e3 for k, v in parts[0].items()}, {k: v * 1e3 for k, v in parts[1].items()}))
+    return bars
+
+
+def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar, Bar]]) -> None:
+    for i, pair in enumerate(bars):
+        for bar, x, hatch in ((pair[0], i - _WIDTH / 2 - 0.02, None), (pair[1], i + _WIDTH / 2 + 0.02, "////")):
+            bottom = 0.0
+            for part, value in bar.items():
+                axis.bar(
+                    x, value, _WIDTH, bottom=bottom, color=_COLOURS[part], edgecolor=PAPER, linewidth=0.5, hatch=hatch
+                )
+                bottom += value
+    axis.set_xlim(-0.6, len(points) - 0.4)
+    axis.set_xticks(range(len(points)), [format_size(p.fusion_threshold_bytes).replace(" ", "\n") for p in points])
+    axis.tick_params(labelsize=8.5)
+    axis.grid(axis="y", color=RULE, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.set_xlabel("fusion threshold", fontsize=8.5)
+    axis.set_title(where(points[0]), loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.text(0, 1.02, "milliseconds of a step", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")

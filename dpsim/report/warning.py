@@ -1,0 +1,152 @@
+"""What a reader of a comparison should know before trusting it, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from dpsim.codec import Noun
+from dpsim.report.comparison import ComparedPoint, Comparison, Group
+from dpsim.units import format_size
+
+FEW_SAMPLES = 10
+WIDE_INTERVAL = 0.05
+LEAST_DRIFT = 0.02
+SLOW_SHARE = 0.05
+
+
+class ReportWarning(Noun, frozen=True):
+    """What is doubtful, and what to do about it. ``kind`` is a fixed word for programs."""
+
+    kind: str
+    text: str
+    remedy: str
+
+
+def warnings(comparison: Comparison) -> tuple[ReportWarning, ...]:
+    """Everything doubtful about a comparison. Pure."""
+    return (
+        *_of_time(comparison),
+        *_of_points(comparison),
+        *(w for group in comparison.groups for w in _of_group(group)),
+        *_of_run(comparison),
+    )
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def _of_time(comparison: Comparison) -> Iterator[ReportWarning]:
+    predicted, measured = _instant(comparison.predicted_at), _instant(comparison.measured_from)
+    if predicted is None or measured is None:
+        yield ReportWarning(
+            kind="no-time",
+            text=f"it cannot be told whether the prediction ({comparison.predicted_at!r}) came before "
+            f"the measurement ({comparison.measured_from!r})",
+            remedy="run the sweep again; times are written as ISO 8601",
+        )
+    elif predicted >= measured:
+        yield ReportWarning(
+            kind="predicted-after-measured",
+            text=f"the prediction ({comparison.predicted_at}) is not older than the measurement "
+            f"({comparison.measured_from}): it is no prediction",
+            remedy="run the sweep again; check the clock if this recurs",
+        )
+
+
+def _where(points: Iterable[ComparedPoint]) -> str:
+    names = [f"{p.network}, {p.devices} devices, {format_size(p.fusion_threshold_bytes)}" for p in points]
+    return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _of_points(comparison: Comparison) -> Iterator[ReportWarning]:
+    few = [p for p in comparison.points if p.samples < FEW_SAMPLES]
+    if few:
+        yield ReportWarning(
+            kind="few-samples",
+            text=f"{len(few)} points have fewer than {FEW_SAMPLES} samples ({_where(few)})",
+            remedy="raise the budget, or sweep fewer thresholds",
+        )
+    wide = [p for p in comparison.points if p.measured_high_s - p.measured_low_s > WIDE_INTERVAL * p.measured_step_s]
+    if wide:
+        yield ReportWarning(
+            kind="wide-interval",
+            text=f"the 95 % interval of {len(wide)} points is wider than {WIDE_INTERVAL:.0%} of the step "
+            f"({_where(wide)})",
+            remedy="raise the budget, or quieten the machine",
+        )
+    guessed = [p for p in comparison.points if p.extrapolated]
+    if guessed:
+        yield ReportWarning(
+            kind="extrapolated",
+            text=f"{len(guessed)} predictions lie outside what was calibrated or profiled ({_where(guessed)})",
+            remedy="calibrate or profile over a wider range",
+        )
+    other = [p for p in comparison.points if p.buckets != p.predicted_buckets]
+    if other:
+        yield ReportWarning(
+            kind="other-buckets",
+            text=f"{len(other)} points ran with another number of buckets than predicted ({_where(other)})",
+            remedy="expected under the rule horovod, which decides while running; a defect under any other",
+        )
+    slow = [p for p in comparison.points if p.slow_samples > SLOW_SHARE]
+    if slow:
+        yield ReportWarning(
+            kind="busy",
+            text=f"more than {SLOW_SHARE:.0%} of the samples of {len(slow)} points took over 1.5 times their median: "
+            f"other processes may have been busy ({_where(slow)})",
+            remedy="stop other processes and run the sweep again",
+        )
+
+
+def _of_group(group: Group) -> Iterator[ReportWarning]:
+    where = f"{group.network}, {group.devices} devices"
+    if group.below_noise:
+        yield ReportWarning(
+            kind="below-noise",
+            text=f"on {where} the threshold changes the step by {group.effect:.1%}, less than the noise "
+            f"({group.noise_floor:.1%}): no best setting can be told",
+            remedy="raise the budget; or take it that the threshold does not matter here",
+        )
+    if group.noise is None:
+        yield ReportWarning(
+            kind="no-noise",
+            text=f"no configuration was run twice on {where}: the noise is unknown",
+            remedy="run the sweep again with its A/A pairs",
+        )
+    if group.drift is not None and abs(group.drift) > max(LEAST_DRIFT, group.noise or 0.0):
+        yield ReportWarning(
+            kind="drift",
+            text=f"on {where} steps took {group.drift:+.1%} in the last third of the run against the first",
+            remedy="warm up for longer, or let the machine settle; interleaving keeps the comparison fair",
+        )
+    if not group.regret_on_halves:
+        yield ReportWarning(
+            kind="one-half",
+            text=f"on {where} there are too few rounds to choose the best setting on one half and time it on the other",
+            remedy="raise the budget",
+        )
+
+
+def _of_run(comparison: Comparison) -> Iterator[ReportWarning]:
+    if comparison.not_measured:
+        count = len(comparison.not_measured)
+        yield ReportWarning(
+            kind="not-measured",
+            text=f"{count} predicted points were not measured ({'; '.join(comparison.not_measured[:3])}"
+            + ("; ...)" if count > 3 else ")"),
+            remedy="raise the budget",
+        )
+    if not comparison.same_environment:
+        yield ReportWarning(
+            kind="other-environment",
+            text="the prediction was made in another environment than the measurement",
+            remedy="compare the two environments in the records, or run the sweep again on one machine",
+        )
+    for text in comparison.harness_warnings:
+        yield ReportWarning(kind="run", text=text, remedy="see the text; run the sweep again when it is mended")

@@ -1,0 +1,84 @@
+"""Writes a report's files: the page, the Markdown, and the figures as SVG and PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.record import Predictions, Results
+from dpsim.report.comparison import Comparison
+from dpsim.report.facts import environment_facts, run_facts
+from dpsim.report.timelines import Timelines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STEP_TIME = (
+    "Step time against the fusion threshold. Dots: measured medians with their 95% intervals; line: predicted "
+    "beforehand, with its band; dashed: what four models without insight say."
+)
+_TIMELINE = (
+    "One training step of the best setting, of one rank: measured above, predicted below, on one time axis. "
+    "Hatched: computation waits for communication."
+)
+_WHERE = "Where a step's time goes at each threshold: measured on the left, predicted (hatched) on the right."
+
+
+def write_report(folder: Path, predictions: Predictions, results: Results, comparison: Comparison) -> list[Path]:
+    """Write ``index.html``, ``report.md`` and the figures into ``folder``; returns the paths written.
+
+    ``comparison`` is ``dpsim.harness.compare.compare(predictions, results)``. Loads matplotlib.
+    Raises ``ConfigError`` when the folder cannot be written to.
+    """
+    from dpsim.report.markdown import markdown
+    from dpsim.report.page import PageFigure, page
+
+    facts = run_facts(comparison, predictions, results), environment_facts(results.environment)
+    written: list[Path] = []
+    shown: list[PageFigure] = []
+    linked: list[tuple[str, str]] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, title, caption, wide, narrow in _figures(comparison, Timelines.of(predictions, results)):
+            from dpsim.report.figures import inline_svg, save
+
+            written += save(wide, folder, name)
+            linked.append((f"{name}.svg", caption))
+            shown.append(
+                PageFigure(
+                    title=title, caption=caption, wide=inline_svg(wide, f"{name}-wide", title),
+                    narrow=inline_svg(narrow, f"{name}-narrow", title),
+                )
+            )  # fmt: skip
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the report into {folder}: {error.strerror or error}",
+            allowed="a folder that you may write to",
+            remedy="choose another one with --output",
+        ) from error
+    for path, text in (
+        (folder / "index.html", page(comparison, shown, *facts)),
+        (folder / "report.md", markdown(comparison, linked, *facts)),
+    ):
+        codec.write_text(path, text)
+        written.append(path)
+    return written
+
+
+def _figures(comparison: Comparison, timelines: Timelines) -> list[tuple[str, str, str, Figure, Figure]]:
+    """Name, title, caption, and the figure for wide and narrow windows."""
+    if not comparison.groups:
+        return []
+    from dpsim.report.figures import step_time, timeline, where_time_goes
+
+    found = [
+        ("step_time", "Step time", _STEP_TIME, step_time.draw(comparison), step_time.draw(comparison, narrow=True)),
+    ]
+    wide, narrow = timeline.draw(comparison, timelines), timeline.draw(comparison, timelines, narrow=True)
+    if wide is not None and narrow is not None:
+        found.append(("timeline", "One step, measured and predicted", _TIMELINE, wide, narrow))
+    wide, narrow = where_time_goes.draw(comparison, timelines), where_time_goes.draw(comparison, timelines, narrow=True)
+    found.append(("where_time_goes", "Where the time goes", _WHERE, wide, narrow))
+    return found
