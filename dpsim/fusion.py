@@ -91,7 +91,7 @@ def fuse(
 
 @numba.njit(cache=True, nogil=True)
 def _close_at(size_bytes, first, limit, dtype_code):  # type: ignore[no-untyped-def]
-    """Add a tensor, then close the bucket when its size >= its limit (``first`` until a dtype's first bucket is full)."""
+    """Add a tensor, then close the bucket when its size >= its limit (``first`` until a dtype's first bucket fills)."""
     tensors = len(size_bytes)
     starts = np.zeros(tensors + 1, np.int64)
     full = np.zeros(1 if tensors == 0 else dtype_code.max() + 1, np.bool_)
@@ -106,7 +106,7 @@ def _close_at(size_bytes, first, limit, dtype_code):  # type: ignore[no-untyped-
         if enough or i + 1 == tensors or dtype_code[i + 1] != code:
             buckets += 1
             starts[buckets] = i + 1
-            size = 0
+            size = np.int64(0)
     return starts[: buckets + 1].copy()
 
 

@@ -1,0 +1,55 @@
+"""What a prediction is compared with: the nulls, and the same plan under other overlap mechanisms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dpsim.machine import Machine
+from dpsim.plan import OVERLAPS, Plan
+from dpsim.predict.cost import alpha_beta
+from dpsim.predict.step import predict, timeline
+from dpsim.schedule import COMMUNICATION
+from dpsim.workload import Workload
+
+
+def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[float, float]]:
+    """name -> (step_s, exposed communication s) of the predictors that a model must beat.
+
+    perfect_scaling          the single-device step of the same global batch over n, nothing exposed
+    alpha_beta_no_overlap    computation on n devices + the sum over buckets of alpha + beta bytes, all exposed
+    largest_bucket           the model's own prediction at one bucket a step
+    """
+    single = predict(workload, machine, msgspec.structs.replace(plan, devices=1))
+    without = msgspec.structs.replace(plan, overlap="off")
+    off = predict(workload, machine, without)
+    events = timeline(workload, machine, without)
+    alpha_s, beta = alpha_beta(machine, plan.algorithm, plan.devices, plan.wire_dtype)
+    sizes = events.size_bytes[events.lane == COMMUNICATION]
+    exposed_s = float(sum(alpha_s + beta * size for size in sizes.tolist() if size))
+    one = predict(workload, machine, msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None))
+    return {
+        "perfect_scaling": (single.step_s / plan.devices, 0.0),
+        "alpha_beta_no_overlap": (off.step_s - off.exposed_communication_s + exposed_s, exposed_s),
+        "largest_bucket": (one.step_s, one.exposed_communication_s),
+    }
+
+
+def choose_overlap(
+    workload: Workload, machine: Machine, plan: Plan, mechanisms: Sequence[str] | None = None
+) -> tuple[str, dict[str, float]]:
+    """(the mechanism with the lowest predicted step, every mechanism's predicted step_s).
+
+    Without ``mechanisms`` they are off, inline and those that the machine has overlap tables of for this algorithm and
+    device count. The earliest of off, inline, poll, thread wins a tie.
+    """
+    if mechanisms is None:
+        measured = {t.overlap for t in machine.overlap if (t.algorithm, t.devices) == (plan.algorithm, plan.devices)}
+        mechanisms = ["off", "inline", *measured]
+    ordered = sorted(mechanisms, key=lambda name: OVERLAPS.index(name) if name in OVERLAPS else -1)
+    steps = {
+        name: predict(workload, machine, Plan(**(msgspec.structs.asdict(plan) | {"overlap": name}))).step_s
+        for name in ordered
+    }
+    return min(steps, key=lambda name: steps[name]), steps

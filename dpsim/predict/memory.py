@@ -1,0 +1,51 @@
+"""What a plan needs of each device's memory, by part."""
+
+from __future__ import annotations
+
+import math
+
+from dpsim.codec import Noun
+from dpsim.machine import Machine
+from dpsim.plan import Plan
+from dpsim.predict.step import local_share, scheduled
+from dpsim.workload import Workload
+
+
+class Memory(Noun, frozen=True):
+    """Bytes a device; ``fits`` against the machine's ``memory_bytes`` (infinite where a machine states none)."""
+
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    activations: int
+    communication_buffers: int
+    total: int
+    fits: bool
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by part, without the total."""
+        names = ("parameters", "gradients", "optimizer_state", "activations", "communication_buffers")
+        return {name: getattr(self, name) for name in names}
+
+
+def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
+    """total = P + state + P + slots P + b A + the largest bucket.
+
+    P: gradient bytes (parameters have the same), slots: the workload's ``optimizer_slots``, b: samples of one
+    micro-batch on the device with most of them, A: activation bytes a sample (all layers' are kept until backward).
+    An allreduce needs room for one bucket more than the gradients themselves: the largest (Horovod: its fusion buffer,
+    the threshold or all gradients, whichever is less).
+    """
+    gradients = workload.gradient_bytes
+    samples = math.ceil(local_share(plan))
+    activations = math.ceil(samples * sum(layer.activation_bytes_per_sample for layer in workload.layers))
+    buffers = 0
+    if plan.devices > 1 and gradients:
+        largest = int(scheduled(workload, machine, plan).bucket_size_bytes.max())
+        buffers = max(largest, int(min(plan.threshold_bytes, gradients))) if plan.fusion_rule == "horovod" else largest
+    parameters, optimizer_state = gradients + workload.state_bytes, workload.optimizer_slots * gradients
+    total = parameters + gradients + optimizer_state + activations + buffers
+    return Memory(
+        parameters=parameters, gradients=gradients, optimizer_state=optimizer_state, activations=activations,
+        communication_buffers=buffers, total=total, fits=total <= machine.memory_bytes,
+    )  # fmt: skip

@@ -1,0 +1,98 @@
+"""The predicted points of a sweep, as flat records with the fixed names of ``dpsim ... --json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dpsim.errors import unknown
+from dpsim.machine import Machine
+from dpsim.plan import OVERLAPS, THRESHOLD_RULES, Plan
+from dpsim.predict.compare import choose_overlap
+from dpsim.predict.memory import memory
+from dpsim.predict.step import RELATIVE_UNCERTAINTY, Prediction, interval, predict
+from dpsim.workload import Workload
+
+Record = dict[str, Any]
+
+
+def predict_points(
+    workload: Workload,
+    machine: Machine,
+    devices: Sequence[int],
+    thresholds: Sequence[float],
+    rule: str = "tarantella",
+    *,
+    global_batch: int,
+    algorithm: str = "mpi",
+    overlap: str = "auto",
+    accumulate: int = 1,
+    relative_uncertainty: float = RELATIVE_UNCERTAINTY,
+) -> tuple[list[Record], Record]:
+    """(points, summary) of every device count with every threshold, at one global batch.
+
+    One device has no threshold and is predicted once; no ``thresholds`` means the rule's default. ``overlap`` may be
+    ``auto``: the mechanism ``choose_overlap`` picks for the point. The summary names the best point of each device
+    count, with speedup (samples/s over one device's at the same global batch) and scaling efficiency (speedup / n).
+    Raises ``ConfigError``.
+    """
+    if overlap != "auto" and overlap not in OVERLAPS:
+        raise unknown("overlap", overlap, ("auto", *OVERLAPS))
+
+    def plan_of(count: int, threshold: float | None) -> Plan:
+        return Plan(
+            devices=count, global_batch=global_batch, accumulate=accumulate, fusion_rule=rule,  # type: ignore[arg-type]
+            fusion_threshold_bytes=threshold, algorithm=algorithm,  # type: ignore[arg-type]
+            overlap="off" if overlap == "auto" else overlap,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    points: list[Record] = []
+    best: list[Record] = []
+    single = predict(workload, machine, msgspec.structs.replace(plan_of(1, None), overlap="off"))
+    for count in devices:
+        rows = []
+        for threshold in [None] if count == 1 else list(thresholds) or [None]:
+            plan = plan_of(count, threshold)
+            if overlap == "auto":
+                mechanism = choose_overlap(workload, machine, plan)[0]
+                plan = msgspec.structs.replace(plan, overlap=mechanism)
+            rows.append(_point(workload, machine, plan, relative_uncertainty))
+        points += rows
+        row = min(rows, key=lambda point: float(point["predicted_step_s"]))
+        speedup = single.step_s / row["predicted_step_s"] if row["predicted_step_s"] > 0 else float(count)
+        keys = ("devices", "fusion_threshold_bytes", "overlap", "buckets", "predicted_step_s", "images_per_s")
+        best.append({key: row[key] for key in keys} | {"speedup": speedup, "scaling_efficiency": speedup / count})
+    return points, {"best": best, "extrapolated": any(point["extrapolated"] for point in points)}
+
+
+def _point(workload: Workload, machine: Machine, plan: Plan, relative_uncertainty: float) -> Record:
+    predicted: Prediction = predict(workload, machine, plan)
+    low_s, high_s = interval(predicted, machine, workload, relative_uncertainty)
+    needed = memory(workload, plan, machine)
+    has_threshold = plan.devices > 1 and plan.fusion_rule in THRESHOLD_RULES
+    return {
+        "devices": plan.devices,
+        "layout": str(plan.devices),
+        "global_batch": plan.global_batch,
+        "local_batch": plan.local_batch,
+        "accumulate": plan.accumulate,
+        "fusion_rule": plan.fusion_rule,
+        "fusion_threshold_bytes": plan.threshold_bytes if has_threshold else None,
+        "buckets": predicted.buckets,
+        "algorithm": plan.algorithm,
+        "overlap": plan.overlap,
+        "network": machine.network,
+        "emulated_compute": workload.emulated_compute,
+        "emulated_network": machine.emulated_network,
+        "predicted_step_s": predicted.step_s,
+        "predicted_low_s": low_s,
+        "predicted_high_s": high_s,
+        "predicted_exposed_communication_s": predicted.exposed_communication_s,
+        "images_per_s": predicted.images_per_s,
+        "calibrated_on": machine.calibrated_on,
+        "extrapolated": predicted.extrapolated,
+        "memory_bytes": needed.parts() | {"total": needed.total},
+        "fits": needed.fits,
+    }

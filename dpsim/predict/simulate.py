@@ -1,0 +1,251 @@
+"""One step of a Schedule on two lanes, simulated exactly, in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from dpsim.predict.cost import at
+from dpsim.schedule import ALLREDUCE, BACKWARD, FORWARD
+
+OFF, INLINE, POLL, THREAD = 0, 1, 2, 3
+MODES = {"off": OFF, "inline": INLINE, "poll": POLL, "thread": THREAD}
+STEP, EXPOSED, FORWARDS, BACKWARDS, UPDATES = range(5)
+
+
+class Operations(NamedTuple):
+    """A Schedule's arrays as the kernel takes them; ``release_s``: no allreduce starts before (Horovod's cycle)."""
+
+    kind: Any
+    layer: Any
+    after: Any
+    size_bytes: Any
+    release_s: Any
+
+
+class Prices(NamedTuple):
+    """Seconds: ``layers`` (4, L) forward, backward, gradient, launch; ``announces`` (L) which layers have tensors;
+    ``fixed`` (4) overhead_s, update_s, poll_s, rounds; ``solo`` (2, K) and ``beside`` (3, K) curves (``cost.at``)."""
+
+    layers: Any
+    announces: Any
+    fixed: Any
+    solo: Any
+    beside: Any
+
+
+class Lane(NamedTuple):
+    """The communication lane. ``head`` is the progress of the allreduce at the head of the ``queue``: [0] its place;
+    [1] under thread the fraction left (-1: not started), under poll the stages left (0: not started); [2] under poll
+    the end of its stage. ``ready`` marks operations whose gradients are ready."""
+
+    queue: Any
+    ready: Any
+    head: Any
+    times: Any
+
+
+@numba.njit(cache=True, nogil=True)
+def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
+    """Start, end and gradients-ready instants of every operation of one step, and its sums.
+
+    step = overhead + computation and communication on two lanes + update, as follows.
+
+    Compute lane: the step's overhead, then the computation in array order, each operation not before the host has
+    launched it (host time is the sum of the launches so far; the host runs ahead). A backward makes its gradients
+    ready after ``gradient`` seconds of its own work. Updates come last, when the allreduce they wait for has ended.
+
+    Communication lane: allreduces one after another in array order. One may start when the operation ``after`` has
+    made its gradients ready, and not before ``release_s`` (Horovod's cycle; 0 elsewhere).
+
+    - off: all after the last computation, each at its solo cost.
+    - inline: on the calling thread at the gradients-ready instant; computation (and launching) stops meanwhile.
+    - thread: a fluid. While computation runs, the active allreduce progresses at 1/beside and computation at
+      max(0, 1 - loss/beside); while it does not, the allreduce progresses at 1/solo.
+    - poll: an allreduce is ``rounds`` stages of solo/rounds seconds each. During computation the end of a stage is
+      noticed, and the next stage or allreduce started, only at poll points: the gradients-ready instants of layers
+      that have tensors, and the end of each layer's backward. A poll with something under way costs poll_s of
+      compute, a start costs loss of compute. After the last computation stages follow one another at once.
+
+    ``operations`` is an ``Operations``, ``prices`` a ``Prices``, ``mode`` a value of ``MODES``.
+    Returns times (3, operations): start, end, ready; sums (5): step, exposed communication, forward, backward, update.
+    """
+    kind, layer, after = operations.kind, operations.layer, operations.after
+    layers = prices.layers
+    times = np.zeros((3, len(kind)))
+    queue = np.nonzero(kind == ALLREDUCE)[0]
+    ready = np.zeros(len(kind), np.bool_)
+    head = np.array([0.0, 0.0 if mode == POLL else -1.0, 0.0])
+    lane = Lane(queue, ready, head, times)
+    overhead_s, update_s = prices.fixed[0], prices.fixed[1]
+    now = host = overhead_s
+    paused = 0.0
+    for i in range(len(kind)):
+        if kind[i] != FORWARD and kind[i] != BACKWARD:
+            continue
+        of = layer[i]
+        host += layers[3, of]
+        if host > now:
+            if mode == THREAD:
+                _flow(now, host - now, False, operations, prices, lane)
+            now = host
+        times[0, i] = now
+        before = layers[0, of] if kind[i] == FORWARD else layers[2, of]
+        rest = 0.0 if kind[i] == FORWARD else layers[1, of] - layers[2, of]
+        if mode == THREAD:
+            now = _flow(now, before, True, operations, prices, lane)
+        else:
+            now += before
+        if kind[i] == BACKWARD:
+            times[2, i] = now
+            ready[i] = True
+            if mode == INLINE:
+                stopped = now
+                now = _stop(now, operations, prices, lane)
+                if now > stopped:
+                    paused += now - stopped
+                    host = max(host, now)
+            elif mode == POLL and prices.announces[of]:
+                now = _poll(now, operations, prices, lane)
+            if mode == THREAD:
+                now = _flow(now, rest, True, operations, prices, lane)
+            else:
+                now += rest
+            if mode == POLL:
+                now = _poll(now, operations, prices, lane)
+        times[1, i] = now
+    _drain(now, operations, prices, lane, mode)
+    for i in range(len(kind)):
+        if kind[i] != FORWARD and kind[i] != BACKWARD and kind[i] != ALLREDUCE:
+            times[0, i] = now if after[i] < 0 else max(now, times[1, after[i]])
+            now = times[1, i] = times[0, i] + update_s
+    sums = _sums(kind, queue, times, overhead_s)
+    sums[STEP] = now
+    sums[BACKWARDS] -= paused
+    if mode == OFF or mode == INLINE:
+        sums[EXPOSED] = (times[1, queue] - times[0, queue]).sum()
+    return times, sums
+
+
+@numba.njit(cache=True, nogil=True)
+def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
+    """Run every allreduce that may start, one after another; the instant afterwards."""
+    queue, ready, head, times = lane
+    while head[0] < len(queue):
+        k = queue[int(head[0])]
+        if not ready[operations.after[k]] or operations.release_s[k] > now:
+            break
+        times[0, k] = now
+        now += at(prices.solo, 1, operations.size_bytes[k])
+        times[1, k] = now
+        head[0] += 1
+    return now
+
+
+@numba.njit(cache=True, nogil=True)
+def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-untyped-def]
+    """Advance both lanes until ``work`` seconds of computation (or of idling) are done; the instant at which they are."""
+    queue, ready, head, times = lane
+    size_bytes, release_s, solo = operations.size_bytes, operations.release_s, prices.solo
+    after, beside = operations.after, prices.beside
+    while True:
+        place = int(head[0])
+        k = queue[place] if place < len(queue) else -1
+        if head[1] < 0.0:
+            if k < 0 or not ready[after[k]] or release_s[k] >= now + work:
+                return now + work
+            if release_s[k] > now:
+                work -= release_s[k] - now
+                now = release_s[k]
+            head[1] = 1.0
+            times[0, k] = now
+        length = at(beside, 1, size_bytes[k]) if computing else at(solo, 1, size_bytes[k])
+        left = head[1] * length
+        speed = 1.0
+        if computing and length > 0.0:
+            speed = max(0.0, 1.0 - at(beside, 2, size_bytes[k]) / length)
+        if speed * left > work or (work <= 0.0 and left > 0.0):
+            spent = work / speed if work > 0.0 else 0.0
+            head[1] -= spent / length
+            return now + spent
+        now += left
+        work = max(0.0, work - speed * left)
+        times[1, k] = now
+        head[0] += 1
+        head[1] = -1.0
+
+
+@numba.njit(cache=True, nogil=True)
+def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
+    """One look at the communication: notice a stage that has ended, start what may start; the instant afterwards."""
+    queue, ready, head, times = lane
+    size_bytes, release_s, solo = operations.size_bytes, operations.release_s, prices.solo
+    after, poll_s, stages = operations.after, prices.fixed[2], prices.fixed[3]
+    if head[1] > 0.0:
+        now += poll_s
+    while head[0] < len(queue):
+        k = queue[int(head[0])]
+        if head[1] > 0.0:
+            if head[2] > now:
+                return now
+            head[1] -= 1.0
+            if head[1] > 0.0:
+                head[2] = now + at(solo, 1, size_bytes[k]) / stages
+            else:
+                times[1, k] = now
+                head[0] += 1
+        elif ready[after[k]] and release_s[k] <= now:
+            times[0, k] = now
+            head[1] = stages
+            head[2] = now + at(solo, 1, size_bytes[k]) / stages
+            now += at(prices.beside, 2, size_bytes[k])
+        else:
+            return now
+    return now
+
+
+@numba.njit(cache=True, nogil=True)
+def _drain(now, operations, prices, lane, mode):  # type: ignore[no-untyped-def]
+    """What is left after the last computation, one allreduce after another at its solo cost."""
+    queue, _, head, times = lane
+    size_bytes, release_s, solo = operations.size_bytes, operations.release_s, prices.solo
+    stages = prices.fixed[3]
+    for place in range(int(head[0]), len(queue)):
+        k = queue[place]
+        cost = at(solo, 1, size_bytes[k])
+        if mode == THREAD and head[1] >= 0.0:
+            now += head[1] * cost
+        elif mode == POLL and head[1] > 0.0:
+            now = max(now, head[2]) + (head[1] - 1.0) * cost / stages
+        else:
+            times[0, k] = now = max(now, release_s[k])
+            now += cost
+        head[1] = 0.0 if mode == POLL else -1.0
+        times[1, k] = now
+
+
+@numba.njit(cache=True, nogil=True)
+def _sums(kind, queue, times, overhead_s):  # type: ignore[no-untyped-def]
+    """Sums by kind, and the communication lane's time outside the compute lane (both lanes are in time order)."""
+    sums = np.zeros(5)
+    total = 0.0
+    for k in queue:
+        total += times[1, k] - times[0, k]
+    hidden = 0.0
+    place = 0
+    for i in range(-1, len(kind)):
+        if i >= 0 and kind[i] == ALLREDUCE:
+            continue
+        start, end = (0.0, overhead_s) if i < 0 else (times[0, i], times[1, i])
+        if i >= 0:
+            sums[FORWARDS if kind[i] == FORWARD else BACKWARDS if kind[i] == BACKWARD else UPDATES] += end - start
+        while place < len(queue) and times[1, queue[place]] <= start:
+            place += 1
+        other = place
+        while other < len(queue) and times[0, queue[other]] < end:
+            hidden += max(0.0, min(end, times[1, queue[other]]) - max(start, times[0, queue[other]]))
+            other += 1
+    sums[EXPOSED] = max(0.0, total - hidden)
+    return sums
