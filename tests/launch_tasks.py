@@ -21,14 +21,14 @@ def echo(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> A
     """The argument back, with what the ranks know of themselves."""
     progress(f"hello from {comm.rank}\nand its second line")
     print("printed by rank", comm.rank)
-    about = {"rank": comm.rank, "pid": os.getpid(), "cores": len(os.sched_getaffinity(0))}
+    about: dict[str, Any] = {"rank": comm.rank, "pid": os.getpid(), "cores": len(os.sched_getaffinity(0))}
     about["threads"] = os.environ["OPENBLAS_NUM_THREADS"]
     return {"argument": argument, "ranks": comm.gather(about)}
 
 
 def sum_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> int:
     """The sum of rank + 1 over all ranks."""
-    return comm.allreduce(comm.rank + 1)
+    return int(comm.allreduce(comm.rank + 1))
 
 
 def fail(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> None:

@@ -82,8 +82,9 @@ def _check_size(world: MPI.Intracomm) -> None:
 def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.Progress | None) -> Any:
     from mpi4py import MPI
 
-    comm = world.Split(0 if world.rank < request["devices"] else MPI.UNDEFINED, world.rank)
-    if comm == MPI.COMM_NULL:
+    part = world.rank < request["devices"]
+    comm = MPI.Intracomm(world.Split(0 if part else MPI.UNDEFINED, world.rank))
+    if not part:
         return None
     affinity = os.sched_getaffinity(0) if request["pin"] else None
     try:
@@ -99,6 +100,8 @@ def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.P
         else:
             print(f"dpsim: rank {world.rank} of {world.size} failed\n", file=sys.stderr)
             traceback.print_exception(error)
+        sys.stderr.flush()
+        time.sleep(0.2)  # the launcher passes these lines on before it hears of the end
         worker.abort(error)
     finally:
         if affinity is not None:

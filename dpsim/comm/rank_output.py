@@ -24,7 +24,7 @@ _OPENMPI_RULE = re.compile(r"-{60,}$")
 _MPICH_PID = re.compile(r"= +PID (\d+) RUNNING AT")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) .* exited on\s+signal (\d+)", re.DOTALL)
 _SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
-_REMEDIES = {
+_REMEDIES: dict[int, str] = {
     signal.SIGKILL: "something ended it from outside; if memory ran out, use a smaller batch or fewer devices",
     signal.SIGBUS: "shared memory may be too small: dpsim doctor shows the size of /dev/shm",
 }
@@ -90,7 +90,7 @@ class Lines:
             self._block.append(line)
         elif _MPICH_NOISE.match(line):
             self._note(line)
-        else:
+        elif line.strip():
             print(line, file=sys.stderr, flush=True)
 
     def _note(self, text: str) -> None:

@@ -1,4 +1,7 @@
-"""One rank of a job that ``dpsim.comm.launch`` started: ``python -m dpsim.comm.worker TASK ARGUMENT.json RESULT.json``."""
+"""One rank of a job that ``dpsim.comm.launch`` started.
+
+``python -m dpsim.comm.worker MODULE:FUNCTION ARGUMENT.json RESULT.json``
+"""
 
 from __future__ import annotations
 
