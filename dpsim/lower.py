@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dpsim.fusion import fuse
 from dpsim.plan import Plan
 from dpsim.schedule import ALLREDUCE, BACKWARD, COMMUNICATION, COMPUTE, FORWARD, UPDATE, Schedule
-from dpsim.workload import LayerTimes, Workload
+from dpsim.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ def lower(
         if plan.devices == 1:
             rule = "one"
         elif ready_s is None:
-            ready_s = ready_times(workload, workload.times(plan.local_batch))
+            ready_s = ready_times(workload, plan.local_batch)
     start = fuse(
         order.size_bytes, rule, plan.threshold_bytes, ready_s=ready_s, alpha_s=alpha_s,
         beta_s_per_byte=beta_s_per_byte, dtype_code=order.dtype_code,
@@ -88,15 +88,21 @@ def lower(
     )  # fmt: skip
 
 
-def ready_times(workload: Workload, times: LayerTimes) -> NDArray[np.float64]:
-    """Seconds from the start of a backward pass until each tensor is final, in ready order.
+def ready_times(workload: Workload, local_batch: float) -> NDArray[np.float64]:
+    """Seconds from the start of a backward pass until each tensor is final, in ready order, at a local batch.
 
-    r = (backward time of the layers after its own) + its layer's ``gradient_ready_s``.
+    r = (backward time of the layers after its own) + its layer's ``gradient_ready_s``, never before the tensor before.
     """
-    backward = times.backward_s[::-1]
-    start = (np.cumsum(backward) - backward)[::-1]
-    ready: NDArray[np.float64] = (start + times.gradient_ready_s)[workload.ready_order.layer]
-    return np.maximum.accumulate(ready)
+    memo = workload.memo
+    found = memo.get(("ready times", local_batch))
+    if found is None:
+        times = workload.times(local_batch)
+        backward = times.backward_s[::-1]
+        start = (np.cumsum(backward) - backward)[::-1]
+        ready = (start + times.gradient_ready_s)[workload.ready_order.layer]
+        found = memo["ready times", local_batch] = np.maximum.accumulate(ready)
+    result: NDArray[np.float64] = found
+    return result
 
 
 def _computation(workload: Workload, accumulate: int) -> _Computation:

@@ -98,7 +98,7 @@ def main() -> None:
         predict_s = _median_s(lambda plans=plans: [predict(workload, bench, plan) for plan in plans])  # type: ignore[misc]
         print(f"{rule:10} {overlap:6}  step_times {times_s:.3f} s   predict {predict_s:.3f} s")
     sizes = workload.ready_order.size_bytes
-    ready = ready_times(workload, workload.times(32.0))
+    ready = ready_times(workload, 32.0)
     options = {"ready_s": ready, "alpha_s": 2e-5, "beta_s_per_byte": 1e-9, "dtype_code": np.zeros(len(sizes), np.int64)}
     fuse_s = _median_s(lambda: [fuse(sizes, "mg-wfbp", 0.0, **options) for _ in range(1000)])  # type: ignore[arg-type]
     print(f"mg-wfbp merge of {len(sizes)} tensors: {fuse_s * 1e3:.1f} us a call")

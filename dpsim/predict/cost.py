@@ -19,9 +19,10 @@ _ONE_MIB = float(2**20)
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Costs against size: row 0 of ``points`` is bytes (ascending), the other rows seconds.
+    """Costs against size: row 0 of ``points`` (rows, two or more columns) is bytes, ascending; the others seconds.
 
-    ``last_bytes`` is the largest size that counts as known; beyond it a cost is extrapolated.
+    The last segment says how costs go on. ``last_bytes`` is the largest size that counts as known; beyond it a cost is
+    extrapolated.
     """
 
     points: Floats
@@ -32,18 +33,16 @@ class Curve:
 def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
     """Row ``row`` of a curve at a size: linear between points, the first value below them, the last slope above.
 
-    A falling last segment counts as flat; a single point is scaled in proportion above its size. Size 0 costs 0.
+    Size 0 costs 0: there is nothing to send.
     """
     last = points.shape[1] - 1
     if size_bytes <= 0:
         return 0.0
     if size_bytes <= points[0, 0]:
         return points[row, 0]
-    if last == 0:
-        return points[row, 0] * size_bytes / points[0, 0] if points[0, 0] > 0 else points[row, 0]
     if size_bytes >= points[0, last]:
         slope = (points[row, last] - points[row, last - 1]) / (points[0, last] - points[0, last - 1])
-        return points[row, last] + max(slope, 0.0) * (size_bytes - points[0, last])
+        return points[row, last] + slope * (size_bytes - points[0, last])
     low, high = 0, last
     while high - low > 1:
         middle = (low + high) // 2
@@ -55,12 +54,30 @@ def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
     return points[row, low] * (1.0 - weight) + points[row, high] * weight
 
 
+def _continued(points: Floats) -> Floats:
+    """A table's points and one more at twice its last size, along the table's last segment.
+
+    The last segment runs from the largest size that is at most half the last one: in a table whose sizes double that
+    is its last two points, and in a denser one it does not hang on the noise between two neighbours. A falling one
+    counts as flat. A single point goes on in proportion.
+    """
+    last_size, last = points[0, -1], points[1:, -1]
+    if points.shape[1] == 1:
+        slope = last / last_size if last_size > 0 else np.zeros_like(last)
+    else:
+        base = int(np.clip(np.searchsorted(points[0], last_size / 2, side="right") - 1, 0, points.shape[1] - 2))
+        slope = np.maximum((last - points[1:, base]) / (last_size - points[0, base]), 0.0)
+    step = max(last_size, 1.0)
+    return np.column_stack([points, np.concatenate([[last_size + step], last + slope * step])])
+
+
 def collective_cost(
     machine: Machine, algorithm: str, devices: int, size_bytes: float, wire_dtype: str = "float32"
 ) -> tuple[float, bool]:
     """(seconds of one allreduce alone, whether that is extrapolated).
 
-    Within a table of this algorithm and device count: linear in bytes (see ``at``), extrapolated above its last size.
+    Within a table of this algorithm and device count: linear in bytes, the first value below the first size,
+    extrapolated along the last segment (``_continued``) above the last size.
     No such table: the link's formula, extrapolated if the machine has tables at all. One device costs 0.
     Raises ``ConfigError`` where the machine has neither.
     """
@@ -86,11 +103,11 @@ def _solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str)
     if devices < 1:
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
     if devices == 1:
-        return Curve(np.zeros((2, 1)), math.inf)
+        return Curve(np.array([[0.0, 1.0], [0.0, 0.0]]), math.inf)
     table = _fitting(machine.allreduce, algorithm, devices, wire_dtype)
     if table is not None:
         known = table.sizes_bytes[-1] if table.wire_dtype == wire_dtype else -1.0
-        return Curve(np.array([table.sizes_bytes, table.time_s], np.float64), known)
+        return Curve(_continued(np.array([table.sizes_bytes, table.time_s], np.float64)), known)
     if machine.link is None:
         covered = sorted({(t.algorithm, t.devices) for t in machine.allreduce})
         raise ConfigError(
@@ -154,7 +171,7 @@ def beside_curve(
         if fitting:
             table: OverlapCost = fitting[0]
             points = np.array([table.sizes_bytes, table.time_s, table.compute_loss_s], np.float64)
-            found = (Curve(points, float(table.sizes_bytes[-1])), table.poll_s)
+            found = (Curve(_continued(points), float(table.sizes_bytes[-1])), table.poll_s)
         else:
             solo = solo_curve(machine, algorithm, devices, wire_dtype)
             points = np.vstack([solo.points, np.zeros(solo.points.shape[1])])
@@ -190,16 +207,18 @@ def alpha_beta(machine: Machine, algorithm: str, devices: int, wire_dtype: str =
     key = ("alpha_beta", algorithm, devices, wire_dtype)
     found = machine.memo.get(key)
     if found is None:
-        sizes, times = solo_curve(machine, algorithm, devices, wire_dtype).points
         table = _fitting(machine.allreduce, algorithm, devices, wire_dtype)
-        found = machine.memo[key] = _line(sizes, times, weighted=table is not None)
+        if table is None:
+            sizes, times = solo_curve(machine, algorithm, devices, wire_dtype).points
+            found = float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
+        else:
+            found = _line(np.array(table.sizes_bytes, np.float64), np.array(table.time_s))
+        machine.memo[key] = found
     line: tuple[float, float] = found
     return line
 
 
-def _line(sizes: Floats, times: Floats, *, weighted: bool) -> tuple[float, float]:
-    if not weighted:
-        return float(times[0]), float(max(times[-1] - times[-2], 0.0) / (sizes[-1] - sizes[-2]))
+def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
     keep = (times > 0) & (sizes > 0)
     sizes, times = sizes[keep], times[keep]
     if len(sizes) == 0:

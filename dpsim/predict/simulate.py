@@ -72,32 +72,51 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     ``operations`` is an ``Operations``, ``prices`` a ``Prices``, ``mode`` a value of ``MODES``.
     Returns times (3, operations): start, end, ready; sums (5): step, exposed communication, forward, backward, update.
     """
-    kind, layer, after = operations.kind, operations.layer, operations.after
-    layers = prices.layers
+    kind, after = operations.kind, operations.after
     times = np.zeros((3, len(kind)))
     queue = np.nonzero(kind == ALLREDUCE)[0]
-    ready = np.zeros(len(kind), np.bool_)
     head = np.array([0.0, 0.0 if mode == POLL else -1.0, 0.0])
-    lane = Lane(queue, ready, head, times)
-    overhead_s, update_s = prices.fixed[0], prices.fixed[1]
-    now = host = overhead_s
+    lane = Lane(queue, np.zeros(len(kind), np.bool_), head, times)
+    now, paused = _compute(operations, prices, lane, mode)
+    _drain(now, operations, prices, lane, mode)
+    for i in range(len(kind)):
+        if kind[i] != FORWARD and kind[i] != BACKWARD and kind[i] != ALLREDUCE:
+            times[0, i] = now if after[i] < 0 else max(now, times[1, after[i]])
+            now = times[1, i] = times[0, i] + prices.fixed[1]
+    sums = _sums(kind, queue, times, prices.fixed[0])
+    sums[STEP] = now
+    sums[BACKWARDS] -= paused
+    if mode == OFF or mode == INLINE:
+        sums[EXPOSED] = (times[1, queue] - times[0, queue]).sum()
+    return times, sums
+
+
+@numba.njit(cache=True, nogil=True)
+def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
+    """All forwards and backwards, with the communication beside them; (the instant afterwards, seconds of pauses).
+
+    An operation is three parts: the wait for its launch, the work until its gradients are ready (all of a forward),
+    and the rest of a backward.
+    """
+    kind, layers = operations.kind, prices.layers
+    ready, times = lane.ready, lane.times
+    now = host = prices.fixed[0]
     paused = 0.0
     for i in range(len(kind)):
         if kind[i] != FORWARD and kind[i] != BACKWARD:
             continue
-        of = layer[i]
+        of = operations.layer[i]
         host += layers[3, of]
         if host > now:
-            if mode == THREAD:
+            if _engaged(operations, lane, mode):
                 _flow(now, host - now, False, operations, prices, lane)
             now = host
         times[0, i] = now
-        before = layers[0, of] if kind[i] == FORWARD else layers[2, of]
-        rest = 0.0 if kind[i] == FORWARD else layers[1, of] - layers[2, of]
-        if mode == THREAD:
-            now = _flow(now, before, True, operations, prices, lane)
+        work = layers[0, of] if kind[i] == FORWARD else layers[2, of]
+        if _engaged(operations, lane, mode):
+            now = _flow(now, work, True, operations, prices, lane)
         else:
-            now += before
+            now += work
         if kind[i] == BACKWARD:
             times[2, i] = now
             ready[i] = True
@@ -109,24 +128,24 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
                     host = max(host, now)
             elif mode == POLL and prices.announces[of]:
                 now = _poll(now, operations, prices, lane)
-            if mode == THREAD:
+            rest = layers[1, of] - layers[2, of]
+            if _engaged(operations, lane, mode):
                 now = _flow(now, rest, True, operations, prices, lane)
             else:
                 now += rest
             if mode == POLL:
                 now = _poll(now, operations, prices, lane)
         times[1, i] = now
-    _drain(now, operations, prices, lane, mode)
-    for i in range(len(kind)):
-        if kind[i] != FORWARD and kind[i] != BACKWARD and kind[i] != ALLREDUCE:
-            times[0, i] = now if after[i] < 0 else max(now, times[1, after[i]])
-            now = times[1, i] = times[0, i] + update_s
-    sums = _sums(kind, queue, times, overhead_s)
-    sums[STEP] = now
-    sums[BACKWARDS] -= paused
-    if mode == OFF or mode == INLINE:
-        sums[EXPOSED] = (times[1, queue] - times[0, queue]).sum()
-    return times, sums
+    return now, paused
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _engaged(operations, lane, mode):  # type: ignore[no-untyped-def]
+    """Whether a communication thread has something under way, or something that it may start."""
+    place = int(lane.head[0])
+    if mode != THREAD or place >= len(lane.queue):
+        return False
+    return lane.head[1] >= 0.0 or lane.ready[operations.after[lane.queue[place]]]
 
 
 @numba.njit(cache=True, nogil=True)
