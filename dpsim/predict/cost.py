@@ -122,7 +122,7 @@ def _fitting(tables: tuple[AllreduceCost, ...], algorithm: str, devices: int, wi
     """The table of this algorithm and device count, of the same wire dtype if there is one."""
     fitting = [t for t in tables if t.algorithm == algorithm and t.devices == devices]
     same = [t for t in fitting if t.wire_dtype == wire_dtype]
-    return (same or fitting or [None])[0]
+    return next(iter(same or fitting), None)
 
 
 def link_points(link: Link, algorithm: str, devices: int) -> Floats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +10,20 @@ from numpy.typing import NDArray
 from dpsim.fusion import HorovodCycle
 from dpsim.predict.simulate import OFF, Operations, Prices, simulate
 from dpsim.schedule import ALLREDUCE, BACKWARD, COMMUNICATION, Schedule
+from dpsim.workload import ReadyOrder
 
 Floats = NDArray[np.float64]
 _MOST_ROUNDS = 8
-Groups = list[tuple[tuple[int, ...], float]]
+Group = tuple[tuple[int, ...], int, bool]
+"""Tensors (ready positions), the layer whose gradients-ready instant decided it, held until backward ends or not."""
 
 
 def joined(schedule: Schedule, prices: Prices, mode: int) -> tuple[Schedule, Operations]:
-    """A dynamic schedule with its buckets decided, and its operations with the instants at which they are released.
+    """A dynamic schedule with its buckets decided, and its operations for the kernel.
 
-    Cycles end at r + cycle_s, r + 2 cycle_s, ..., r the step's first ready gradient, and at the end of the last
-    backward, where what is left is handed over at once. Each packs the tensors that became ready in it
-    (``HorovodCycle``). Without overlap everything is packed at once after backward.
+    As in the runtime, decisions fall at gradients-ready instants t: when t >= tick, the tensors ready by then and not
+    yet packed are packed (``HorovodCycle``), and tick = max(tick + cycle_s, t); tick is cycle_s after the step's
+    beginning at first. What is left at the end of the last backward is packed then; without overlap that is all.
 
     Ready instants depend on the communication beside them and the buckets on the ready instants, so the two are
     computed in turn until the buckets stay the same, at most 8 times.
@@ -30,56 +31,49 @@ def joined(schedule: Schedule, prices: Prices, mode: int) -> tuple[Schedule, Ope
     plan = schedule.plan
     order = schedule.workload.ready_order
     policy = HorovodCycle(threshold_bytes=plan.threshold_bytes, cycle_s=plan.cycle_s)
-    last = len(schedule.kind) - 1 - np.argmax(schedule.kind[::-1] == BACKWARD)
-    layers = len(schedule.workload.layers)
-    ready_operation = last - order.layer
-    first_backward = last - layers + 1
+    last = int(np.flatnonzero(schedule.kind == BACKWARD)[-1])
 
-    groups: Groups = []
+    groups: list[Group] = []
     for _ in range(_MOST_ROUNDS):
-        result, operations = _with_groups(schedule, groups, ready_operation)
+        result, operations = _with_groups(schedule, groups, last)
         times, _ = simulate(operations, prices, mode)
-        ready = np.maximum.accumulate(times[2, ready_operation]) if len(ready_operation) else np.zeros(0)
-        end_s = float(times[1, first_backward : last + 1].max())
-        ticks = np.full(len(ready), end_s) if mode == OFF else _ticks(ready, plan.cycle_s, end_s)
-        decided = _pack(policy, ticks, order.size_bytes, order.dtype_code)
-        if [tensors for tensors, _ in decided] == [tensors for tensors, _ in groups]:
+        ready = times[2, last - order.layer]
+        decided = _decide(policy, np.full_like(ready, -1.0) if mode == OFF else ready, order)
+        if decided == groups:
             break
         groups = decided
     return result, operations
 
 
-def _ticks(ready: Floats, cycle_s: float, end_s: float) -> Floats:
-    """The cycle end at which each tensor is packed: the first one not before it is ready, at the latest ``end_s``."""
-    if len(ready) == 0:
-        return ready
-    count = np.maximum(np.ceil((ready - ready[0]) / cycle_s), 1.0)
-    ticks: Floats = np.minimum(ready[0] + count * cycle_s, end_s)
-    return np.maximum(ticks, ready)
+def _decide(policy: HorovodCycle, ready: Floats, order: ReadyOrder) -> list[Group]:
+    groups: list[Group] = []
+    waiting: list[int] = []
 
+    def pack(layer: int, held: bool) -> None:
+        for bucket in policy.pack(order.size_bytes[waiting].tolist(), order.dtype_code[waiting].tolist()):
+            groups.append((tuple(waiting[i] for i in bucket), layer, held))
+        waiting.clear()
 
-def _pack(policy: HorovodCycle, ticks: Floats, sizes: NDArray[np.int64], codes: NDArray[np.int64]) -> Groups:
-    groups: Groups = []
-    begin = 0
-    while begin < len(ticks):
-        end = begin + 1
-        while end < len(ticks) and math.isclose(ticks[end], ticks[begin], rel_tol=1e-12):
-            end += 1
-        for bucket in policy.pack(sizes[begin:end].tolist(), codes[begin:end].tolist()):
-            groups.append((tuple(begin + i for i in bucket), float(ticks[begin])))
-        begin = end
+    tick = policy.cycle_s
+    for position, layer in enumerate(order.layer.tolist()):
+        waiting.append(position)
+        now = float(ready[position])
+        end_of_layer = position + 1 == len(order.layer) or order.layer[position + 1] != layer
+        if end_of_layer and now >= tick:
+            pack(layer, held=False)
+            tick = max(tick + policy.cycle_s, now)
+    if waiting:
+        pack(0, held=True)
     return groups
 
 
-def _with_groups(
-    schedule: Schedule, groups: Groups, ready_operation: NDArray[np.int64]
-) -> tuple[Schedule, Operations]:
+def _with_groups(schedule: Schedule, groups: list[Group], last: int) -> tuple[Schedule, Operations]:
     """The schedule with one allreduce a group (no group: no communication), before the update."""
     order = schedule.workload.ready_order
     compute, buckets = len(schedule.kind) - 1, len(groups)
-    sizes = np.array([int(order.size_bytes[list(tensors)].sum()) for tensors, _ in groups], np.int64)
-    after = np.array([ready_operation[max(tensors)] for tensors, _ in groups], np.int32)
-    release = np.array([0.0] * compute + [tick for _, tick in groups] + [0.0])
+    sizes = np.array([int(order.size_bytes[list(tensors)].sum()) for tensors, _, _ in groups], np.int64)
+    after = np.array([last - layer for _, layer, _ in groups], np.int32)
+    held = np.array([False] * compute + [late for _, _, late in groups] + [False])
 
     def insert(column: NDArray[np.generic], values: object) -> NDArray[np.generic]:
         middle = np.broadcast_to(np.asarray(values, column.dtype), (buckets,))
@@ -96,8 +90,8 @@ def _with_groups(
     }
     if buckets:
         columns["after"][-1] = compute + buckets - 1
-    members = [i for tensors, _ in groups for i in tensors]
-    starts = np.cumsum([0] + [len(tensors) for tensors, _ in groups])
+    members = [i for tensors, _, _ in groups for i in tensors]
+    starts = np.cumsum([0] + [len(tensors) for tensors, _, _ in groups])
     result = dataclasses.replace(
         schedule,
         tensor_order=order.tensor[members],
@@ -105,4 +99,4 @@ def _with_groups(
         bucket_size_bytes=sizes,
         **columns,  # type: ignore[arg-type]
     )
-    return result, Operations(result.kind, result.layer, result.after, result.size_bytes, release)
+    return result, Operations(result.kind, result.layer, result.after, result.size_bytes, held)

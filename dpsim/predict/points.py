@@ -53,7 +53,8 @@ def predict_points(
     single = predict(workload, machine, msgspec.structs.replace(plan_of(1, None), overlap="off"))
     for count in devices:
         rows = []
-        for threshold in [None] if count == 1 else list(thresholds) or [None]:
+        choices: list[float | None] = [None] if count == 1 or not thresholds else [*thresholds]
+        for threshold in choices:
             plan = plan_of(count, threshold)
             if overlap == "auto":
                 mechanism = choose_overlap(workload, machine, plan)[0]

@@ -16,13 +16,14 @@ STEP, EXPOSED, FORWARDS, BACKWARDS, UPDATES = range(5)
 
 
 class Operations(NamedTuple):
-    """A Schedule's arrays as the kernel takes them; ``release_s``: no allreduce starts before (Horovod's cycle)."""
+    """A Schedule's arrays as the kernel takes them; ``held`` allreduces start after the last backward at the earliest
+    (what is left of Horovod's last cycle; false elsewhere)."""
 
     kind: Any
     layer: Any
     after: Any
     size_bytes: Any
-    release_s: Any
+    held: Any
 
 
 class Prices(NamedTuple):
@@ -58,7 +59,7 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     ready after ``gradient`` seconds of its own work. Updates come last, when the allreduce they wait for has ended.
 
     Communication lane: allreduces one after another in array order. One may start when the operation ``after`` has
-    made its gradients ready, and not before ``release_s`` (Horovod's cycle; 0 elsewhere).
+    made its gradients ready.
 
     - off: all after the last computation, each at its solo cost.
     - inline: on the calling thread at the gradients-ready instant; computation (and launching) stops meanwhile.
@@ -86,7 +87,7 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     sums = _sums(kind, queue, times, prices.fixed[0])
     sums[STEP] = now
     sums[BACKWARDS] -= paused
-    if mode == OFF or mode == INLINE:
+    if mode in (OFF, INLINE):
         sums[EXPOSED] = (times[1, queue] - times[0, queue]).sum()
     return times, sums
 
@@ -154,7 +155,7 @@ def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     queue, ready, head, times = lane
     while head[0] < len(queue):
         k = queue[int(head[0])]
-        if not ready[operations.after[k]] or operations.release_s[k] > now:
+        if operations.held[k] or not ready[operations.after[k]]:
             break
         times[0, k] = now
         now += at(prices.solo, 1, operations.size_bytes[k])
@@ -165,19 +166,16 @@ def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-untyped-def]
-    """Advance both lanes until ``work`` seconds of computation (or of idling) are done; the instant at which they are."""
+    """Advance both lanes until ``work`` seconds of computation (or of idling) are done; that instant."""
     queue, ready, head, times = lane
-    size_bytes, release_s, solo = operations.size_bytes, operations.release_s, prices.solo
+    size_bytes, held, solo = operations.size_bytes, operations.held, prices.solo
     after, beside = operations.after, prices.beside
     while True:
         place = int(head[0])
         k = queue[place] if place < len(queue) else -1
         if head[1] < 0.0:
-            if k < 0 or not ready[after[k]] or release_s[k] >= now + work:
+            if k < 0 or held[k] or not ready[after[k]]:
                 return now + work
-            if release_s[k] > now:
-                work -= release_s[k] - now
-                now = release_s[k]
             head[1] = 1.0
             times[0, k] = now
         length = at(beside, 1, size_bytes[k]) if computing else at(solo, 1, size_bytes[k])
@@ -200,7 +198,7 @@ def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-un
 def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     """One look at the communication: notice a stage that has ended, start what may start; the instant afterwards."""
     queue, ready, head, times = lane
-    size_bytes, release_s, solo = operations.size_bytes, operations.release_s, prices.solo
+    size_bytes, held, solo = operations.size_bytes, operations.held, prices.solo
     after, poll_s, stages = operations.after, prices.fixed[2], prices.fixed[3]
     if head[1] > 0.0:
         now += poll_s
@@ -215,7 +213,7 @@ def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
             else:
                 times[1, k] = now
                 head[0] += 1
-        elif ready[after[k]] and release_s[k] <= now:
+        elif ready[after[k]] and not held[k]:
             times[0, k] = now
             head[1] = stages
             head[2] = now + at(solo, 1, size_bytes[k]) / stages
@@ -229,7 +227,7 @@ def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
 def _drain(now, operations, prices, lane, mode):  # type: ignore[no-untyped-def]
     """What is left after the last computation, one allreduce after another at its solo cost."""
     queue, _, head, times = lane
-    size_bytes, release_s, solo = operations.size_bytes, operations.release_s, prices.solo
+    size_bytes, solo = operations.size_bytes, prices.solo
     stages = prices.fixed[3]
     for place in range(int(head[0]), len(queue)):
         k = queue[place]
@@ -239,7 +237,7 @@ def _drain(now, operations, prices, lane, mode):  # type: ignore[no-untyped-def]
         elif mode == POLL and head[1] > 0.0:
             now = max(now, head[2]) + (head[1] - 1.0) * cost / stages
         else:
-            times[0, k] = now = max(now, release_s[k])
+            times[0, k] = now
             now += cost
         head[1] = 0.0 if mode == POLL else -1.0
         times[1, k] = now

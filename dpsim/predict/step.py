@@ -16,9 +16,7 @@ from dpsim.machine import Machine
 from dpsim.plan import Plan
 from dpsim.predict.cost import alpha_beta, beside_curve, compute_slowdown, rounds, solo_curve
 from dpsim.predict.horovod import joined
-from dpsim.predict.simulate import (
-    BACKWARDS, EXPOSED, FORWARDS, MODES, STEP, UPDATES, Operations, Prices, simulate,
-)  # fmt: skip
+from dpsim.predict.simulate import MODES, STEP, Operations, Prices, simulate
 from dpsim.schedule import ALLREDUCE, Schedule
 from dpsim.timeline import Timeline
 from dpsim.workload import Workload
@@ -90,16 +88,16 @@ def timeline(workload: Workload, machine: Machine, plan: Plan) -> Timeline:
     overhead = workload.overhead_s * compute_slowdown(machine, plan.devices)[0]
     names = ["step overhead"] + [schedule.operation_name(i) for i in range(len(schedule.kind))]
     events = [(0.0, overhead, 0, 0, 0)] if overhead > 0 else []
-    pauses = [i for i in range(len(schedule.kind)) if schedule.kind[i] == ALLREDUCE] if plan.overlap == "inline" else []
+    queue = np.flatnonzero(schedule.kind == ALLREDUCE)
     for i in range(len(schedule.kind)):
-        lane, size, begin = int(schedule.lane[i]), int(schedule.size_bytes[i]), float(start[i])
-        if schedule.kind[i] != ALLREDUCE:
-            for k in pauses:
-                if begin <= start[k] and end[k] < end[i] and end[k] > start[k]:
-                    if start[k] > begin:
-                        events.append((begin, float(start[k]), lane, i + 1, size))
-                    begin = float(end[k])
-        events.append((begin, float(end[i]), lane, i + 1, size))
+        lane, size = int(schedule.lane[i]), int(schedule.size_bytes[i])
+        paused = queue[:0]
+        if plan.overlap == "inline" and schedule.kind[i] != ALLREDUCE:
+            paused = queue[(start[queue] >= start[i]) & (end[queue] <= end[i]) & (end[queue] > start[queue])]
+        edges = [float(start[i]), *np.column_stack([start[paused], end[paused]]).ravel().tolist(), float(end[i])]
+        for begin, stop in zip(edges[::2], edges[1::2], strict=True):
+            if stop > begin or not len(paused):
+                events.append((begin, stop, lane, i + 1, size))
     events.sort(key=lambda event: event[:2])
     columns = [np.array(column) for column in zip(*events, strict=True)]
     zeros = np.zeros(len(events), np.int64)
@@ -139,9 +137,8 @@ def _price(workload: Workload, machine: Machine, plan: Plan) -> _Priced:
     if schedule.dynamic:
         schedule, operations = joined(schedule, prices, mode)
     else:
-        operations = Operations(
-            schedule.kind, schedule.layer, schedule.after, schedule.size_bytes, np.zeros(len(schedule.kind))
-        )
+        held = np.zeros(len(schedule.kind), np.bool_)
+        operations = Operations(schedule.kind, schedule.layer, schedule.after, schedule.size_bytes, held)
     times, sums = simulate(operations, prices, mode)
     if plan.devices > 1 and schedule.buckets and not extrapolated:
         extrapolated = bool(schedule.bucket_size_bytes.max() > last_bytes)
