@@ -92,8 +92,9 @@ def _untwinned(key: PointKey) -> PointKey:
 def _check_hash(predictions: Predictions, results: Results) -> None:
     try:
         found = codec.digest(predictions)
+        codec.to_json(results).encode()
     except UnicodeEncodeError as error:
-        raise FileFormatError(f"the predictions hold text that is not Unicode: {error}", allowed="UTF-8") from error
+        raise FileFormatError(f"the records hold text that is not Unicode: {error}", allowed="UTF-8") from error
     if found != results.predictions_sha256:
         raise FileFormatError(
             f"the results were not measured against these predictions: their SHA-256 is {found[:12]}..., "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from dpsim.report.comparison import ComparedPoint, Group, Overall, OverlapEffect
 GIVEN_NULLS = ("perfect_scaling", "alpha_beta_no_overlap", "largest_bucket")
 
 
-def score(errors: Sequence[float], null_errors: dict[str, Sequence[float]]) -> Score:
+def score(errors: Sequence[float], null_errors: Mapping[str, Sequence[float]]) -> Score:
     """Median and 90th percentile of the absolute ``errors``, and the best null's median. skill = 1 - model / null.
 
     ``skill`` is ``None`` when the best null makes no error at all.

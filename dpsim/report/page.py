@@ -71,7 +71,8 @@ def _card(comparison: Comparison, group: Group) -> _Card:
     best, guess = best_measured(comparison, group), best_predicted(comparison, group)
     tiles = [
         _Tile(
-            value=format_size(best.fusion_threshold_bytes), label=f"best threshold, {milliseconds(best.measured_step_s)} ms"
+            value=format_size(best.fusion_threshold_bytes),
+            label=f"best threshold, {milliseconds(best.measured_step_s)} ms",
         ),
         _Tile(
             value=format_size(guess.fusion_threshold_bytes),

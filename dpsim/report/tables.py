@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dpsim.report.comparison import NULL_NAMES, ComparedPoint, Comparison, Group, Overall, Score
-from dpsim.report.words import devices_name, milliseconds_beside, network_name, percent, skill_text
+from dpsim.report.words import (
+    EMULATED_COMPUTE,
+    devices_name,
+    milliseconds_beside,
+    network_name,
+    percent,
+    skill_text,
+)
 from dpsim.units import format_size
 
 MEASURED_MARK, PREDICTED_MARK = "★", "◆"
@@ -207,4 +214,5 @@ def overlap_table(comparison: Comparison) -> Table:
 
 def where(point: ComparedPoint) -> str:
     """``2 devices on node``, for captions."""
-    return f"{devices_name(point.devices)} on {network_name(point.network, point.emulated_network)}"
+    text = f"{devices_name(point.devices)} on {network_name(point.network, point.emulated_network)}"
+    return text + (EMULATED_COMPUTE if point.emulated_compute else "")

@@ -14,7 +14,6 @@ from dpsim.report.tables import Column, Section, Table, tables
 from dpsim.report.warning import warnings
 from dpsim.report.words import answers
 
-
 INDENT, GAP = 2, 2
 
 

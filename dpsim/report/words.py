@@ -5,6 +5,8 @@ from __future__ import annotations
 from dpsim.report.comparison import ComparedPoint, Comparison, Group
 from dpsim.units import format_size
 
+EMULATED_COMPUTE = " (emulated computation)"
+
 
 def milliseconds(seconds: float) -> str:
     """``12.34`` (the unit stands in the column's head or follows)."""
@@ -69,6 +71,7 @@ def answer(comparison: Comparison, group: Group) -> str:
     """What was found on one network and device count, in one or two sentences."""
     best, predicted = best_measured(comparison, group), best_predicted(comparison, group)
     where = f"On {network_name(group.network, group.emulated_network)}, {devices_name(group.devices)}"
+    where += EMULATED_COMPUTE if best.emulated_compute else ""
     model = f"median error {percent(group.step.median_abs_error)}, skill {skill_text(group.step.skill)}"
     if group.below_noise:
         return (

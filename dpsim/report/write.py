@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 _STEP_TIME = (
     "Step time against the fusion threshold. Dots: measured medians with their 95% intervals; line: predicted "
-    "beforehand, with its band; dashed: what four models without insight say."
+    "beforehand, with its band; dashed: what the four nulls say. Threshold 0 is one allreduce a tensor, inf one a step."
 )
 _TIMELINE = (
     "One training step of the best setting, of one rank: measured above, predicted below, on one time axis. "
     "Hatched: computation waits for communication."
 )
-_WHERE = "Where a step's time goes at each threshold: measured on the left, predicted (hatched) on the right."
+_WHERE = "Where a step's time goes at each threshold: measured on the left, predicted (paler) on the right."
 
 
 def write_report(folder: Path, predictions: Predictions, results: Results, comparison: Comparison) -> list[Path]:

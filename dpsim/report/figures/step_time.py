@@ -8,7 +8,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpsim.report.comparison import ComparedPoint, Comparison
-from dpsim.report.figures.style import INK, MEASURED, MUTED, PAPER, PREDICTED, RULE, labels_at_right, panels, styled
+from dpsim.report.figures.style import (
+    FAINT,
+    INK,
+    MEASURED,
+    MUTED,
+    PAPER,
+    PREDICTED,
+    RULE,
+    labels_at_right,
+    panels,
+    styled,
+)
 from dpsim.report.tables import where
 from dpsim.units import format_size
 
@@ -60,43 +71,47 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
     for line in shown.values():
-        axis.plot(x, line, color=MUTED, linewidth=0.9, dashes=(4, 2.5), zorder=1)
+        axis.plot(x, line, color=FAINT, linewidth=0.9, dashes=(4, 2.5), zorder=1)
     axis.fill_between(x, *band, color=PREDICTED, alpha=0.16, linewidth=0, zorder=2)
     axis.plot(x, predicted, color=PREDICTED, linewidth=1.8, zorder=3)
     around = [[m - a for m, a in zip(measured, low, strict=True)], [b - m for m, b in zip(measured, high, strict=True)]]
     axis.errorbar(x, measured, yerr=around, fmt="o", color=MEASURED, markersize=5, elinewidth=1.6, capsize=0, zorder=5)
-    _mark_best(axis, points, measured, predicted)
+    _mark_best(axis, points, measured, predicted, low)
     labels = [(line[-1], _NULL_LABELS.get(name, name), MUTED) for name, line in shown.items()]
     labels += [(measured[-1], "measured", MEASURED), (predicted[-1], "predicted", PREDICTED)]
     labels_at_right(axis, labels, gap=0.062)
     _frame(axis, points)
     off = [f"{_NULL_LABELS.get(n, n)} {v[-1]:.3g} ms" for n, v in nulls.items() if n not in shown]
-    if off:
-        axis.text(0.01, 0.015, "off the scale: " + ", ".join(off), transform=axis.transAxes, color=MUTED, fontsize=7.5)
+    text = "milliseconds a step" + (f"; off the scale: {', '.join(off)}" if off else "")
+    axis.text(0, 1.02, text, transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
 
 
 def _mark_best(
-    axis: Axes, points: Sequence[ComparedPoint], measured: Sequence[float], predicted: Sequence[float]
-) -> None:
-    low, high = axis.get_ylim()
+    axis: Axes, points: Sequence[ComparedPoint], measured: Sequence[float], predicted: Sequence[float],
+    low: Sequence[float],
+) -> None:  # fmt: skip
     for i, point in enumerate(points):
-        edge = {"markeredgecolor": PAPER, "markeredgewidth": 1.0, "linestyle": "none", "zorder": 6}
-        if point.is_best_measured:
-            axis.plot([i], [measured[i]], marker="*", markersize=15, color=MEASURED, **edge)
         if point.is_best_predicted:
-            axis.plot([i], [predicted[i]], marker="D", markersize=7.5, color=PREDICTED, **edge)
+            axis.plot(
+                [i], [predicted[i]], marker="D", markersize=10, markerfacecolor=PAPER, markeredgecolor=PREDICTED,
+                markeredgewidth=1.6, zorder=4,
+            )  # fmt: skip
+        if point.is_best_measured:
+            axis.plot(
+                [i], [measured[i]], marker="*", markersize=14, markerfacecolor=MEASURED, markeredgecolor=PAPER,
+                markeredgewidth=0.8, zorder=6,
+            )  # fmt: skip
     best = next((i for i, p in enumerate(points) if p.is_best_measured), None)
     guess = next((i for i, p in enumerate(points) if p.is_best_predicted), None)
     if best is not None:
         text = "best, measured and predicted" if best == guess else "best measured"
-        _note(axis, text, best, measured[best], len(points), INK if best == guess else MEASURED, low, high, below=True)
+        lowest = min(low[best], predicted[best]) if best == guess else low[best]
+        _note(axis, text, best, lowest, len(points), INK if best == guess else MEASURED, below=True)
     if guess is not None and guess != best:
-        _note(axis, "best predicted", guess, predicted[guess], len(points), PREDICTED, low, high, below=False)
+        _note(axis, "best predicted", guess, predicted[guess], len(points), PREDICTED, below=False)
 
 
-def _note(
-    axis: Axes, text: str, x: int, y: float, count: int, colour: str, low: float, high: float, *, below: bool
-) -> None:
+def _note(axis: Axes, text: str, x: int, y: float, count: int, colour: str, *, below: bool) -> None:
     side = "left" if x < count * 0.34 else "right" if x > count * 0.66 else "center"
     shift = {"left": -6, "right": 6, "center": 0}[side]
     axis.annotate(
@@ -108,7 +123,6 @@ def _note(
 def _frame(axis: Axes, points: Sequence[ComparedPoint]) -> None:
     axis.set_xticks(range(len(points)), [format_size(p.fusion_threshold_bytes).replace(" ", "\n") for p in points])
     axis.tick_params(labelsize=8.5)
-    axis.set_xlabel("fusion threshold (0: one allreduce a tensor, inf: one a step)", fontsize=8.5)
+    axis.set_xlabel("fusion threshold", fontsize=8.5)
     algorithm = f", {points[0].algorithm}"
     axis.set_title(f"{where(points[0])}{algorithm}", loc="left", fontsize=10.5, fontweight="bold", pad=18)
-    axis.text(0, 1.02, "milliseconds a step", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")

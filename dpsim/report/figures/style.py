@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +13,11 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import blended_transform_factory
 
-INK, MUTED, RULE, PAPER = "#1c1c22", "#6a6a75", "#d9d9e0", "#fefefe"
-MEASURED, PREDICTED = "#0072b2", "#d55e00"
+INK, MUTED, FAINT, RULE, PAPER = "#1c1c22", "#6a6a75", "#9c9ca8", "#d9d9e0", "#fefefe"
+MEASURED, PREDICTED = "#0071b1", "#d45d00"
 PARTS = {
     "forward": "#56b4e9",
     "backward": "#0072b2",
@@ -26,24 +28,26 @@ PARTS = {
 ALLREDUCE = PARTS["exposed communication"]
 WIDE_IN, NARROW_IN = 10.4, 4.3
 FONTS = ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"]
-_THEME = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"}
-_RC: dict[str, Any] = {
+_THEME = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", RULE: "--rule", PAPER: "--paper", MEASURED: "--measured",
+          PREDICTED: "--predicted"}  # fmt: skip
+_RC: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "dpsim", "font.size": 9.5, "axes.edgecolor": RULE,
     "axes.labelcolor": MUTED, "axes.titlecolor": INK, "text.color": INK, "xtick.color": MUTED,
     "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.linewidth": 0.8,
     "xtick.major.size": 0, "ytick.major.size": 0, "hatch.linewidth": 0.9, "figure.facecolor": PAPER,
     "axes.facecolor": "none", "savefig.facecolor": PAPER, "text.parse_math": False,
 }  # fmt: skip
-Draw = Callable[[Figure, Sequence[Axes]], None]
 
 
-def panels(count: int, *, narrow: bool, height_in: float, columns: int = 2, head_in: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """A figure of ``count`` panels in ``columns`` columns, or in one where ``narrow``; ``head_in`` is kept for a legend."""
+def panels(
+    count: int, *, narrow: bool, height_in: float, columns: int = 2, head_in: float = 0.0
+) -> tuple[Figure, list[Axes]]:
+    """A figure of ``count`` panels in ``columns`` columns, one where ``narrow``; ``head_in`` is kept for a legend."""
     across = 1 if narrow else min(columns, max(1, count))
     down = -(-count // across)
     size = (NARROW_IN if narrow else WIDE_IN, down * height_in + head_in)
-    figure = Figure(figsize=size, layout="constrained")
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - head_in / size[1]), hspace=0.06, wspace=0.05)  # type: ignore[union-attr, call-arg]
+    room = (0.0, 0.0, 1.0, 1 - head_in / size[1])
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(rect=room, hspace=0.06, wspace=0.05))
     axes = [figure.add_subplot(down, across, i + 1) for i in range(count)]
     for axis in axes:
         axis.spines[["top", "right", "left"]].set_visible(False)
@@ -92,7 +96,7 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
     placed = np.array(values, float)
     for _ in range(200):
         moved = False
-        for a, b in zip(order, order[1:], strict=False):
+        for a, b in itertools.pairwise(order):
             short = gap - (placed[b] - placed[a])
             if short > 1e-12:
                 placed[a] -= short / 2
@@ -109,5 +113,6 @@ def labels_at_right(axis: Axes, labels: Sequence[tuple[float, str, str]], *, gap
     low, high = axis.get_ylim()
     places = spread([value for value, _, _ in labels], gap * (high - low), low, high)
     across = blended_transform_factory(axis.transAxes, axis.transData)
-    for (_, text, colour), y in zip(labels, places, strict=True):
-        axis.text(1.01, y, text, color=colour, va="center", ha="left", fontsize=8.5, transform=across)
+    for (value, text, colour), y in zip(labels, places, strict=True):
+        axis.plot([1.0, 1.035], [value, y], color=colour, linewidth=0.7, alpha=0.7, transform=across, clip_on=False)
+        axis.text(1.045, y, text, color=colour, va="center", ha="left", fontsize=8.5, transform=across)

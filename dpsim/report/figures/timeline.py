@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 
 from dpsim.report.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import ALLREDUCE, INK, MUTED, PAPER, PARTS, RULE, panels, styled
-from dpsim.report.tables import where
 from dpsim.report.timelines import Timelines, kind_of, typical_step
+from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name
 from dpsim.schedule import COMMUNICATION, COMPUTE
 from dpsim.timeline import Timeline
 from dpsim.units import format_size
@@ -48,9 +48,10 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
         return None
 
     def make() -> Figure:
-        figure, axes = panels(len(chosen), narrow=narrow, height_in=2.75, columns=1, head_in=0.5 if narrow else 0.3)
+        height, head = (2.9, 0.5) if narrow else (2.75, 0.3)
+        figure, axes = panels(len(chosen), narrow=narrow, height_in=height, columns=1, head_in=head)
         for axis, panel in zip(axes, chosen, strict=True):
-            _draw(axis, panel)
+            _draw(axis, panel, "\n" if narrow else " ")
         kinds = ("forward", "backward", "update", "allreduce", "other")
         figure.legend(
             handles=[Patch(color=_COLOURS[k], label=k) for k in kinds], loc="upper left", frameon=False,
@@ -61,7 +62,7 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
     return styled(make)
 
 
-def _draw(axis: Axes, panel: _Panel) -> None:
+def _draw(axis: Axes, panel: _Panel, gap: str) -> None:
     ends = []
     for timeline in (panel.measured, panel.predicted):
         ends.append(_rows(axis, typical_step(timeline)))
@@ -79,7 +80,10 @@ def _draw(axis: Axes, panel: _Panel) -> None:
     axis.set_axisbelow(True)
     axis.set_xlabel("milliseconds since the step began", fontsize=8.5)
     size = format_size(panel.point.fusion_threshold_bytes)
-    axis.set_title(f"{where(panel.point)}, threshold {size}", loc="left", fontsize=10.5, fontweight="bold")
+    network = network_name(panel.point.network, panel.point.emulated_network)
+    text = f"{network},{gap}{devices_name(panel.point.devices)}, threshold {size}"
+    text += EMULATED_COMPUTE if panel.point.emulated_compute else ""
+    axis.set_title(text, loc="left", fontsize=10.5, fontweight="bold")
 
 
 def _rows(axis: Axes, step: Timeline) -> float:
@@ -109,9 +113,10 @@ def _waiting(axis: Axes, step: Timeline, origin: float) -> None:
         return
     left, bottom = float(reach[i] - origin) * 1e3, _LANES[(step.source, COMPUTE)]
     axis.broken_barh(
-        [(left, length * 1e3)], (bottom, _TALL), facecolors="none", edgecolors=MUTED, linewidth=0, hatch="////", zorder=2
-    )
+        [(left, length * 1e3)], (bottom, _TALL), facecolors="none", edgecolors=MUTED, linewidth=0, hatch="////",
+        zorder=2,
+    )  # fmt: skip
     axis.text(
-        left + length * 500, bottom + _TALL + 0.06, f"waits {length * 1e3:.2f} ms", fontsize=8, color=MUTED, ha="center",
-        va="bottom",
+        left + length * 500, bottom + _TALL + 0.06, f"waits {length * 1e3:.2f} ms", fontsize=8, color=MUTED,
+        ha="center", va="bottom",
     )  # fmt: skip

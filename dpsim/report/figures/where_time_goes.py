@@ -17,11 +17,12 @@ from dpsim.units import format_size
 _REST = "computation and the rest"
 _COLOURS = {**PARTS, _REST: PARTS["backward"]}
 _WIDTH = 0.36
+_PALE = 0.5
 Bar = dict[str, float]
 
 
 def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) -> Figure:
-    """One panel a network and device count. Where not every point kept both timelines, two parts: exposed and the rest."""
+    """One panel a network and device count; two parts only where not every point kept both timelines."""
     panel_bars = [(points, _bars(points, timelines)) for points in map(comparison.members, comparison.groups)]
     parts = dict.fromkeys(part for _, bars in panel_bars for pair in bars for part in pair[0])
 
@@ -30,7 +31,7 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
         for axis, (points, bars) in zip(axes, panel_bars, strict=True):
             _panel(axis, points, bars)
         handles = [Patch(color=_COLOURS[part], label=part) for part in parts]
-        handles.append(Patch(facecolor=MUTED, edgecolor=PAPER, hatch="////", label="predicted (hatched, right)"))
+        handles.append(Patch(facecolor=MUTED, alpha=_PALE, label="paler, right: predicted"))
         figure.legend(
             handles=handles, loc="upper left", frameon=False, ncols=2 if narrow else 6, handlelength=1.0,
             handleheight=0.9, columnspacing=1.5, fontsize=9,
@@ -59,11 +60,11 @@ def _bars(points: Sequence[ComparedPoint], timelines: Timelines) -> list[tuple[B
 
 def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar, Bar]]) -> None:
     for i, pair in enumerate(bars):
-        for bar, x, hatch in ((pair[0], i - _WIDTH / 2 - 0.02, None), (pair[1], i + _WIDTH / 2 + 0.02, "////")):
+        for bar, x, alpha in ((pair[0], i - _WIDTH / 2 - 0.02, 1.0), (pair[1], i + _WIDTH / 2 + 0.02, _PALE)):
             bottom = 0.0
             for part, value in bar.items():
                 axis.bar(
-                    x, value, _WIDTH, bottom=bottom, color=_COLOURS[part], edgecolor=PAPER, linewidth=0.5, hatch=hatch
+                    x, value, _WIDTH, bottom=bottom, color=_COLOURS[part], edgecolor=PAPER, linewidth=0.5, alpha=alpha
                 )
                 bottom += value
     axis.set_xlim(-0.6, len(points) - 0.4)
