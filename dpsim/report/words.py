@@ -75,8 +75,9 @@ def answer(comparison: Comparison, group: Group) -> str:
     model = f"median error {percent(group.step.median_abs_error)}, skill {skill_text(group.step.skill)}"
     if group.below_noise:
         return (
-            f"{where}, the threshold does not matter: it changes a step of {milliseconds(best.measured_step_s)} ms by "
-            f"{percent(group.effect)}, less than the noise of {percent(group.noise_floor)}. The model: {model}."
+            f"{where}, no best threshold can be told: from worst to best they change a step of "
+            f"{milliseconds(best.measured_step_s)} ms by {percent(group.effect)}, within the noise of "
+            f"{percent(group.noise_floor)}. The model: {model}."
         )
     text = f"{where}, the best threshold is {threshold_name(best.fusion_threshold_bytes)}: "
     text += f"{milliseconds(best.measured_step_s)} ms a step"

@@ -66,7 +66,7 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
     bottom = min([bottom, *(max(floor, min(line)) for line in shown.values())])
     top = max([top, *(min(ceiling, max(line)) for line in shown.values())])
     margin = 0.09 * (top - bottom)
-    axis.set_ylim(bottom - margin, top + 1.8 * margin)
+    axis.set_ylim(bottom - 2 * margin, top + 1.8 * margin)
     axis.set_xlim(-0.4, len(points) - 0.6)
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
@@ -82,7 +82,7 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
     labels_at_right(axis, labels, gap=0.062)
     _frame(axis, points)
     off = [f"{_NULL_LABELS.get(n, n)} {v[-1]:.3g} ms" for n, v in nulls.items() if n not in shown]
-    text = "milliseconds a step" + (f"; off the scale: {', '.join(off)}" if off else "")
+    text = f"milliseconds a step, {points[0].algorithm}" + (f"; off the scale: {', '.join(off)}" if off else "")
     axis.text(0, 1.02, text, transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
 
 
@@ -124,5 +124,4 @@ def _frame(axis: Axes, points: Sequence[ComparedPoint]) -> None:
     axis.set_xticks(range(len(points)), [format_size(p.fusion_threshold_bytes).replace(" ", "\n") for p in points])
     axis.tick_params(labelsize=8.5)
     axis.set_xlabel("fusion threshold", fontsize=8.5)
-    algorithm = f", {points[0].algorithm}"
-    axis.set_title(f"{where(points[0])}{algorithm}", loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.set_title(where(points[0]), loc="left", fontsize=10.5, fontweight="bold", pad=18)
