@@ -1,0 +1,290 @@
+"""What the model says in cases whose answer is known, and what it says of costs, memory, nulls and mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from predict_cases import machines, plans, workloads
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.experiments.bench_predict import machine as bench_machine
+from dpsim.experiments.bench_predict import resnet50
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, OverlapCost
+from dpsim.plan import OVERLAPS, Plan
+from dpsim.predict import (
+    alpha_beta,
+    choose_overlap,
+    collective_cost,
+    compute_slowdown,
+    interval,
+    memory,
+    nulls,
+    predict,
+    predict_points,
+    timeline,
+)
+from dpsim.predict.cost import rounds
+from dpsim.workload import Layer, Tensor, Workload
+
+QUICK = settings(deadline=None, max_examples=60)
+
+
+def workload(**changes: Any) -> Workload:
+    """Forward 3 s, backward 6 s (b first: 4, then a: 2), 400 bytes each, 1 s update, 0.5 s overhead at batch 4."""
+    layers = (
+        Layer(name="a", forward_s=(1.0,), backward_s=(2.0,), tensors=(Tensor(name="wa", shape=(100,)),)),
+        Layer(name="b", forward_s=(2.0,), backward_s=(4.0,), tensors=(Tensor(name="wb", shape=(100,)),)),
+    )
+    base = Workload(name="w", local_batches=(4,), layers=layers, update_s=1.0, overhead_s=0.5)
+    return msgspec.structs.replace(base, **changes)
+
+
+def machine(**changes: Any) -> Machine:
+    """An allreduce on 2 devices: 1 s + 0.01 s a byte, known from 100 to 400 bytes."""
+    table = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(100, 200, 400), time_s=(2.0, 3.0, 5.0))
+    return msgspec.structs.replace(Machine(name="m", allreduce=(table,)), **changes)
+
+
+def plan(**changes: Any) -> Plan:
+    return msgspec.structs.replace(Plan(devices=2, global_batch=8, fusion_rule="per-tensor"), **changes)
+
+
+def test_closed_forms_of_one_small_step() -> None:
+    compute = 0.5 + 3 + 6 + 1
+    alone = predict(workload(), machine(), plan(devices=1, global_batch=4))
+    assert (alone.step_s, alone.exposed_communication_s, alone.images_per_s) == (compute, 0.0, 4 / compute)
+    assert predict(workload(), machine(), plan()).step_s == compute + 2 * 5
+    assert predict(workload(), machine(), plan(overlap="inline")).step_s == compute + 2 * 5
+    # one bucket of 800 bytes: beyond the table, 5 s + 400 bytes x 0.01 s
+    one = predict(workload(), machine(), plan(fusion_rule="one"))
+    assert (one.step_s, one.buckets, one.extrapolated) == (compute + 9, 1, True)
+    # b's allreduce (5 s) starts when b is ready, 2 s before backward ends; 3 + 5 s are exposed
+    beside = predict(workload(), machine(), plan(overlap="thread"))
+    assert (beside.step_s, beside.exposed_communication_s) == (compute + 8, 8.0)
+    assert not beside.extrapolated
+
+
+def test_a_thread_slows_both_lanes_as_its_table_says() -> None:
+    """Beside backward 10 s instead of 5, taking half of computation: a's 2 s take 4, 0.4 of b's message is then done."""
+    table = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(10.0,), compute_loss_s=(5.0,)
+    )
+    p = predict(workload(), machine(overlap=(table,)), plan(overlap="thread"))
+    assert p.backward_s == pytest.approx(4 + 4)
+    assert p.exposed_communication_s == pytest.approx(0.6 * 5 + 5)
+
+
+def test_polling_starts_a_stage_only_where_someone_looks() -> None:
+    """Direct is 2 stages of 2.5 s: b's first is noticed when a is ready (2 s later: not ended), the rest follows."""
+    table = AllreduceCost(algorithm="direct", devices=2, sizes_bytes=(400,), time_s=(3.0,))
+    beside = OverlapCost(
+        algorithm="direct", devices=2, overlap="poll", sizes_bytes=(400,), time_s=(3.0,), compute_loss_s=(0.25,),
+        poll_s=0.125,
+    )  # fmt: skip
+    m = machine(allreduce=(table,), overlap=(beside,))
+    p = predict(workload(), m, plan(overlap="poll", algorithm="direct"))
+    # b: starts at 7.5, computes 0.25 less, a poll at its end; first stage ends at 9, noticed at 9.875 + poll = 10
+    assert p.backward_s == pytest.approx(4 + 0.25 + 0.125 + 2 + 0.125 + 0.125)
+    assert p.exposed_communication_s == pytest.approx(1.5 - 0.125 + 3)
+
+
+def test_launches_hold_the_device_back() -> None:
+    layers = tuple(msgspec.structs.replace(layer, launch_s=5.0) for layer in workload().layers)
+    p = predict(workload(layers=layers), machine(), plan(devices=1, global_batch=4))
+    assert p.step_s == 0.5 + 4 * 5 + 2 + 1
+
+
+def test_the_slowest_device_has_the_largest_share_and_accumulation_splits_it() -> None:
+    free = machine(allreduce=(), link=Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf))
+    for batch, devices, accumulate, share in ((8, 2, 1, 4.0), (9, 2, 1, 5.0), (9, 4, 1, 3.0), (10, 2, 2, 2.5)):
+        p = predict(workload(), free, plan(global_batch=batch, devices=devices, accumulate=accumulate))
+        assert p.forward_s == pytest.approx(accumulate * 3 * share / 4)
+        assert p.step_s == pytest.approx(0.5 + accumulate * 9 * share / 4 + 1)
+
+
+def test_compute_slowdown_between_and_beyond_calibrated_device_counts() -> None:
+    m = machine(compute_slowdown=(ComputeSlowdown(devices=2, factor=1.5), ComputeSlowdown(devices=4, factor=2.5)))
+    assert [compute_slowdown(m, n) for n in (1, 2, 3, 4, 8)] == [
+        (1.0, False), (1.5, False), (2.0, False), (2.5, False), (2.5, True),
+    ]  # fmt: skip
+    assert compute_slowdown(machine(), 64) == (1.0, False)
+    assert predict(workload(), m, plan()).forward_s == 4.5
+
+
+def test_costs_within_below_and_beyond_a_table() -> None:
+    m = machine()
+    for size, expected in ((0, 0.0), (1, 2.0), (100, 2.0), (150, 2.5), (400, 5.0), (800, 9.0)):
+        assert collective_cost(m, "mpi", 2, size) == (expected, size > 400)
+    assert collective_cost(m, "ring", 1, 800) == (0.0, False)
+    noisy = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(100, 200, 399, 400), time_s=(2.0, 3.0, 5.9, 5.0))
+    assert collective_cost(machine(allreduce=(noisy,)), "mpi", 2, 800) == (9.0, True)
+    single = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(100,), time_s=(2.0,))
+    assert [collective_cost(machine(allreduce=(single,)), "mpi", 2, s)[0] for s in (50, 100, 300)] == [2.0, 2.0, 6.0]
+
+
+def test_the_links_formula_where_no_table_covers_the_case() -> None:
+    m = machine(link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0, reduce_s_per_byte=0.01))
+    a, b, g, size = 1.0, 0.1, 0.01, 600
+    expected = {
+        ("ring", 3): 4 * a + 4 / 3 * size * b + 2 / 3 * size * g,
+        ("direct", 3): 4 * a + 4 / 3 * size * b + 2 / 3 * size * g,
+        ("recursive-doubling", 4): 2 * (a + size * b + size * g),
+        ("recursive-doubling", 5): 2 * (a + size * b + size * g) + 2 * (a + size * b) + size * g,
+        ("halving-doubling", 4): 4 * a + 1.5 * size * b + 0.75 * size * g,
+        ("halving-doubling", 6): 4 * a + 1.5 * size * b + 0.75 * size * g + 2 * (a + size * b) + size * g,
+    }
+    for (algorithm, devices), seconds in expected.items():
+        cost, extrapolated = collective_cost(m, algorithm, devices, size)
+        assert (cost, extrapolated) == (pytest.approx(seconds), True)
+    for size in (1, 10, 100, 1000):
+        both = [collective_cost(m, name, 4, size)[0] for name in ("recursive-doubling", "halving-doubling")]
+        assert collective_cost(m, "mpi", 4, size)[0] == pytest.approx(min(both))
+    only_link = Machine(name="l", link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0))
+    assert not collective_cost(only_link, "ring", 3, 10)[1]
+
+
+def test_rounds_of_the_algorithms() -> None:
+    names = ("mpi", "direct", "ring", "recursive-doubling", "halving-doubling")
+    assert [[rounds(name, n) for name in names] for n in (2, 3, 4, 6)] == [
+        [1, 2, 2, 1, 2], [1, 2, 4, 3, 4], [1, 2, 6, 2, 4], [1, 2, 10, 4, 6],
+    ]  # fmt: skip
+
+
+def test_alpha_and_beta_are_the_line_through_a_straight_table() -> None:
+    assert alpha_beta(machine(), "mpi", 2) == (pytest.approx(1.0), pytest.approx(0.01))
+    assert alpha_beta(machine(), "mpi", 1) == (0.0, 0.0)
+    link = machine(link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0))
+    assert alpha_beta(link, "ring", 4) == (pytest.approx(6.0), pytest.approx(0.15))
+    falling = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(100, 200), time_s=(2.0, 1.0))
+    alpha_s, beta = alpha_beta(machine(allreduce=(falling,)), "mpi", 2)
+    assert beta == 0.0 and 1.0 < alpha_s < 2.0
+
+
+def test_nulls() -> None:
+    found = nulls(workload(), machine(), plan(overlap="thread"))
+    assert found["perfect_scaling"] == ((0.5 + 2 * 9 + 1) / 2, 0.0)
+    assert found["alpha_beta_no_overlap"] == (pytest.approx(10.5 + 10), pytest.approx(10.0))
+    assert found["largest_bucket"] == (10.5 + 9, 9.0)
+
+
+def test_overlap_off_wins_a_tie_and_only_measured_mechanisms_are_tried() -> None:
+    assert choose_overlap(workload(), machine(), plan()) == ("off", {"off": 20.5, "inline": 20.5})
+    table = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(5.0,), compute_loss_s=(0.0,)
+    )
+    best, steps = choose_overlap(workload(), machine(overlap=(table,)), plan())
+    assert best == "thread" and steps["thread"] == 18.5 and list(steps) == ["off", "inline", "thread"]
+    with pytest.raises(ConfigError, match="thread"):
+        choose_overlap(workload(), machine(), plan(), ["thred"])
+
+
+def test_interval_widens_with_uncertainty_and_with_extrapolation() -> None:
+    inside = predict(workload(), machine(), plan())
+    assert interval(inside, machine(), workload()) == (20.5 * 0.97, 20.5 * 1.03)
+    outside = predict(workload(), machine(), plan(fusion_rule="one"))
+    assert interval(outside, machine(), workload(), 0.1) == (19.5 * 0.8, 19.5 * 1.2)
+    with pytest.raises(ConfigError, match="uncertainty"):
+        interval(inside, machine(), workload(), -1.0)
+
+
+def test_memory_by_part() -> None:
+    layers = tuple(msgspec.structs.replace(layer, activation_bytes_per_sample=10.0) for layer in workload().layers)
+    w = workload(layers=layers, state_bytes=7, optimizer_slots=2)
+    needed = memory(w, plan(global_batch=9), machine(memory_bytes=3707))
+    assert needed.parts() == {
+        "parameters": 807, "gradients": 800, "optimizer_state": 1600, "activations": 100, "communication_buffers": 400,
+    }  # fmt: skip
+    assert needed.total == 3707 and needed.fits
+    assert not memory(w, plan(global_batch=9), machine(memory_bytes=3706)).fits
+    assert memory(w, plan(devices=1), machine()).communication_buffers == 0
+    assert memory(w, plan(fusion_rule="horovod"), machine()).communication_buffers == 800
+    assert memory(w, plan(accumulate=2), machine()).activations == 40
+
+
+def test_points_have_the_fixed_names_and_one_device_is_predicted_once() -> None:
+    points, summary = predict_points(workload(), machine(), [1, 2], [0.0, math.inf], global_batch=8)
+    assert [(p["devices"], p["fusion_threshold_bytes"], p["buckets"]) for p in points] == [
+        (1, None, 1), (2, 0.0, 2), (2, math.inf, 1),
+    ]  # fmt: skip
+    names = """devices layout global_batch local_batch fusion_rule fusion_threshold_bytes buckets network emulated_compute
+        emulated_network predicted_step_s predicted_low_s predicted_high_s predicted_exposed_communication_s calibrated_on
+        extrapolated memory_bytes fits""".split()
+    assert all(set(names) <= set(point) for point in points)
+    best = summary["best"][1]
+    assert best["fusion_threshold_bytes"] == math.inf and best["speedup"] == pytest.approx(19.5 / 19.5)
+    assert '"fusion_threshold_bytes": "inf"' in codec.to_json(points)
+    json.loads(codec.to_json(summary))
+
+
+def test_what_the_machine_does_not_know_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"'mpi' on 3 devices[\s\S]*mpi on 2[\s\S]*\[link\]"):
+        predict(workload(), machine(), plan(devices=3, global_batch=9))
+    with pytest.raises(ConfigError, match="algorithm"):
+        collective_cost(machine(), "rink", 2, 4)
+    with pytest.raises(ConfigError, match="1 or more"):
+        predict_points(workload(), machine(), [0], [], global_batch=8)
+    with pytest.raises(ConfigError, match="takes no threshold"):
+        predict_points(workload(), machine(), [2], [1.0], "one", global_batch=8)
+    with pytest.raises(ConfigError, match="overlap"):
+        predict_points(workload(), machine(), [2], [], global_batch=8, overlap="always")
+
+
+@QUICK
+@given(workloads(), machines(), plans())
+def test_a_faster_network_or_more_overlap_is_never_slower(w: Workload, m: Machine, p: Plan) -> None:
+    """Free allreduces leave computation alone; without overlap, dearer allreduces never shorten a step."""
+    free = Machine(name="free", link=Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf), compute_slowdown=m.compute_slowdown)
+    alone = predict(w, free, p)
+    assert alone.exposed_communication_s == 0.0
+    off = msgspec.structs.replace(p, overlap="off", fusion_rule="per-tensor", fusion_threshold_bytes=None)
+    dearer = tuple(msgspec.structs.replace(t, time_s=tuple(2 * x for x in t.time_s)) for t in m.allreduce)
+    first, second = predict(w, m, off), predict(w, msgspec.structs.replace(m, allreduce=dearer), off)
+    assert alone.step_s <= first.step_s + 1e-12 and first.step_s <= second.step_s + 1e-12
+    without_tables = msgspec.structs.replace(m, overlap=())
+    thread = predict(w, without_tables, msgspec.structs.replace(off, overlap="thread"))
+    assert thread.step_s <= first.step_s + 1e-12
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_horovods_cycle_decides_the_buckets_of_the_model(overlap: str) -> None:
+    """ResNet-50 at 2 ms a backward layer: a cycle of 20 ms joins what became ready in it, a short one less."""
+    def buckets(cycle_s: float, threshold: float = math.inf) -> int:
+        p = Plan(
+            devices=8, global_batch=256, fusion_rule="horovod", overlap=overlap, cycle_s=cycle_s,  # type: ignore[arg-type]
+            fusion_threshold_bytes=threshold,
+        )  # fmt: skip
+        events = timeline(resnet50(), bench_machine(), p)
+        assert events.size_bytes.sum() == resnet50().gradient_bytes
+        return predict(resnet50(), bench_machine(), p).buckets
+
+    assert buckets(1e-3, 0.0) == 161
+    assert buckets(1e-3) == (1 if overlap == "off" else 107)
+    assert 1 <= buckets(20e-3) <= 20
+
+
+def test_a_thousand_plans_are_predicted_in_far_less_than_a_second() -> None:
+    """Best of three, with room for a busy machine; ``dpsim.experiments.bench_predict`` measures the real number."""
+    w, m = resnet50(), bench_machine()
+    some = [Plan(devices=8, global_batch=256, fusion_threshold_bytes=float(10_000 * i)) for i in range(1000)]
+    best = math.inf
+    for _ in range(3):
+        begin = time.perf_counter()
+        for p in some:
+            predict(w, m, p)
+        best = min(best, time.perf_counter() - begin)
+    assert best < 0.25
+
+
+def test_importing_the_model_loads_no_mpi_torch_or_matplotlib() -> None:
+    code = "import dpsim.predict, sys; print([m for m in ('mpi4py', 'matplotlib', 'torch', 'pandas') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
