@@ -19,6 +19,14 @@ from dpsim.machine import Network
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
 
 
+_TESTS = 3
+"""MPI's handshake for a long message takes up to three tests; a rank that looks rarely should do them in one look."""
+
+
+def _taken(requests: list[MPI.Request]) -> bool:
+    return any(MPI.Request.Testall(requests) for _ in range(_TESTS))
+
+
 class _Outgoing:
     """A message that has left: its buffer is free once MPI has taken it. Keeps the header alive."""
 
@@ -29,7 +37,7 @@ class _Outgoing:
         self._header = header
 
     def done(self) -> bool:
-        return MPI.Request.Testall(self._requests)
+        return _taken(self._requests)
 
     def due_s(self) -> float | None:
         return None
@@ -49,7 +57,7 @@ class _Incoming:
 
     def done(self) -> bool:
         if not self._arrived:
-            if not MPI.Request.Testall(self._requests):
+            if not _taken(self._requests):
                 return False
             self._arrived = True
             self._due_s = self._transport.take(self._header[0], self._header[1])

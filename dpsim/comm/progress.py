@@ -19,8 +19,8 @@ from dpsim.comm.transport import Array, Pending, Transport
 LOOK_S = 40e-6
 """How long the communication thread sleeps when it does not know when the next message is due."""
 
-Finished = Callable[[int, float, float], None]
-"""Called with (bucket, start_s, end_s) when a bucket's allreduce is done."""
+Finished = Callable[[int, int, float, float], None]
+"""Called with (bucket, size_bytes, start_s, end_s) when a bucket's allreduce is done."""
 
 
 class Progress(Protocol):
@@ -48,7 +48,7 @@ class Inline:
     def submit(self, bucket: int, data: Array) -> None:
         begin_s = now()
         allreduce(self._transport, data, self._algorithm)
-        self._finished(bucket, begin_s, now())
+        self._finished(bucket, data.nbytes, begin_s, now())
 
     def poll(self) -> None:
         pass
@@ -68,7 +68,7 @@ class Polled:
         self._queue: deque[tuple[int, Array]] = deque()
         self._rounds: Rounds | None = None
         self._pending: list[Pending] = []
-        self._bucket, self._begin_s = -1, 0.0
+        self._bucket, self._size_bytes, self._begin_s = -1, 0, 0.0
 
     def submit(self, bucket: int, data: Array) -> None:
         self._queue.append((bucket, data))
@@ -96,12 +96,12 @@ class Polled:
                 if not self._queue:
                     return True
                 self._bucket, data = self._queue.popleft()
-                self._begin_s = now()
+                self._size_bytes, self._begin_s = data.nbytes, now()
                 self._rounds = start(self._transport, data, self._algorithm)
             step = next(self._rounds, None)
             if step is None:
                 self._rounds = None
-                self._finished(self._bucket, self._begin_s, now())
+                self._finished(self._bucket, self._size_bytes, self._begin_s, now())
             else:
                 self._pending = list(step)
 

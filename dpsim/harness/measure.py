@@ -1,0 +1,188 @@
+"""Measures the points of a sweep: real training, all configurations interleaved in one run, every round saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.comm.clock import now
+from dpsim.comm.group import first_ranks, quiet_barrier
+from dpsim.data import load_dataset
+from dpsim.errors import DpsimError
+from dpsim.harness.statistics import median_interval
+from dpsim.machine import Machine, Network
+from dpsim.nn import build_model
+from dpsim.plan import Plan
+from dpsim.predict import scheduled
+from dpsim.record import Experiment, MeasuredPoint, PointKey
+from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
+from dpsim.runtime.trainer import Trainer
+from dpsim.workload import Workload
+
+Progress = Callable[[str], None]
+SAMPLES_SCHEMA = "dpsim.samples/1"
+_COUNTED_STEPS = 6
+_LEAST_ROUNDS = 6
+_LOSS_TOLERANCE = 0.02
+
+
+class MeasureTask(Noun):
+    """What the ranks are told: the points in a fixed order, how to build them, and where to save what they find."""
+
+    experiment: Experiment
+    keys: tuple[PointKey, ...]
+    plans: tuple[Plan, ...]
+    workload: Workload
+    machines: dict[str, Machine]
+    already: tuple[MeasuredPoint, ...]
+    spent_s: float
+    predictions_sha256: str
+    save_to: str
+
+
+class Samples(Noun):
+    """What has been measured so far; replaced as a whole after every round."""
+
+    points: tuple[MeasuredPoint, ...]
+    spent_s: float
+    experiment: Experiment
+    predictions_sha256: str
+    schema: str = SAMPLES_SCHEMA
+
+
+class _Point:
+    """One configuration on the ranks that take part: trains its own replica, keeps its samples on rank 0."""
+
+    def __init__(self, comm: MPI.Intracomm, task: MeasureTask, index: int) -> None:
+        self.key, plan = task.keys[index], task.plans[index]
+        self.group = first_ranks(comm, plan.devices)
+        before = next((p for p in task.already if p.key == self.key), None)
+        self.step_s = list(before.step_s) if before else []
+        self.exposed_s = list(before.exposed_communication_s) if before else []
+        self.round = list(before.round) if before else []
+        self.losses = list(before.losses) if before else []
+        self.typical: tuple[float, list[StepMarks]] | None = None
+        self.new_losses: list[float] = []
+        if self.group is None:
+            return
+        experiment = task.experiment
+        dataset = load_dataset(experiment.dataset, experiment.seed)
+        replica = build_model(experiment.model, dataset.input_shape, dataset.classes)
+        schedule = scheduled(task.workload, task.machines[self.key.network], plan)
+        network = Network.parse(self.key.network)
+        self.buckets = schedule.buckets
+        self.trainer = Trainer(
+            replica, dataset, plan, self.group, network, seed=experiment.seed, schedule=schedule
+        )
+
+    def visit(self, round_number: int, *, counted: bool) -> None:
+        """A few steps, the first of them not counted; a step lasts from the slowest rank's end to the next one's."""
+        if self.group is None:
+            return
+        self.group.Barrier()
+        steps: list[tuple[StepMarks, float, int]] = []
+        for _ in range(_COUNTED_STEPS + 1):
+            x, labels, samples = self.trainer.next_share()
+            outcome = self.trainer.runner.run(x, labels, samples)
+            steps.append((outcome.marks, outcome.sums.loss, samples))
+        gathered = self.group.gather(steps)
+        if gathered is None:
+            return
+        full = self.trainer.plan.global_batch
+        for number in range(len(steps)):
+            ranks = [rows[number] for rows in gathered]
+            self.new_losses.append(sum(loss for _, loss, _ in ranks) / ranks[0][2])
+            if not (counted and number) or ranks[0][2] != full:
+                continue  # the first step after a change of configuration, or a short last batch
+            end_s = max(marks.end_s for marks, _, _ in ranks)
+            step_s = end_s - max(rows[number - 1][0].end_s for rows in gathered)
+            self.step_s.append(step_s)
+            self.exposed_s.append(min(exposed_s(marks) for marks, _, _ in ranks))  # of the rank that was ready last
+            self.round.append(round_number)
+            self.losses.append(self.new_losses[-1])
+            self._keep_typical(step_s, [marks for marks, _, _ in ranks])
+
+    def _keep_typical(self, step_s: float, marks: list[StepMarks]) -> None:
+        """Keep the marks of the step nearest to the median so far: what the report draws."""
+        middle = float(np.median(self.step_s))
+        if self.typical is None or abs(step_s - middle) < abs(self.typical[0] - middle):
+            self.typical = (step_s, marks)
+
+    def measured(self) -> MeasuredPoint:
+        """The samples so far, on rank 0."""
+        emulated = Network.parse(self.key.network).emulated
+        record = timeline([self.typical[1]], emulated_network=emulated).to_record() if self.typical else None
+        return MeasuredPoint(
+            key=self.key, buckets=self.buckets, step_s=tuple(self.step_s),
+            exposed_communication_s=tuple(self.exposed_s), round=tuple(self.round), losses=tuple(self.losses),
+            timeline=record,
+        )  # fmt: skip
+
+    def narrow(self, interval: float) -> bool:
+        """Whether the median's 95 % interval is within +- ``interval`` of it."""
+        if len(self.step_s) < _LEAST_ROUNDS:
+            return False
+        found = median_interval(self.step_s, resamples=200)
+        return (found.high - found.low) / 2 <= interval * found.median
+
+
+def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """Rounds over all points in random order until every interval is narrow or the time is spent; rank 0 returns ``Samples``."""
+    task = codec.decode(argument, MeasureTask, "measurement")
+    points = [_Point(comm, task, index) for index in range(len(task.keys))]
+    start_s = now()
+    number = comm.bcast(1 + max((r for point in points for r in point.round), default=-1))
+    random = np.random.default_rng([task.experiment.seed, number])
+    for point in points:  # warm-up: caches, lazy buffers, the first look at every page
+        quiet_barrier(comm)
+        point.visit(number, counted=False)
+    done = False
+    while not done:
+        for index in random.permutation(len(points)):
+            quiet_barrier(comm)
+            points[index].visit(number, counted=True)
+        number += 1
+        spent_s = task.spent_s + now() - start_s
+        samples = None
+        if comm.rank == 0:
+            check_losses(points)
+            measured = tuple(point.measured() for point in points)
+            samples = Samples(
+                points=measured, spent_s=spent_s, experiment=task.experiment, predictions_sha256=task.predictions_sha256
+            )
+            codec.write(Path(task.save_to), samples)
+            narrow = sum(point.narrow(task.experiment.interval) for point in points)
+            report(f"round {number}: {narrow} of {len(points)} points are within {task.experiment.interval:.0%}, {spent_s:.0f} s")
+            done = number >= _LEAST_ROUNDS and (narrow == len(points) or spent_s > task.experiment.budget_s)
+        done = comm.bcast(done)
+    for point in points:
+        if point.group is not None:
+            point.trainer.close()
+    return codec.to_builtins(samples) if samples is not None else None
+
+
+def check_losses(points: list[_Point]) -> None:
+    """Correctness gates timing: at one device count every configuration must train to the same losses, to rounding.
+
+    (Across device counts batch norm's local statistics differ.) Raises ``DpsimError``.
+    """
+    first: dict[int, list[float]] = {}
+    for point in points:
+        reference = first.setdefault(point.key.devices, point.new_losses)
+        steps = min(len(reference), len(point.new_losses), 20)
+        ours, theirs = np.array(point.new_losses[:steps]), np.array(reference[:steps])
+        if not np.allclose(ours, theirs, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE):
+            step = int(np.argmax(np.abs(ours - theirs)))
+            raise DpsimError(
+                f"{point.key.fusion_rule} at threshold {point.key.fusion_threshold_bytes:g} on {point.key.devices} devices, "
+                f"network {point.key.network}, overlap {point.key.overlap}: loss {ours[step]:.5f} in step {step + 1}, "
+                f"where {theirs[step]:.5f} was expected",
+                allowed="the same training on every configuration, to rounding",
+                remedy="its times would mean nothing; this is a defect, please report it",
+            )

@@ -1,0 +1,328 @@
+"""``sweep``: calibrate, profile, predict every point, and only then measure; compare, and write the report."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from dpsim import codec
+from dpsim.comm.launch import on_ranks
+from dpsim.errors import ConfigError
+from dpsim.harness.calibrate import CalibrateConfig, stamp
+from dpsim.harness.compare import compare
+from dpsim.harness.environment import environment
+from dpsim.harness.measure import SAMPLES_SCHEMA, MeasureTask, Samples
+from dpsim.harness.profile import Profile, ProfileConfig
+from dpsim.machine import AllreduceCost, Machine, Network, OverlapCost
+from dpsim.plan import Plan
+from dpsim.predict import choose_overlap, interval, nulls, predict, timeline
+from dpsim.record import (
+    Environment,
+    Experiment,
+    PointKey,
+    PredictedPoint,
+    Predictions,
+    Results,
+    read_predictions,
+    read_results,
+)
+from dpsim.report.comparison import Comparison
+from dpsim.report.write import write_report
+from dpsim.units import parse_size
+from dpsim.workload import Workload
+
+Progress = Callable[[str], None]
+DEFAULT_THRESHOLDS = ("0", "1KiB", "8KiB", "32KiB", "64KiB", "128KiB", "256KiB", "inf")
+_DEFAULT_ALGORITHM = {False: "mpi", True: "ring"}
+_TWINS = 2
+
+
+def completed(experiment: Experiment) -> Experiment:
+    """The experiment with every default written out, so that two of them can be compared. Raises ``ConfigError``."""
+    networks = [Network.parse(token) for token in experiment.networks]
+    thresholds = experiment.fusion_thresholds_bytes or tuple(parse_size(t) for t in DEFAULT_THRESHOLDS)
+    algorithms = experiment.algorithms or tuple(_DEFAULT_ALGORITHM[network.emulated] for network in networks)
+    if len(algorithms) == 1:
+        algorithms *= len(networks)
+    if len(algorithms) != len(networks):
+        raise ConfigError(
+            f"{len(algorithms)} algorithms for {len(networks)} networks",
+            allowed="one for all, or one a network in the same order",
+        )
+    for what, values in (("devices", experiment.devices), ("networks", experiment.networks)):
+        if not values or len(set(values)) != len(values):
+            raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
+    if experiment.fusion_rule not in ("tarantella", "ddp", "horovod"):
+        raise ConfigError(
+            f"fusion rule {experiment.fusion_rule!r} has no threshold to sweep", allowed="tarantella, ddp, horovod"
+        )
+    devices = tuple(sorted({1, *experiment.devices}))
+    return msgspec.structs.replace(
+        experiment, algorithms=algorithms, fusion_thresholds_bytes=tuple(sorted(set(thresholds))), devices=devices
+    )
+
+
+def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
+    """Run a declared sweep into ``folder``, or continue it where it stopped; returns the comparison.
+
+    Leaves ``predictions.json`` (written and hashed before the first measured sample), ``results.json`` and the
+    report. Raises ``ConfigError`` where the folder holds another experiment, ``CommunicationError`` where ranks fail.
+    """
+    experiment = completed(experiment)
+    for devices, (network, algorithm) in itertools.product(experiment.devices, _networks(experiment)):
+        _plan(experiment, devices, algorithm, "off", None, network)  # every mistake shows before anything runs
+    predictions = _existing(folder, experiment)
+    if (folder / "results.json").exists() and predictions is not None:
+        progress(f"{folder} holds this experiment complete; nothing is measured again")
+        results = read_results(folder / "results.json")
+    else:
+        if predictions is None:
+            codec.write(folder / "predictions.json", _predicted(experiment, progress))
+            predictions = read_predictions(folder / "predictions.json")
+        results = _measured(predictions, folder, progress)
+        codec.write(folder / "results.json", results)
+        (folder / "samples.json").unlink(missing_ok=True)
+    comparison = compare(predictions, results)
+    progress("writing the report")
+    write_report(folder, predictions, results, comparison)
+    return comparison
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder holds a sweep that was measured to its end."""
+    return (folder / "results.json").exists()
+
+
+def _existing(folder: Path, experiment: Experiment) -> Predictions | None:
+    """The predictions already in the folder, which must be of this experiment; None where there is nothing."""
+    path = folder / "predictions.json"
+    if not path.exists():
+        strangers = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        if strangers:
+            raise ConfigError(
+                f"the folder {folder} is not empty ({', '.join(strangers[:4])}) and holds no sweep of dpsim",
+                allowed="a new or empty folder, or one of this experiment",
+                remedy="choose another folder with --output",
+            )
+        return None
+    predictions = read_predictions(path)
+    if predictions.experiment != experiment:
+        differing = [
+            f"{name} is {getattr(predictions.experiment, name)!r} there, {getattr(experiment, name)!r} here"
+            for name in Experiment.__struct_fields__
+            if getattr(predictions.experiment, name) != getattr(experiment, name)
+        ]
+        raise ConfigError(
+            f"the folder {folder} holds the report of another experiment: {'; '.join(differing[:3])}",
+            allowed="a new folder, or the same experiment",
+            remedy="choose another folder with --output; nothing there was changed",
+        )
+    return predictions
+
+
+def _networks(experiment: Experiment) -> list[tuple[str, str]]:
+    return list(zip(experiment.networks, experiment.algorithms, strict=True))
+
+
+def _plan(
+    experiment: Experiment, devices: int, algorithm: str, overlap: str, threshold: float | None, network: str
+) -> Plan:
+    plan = Plan(
+        devices=devices, global_batch=experiment.global_batch, fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
+        fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
+    )  # fmt: skip
+    if algorithm == "mpi" and Network.parse(network).emulated:
+        raise ConfigError(
+            f"algorithm 'mpi' cannot run on {network}: MPI's own allreduce hides its messages from the emulated link",
+            allowed="ring, recursive-doubling, halving-doubling, direct",
+            remedy="choose one of them with --algorithm",
+        )
+    return plan
+
+
+def _plan_of(experiment: Experiment, key: PointKey) -> Plan:
+    threshold = key.fusion_threshold_bytes
+    return _plan(experiment, key.devices, key.algorithm, key.overlap, threshold, key.network)
+
+
+def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
+    """Calibrate and profile on running ranks, then predict every point from what they say alone."""
+    most = max(experiment.devices)
+    batches = sorted({-(-experiment.global_batch // n) for n in experiment.devices})
+    crowd = tuple((n, -(-experiment.global_batch // n)) for n in experiment.devices if n > 1)
+    profiling = ProfileConfig(
+        model=experiment.model, dataset=experiment.dataset, local_batches=tuple(batches),
+        optimizer=experiment.optimizer, crowd=crowd, seed=experiment.seed,
+    )  # fmt: skip
+    calibrations = {
+        network: CalibrateConfig(
+            network=network, devices=experiment.devices, algorithms=(algorithm,), overlaps=_mechanisms(experiment)
+        )
+        for network, algorithm in _networks(experiment)
+    }
+    found = on_ranks(
+        "dpsim.harness.sweep:prepare_on_ranks",
+        {
+            "profile": codec.to_builtins(profiling),
+            "calibrations": {name: codec.to_builtins(config) for name, config in calibrations.items()},
+        },
+        devices=most, progress=progress, pin=True,
+    )  # fmt: skip
+    profile = codec.decode(found["profile"], Profile, "profile")
+    here = environment()
+    machines = {
+        network: _machine(network, tables, profile, most, here)
+        for network, tables in found["machines"].items()
+    }
+    return _predict_all(experiment, profile.workload, machines, here)
+
+
+def prepare_on_ranks(comm: Any, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """Profile, then calibrate each network; rank 0 returns what both found (plain values)."""
+    from dpsim.harness.calibrate import calibrate_on_ranks
+    from dpsim.harness.profile import profile_on_ranks
+
+    profile = profile_on_ranks(comm, argument["profile"], report)
+    size = comm.bcast(_gradient_bytes(profile))
+    machines = {
+        network: calibrate_on_ranks(comm, config | {"max_bytes": max(size, 1024)}, report)
+        for network, config in argument["calibrations"].items()
+    }
+    return {"profile": profile, "machines": machines} if comm.rank == 0 else None
+
+
+def _gradient_bytes(profile: dict[str, Any] | None) -> int:
+    return codec.decode(profile, Profile, "profile").workload.gradient_bytes if profile is not None else 0
+
+
+def _mechanisms(experiment: Experiment) -> tuple[str, ...]:
+    return tuple(m for m in ("poll", "thread") if experiment.overlap in ("auto", m))
+
+
+def _machine(network: str, tables: dict[str, Any], profile: Profile, ranks: int, here: Environment) -> Machine:
+    return Machine(
+        name=f"{here.processor}, {here.cores} cores",
+        network=network,
+        emulated_network=Network.parse(network).emulated,
+        allreduce=tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["allreduce"]),
+        overlap=tuple(codec.decode(t, OverlapCost, "calibration") for t in tables["overlap"]),
+        compute_slowdown=profile.compute_slowdown,
+        memory_bytes=psutil.virtual_memory().total / ranks,
+        cores=here.cores,
+        calibrated_on=f"{here.processor}, {network}, {stamp()}",
+        source="dpsim calibrate",
+    )
+
+
+def _predict_all(
+    experiment: Experiment, workload: Workload, machines: dict[str, Machine], here: Environment
+) -> Predictions:
+    """Every point of the experiment predicted, with the overlap that the calibration recommends and one beside it."""
+    points: list[PredictedPoint] = []
+    mechanisms: dict[str, dict[str, float]] = {}
+    for network, algorithm in _networks(experiment):
+        machine = machines[network]
+        steps: dict[str, float] = {}
+        for threshold, devices in itertools.product(experiment.fusion_thresholds_bytes, experiment.devices):
+            if devices > 1:
+                plan = _plan(experiment, devices, algorithm, "off", threshold, network)
+                for name, step_s in choose_overlap(workload, machine, plan)[1].items():
+                    steps[name] = min(step_s, steps.get(name, step_s))
+        if experiment.overlap != "auto":
+            steps = {name: step_s for name, step_s in steps.items() if name == experiment.overlap}
+        mechanisms[network] = steps
+        for key in _keys(experiment, network, algorithm, steps):
+            points.append(_predicted_point(experiment, workload, machine, key))
+    return Predictions(
+        experiment=experiment, environment=here, predicted_at=stamp(), workload=workload,
+        machines=tuple(machines.values()), points=tuple(points), mechanisms=mechanisms,
+    )  # fmt: skip
+
+
+def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str, float]) -> list[PointKey]:
+    """All configurations of a network: one device once; then every threshold with the chosen overlap and with one
+    beside it (off, or the best other mechanism); some of the first kind twice, as A/A pairs."""
+    thresholds = experiment.fusion_thresholds_bytes
+
+    def key(devices: int, threshold: float, overlap: str, repeat: int = 0) -> PointKey:
+        return PointKey(
+            network=network, devices=devices, fusion_rule=experiment.fusion_rule, fusion_threshold_bytes=threshold,
+            algorithm=algorithm, overlap=overlap, global_batch=experiment.global_batch, repeat=repeat,
+        )  # fmt: skip
+
+    keys = [key(1, thresholds[-1], "off")]
+    others = {name: s for name, s in steps.items() if name not in ("off", "inline")}
+    chosen = min(steps, key=lambda name: steps[name], default="off")
+    beside = "off" if chosen != "off" else min(others, key=lambda name: others[name], default="")
+    for devices in experiment.devices:
+        if devices == 1:
+            continue
+        keys += [key(devices, threshold, chosen) for threshold in thresholds]
+        keys += [key(devices, t, chosen, 1) for t in dict.fromkeys((thresholds[0], thresholds[-1]))][:_TWINS]
+        if experiment.overlap == "auto" and beside:
+            keys += [key(devices, threshold, beside) for threshold in thresholds]
+    return keys
+
+
+def _predicted_point(experiment: Experiment, workload: Workload, machine: Machine, key: PointKey) -> PredictedPoint:
+    plan = _plan_of(experiment, key)
+    prediction = predict(workload, machine, plan)
+    low_s, high_s = interval(prediction, machine, workload)
+    beside = nulls(workload, machine, plan)
+    return PredictedPoint(
+        key=key, buckets=prediction.buckets if key.devices > 1 else 0, step_s=prediction.step_s, low_s=low_s,
+        high_s=high_s, exposed_communication_s=prediction.exposed_communication_s,
+        extrapolated=prediction.extrapolated, null_step_s={name: value[0] for name, value in beside.items()},
+        null_exposed_s={name: value[1] for name, value in beside.items()},
+        timeline=timeline(workload, machine, plan).to_record(),
+    )  # fmt: skip
+
+
+def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
+    """Measure every predicted point, going on from the samples of an interrupted run if there are any."""
+    experiment, sha = predictions.experiment, codec.digest(predictions)
+    path, here = folder / "samples.json", environment()
+    before: tuple[Any, ...] = ()
+    spent_s = 0.0
+    if path.exists():
+        samples = codec.read(path, Samples, "samples", SAMPLES_SCHEMA)
+        if samples.predictions_sha256 != sha:
+            raise ConfigError(
+                f"{path} was measured for other predictions than those in {folder}",
+                allowed="samples of the same sweep",
+                remedy="choose another folder with --output; nothing there was changed",
+            )
+        before, spent_s = samples.points, samples.spent_s
+        progress(f"continuing an interrupted sweep after {spent_s:.0f} s of measuring")
+    _same_machine(predictions.environment, here, folder)
+    keys = tuple(point.key for point in predictions.points)
+    task = MeasureTask(
+        experiment=experiment, keys=keys, plans=tuple(_plan_of(experiment, key) for key in keys),
+        workload=predictions.workload, machines={machine.network: machine for machine in predictions.machines},
+        already=before, spent_s=spent_s, predictions_sha256=sha, save_to=str(path.resolve()),
+    )  # fmt: skip
+    measured_from = stamp()
+    found = on_ranks(
+        "dpsim.harness.measure:measure_on_ranks", codec.to_builtins(task),
+        devices=max(experiment.devices), progress=progress, pin=True,
+    )  # fmt: skip
+    samples = codec.decode(found, Samples, "samples")
+    return Results(
+        experiment=experiment, environment=here, predictions_sha256=sha, predicted_at=predictions.predicted_at,
+        measured_from=measured_from, measured_until=stamp(), points=samples.points,
+    )  # fmt: skip
+
+
+def _same_machine(then: Environment, here: Environment, folder: Path) -> None:
+    if (then.processor, then.cores, then.blas) != (here.processor, here.cores, here.blas):
+        raise ConfigError(
+            f"the predictions in {folder} were made on {then.processor} with {then.cores} cores, this is "
+            f"{here.processor} with {here.cores}",
+            allowed="the machine that was calibrated",
+            remedy="start a sweep of its own for this machine with --output",
+        )

@@ -1,0 +1,1 @@
+"""Executes a Schedule with real training, and records the Timeline of what happened."""

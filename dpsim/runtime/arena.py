@@ -1,0 +1,56 @@
+"""Memory of one training run: gradients bucket after bucket, parameters and velocity at the same offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.schedule import Schedule
+
+Array = NDArray[Any]
+_ALIGNMENT_BYTES = 64
+
+
+class Arena:
+    """Flat arrays whose slices are the buckets and whose reshaped slices are the tensors.
+
+    ``gradients``, ``parameters`` and ``velocity`` are 1-D of one length and dtype. Tensors of a bucket stand
+    without gaps in the order in which backward makes them final, so a bucket is one message; buckets start
+    at 64-byte boundaries (the gaps stay zero and never count toward a bucket's size).
+    """
+
+    def __init__(self, schedule: Schedule, dtype: np.dtype[Any], allocate: Callable[[int], NDArray[np.uint8]]) -> None:
+        tensors = schedule.workload.tensors
+        align = _ALIGNMENT_BYTES // dtype.itemsize
+        self._slices: dict[str, tuple[int, tuple[int, ...]]] = {}
+        bounds: list[tuple[int, int]] = []
+        offset = 0
+        for bucket in range(schedule.buckets):
+            offset = -(-offset // align) * align
+            first = offset
+            for index in schedule.tensor_order[schedule.bucket_start[bucket] : schedule.bucket_start[bucket + 1]]:
+                self._slices[tensors[index].name] = (offset, tensors[index].shape)
+                offset += tensors[index].elements
+            bounds.append((first, offset))
+        size_bytes = max(offset, 1) * dtype.itemsize
+        self.gradients: Array = allocate(size_bytes).view(dtype)
+        self.parameters: Array = allocate(size_bytes).view(dtype)
+        self.velocity: Array = allocate(size_bytes).view(dtype)
+        self._bounds = bounds
+
+    def buckets(self, first: int, stop: int) -> Array:
+        """The gradients of buckets ``first`` to ``stop - 1``, 1-D: what an allreduce reduces in place.
+
+        One bucket has no padding; several have the gaps between them, which are zero.
+        """
+        return self.gradients[self._bounds[first][0] : self._bounds[stop - 1][1]]
+
+    def views(self, flat: Array) -> dict[str, Array]:
+        """The tensors of one of the flat arrays (or of an array of the same length) by name, sharing its memory."""
+        return {
+            name: flat[start : start + int(np.prod(shape, dtype=np.int64))].reshape(shape)
+            for name, (start, shape) in self._slices.items()
+        }

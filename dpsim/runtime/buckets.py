@@ -1,0 +1,167 @@
+"""Which buckets are complete, and when: decided before the run (static rules) or while it runs (Horovod's cycle)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.comm.clock import now
+from dpsim.comm.transport import Pending, Transport, all_done
+from dpsim.fusion import HorovodCycle
+from dpsim.schedule import Schedule
+
+Run = tuple[int, int]
+"""Neighbouring buckets of the arena, first and last + 1, that one message carries."""
+
+
+class BucketPolicy(Protocol):
+    """Told which layer's gradients are final, says which messages may start. All ranks get the same order."""
+
+    def begin(self) -> None:
+        """A new step."""
+
+    def ready(self, layer: int) -> Sequence[Run]:
+        """A layer's gradients are final: the messages that are now complete, in order."""
+
+    def rest(self) -> Sequence[Run]:
+        """Backward is over: all messages not handed out yet, in order."""
+
+
+class StaticBuckets:
+    """Buckets of the Schedule, complete when their last gradient is; handed out in bucket order."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        order = schedule.workload.ready_order
+        self._complete: dict[int, list[Run]] = {}
+        for bucket in range(schedule.buckets):
+            last = schedule.bucket_start[bucket + 1] - 1
+            self._complete.setdefault(int(order.layer[last]), []).append((bucket, bucket + 1))
+        self._all = [(bucket, bucket + 1) for bucket in range(schedule.buckets)]
+        self._given = 0
+
+    def begin(self) -> None:
+        self._given = 0
+
+    def ready(self, layer: int) -> Sequence[Run]:
+        complete = self._complete.get(layer, [])
+        self._given += len(complete)
+        return complete
+
+    def rest(self) -> Sequence[Run]:
+        return self._all[self._given :]
+
+
+class CycleBuckets:
+    """Horovod's cycle: rank 0 packs what is ready at each tick and tells the others, who follow in the same order.
+
+    Decisions travel as messages of the same network. Tensors of one bucket that are not neighbours in memory
+    travel as several messages, since gradients are never copied.
+    """
+
+    def __init__(self, schedule: Schedule, control: Transport) -> None:
+        order = schedule.workload.ready_order
+        self._sizes = [int(size) for size in order.size_bytes]
+        self._dtype_codes = [int(code) for code in order.dtype_code]
+        self._by_layer: dict[int, list[int]] = {}
+        for position, layer in enumerate(order.layer):
+            self._by_layer.setdefault(int(layer), []).append(position)
+        self._cycle = HorovodCycle(threshold_bytes=schedule.plan.threshold_bytes, cycle_s=schedule.plan.cycle_s)
+        self._control = control
+        self._ready: set[int] = set()
+        self._waiting: list[int] = []
+        self._decided: list[tuple[int, ...]] = []
+        self._given = 0
+        self._tick_s = 0.0
+        self._sending: list[tuple[list[Pending], NDArray[np.int64]]] = []
+        self._receiving: tuple[Pending, NDArray[np.int64]] | None = None
+
+    def begin(self) -> None:
+        self._ready, self._waiting, self._decided, self._given = set(), [], [], 0
+        self._tick_s = now() + self._cycle.cycle_s
+
+    def ready(self, layer: int) -> Sequence[Run]:
+        for position in self._by_layer.get(layer, []):
+            self._ready.add(position)
+            self._waiting.append(position)
+        if self._control.rank == 0:
+            if now() >= self._tick_s:
+                self._decide()
+        else:
+            self._listen()
+        return self._startable()
+
+    def rest(self) -> Sequence[Run]:
+        if self._control.rank == 0:
+            if self._waiting:
+                self._decide()
+            while self._sending and not self._sent():
+                pass
+        else:
+            while self._told() < len(self._sizes):
+                self._listen()
+        return self._startable()
+
+    def _decide(self) -> None:
+        packed = self._cycle.pack(
+            [self._sizes[i] for i in self._waiting], [self._dtype_codes[i] for i in self._waiting]
+        )
+        buckets = [tuple(self._waiting[i] for i in bucket) for bucket in packed]
+        message = np.full(len(self._sizes) + 1, -1, np.int64)
+        flat = [(number, position) for number, bucket in enumerate(buckets) for position in bucket]
+        message[0] = len(flat)
+        for number, position in flat:
+            message[1 + position] = number
+        pending = [self._control.send(message, rank) for rank in range(1, self._control.size)]
+        self._sending.append((pending, message))
+        self._sent()
+        self._decided += buckets
+        self._waiting = []
+        self._tick_s = max(self._tick_s + self._cycle.cycle_s, now())
+
+    def _sent(self) -> bool:
+        self._sending = [(pending, message) for pending, message in self._sending if not all_done(pending)]
+        return not self._sending
+
+    def _listen(self) -> None:
+        """Take decisions that have arrived, without waiting."""
+        while self._told() < len(self._sizes):
+            if self._receiving is None:
+                message = np.empty(len(self._sizes) + 1, np.int64)
+                self._receiving = (self._control.receive(message, 0), message)
+            pending, message = self._receiving
+            if not pending.done():
+                return
+            self._receiving = None
+            numbers = message[1:]
+            for number in range(int(numbers.max()) + 1):
+                self._decided.append(tuple(int(p) for p in np.flatnonzero(numbers == number)))
+
+    def _told(self) -> int:
+        return self._given + sum(len(bucket) for bucket in self._decided)
+
+    def _startable(self) -> list[Run]:
+        runs: list[Run] = []
+        while self._decided and self._ready.issuperset(self._decided[0]):
+            bucket = self._decided.pop(0)
+            self._given += len(bucket)
+            runs += _neighbours(bucket)
+        return runs
+
+
+def _neighbours(positions: Sequence[int]) -> list[Run]:
+    """Ascending runs of consecutive positions: (1, 2, 3, 7) -> (1, 4), (7, 8)."""
+    runs: list[Run] = []
+    for position in sorted(positions):
+        if runs and runs[-1][1] == position:
+            runs[-1] = (runs[-1][0], position + 1)
+        else:
+            runs.append((position, position + 1))
+    return runs
+
+
+def bucket_policy(schedule: Schedule, control: Transport) -> BucketPolicy:
+    """The policy a schedule asks for; ``control`` is a transport of its own for decisions taken while running."""
+    return CycleBuckets(schedule, control) if schedule.dynamic else StaticBuckets(schedule)

@@ -1,0 +1,28 @@
+"""What is known of a replica without running it, as a Workload whose times are zero."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpsim.replica import Replica
+from dpsim.workload import Layer, Workload
+
+
+def describe(replica: Replica, name: str) -> Workload:
+    """Layers, tensors and sizes of a replica: enough for every fusion rule that needs no ready times."""
+    layers = tuple(
+        Layer(
+            name=spec.name,
+            kind=spec.kind,
+            forward_s=(0.0,),
+            backward_s=(0.0,),
+            tensors=spec.tensors,
+            activation_bytes_per_sample=spec.activation_bytes_per_sample,
+            batch_norm_channels=spec.batch_norm_channels,
+        )
+        for spec in replica.layers
+    )
+    state_bytes = int(sum(np.asarray(value).nbytes for value in replica.state().values()))
+    return Workload(
+        name=name, local_batches=(1,), layers=layers, state_bytes=state_bytes, source="described, times unknown"
+    )

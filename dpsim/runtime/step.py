@@ -1,0 +1,161 @@
+"""One training step: a replica computes, buckets are reduced as they become complete, the update follows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.comm.clock import now
+from dpsim.comm.progress import Progress, progress
+from dpsim.comm.transport import Array, Transport, check_algorithm
+from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.nn import Network, first_nonfinite_layer, sgd_update
+from dpsim.replica import BatchSums, Replica
+from dpsim.runtime.arena import Arena
+from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
+from dpsim.runtime.recorder import StepMarks
+from dpsim.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """Sums over this rank's samples of one step, and when everything happened."""
+
+    sums: BatchSums
+    marks: StepMarks
+
+
+class StepRunner:
+    """Executes a schedule's step again and again with one replica and one transport.
+
+    It owns the run's memory (``arena``) and hands it to the replica. ``initialise`` must be called once.
+    ``control`` carries the decisions of a rule that packs buckets while running (Horovod's); such a rule needs
+    one of its own, since its messages must not mix with the gradients'.
+    """
+
+    def __init__(
+        self, replica: Replica, schedule: Schedule, transport: Transport, control: Transport | None = None
+    ) -> None:
+        plan = schedule.plan
+        check_algorithm(plan.algorithm, transport.network)
+        if transport.size != plan.devices:
+            raise ConfigError(f"a plan for {plan.devices} devices on {transport.size} ranks", allowed="as many ranks")
+        self.replica, self.schedule, self.transport = replica, schedule, transport
+        self.plan = plan
+        self.arena = Arena(schedule, np.dtype(plan.wire_dtype), transport.allocate)
+        self.parameters = self.arena.views(self.arena.parameters)
+        self.gradients = self.arena.views(self.arena.gradients)
+        self._accumulated = self._micro_gradients = None
+        if plan.accumulate > 1:
+            self._accumulated = self.gradients
+            self._micro_gradients = self.arena.views(np.zeros_like(self.arena.gradients))
+        self.replica.bind(self.parameters, self.gradients)
+        self.steps = 0
+        self._layers = replica.layers
+        self._marks = StepMarks(0.0)
+        self._overlapped = plan.overlap != "off"
+        self._communicates = plan.devices > 1
+        self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished)
+        self._policy: BucketPolicy = bucket_policy(schedule, control or transport)
+        self._held: list[Run] = []
+        self._micro_batch = 0
+        self._blocking = plan.overlap in ("off", "inline")
+        self._forward_names = [f"forward {layer.name}" for layer in self._layers]
+        self._backward_names = [f"backward {layer.name}" for layer in self._layers]
+
+    def initialise(self, seed: int) -> None:
+        """Parameters from the replica's own initial values, velocity zero."""
+        for name, value in self.replica.initial_parameters(seed).items():
+            self.parameters[name][...] = value
+        self.arena.velocity[...] = 0
+
+    def run(self, x: Array, labels: NDArray[np.int64], global_samples: int) -> StepOutcome:
+        """One optimizer update from this rank's share ``x``, ``labels`` of a batch of ``global_samples``.
+
+        Raises ``NotFiniteError`` when the loss is not finite, before any parameter changes.
+        """
+        self._marks = StepMarks(now())
+        self._policy.begin()
+        self._held = []
+        loss, correct = 0.0, 0
+        for self._micro_batch, (low, high) in enumerate(self._micro_bounds(len(labels))):
+            if self._micro_gradients is not None:
+                self.replica.bind(self.parameters, self.gradients if not self._micro_batch else self._micro_gradients)
+            sums = self.replica.forward_backward(x[low:high], labels[low:high], (0, high - low), self)
+            loss, correct = loss + sums.loss, correct + sums.correct
+        self._check_finite(loss, x, labels)
+        if self._communicates:
+            self._finish_communication()
+        plan = self.plan
+        sgd_update(
+            self.arena.parameters, self.arena.gradients, self.arena.velocity, plan.optimizer, 1.0 / global_samples
+        )
+        marks = self._marks
+        marks.end_s = now()
+        marks.compute.append(("update", marks.end_s))
+        self.steps += 1
+        return StepOutcome(sums=BatchSums(loss=loss, correct=correct, samples=len(labels)), marks=marks)
+
+    def close(self) -> None:
+        """End the communication thread, if there is one."""
+        self._progress.close()
+
+    # What the replica announces (dpsim.replica.StepEvents).
+
+    def forward_done(self, layer: int) -> None:
+        self._marks.compute.append((self._forward_names[layer], now()))
+
+    def loss_done(self) -> None:
+        self._marks.compute.append(("loss", now()))
+
+    def gradients_ready(self, layer: int) -> None:
+        self._marks.ready.append((layer, now()))
+        if self._micro_batch and self._accumulated is not None and self._micro_gradients is not None:
+            for tensor in self._layers[layer].tensors:
+                self._accumulated[tensor.name] += self._micro_gradients[tensor.name]
+        if not self._communicates or self._micro_batch < self.plan.accumulate - 1:
+            return
+        complete = self._policy.ready(layer)
+        if not self._overlapped:
+            self._held += complete
+        elif complete:
+            begin_s = now()
+            for first, stop in complete:
+                self._progress.submit(first, self.arena.buckets(first, stop))
+            if self._blocking:
+                self._marks.pauses.append((begin_s, now()))
+        else:
+            self._progress.poll()
+
+    def backward_done(self, layer: int) -> None:
+        self._marks.compute.append((self._backward_names[layer], now()))
+        if self._overlapped and self._communicates:
+            self._progress.poll()
+
+    def _finished(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
+        self._marks.collectives.append((bucket, size_bytes, start_s, end_s))
+
+    def _finish_communication(self) -> None:
+        begin_s = now()
+        for first, stop in [*self._held, *self._policy.rest()]:
+            self._progress.submit(first, self.arena.buckets(first, stop))
+        self._progress.finish()
+        end_s = now()
+        self._marks.pauses.append((begin_s, end_s))
+        self._marks.compute.append(("step overhead", end_s))
+
+    def _micro_bounds(self, samples: int) -> list[tuple[int, int]]:
+        k = self.plan.accumulate
+        return [(samples * i // k, samples * (i + 1) // k) for i in range(k)]
+
+    def _check_finite(self, loss: float, x: Array, labels: NDArray[np.int64]) -> None:
+        if math.isfinite(loss):
+            return
+        place = first_nonfinite_layer(self.replica, x, labels) if isinstance(self.replica, Network) else None
+        raise NotFiniteError(
+            f"the loss is {loss} in step {self.steps + 1}; the first value that is not finite: {place or 'the loss'}",
+            remedy="lower --learning-rate, or look at the data for values that are not finite",
+        )

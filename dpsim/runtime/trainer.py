@@ -1,0 +1,117 @@
+"""Real data-parallel training: one replica a rank, one data set, one plan, step after step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from dpsim.comm.allreduce import allreduce
+from dpsim.comm.broadcast import broadcast
+from dpsim.comm.transport import Transport, transport
+from dpsim.data import Dataset, epoch_batches, shard
+from dpsim.lower import lower
+from dpsim.machine import Network
+from dpsim.plan import Plan
+from dpsim.replica import BatchSums, Replica
+from dpsim.runtime.describe import describe
+from dpsim.runtime.step import StepOutcome, StepRunner
+from dpsim.schedule import Schedule
+
+_EVALUATION_BATCH = 256
+
+
+class Trainer:
+    """Trains ``replica`` on ``dataset`` as ``plan`` says, on the ranks of ``comm`` (as many as the plan's devices).
+
+    Every rank draws the same global batches and takes its own share of samples; rank 0's initial state is
+    broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        dataset: Dataset,
+        plan: Plan,
+        comm: MPI.Intracomm,
+        network: Network,
+        *,
+        seed: int = 0,
+        schedule: Schedule | None = None,
+    ) -> None:
+        self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
+        self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
+        self.transport: Transport = transport(comm, network)
+        control = transport(comm, network) if self.schedule.dynamic else None
+        self.runner = StepRunner(replica, self.schedule, self.transport, control)
+        self.runner.initialise(seed)
+        self._broadcast_state()
+        self._batches = self._global_batches()
+        self.epoch = 0
+
+    def step(self) -> StepOutcome:
+        """Train on the next global batch; the next epoch begins when the data set is used up."""
+        x, labels, samples = self.next_share()
+        return self.runner.run(x, labels, samples)
+
+    def next_share(self) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
+        """This rank's inputs and labels of the next global batch, and that batch's size."""
+        indices = next(self._batches)
+        low, high = shard(len(indices), self.plan.devices, self.comm.rank)
+        mine = indices[low:high]
+        return self.dataset.train_x[mine], self.dataset.train_y[mine], len(indices)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.dataset.train_y) // self.plan.global_batch)
+
+    def evaluate(self) -> BatchSums:
+        """Sums over the whole test set, each rank taking a share; exact at any device count.
+
+        Running statistics, which each rank gathers from its own samples, are first replaced by their mean
+        over the ranks.
+        """
+        self._average_state()
+        low, high = shard(len(self.dataset.test_y), self.plan.devices, self.comm.rank)
+        loss, correct = 0.0, 0
+        for start in range(low, high, _EVALUATION_BATCH):
+            stop = min(start + _EVALUATION_BATCH, high)
+            sums = self.replica.evaluate(self.dataset.test_x[start:stop], self.dataset.test_y[start:stop])
+            loss, correct = loss + sums.loss, correct + sums.correct
+        totals = np.array([loss, correct, high - low])
+        allreduce(self.transport, totals, "recursive-doubling")
+        return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
+
+    def digest(self) -> str:
+        """SHA-256 of parameters, velocity and state, tensor by tensor in name order."""
+        velocity = self.runner.arena.views(self.runner.arena.velocity)
+        sha = hashlib.sha256()
+        for part in (self.runner.parameters, velocity, self.replica.state()):
+            for name in sorted(part):
+                sha.update(name.encode())
+                sha.update(np.ascontiguousarray(part[name]).tobytes())
+        return sha.hexdigest()
+
+    def close(self) -> None:
+        self.runner.close()
+
+    def _broadcast_state(self) -> None:
+        """Parameters, optimizer state and running statistics of rank 0, on every rank."""
+        for data in (self.runner.arena.parameters, self.runner.arena.velocity):
+            broadcast(self.transport, data)
+        for name in sorted(self.replica.state()):
+            broadcast(self.transport, self.replica.state()[name].reshape(-1))
+
+    def _average_state(self) -> None:
+        for name in sorted(self.replica.state()):
+            value = self.replica.state()[name].reshape(-1)
+            allreduce(self.transport, value, "recursive-doubling")
+            value /= self.plan.devices
+
+    def _global_batches(self) -> Iterator[NDArray[np.int64]]:
+        while True:
+            yield from epoch_batches(len(self.dataset.train_y), self.plan.global_batch, self.seed, self.epoch)
+            self.epoch += 1
