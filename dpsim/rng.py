@@ -64,7 +64,7 @@ def uniform(
 def normal(
     purpose: str, seed: int, shape: tuple[int, ...], *, stream: int = 0, dtype: DTypeLike = np.float32
 ) -> NDArray[Any]:
-    """Standard normal numbers by Box-Muller: sqrt(-2 ln u) cos(2 pi v) and sqrt(-2 ln u) sin(2 pi v), from two words."""
+    """Standard normal numbers by Box-Muller: sqrt(-2 ln u) cos(2 pi v) and sqrt(-2 ln u) sin(2 pi v) of two words."""
     count = math.prod(shape)
     words = random_words(purpose, seed, count + count % 2, stream=stream).reshape(-1, 2)
     values = np.empty(words.shape, dtype)

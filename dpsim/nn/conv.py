@@ -63,9 +63,7 @@ class Conv2D(Layer):
         samples, height, width, channels = x.shape
         wide = self.kernel - 1
         padded = self.buffers.take(f"{name} padded", (samples, height + wide, width + wide, channels))
-        columns = self.buffers.take(
-            f"{name} columns", (samples * height * width, self.kernel * self.kernel * channels)
-        )
+        columns = self.buffers.take(f"{name} columns", (samples * height * width, self.kernel * self.kernel * channels))
         self.ops.unfold(x, self.kernel, padded, columns)
         return columns
 

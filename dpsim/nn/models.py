@@ -20,16 +20,18 @@ from dpsim.nn.relu import ReLU
 from dpsim.nn.shape import Flatten, GlobalAveragePool, MaxPool2D
 
 MODELS = ("mlp", "cnn")
-_DEFAULT_WIDTHS = {"mlp": (256, 256), "cnn": (16, 16, 32, 32, 64, 64, 64)}
+_DEFAULT_WIDTHS = {"mlp": (256, 256), "cnn": (32, 32, 32, 64, 64, 64)}
 _FORMS = {"mlp": "mlp, mlp:512,256,128 (widths) or mlp:64x20 (width x depth)", "cnn": "cnn or cnn:16,32,64 (widths)"}
-_SMALLEST_POOLED = 4  # a picture is halved while both sides have at least this many pixels
+_SMALLEST_HALVED = 4  # pixels a side: a smaller picture is never halved
+_LARGE = 16  # pixels a side: such a picture is halved after every block
 
 
 def build_model(token: str, input_shape: Shape, classes: int, dtype: DTypeLike = np.float32) -> Network:
     """The model a token names, for samples of ``input_shape`` (H, W, C).
 
     ``mlp``: Flatten, then Dense-ReLU a width, then Dense. ``cnn``: Conv3x3-BatchNorm-ReLU a width, a maximum pool
-    wherever the width grows (while the picture has 4 pixels a side), global average pool, Dense.
+    before a block that is wider than the last one (if the picture has 4 pixels a side) and after every block while it
+    has 16, global average pool, Dense.
     Raises ``ConfigError`` for an unknown token or a bad width.
     """
     kind, _, text = token.partition(":")
@@ -75,7 +77,8 @@ def _cnn(widths: tuple[int, ...], input_shape: Shape, classes: int, dtype: DType
     layers: list[Layer] = []
     shape, pools = input_shape, 0
     for number, width in enumerate(widths, start=1):
-        if number > 1 and width > widths[number - 2] and min(shape[:2]) >= _SMALLEST_POOLED:
+        side, wider = min(shape[:2]), number > 1 and width > widths[number - 2]
+        if number > 1 and (side >= _LARGE or (wider and side >= _SMALLEST_HALVED)):
             pools += 1
             layers.append(MaxPool2D(f"pool{pools}", ops, shape, dtype))
             shape = layers[-1].output_shape

@@ -13,7 +13,7 @@ from dpsim.nn.losses import softmax_cross_entropy
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, BatchSums, LayerSpec, Leaves, StepEvents
 
-_EVALUATE_AT_ONCE = 256  # samples; bounds the work arrays whatever the size of the test set
+_EVALUATE_AT_ONCE = 128  # samples; bounds the work arrays whatever the size of the test set
 
 
 class Network:

@@ -1,0 +1,87 @@
+"""Data sets: the fixed split of digits, synthetic data of any shape, and what is said about a wrong token."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dpsim.data import load_dataset
+from dpsim.errors import ConfigError, DpsimError, FileFormatError
+
+
+def test_digits_are_split_class_by_class_and_the_split_is_fixed() -> None:
+    digits = load_dataset("digits")
+    again = load_dataset("digits", seed=7)
+    assert len(digits.train_y) + len(digits.test_y) == 1797
+    per_class = np.bincount(digits.test_y) / (np.bincount(digits.test_y) + np.bincount(digits.train_y))
+    assert np.all(np.abs(per_class - 0.2) < 0.003)
+    assert digits.train_x.tobytes() == again.train_x.tobytes() and digits.test_x.tobytes() == again.test_x.tobytes()
+
+
+def test_digits_are_scikit_learns_pictures() -> None:
+    sklearn_datasets = pytest.importorskip("sklearn.datasets")
+    ours, theirs = load_dataset("digits", dtype=np.float64), sklearn_datasets.load_digits()
+    rows = np.concatenate([ours.train_x, ours.test_x]).reshape(-1, 64)
+    labels = np.concatenate([ours.train_y, ours.test_y])
+    pixels = np.rint((rows - rows.min()) * 16)
+    table, reference = np.column_stack([pixels, labels]), np.column_stack([theirs.data, theirs.target])
+    assert np.array_equal(np.unique(table, axis=0), np.unique(reference, axis=0))
+
+
+def test_digits_have_about_zero_mean_and_unit_range() -> None:
+    digits = load_dataset("digits")
+    assert digits.input_shape == (8, 8, 1) and digits.classes == 10
+    assert digits.train_x.dtype == np.float32 and digits.train_y.dtype == np.int64
+    assert abs(digits.train_x.mean()) < 0.01 and np.ptp(digits.train_x) == pytest.approx(1.0)
+    assert load_dataset("digits", dtype=np.float64).train_x.dtype == np.float64
+
+
+def test_reading_digits_does_not_import_scikit_learn() -> None:
+    code = "import sys; from dpsim.data import load_dataset; load_dataset('digits'); print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileFormatError, match="pip install scikit-learn"):
+        load_dataset("digits")
+
+
+def test_synthetic_data_have_the_shape_asked_for_and_depend_on_the_seed_alone() -> None:
+    token = "synthetic:5x7x3,classes=4,train=21,test=9"
+    data, again, other = load_dataset(token), load_dataset(token), load_dataset(token, seed=1)
+    assert data.train_x.shape == (21, 5, 7, 3) and data.test_x.shape == (9, 5, 7, 3) and data.classes == 4
+    assert data.train_x.dtype == np.float32 and set(data.train_y.tolist()) == {0, 1, 2, 3}
+    assert data.train_x.tobytes() == again.train_x.tobytes() != other.train_x.tobytes()
+
+
+def test_synthetic_classes_can_be_told_apart() -> None:
+    data = load_dataset("synthetic:6x6x2,train=500,test=200")
+    means = np.stack([data.train_x[data.train_y == k].mean(axis=0) for k in range(data.classes)])
+    distance = ((data.test_x[:, None] - means) ** 2).sum(axis=(2, 3, 4))
+    assert np.mean(distance.argmin(axis=1) == data.test_y) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("token", "text"),
+    [
+        ("digit", "did you mean 'digits'"),
+        ("imagenet", "synthetic:HxWxC,classes=K"),
+        ("digits:8", "did you mean 'digits'"),
+        ("synthetic", "for example synthetic:32x32x3"),
+        ("synthetic:32x32", "for example synthetic:32x32x3"),
+        ("synthetic:8x8x0", "whole numbers > 0"),
+        ("synthetic:8x8x1,classes=1", "2 classes or more"),
+        ("synthetic:8x8x1,train=many", "whole numbers > 0"),
+        ("synthetic:8x8x1,clases=3", "did you mean 'classes'"),
+    ],
+)
+def test_a_wrong_token_is_answered_with_what_is_allowed(token: str, text: str) -> None:
+    with pytest.raises(DpsimError, match=text) as caught:
+        load_dataset(token)
+    assert isinstance(caught.value, ConfigError) and caught.value.allowed
