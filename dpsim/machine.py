@@ -16,7 +16,7 @@ SCHEMA = "dpsim.machine/1"
 NODE = "node"
 
 
-class Network(Noun):
+class Network(Noun, frozen=True):
     """What joins the devices: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
 
     latency_s: float = 0.0
@@ -43,7 +43,7 @@ class Network(Noun):
         return Network(latency_s=parse_duration(parts[0]), bandwidth_bytes_per_s=parse_bandwidth(parts[1]), token=token)
 
 
-class Link(Noun):
+class Link(Noun, frozen=True):
     """Alpha, beta and gamma of ``reference formulas``: what prices an allreduce that no table covers."""
 
     latency_s: float
@@ -70,7 +70,7 @@ def _check_table(what: str, sizes: tuple[int, ...], *columns: tuple[float, ...])
             raise ConfigError(f"{what} has times {list(column)}", allowed="finite seconds >= 0")
 
 
-class AllreduceCost(Noun):
+class AllreduceCost(Noun, frozen=True):
     """Seconds of one allreduce against its size, with nothing else running: measured, or published."""
 
     algorithm: str
@@ -83,7 +83,7 @@ class AllreduceCost(Noun):
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, self.time_s)
 
 
-class OverlapCost(Noun):
+class OverlapCost(Noun, frozen=True):
     """One allreduce beside a running backward: its time, and the compute time it takes away, against its size.
 
     ``poll_s`` is the compute time one look at the communication costs (mechanism ``poll``).
@@ -103,7 +103,7 @@ class OverlapCost(Noun):
         _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s)
 
 
-class ComputeSlowdown(Noun):
+class ComputeSlowdown(Noun, frozen=True):
     """How much longer computation takes when this many devices of a node compute at once (1 = no longer)."""
 
     devices: int
@@ -114,7 +114,7 @@ class ComputeSlowdown(Noun):
             raise ConfigError(f"compute slowdown at {self.devices} devices is {self.factor}", allowed="more than 0")
 
 
-class Machine(Noun, dict=True):
+class Machine(Noun, frozen=True, dict=True):
     """What a run runs on. Tables first; the link's formula where no table covers an algorithm or device count."""
 
     name: str

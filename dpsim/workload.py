@@ -19,7 +19,7 @@ SCHEMA = "dpsim.workload/1"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
-class Tensor(Noun):
+class Tensor(Noun, frozen=True):
     """One gradient tensor (and its parameter): a name that is unique in the workload, a shape, a dtype."""
 
     name: str
@@ -41,7 +41,7 @@ class Tensor(Noun):
         return self.elements * ITEM_BYTES[self.dtype]
 
 
-class Layer(Noun):
+class Layer(Noun, frozen=True):
     """One layer: its device time at each of the workload's ``local_batches``, and its gradient tensors.
 
     ``forward_s`` and ``backward_s`` have one entry a local batch. ``gradient_ready_s`` (optional) is the
@@ -62,7 +62,7 @@ class Layer(Noun):
     batch_norm_channels: int = 0
 
 
-class Workload(Noun, dict=True):
+class Workload(Noun, frozen=True, dict=True):
     """What is trained: layers in forward order, and where the numbers come from.
 
     ``local_batches`` (ascending) are the batch sizes at which times were taken; between them times are

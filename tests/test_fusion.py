@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ THRESHOLDS = st.one_of(st.sampled_from([0.0, 1.0, 4096.0, float(MIB), math.inf])
 
 def buckets_of(sizes: list[int], rule: str, threshold: float = 0.0, **options: object) -> list[list[int]]:
     start = fuse(np.array(sizes, np.int64), rule, threshold, **options)  # type: ignore[arg-type]
-    return [sizes[a:b] for a, b in zip(start[:-1], start[1:], strict=True)]
+    return [sizes[a:b] for a, b in pairwise(start)]
 
 
 @QUICK
@@ -33,7 +34,7 @@ def test_every_tensor_is_in_exactly_one_bucket_of_one_dtype(
     codes = np.random.default_rng(seed).integers(0, 2, len(sizes))
     start = fuse(np.array(sizes, np.int64), rule, threshold, dtype_code=codes)
     assert start[0] == 0 and start[-1] == len(sizes) and np.all(np.diff(start) > 0)
-    assert all(len(set(codes[a:b])) == 1 for a, b in zip(start[:-1], start[1:], strict=True))
+    assert all(len(set(codes[a:b])) == 1 for a, b in pairwise(start))
 
 
 @QUICK
@@ -131,7 +132,7 @@ def merge_as_published(sizes: list[float], ready: list[float], alpha: float, bet
 
 def end_of(sizes: list[int], ready: list[float], start: list[int], alpha: float, beta: float) -> float:
     end = 0.0
-    for a, b in zip(start[:-1], start[1:], strict=True):
+    for a, b in pairwise(start):
         end = max(end, ready[b - 1]) + alpha + beta * sum(sizes[a:b])
     return end
 

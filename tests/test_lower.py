@@ -53,10 +53,11 @@ def test_a_schedule_holds_every_tensor_once_and_communicates_it_in_the_last_micr
 
 
 def two_layers() -> Workload:
+    wa, wb, bb = Tensor(name="wa", shape=(4,)), Tensor(name="wb", shape=(8,)), Tensor(name="bb", shape=(1,))
     layers = (
-        Layer(name="a", forward_s=(1.0,), backward_s=(3.0,), gradient_ready_s=(2.0,), tensors=(Tensor(name="wa", shape=(4,)),)),
-        Layer(name="b", forward_s=(1.0,), backward_s=(5.0,), tensors=(Tensor(name="wb", shape=(8,)), Tensor(name="bb", shape=(1,)))),
-    )  # fmt: skip
+        Layer(name="a", forward_s=(1.0,), backward_s=(3.0,), gradient_ready_s=(2.0,), tensors=(wa,)),
+        Layer(name="b", forward_s=(1.0,), backward_s=(5.0,), tensors=(wb, bb)),
+    )
     return Workload(name="two", local_batches=(4,), layers=layers)
 
 

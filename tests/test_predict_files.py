@@ -99,7 +99,7 @@ JUNK = st.recursive(
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.integers(0, 1))
-def test_a_changed_file_is_read_or_refused_with_a_file_format_error(tmp_path: Path, data: st.DataObject, kind: int) -> None:
+def test_a_changed_file_is_read_or_refused_as_a_file(tmp_path: Path, data: st.DataObject, kind: int) -> None:
     content = small_files()[kind]
     place = data.draw(st.sampled_from(places(content)[1:]))
     target = content
@@ -121,7 +121,7 @@ def test_a_changed_file_is_read_or_refused_with_a_file_format_error(tmp_path: Pa
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.integers(0, 1))
-def test_a_damaged_file_is_read_or_refused_with_a_file_format_error(tmp_path: Path, data: st.DataObject, kind: int) -> None:
+def test_a_damaged_file_is_read_or_refused_as_a_file(tmp_path: Path, data: st.DataObject, kind: int) -> None:
     raw = bytearray(json.dumps(small_files()[kind]).encode())
     if data.draw(st.booleans()):
         raw = raw[: data.draw(st.integers(0, len(raw) - 1))]

@@ -124,7 +124,7 @@ def witness(workload: Workload, machine: Machine, plan: Plan) -> tuple[float, fl
             curve, poll_s = beside_curve(machine, plan.algorithm, n, plan.overlap)
             beside, loss = float(at(curve.points, 1, float(size))), float(at(curve.points, 2, float(size)))
         last = schedule.tensor_order[schedule.bucket_start[bucket + 1] - 1]
-        layer = next(i for i, la in enumerate(workload.layers) if workload.tensors[last].name in {t.name for t in la.tensors})
+        layer = next(i for i, one in enumerate(workload.layers) if workload.tensors[last] in one.tensors)
         messages.append(Message(solo, beside, loss, layer))
     w = Witness(plan.overlap, poll_s, rounds(plan.algorithm, n), now=workload.overhead_s * factor)
     busy = [(0.0, w.now)]
@@ -155,8 +155,8 @@ def witness(workload: Workload, machine: Machine, plan: Plan) -> tuple[float, fl
                 for m in complete:
                     m.start = w.now
                     w.now += m.solo
-                    m.end = begin = w.now
-                if complete:
+                    m.end = w.now
+                if w.now > busy[-1][1]:
                     host = max(host, w.now)
                 begin = w.now
             else:
