@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import dpsim
 from dpsim.comm import rank_output
-from dpsim.comm.rank_output import JobFailed
+from dpsim.comm.rank_output import JobFailed as JobFailed
 from dpsim.errors import CommunicationError, ConfigError
 
 Progress = Callable[[str], None]
@@ -260,3 +260,11 @@ def serve() -> NoReturn:
 
         given_ranks.serve()
     raise SystemExit(0)
+
+
+def release() -> None:
+    """For rank 0 of a job, once nothing more is to do: let the ranks that serve end."""
+    if importlib.util.find_spec("mpi4py") is not None:
+        from dpsim.comm import given_ranks
+
+        given_ranks.release()

@@ -1,0 +1,5 @@
+"""``python -m dpsim``: the command line."""
+
+from dpsim.cli import main
+
+main()

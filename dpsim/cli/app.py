@@ -1,0 +1,142 @@
+"""The commands by name, and what becomes of an error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Literal, get_args, get_origin
+
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+import dpsim
+from dpsim.cli import calibrate, doctor, predict, profile, report, sweep, trace, train
+from dpsim.comm import launch
+from dpsim.errors import ConfigError, DpsimError, unknown
+
+_EXAMPLES = """\
+Examples:
+  dpsim doctor
+  dpsim sweep fusion-threshold
+  dpsim train --model cnn --devices 2 --global-batch 64 --epochs 5
+  dpsim predict --workload w.json --machine m.json --devices 8 --global-batch 64
+
+dpsim COMMAND --help explains a command."""
+
+_SWEEP_EXAMPLES = """\
+Examples:
+  dpsim sweep fusion-threshold
+  dpsim sweep fusion-threshold --devices 1,2 --network node,paced:50us,1gbit
+  dpsim sweep fusion-threshold --fusion-threshold 0,32KiB,inf --output mine"""
+
+
+def build() -> App:
+    """The application. Commands are small: each imports what it needs when it runs."""
+    options = Parameter(negative=())
+    app = App(
+        name="dpsim", help="Data-parallel training, predicted and measured in the same run.",
+        version=dpsim.__version__, help_format="plaintext", help_epilogue=_EXAMPLES, default_parameter=options,
+    )  # fmt: skip
+    app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES)
+    app.command(train.train, help_epilogue=train.EXAMPLES)
+    app.command(profile.profile, help_epilogue=profile.EXAMPLES)
+    app.command(calibrate.calibrate, help_epilogue=calibrate.EXAMPLES)
+    app.command(predict.predict, help_epilogue=predict.EXAMPLES)
+    app.command(report.report, help_epilogue=report.EXAMPLES)
+    app.command(trace.trace, help_epilogue=trace.EXAMPLES)
+    sweeps = App(
+        name="sweep", help="Predict, then measure, then compare over a range of settings.",
+        help_format="plaintext", help_epilogue=_SWEEP_EXAMPLES, default_parameter=options,
+    )  # fmt: skip
+    sweeps.command(sweep.fusion_threshold, help_epilogue=sweep.EXAMPLES)
+    app.command(sweeps)
+    app.register_install_completion_command(help="Install completion for your shell.", help_epilogue="")
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code. Errors become text on stderr."""
+    here = launch.job()
+    if here is not None and here.rank != 0:
+        launch.serve()
+    signal.signal(signal.SIGTERM, _terminated)
+    app = build()
+    try:
+        code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except CycloptsError as error:
+        return _complain(_usage(app, error))
+    except launch.JobFailed as error:
+        print(error.traceback, end="", file=sys.stderr)
+        _complain(error)
+        return 1
+    except DpsimError as error:
+        return _complain(error)
+    except KeyboardInterrupt:
+        print("dpsim: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    finally:
+        if here is not None:
+            launch.release()
+
+
+def _complain(error: DpsimError) -> int:
+    print(f"dpsim: {error}", file=sys.stderr)
+    return 2
+
+
+def _terminated(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # unwinds, so that the ranks end and temporary files go
+
+
+def _usage(app: App, error: CycloptsError) -> ConfigError:
+    """A parsing error as one of ours: what was given, what is allowed, what to do."""
+    if isinstance(error.__cause__, ConfigError):
+        return error.__cause__
+    words = list(error.command_chain or ())
+    remedy = f"see {' '.join(['dpsim', *words])} --help"
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        parent = error.app if error.app is not None else app
+        return unknown("command", error.unused_tokens[0], _names(parent), remedy=remedy)
+    if isinstance(error, UnknownOptionError):
+        flags = sorted(name for a in error.argument_collection for name in a.names if name.startswith("--"))
+        given = error.token.keyword or error.token.value
+        return unknown("flag", given.split("=", 1)[0], [*flags, "--help"], remedy=remedy)
+    if isinstance(error, CoercionError) and error.token is not None and error.argument is not None:
+        given = error.token.keyword or error.argument.name
+        return ConfigError(f"{given} is {error.token.value!r}", allowed=_kind(error.target_type), remedy=remedy)
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        given = error.keyword or error.argument.name
+        what = "has no value" if error.keyword else "is missing"
+        return ConfigError(f"{given} {what}", allowed=error.argument.parameter.help or "", remedy=remedy)
+    if isinstance(error, UnusedCliTokensError):
+        return ConfigError(
+            f"{' '.join(error.unused_tokens or ())!r} is more than this command takes", allowed="flags", remedy=remedy
+        )
+    error.verbose = False
+    return ConfigError(" ".join(str(error).split()), remedy=remedy)
+
+
+def _kind(target: object) -> str:
+    if get_origin(target) is Literal:
+        return ", ".join(str(word) for word in get_args(target))
+    return {int: "a whole number", float: "a number", bool: "no value: it is a switch"}.get(target, "")  # type: ignore[call-overload, no-any-return]
+
+
+def _names(app: App) -> list[str]:
+    return [name for name in app if not name.startswith("-")]

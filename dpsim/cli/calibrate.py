@@ -1,0 +1,58 @@
+"""``dpsim calibrate``: a Machine, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from dpsim.cli import flags, show
+
+EXAMPLES = """\
+Examples:
+  dpsim calibrate --network node --devices 2 --output machine.json
+  dpsim calibrate --network paced:50us,1gbit --algorithm mpi,ring"""
+
+
+def calibrate(
+    *,
+    network: flags.Network = None,
+    devices: flags.DevicesList = None,
+    algorithm: flags.Algorithms = None,
+    overlap: Annotated[str | None, Parameter(help="Mechanisms to measure beside computation: poll,thread.")] = None,
+    budget: Annotated[str | None, Parameter(help="Time for each device count and algorithm, like 4s.")] = None,
+    output: Annotated[Path, Parameter(help="The machine file to write.")] = Path("machine.json"),
+    json: flags.Json = False,
+) -> None:
+    """Measure this machine's allreduces: writes a machine file."""
+    from dpsim import codec
+    from dpsim.harness import calibrate as harness
+    from dpsim.units import format_duration, format_size, parse_duration
+
+    flags.writable(output)
+    chosen: dict[str, Any] = flags.given(
+        network=network,
+        devices=flags.listed("--devices", devices, flags.whole("--devices")),
+        algorithms=flags.listed("--algorithm", algorithm, str),
+        overlaps=flags.listed("--overlap", overlap, str),
+        seconds=None if budget is None else parse_duration(budget),
+    )
+    with show.progress() as tell:
+        machine = harness.calibrate(harness.CalibrateConfig(**chosen), tell)
+    codec.write(output, machine)
+    points = [
+        {"devices": cost.devices, "algorithm": cost.algorithm, "size_bytes": size, "time_s": time_s}
+        for cost in machine.allreduce
+        for size, time_s in zip(cost.sizes_bytes, cost.time_s, strict=True)
+    ]
+    if json:
+        summary = {"machine": str(output), "network": machine.network, "emulated_network": machine.emulated_network}
+        show.as_json("calibrate", points, summary | {"calibrated_on": machine.calibrated_on})
+        return
+    table = show.table("algorithm", "devices", "size", "allreduce")
+    for point in points:
+        size, time_s = format_size(point["size_bytes"]), format_duration(point["time_s"])
+        table.add_row(point["algorithm"], str(point["devices"]), size, time_s)
+    show.rich(table)
+    print(f"machine file: {output} (network {machine.network}{', emulated' if machine.emulated_network else ''})")

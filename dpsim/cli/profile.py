@@ -1,0 +1,57 @@
+"""``dpsim profile``: a Workload, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from dpsim.cli import flags, show
+
+EXAMPLES = """\
+Examples:
+  dpsim profile --model cnn --local-batch 8,16,32,64 --output w.json"""
+
+
+def profile(
+    *,
+    model: flags.Model = None,
+    dataset: flags.DataSet = None,
+    local_batch: flags.LocalBatches = None,
+    seed: flags.Seed = None,
+    output: Annotated[Path, Parameter(help="The workload file to write.")] = Path("workload.json"),
+    json: flags.Json = False,
+) -> None:
+    """Measure a model's layers on this machine: writes a workload file."""
+    from dpsim import codec
+    from dpsim.harness import profile as harness
+    from dpsim.units import format_duration, format_size
+
+    flags.writable(output)
+    batches = flags.listed("--local-batch", local_batch, flags.whole("--local-batch"))
+    chosen: dict[str, Any] = flags.given(
+        model=model, dataset=dataset, seed=seed, local_batches=None if batches is None else tuple(sorted(set(batches)))
+    )
+    with show.progress() as tell:
+        workload = harness.profile(harness.ProfileConfig(**chosen), tell)
+    codec.write(output, workload)
+    points = []
+    for batch in workload.local_batches:
+        times = workload.times(batch)
+        forward_s, backward_s = float(times.forward_s.sum()), float(times.backward_s.sum())
+        points.append({"local_batch": batch, "forward_s": forward_s, "backward_s": backward_s})
+    if json:
+        summary = {"workload": str(output), "layers": len(workload.layers), "gradient_bytes": workload.gradient_bytes}
+        more = {"tensors": len(workload.tensors), "update_s": workload.update_s, "overhead_s": workload.overhead_s}
+        show.as_json("profile", points, summary | more)
+        return
+    table = show.table("local batch", "forward", "backward")
+    for point in points:
+        table.add_row(*(str(point["local_batch"]), *(format_duration(point[k]) for k in ("forward_s", "backward_s"))))
+    show.rich(table)
+    print(
+        f"{workload.name}: {len(workload.tensors)} gradient tensors, {format_size(workload.gradient_bytes)};", end=" "
+    )
+    print(f"update {format_duration(workload.update_s)}")
+    print(f"workload file: {output}")

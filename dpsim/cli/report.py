@@ -1,0 +1,41 @@
+"""``dpsim report``: a sweep's report again, from its records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dpsim.cli import flags, show
+
+EXAMPLES = """\
+Examples:
+  dpsim report reports/fusion-threshold
+  dpsim report reports/fusion-threshold --json"""
+
+
+def report(
+    folder: Annotated[Path, Parameter(help="The folder of a sweep.")],
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(help="Write the report here; by default into the same folder.")] = None,
+    json: flags.Json = False,
+) -> None:
+    """Make a sweep's report again from its records; nothing is measured."""
+    from dpsim.harness.compare import compare
+    from dpsim.record import read_predictions, read_results
+    from dpsim.report import write_report
+    from dpsim.report.comparison import points_json, summary_json
+    from dpsim.report.terminal import table
+
+    into = folder if output is None else output
+    flags.writable(into, folder=True)
+    predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
+    comparison = compare(predictions, results)
+    write_report(into, predictions, results, comparison)
+    if json:
+        show.as_json("report", points_json(comparison), summary_json(comparison))
+        return
+    show.rich(table(comparison))
+    print(f"report: {into / 'index.html'}")

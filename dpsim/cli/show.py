@@ -1,0 +1,66 @@
+"""What commands print: progress on stderr, results on stdout, and the one JSON object of ``--json``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from dpsim.comm.launch import Progress
+
+SCHEMA = "dpsim.output/1"
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A function that shows a line: the same line over and over on a terminal, a log line elsewhere."""
+    terminal = sys.stderr.isatty()
+
+    def tell(text: str) -> None:
+        if terminal:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[2K{text[:width]}", end="", file=sys.stderr, flush=True)
+        elif text:
+            print(text, file=sys.stderr, flush=True)
+
+    try:
+        yield tell
+    finally:
+        if terminal:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def as_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+    """Print the command's one JSON object."""
+    from dpsim import codec
+    from dpsim.harness.environment import environment
+
+    shown = {
+        "schema": SCHEMA,
+        "command": command,
+        "environment": codec.to_builtins(environment()),
+        "points": [dict(point) for point in points],
+        "summary": dict(summary),
+    }
+    print(codec.to_json(shown))
+
+
+def rich(*what: Any) -> None:
+    """Print rich text and tables; a pipe gets 100 columns unless COLUMNS says otherwise."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100
+    Console(width=width, highlight=False).print(*what)
+
+
+def table(*columns: str) -> Any:
+    """A plain rich table whose first column is left-aligned and the others right-aligned."""
+    from rich.table import Table
+
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for number, column in enumerate(columns):
+        shown.add_column(column, justify="right" if number else "left")
+    return shown

@@ -1,0 +1,84 @@
+"""``dpsim trace``: stored timelines of a sweep as a Chrome trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from dpsim.cli import flags, show
+
+if TYPE_CHECKING:
+    from dpsim.record import MeasuredPoint, PointKey, PredictedPoint
+
+EXAMPLES = """\
+Examples:
+  dpsim trace reports/fusion-threshold --output trace.json
+  dpsim trace reports/fusion-threshold --fusion-threshold inf"""
+
+
+def trace(
+    folder: Annotated[Path, Parameter(help="The folder of a sweep.")],
+    /,
+    *,
+    network: flags.Network = None,
+    devices: flags.Devices = None,
+    fusion_threshold: flags.Threshold = None,
+    overlap: flags.Overlap = None,
+    source: Annotated[
+        Literal["measured", "predicted", "both"], Parameter(help="Whose timeline; both stand one below the other.")
+    ] = "both",
+    output: Annotated[Path, Parameter(help="The trace file to write.")] = Path("trace.json"),
+    json: flags.Json = False,
+) -> None:
+    """Export steps of a sweep as a Chrome trace, to look at in Perfetto (ui.perfetto.dev).
+
+    Without flags the first setting that kept its timelines is taken.
+    """
+    from dpsim.record import read_predictions, read_results
+    from dpsim.report import write_trace
+    from dpsim.timeline import Timeline
+    from dpsim.units import parse_size
+
+    flags.writable(output)
+    threshold = None if fusion_threshold is None else parse_size(fusion_threshold)
+    wanted = flags.given(network=network, devices=devices, fusion_threshold_bytes=threshold, overlap=overlap)
+    points: list[MeasuredPoint | PredictedPoint] = []
+    if source != "predicted":
+        points += [p for p in read_results(folder / "results.json").points if p.timeline is not None]
+    if source != "measured":
+        points += [p for p in read_predictions(folder / "predictions.json").points if p.timeline is not None]
+    key = _first(points, wanted)
+    chosen = [p.timeline for p in points if p.key == key and p.timeline is not None]
+    write_trace(output, [Timeline.from_record(timeline) for timeline in chosen])
+    if json:
+        from dpsim import codec
+
+        summary = {"trace": str(output), "timelines": [timeline.source for timeline in chosen]}
+        show.as_json("trace", [codec.to_builtins(key)], summary)
+        return
+    print(f"{' and '.join(timeline.source for timeline in chosen)}: {_describe(key)}")
+    print(f"trace file: {output}; open it at https://ui.perfetto.dev")
+
+
+def _describe(key: PointKey) -> str:
+    from dpsim.units import format_size
+
+    threshold = format_size(key.fusion_threshold_bytes)
+    return f"network {key.network}, {key.devices} devices, threshold {threshold}, overlap {key.overlap}"
+
+
+def _first(points: list[MeasuredPoint | PredictedPoint], wanted: dict[str, object]) -> PointKey:
+    from dpsim.errors import ConfigError
+
+    kept = list(dict.fromkeys(point.key for point in points))
+    for key in kept:
+        if all(getattr(key, name) == value for name, value in wanted.items()):
+            return key
+    raise ConfigError(
+        "no setting of this sweep that kept its timelines is like that: "
+        + (", ".join(f"{name} = {value}" for name, value in wanted.items()) or "none were kept"),
+        allowed="; ".join(_describe(key) for key in kept),
+        remedy="choose one of these with --network, --devices, --fusion-threshold and --overlap",
+    )

@@ -1,0 +1,192 @@
+"""``doctor``: what works on this machine, found out by doing it."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dpsim.codec import Noun
+from dpsim.comm import launch
+from dpsim.errors import DpsimError
+from dpsim.harness import environment
+from dpsim.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SHARED_PROBE_BYTES = 128 * 2**20
+RANKS = 2
+
+
+class Finding(Noun, frozen=True):
+    """One thing that was tried. ``remedy`` says what to do where it does not work as it should."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    found: str
+    remedy: str = ""
+
+
+def examine(progress: Callable[[str], None]) -> Iterator[Finding]:
+    """Try one thing after another. A probe that breaks becomes a finding, not an error."""
+    for name, probe in (
+        ("launcher", _launcher), ("MPI", _mpi), ("numba", _numba), ("BLAS", _blas), ("shared memory", _shared_memory),
+        ("cores", _cores), ("clock", _clock), ("GPU", _gpu),
+    ):  # fmt: skip
+        progress(f"trying {name}")
+        yield probe()
+
+
+def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+    """The task of the MPI probe: the sum of rank + 1 over the ranks, and which library added them."""
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().replace("\0", "").splitlines()[0]
+    hosts = set(comm.allgather(MPI.Get_processor_name()))
+    return {"sum": comm.allreduce(comm.rank + 1), "library": " ".join(library.split()), "hosts": len(hosts)}
+
+
+def _launcher() -> Finding:
+    here = launch.job()
+    if here is not None:
+        return Finding(name="launcher", state="ok", found=f"inside a job of {here.launcher}, {here.size} ranks")
+    path = launch.mpiexec_path()
+    if path is None:
+        remedy = "pip install 'dpsim[mpich]'"
+        return Finding(name="launcher", state="fail", found="no mpiexec beside this Python or on PATH", remedy=remedy)
+    try:
+        flavour = launch.mpiexec_flavour(path)
+    except DpsimError as error:
+        return Finding(name="launcher", state="fail", found=error.given, remedy=error.remedy)
+    return Finding(name="launcher", state="ok", found=f"{flavour}: {path}")
+
+
+def _mpi() -> Finding:
+    start_s = time.monotonic()
+    try:
+        told = launch.on_ranks("dpsim.harness.doctor:add_ranks", {}, devices=RANKS, timeout_s=60)
+    except DpsimError as error:
+        remedy = error.remedy or "look at what the ranks printed"
+        return Finding(name="MPI", state="fail", found=error.given, remedy=remedy)
+    expected = RANKS * (RANKS + 1) // 2
+    if told["sum"] != expected:
+        found = f"{RANKS} ranks added up to {told['sum']} instead of {expected}"
+        return Finding(name="MPI", state="fail", found=found, remedy="install the MPI library again")
+    took = format_duration(time.monotonic() - start_s)
+    return Finding(name="MPI", state="ok", found=f"{told['library']}: {RANKS} ranks added numbers, {took} with start")
+
+
+def _numba() -> Finding:
+    try:
+        import numba
+        import numpy as np
+
+        start_s = time.monotonic()
+        total = numba.njit(_total)(np.arange(10.0))
+    except Exception as error:  # whatever breaks here is what the user came to hear
+        found = f"does not compile: {type(error).__name__}: {error}"
+        return Finding(name="numba", state="fail", found=found, remedy="pip install --upgrade numba numpy")
+    if total != 45.0:
+        return Finding(name="numba", state="fail", found="computes wrongly", remedy="pip install --upgrade numba")
+    took = format_duration(time.monotonic() - start_s)
+    return Finding(name="numba", state="ok", found=f"{numba.__version__}: compiled and ran a kernel in {took}")
+
+
+def _total(values: Any) -> float:
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def _blas() -> Finding:
+    found = environment.blas()
+    if forced := os.environ.get("OPENBLAS_CORETYPE"):
+        return Finding(
+            name="BLAS", state="warn", found=f"{found}, forced by OPENBLAS_CORETYPE={forced}",
+            remedy="unset OPENBLAS_CORETYPE, unless you mean it: it changes speed up to twofold, and bits",
+        )  # fmt: skip
+    if found == "unknown":
+        return Finding(name="BLAS", state="warn", found="not recognised", remedy="use NumPy's own wheels")
+    set_by_user = [f"{name}={os.environ[name]}" for name in launch.THREAD_PINS if name in os.environ]
+    threads = ", ".join(set_by_user) or "1 thread a rank"
+    return Finding(name="BLAS", state="ok", found=f"{found}; {threads}")
+
+
+def _shared_memory() -> Finding:
+    """Really writes: a container's /dev/shm may be smaller than it looks."""
+    name = "shared memory"
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return Finding(name=name, state="warn", found="there is no /dev/shm", remedy="mount a tmpfs there")
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix="dpsim-doctor-") as file:
+            os.posix_fallocate(file.fileno(), 0, SHARED_PROBE_BYTES)
+            with mmap.mmap(file.fileno(), SHARED_PROBE_BYTES) as memory:
+                for start in range(0, SHARED_PROBE_BYTES, mmap.PAGESIZE):
+                    memory[start] = 1
+    except OSError as error:
+        wanted = format_size(SHARED_PROBE_BYTES)
+        free = os.statvfs(folder)
+        return Finding(
+            name=name, state="warn",
+            found=f"cannot write {wanted}: {error.strerror}; {format_size(free.f_bavail * free.f_frsize)} are free",
+            remedy="in a container: --shm-size=1g; also remove old /dev/shm/mpich_shm_* files of killed jobs",
+        )  # fmt: skip
+    size = os.statvfs(folder)
+    found = f"wrote {format_size(SHARED_PROBE_BYTES)} of {format_size(size.f_blocks * size.f_frsize)} in /dev/shm"
+    return Finding(name=name, state="ok", found=found)
+
+
+def _cores() -> Finding:
+    usable, present = environment.cores(), os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    found = f"{usable} of {present} usable, load {load:.1f}"
+    if usable < RANKS:
+        remedy = "two devices on one core measure waiting, not training: use a machine with two cores or more"
+        return Finding(name="cores", state="warn", found=found, remedy=remedy)
+    if load > 0.5 * present:
+        return Finding(
+            name="cores", state="warn", found=found, remedy="others compute here: measure when they are done"
+        )
+    return Finding(name="cores", state="ok", found=found)
+
+
+def _clock() -> Finding:
+    ticks = [time.perf_counter_ns() for _ in range(2000)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(ticks) if later > earlier]
+    resolution_s = min(steps, default=10**9) * 1e-9
+    found = f"resolves {format_duration(resolution_s)}"
+    if resolution_s > 1e-6:
+        remedy = "small allreduces take 2 us: this clock is too coarse for them"
+        return Finding(name="clock", state="warn", found=found, remedy=remedy)
+    return Finding(name="clock", state="ok", found=found)
+
+
+def _gpu() -> Finding:
+    """A real allocation and addition with whichever of CuPy and numba-cuda is installed. None is needed."""
+    if environment.version("cupy-cuda13x") == "none" and environment.version("numba-cuda") == "none":
+        return Finding(name="GPU", state="ok", found="not used: neither CuPy nor numba-cuda is installed")
+    try:
+        from numba import cuda as untyped
+
+        cuda: Any = untyped
+        if not cuda.is_available():
+            return Finding(name="GPU", state="ok", found="none found; everything runs on the CPU")
+        import numpy as np
+
+        sent = cuda.to_device(np.arange(8.0))
+        same = bool((sent.copy_to_host() == np.arange(8.0)).all())
+        name = cuda.get_current_device().name
+        label = name.decode() if isinstance(name, bytes) else str(name)
+    except Exception as error:  # drivers fail in many ways, and none of them matters to the CPU
+        found = f"does not work: {type(error).__name__}: {error}"
+        return Finding(name="GPU", state="warn", found=found, remedy="see nvidia-smi; the CPU is used meanwhile")
+    state: Literal["ok", "warn"] = "ok" if same else "warn"
+    return Finding(name="GPU", state=state, found=f"{label}, copies {'come back' if same else 'come back changed'}")

@@ -1,0 +1,1 @@
+"""Declared experiments and what they need beside them. Imported as ``dpsim.experiments``."""

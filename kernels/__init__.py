@@ -1,0 +1,1 @@
+"""Compute kernels: one file an operation, the reference first. Imported as ``dpsim.kernels``."""
