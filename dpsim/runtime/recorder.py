@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dpsim.comm.clock import now
 from dpsim.schedule import COMMUNICATION, COMPUTE
 from dpsim.timeline import Timeline
 
@@ -36,6 +37,15 @@ class StepMarks:
 def exposed_s(marks: StepMarks) -> float:
     """Seconds in which a step's computing thread did nothing but communicate or wait for communication."""
     return sum(end - start for start, end in marks.pauses)
+
+
+def seconds_per_event(events: int = 20_000) -> float:
+    """What recording one event costs: the clock read and the list entry, measured."""
+    entries: list[tuple[str, float]] = []
+    start_s = now()
+    for _ in range(events):
+        entries.append(("event", now()))
+    return (now() - start_s) / events
 
 
 def timeline(steps: list[list[StepMarks]], *, emulated_network: bool) -> Timeline:
