@@ -118,7 +118,7 @@ def read_raw(path: Path, what: str) -> Any:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number; write infinity as the string \"inf\"")
+    raise ValueError(f'{name} is not a JSON number; write infinity as the string "inf"')
 
 
 def decode(raw: Any, kind: type[T], what: str) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,16 @@ class Network(Noun, frozen=True):
         return Network(latency_s=parse_duration(parts[0]), bandwidth_bytes_per_s=parse_bandwidth(parts[1]), token=token)
 
 
+def check_algorithm(algorithm: str, network: Network) -> None:
+    """Refuse MPI's own allreduce on an emulated network, whose messages cannot be held to the link."""
+    if algorithm == "mpi" and network.emulated:
+        raise ConfigError(
+            f"algorithm 'mpi' cannot run on {network.token}: MPI's own allreduce hides its messages from it",
+            allowed="ring, recursive-doubling, halving-doubling, direct",
+            remedy="choose one of them with --algorithm, or use --network node",
+        )
+
+
 class Link(Noun, frozen=True):
     """Alpha, beta and gamma of ``reference formulas``: what prices an allreduce that no table covers."""
 
@@ -61,7 +72,7 @@ class Link(Noun, frozen=True):
 
 
 def _check_table(what: str, sizes: tuple[int, ...], *columns: tuple[float, ...]) -> None:
-    if not sizes or any(s < 0 for s in sizes) or any(a >= b for a, b in zip(sizes, sizes[1:], strict=False)):
+    if not sizes or any(s < 0 for s in sizes) or any(a >= b for a, b in itertools.pairwise(sizes)):
         raise ConfigError(f"{what} has sizes_bytes {list(sizes)}", allowed="one or more sizes >= 0, ascending")
     for column in columns:
         if len(column) != len(sizes):

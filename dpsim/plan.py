@@ -18,7 +18,7 @@ OVERLAPS: tuple[str, ...] = get_args(Overlap)
 DEFAULT_THRESHOLD_BYTES = {"tarantella": 32_768.0, "horovod": 128.0 * 2**20, "ddp": 25.0 * 2**20}
 
 
-class Sgd(Noun):
+class Sgd(Noun, frozen=True):
     """SGD in PyTorch's form: v = momentum v + g + weight_decay w; w -= learning_rate v."""
 
     learning_rate: float = 0.05
@@ -32,7 +32,7 @@ class Sgd(Noun):
                 raise ConfigError(f"{key} is {value}", allowed=f"a finite number >= {low:g}")
 
 
-class Plan(Noun):
+class Plan(Noun, frozen=True):
     """How a workload is run on ``devices`` devices.
 
     ``fusion_threshold_bytes`` belongs to the rules tarantella (a bucket closes once it holds at least this

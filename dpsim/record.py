@@ -11,30 +11,37 @@ from dpsim.plan import Sgd
 from dpsim.timeline import TimelineRecord
 from dpsim.workload import Workload
 
+EXPERIMENT_SCHEMA = "dpsim.experiment/1"
 PREDICTIONS_SCHEMA = "dpsim.predictions/1"
 RESULTS_SCHEMA = "dpsim.results/1"
 
 
-class Experiment(Noun):
-    """A declared sweep over the fusion threshold. Two reports are of one experiment when these are equal."""
+class Experiment(Noun, frozen=True):
+    """A declared sweep over the fusion threshold. Two reports are of one experiment when these are equal.
+
+    Empty ``fusion_thresholds_bytes`` and ``algorithms`` are chosen by the sweep: thresholds that give different
+    buckets, MPI's own allreduce on a real network and ``ring`` on an emulated one. ``budget_s`` bounds the
+    measuring; a point needs no more samples once its median's 95 % interval is within +- ``interval`` of it.
+    """
 
     name: str = "fusion-threshold"
-    model: str = "cnn"
+    model: str = "mlp:64x20"
     dataset: str = "digits"
     devices: tuple[int, ...] = (1, 2)
     networks: tuple[str, ...] = ("node", "paced:50us,1gbit")
     fusion_rule: str = "tarantella"
     fusion_thresholds_bytes: tuple[float, ...] = ()
-    global_batch: int = 64
+    global_batch: int = 512
     algorithms: tuple[str, ...] = ()
     overlap: str = "auto"
-    optimizer: Sgd = Sgd()
+    optimizer: Sgd = Sgd(learning_rate=0.01)
     seed: int = 0
-    budget_s: float = 60.0
+    budget_s: float = 45.0
     interval: float = 0.02
+    schema: str = EXPERIMENT_SCHEMA
 
 
-class Environment(Noun):
+class Environment(Noun, frozen=True):
     """Where a measurement was taken: enough to refuse a comparison that would mean nothing."""
 
     dpsim: str
@@ -50,7 +57,7 @@ class Environment(Noun):
     variables: dict[str, str]
 
 
-class PointKey(Noun):
+class PointKey(Noun, frozen=True):
     """Which configuration a point is. ``repeat`` tells the two runs of an A/A pair apart (0 and 1)."""
 
     network: str
@@ -63,7 +70,7 @@ class PointKey(Noun):
     repeat: int = 0
 
 
-class PredictedPoint(Noun):
+class PredictedPoint(Noun, frozen=True):
     """What the model said of a point before it was measured, with the nulls' predictions beside it.
 
     ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement: ``perfect_scaling``,
@@ -83,7 +90,7 @@ class PredictedPoint(Noun):
     timeline: TimelineRecord | None = None
 
 
-class Predictions(Noun):
+class Predictions(Noun, frozen=True):
     """Everything predicted in a sweep, and what it was predicted from. Written and hashed before measuring."""
 
     experiment: Experiment
@@ -96,11 +103,12 @@ class Predictions(Noun):
     schema: str = PREDICTIONS_SCHEMA
 
 
-class MeasuredPoint(Noun):
-    """Raw samples of one configuration: seconds of each step (the slowest rank's), and each step's exposed communication.
+class MeasuredPoint(Noun, frozen=True):
+    """Raw samples of one configuration: seconds of each step (the slowest rank's) and its exposed communication.
 
     ``round`` says in which visit of the interleaved run a sample was taken. ``losses`` are the mean
-    training losses of the same steps.
+    training losses of the same steps. ``events_per_step`` is what recording a step's timeline adds on one rank,
+    each at the results' ``recording_s_per_event``.
     """
 
     key: PointKey
@@ -109,10 +117,11 @@ class MeasuredPoint(Noun):
     exposed_communication_s: tuple[float, ...]
     round: tuple[int, ...]
     losses: tuple[float, ...]
+    events_per_step: int = 0
     timeline: TimelineRecord | None = None
 
 
-class Results(Noun):
+class Results(Noun, frozen=True):
     """Everything measured in a sweep, tied to the predictions by their SHA-256."""
 
     experiment: Experiment
@@ -122,8 +131,14 @@ class Results(Noun):
     measured_from: str
     measured_until: str
     points: tuple[MeasuredPoint, ...]
+    recording_s_per_event: float = 0.0
     warnings: tuple[str, ...] = ()
     schema: str = RESULTS_SCHEMA
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Read a declared experiment (``.toml`` or ``.json``). Raises ``FileFormatError``."""
+    return codec.read(path, Experiment, "experiment", EXPERIMENT_SCHEMA)
 
 
 def read_predictions(path: Path) -> Predictions:

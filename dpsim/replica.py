@@ -21,7 +21,7 @@ Leaves = tuple[int, ...]
 """Boundaries of the leaves of a rank's batch: leaf i is samples ``leaves[i]:leaves[i + 1]``; one leaf is ``(0, b)``."""
 
 
-class LayerSpec(Noun):
+class LayerSpec(Noun, frozen=True):
     """What is known of a layer without running it; fields as in ``dpsim.workload.Layer``."""
 
     name: str
@@ -31,7 +31,7 @@ class LayerSpec(Noun):
     batch_norm_channels: int = 0
 
 
-class BatchSums(Noun):
+class BatchSums(Noun, frozen=True):
     """Sums over the samples of a batch: cross-entropy in nats, correct predictions, samples."""
 
     loss: float

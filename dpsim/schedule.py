@@ -57,8 +57,8 @@ class Schedule:
 
     def bucket_tensors(self, bucket: int) -> tuple[str, ...]:
         """Names of a bucket's tensors, in the order backward makes them final."""
-        names = self.workload.tensors
-        return tuple(names[i].name for i in self.tensor_order[self.bucket_start[bucket] : self.bucket_start[bucket + 1]])
+        tensors, (start, stop) = self.workload.tensors, self.bucket_start[bucket : bucket + 2]
+        return tuple(tensors[i].name for i in self.tensor_order[start:stop])
 
     def operation_name(self, index: int) -> str:
         """``backward dense2`` or ``allreduce 3``."""

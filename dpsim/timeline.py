@@ -15,7 +15,7 @@ from dpsim.schedule import COMMUNICATION, COMPUTE
 SCHEMA = "dpsim.timeline/1"
 
 
-class TimelineRecord(Noun):
+class TimelineRecord(Noun, frozen=True):
     """A timeline as it is stored: parallel lists, one entry an event."""
 
     source: Literal["measured", "predicted"]

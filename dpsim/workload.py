@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ class Workload(Noun, frozen=True, dict=True):
 
     def __post_init__(self) -> None:
         batches = self.local_batches
-        if not batches or any(b <= 0 for b in batches) or any(a >= b for a, b in zip(batches, batches[1:], strict=False)):
+        if not batches or any(b <= 0 for b in batches) or any(a >= b for a, b in itertools.pairwise(batches)):
             raise ConfigError(f"local_batches is {list(batches)}", allowed="one or more sizes > 0, ascending")
         if not self.layers:
             raise ConfigError(f"workload {self.name!r} has no layers", allowed="at least one layer")

@@ -61,8 +61,8 @@ def direct(t: Transport, data: Array) -> Rounds:
     scratch = np.empty((n - 1, mine.size), data.dtype)
     peers = [(rank + shift) % n for shift in range(1, n)]
     pending: list[Pending] = []
-    for row, peer in enumerate(reversed(peers)):
-        pending += _receive(t, scratch[row], peer)
+    for number, peer in enumerate(reversed(peers)):
+        pending += _receive(t, scratch[number], peer)
     for peer in peers:
         pending += _send(t, chunks[peer], peer)
     yield pending
@@ -77,7 +77,7 @@ def direct(t: Transport, data: Array) -> Rounds:
 
 
 def _fold(t: Transport, data: Array, scratch: Array) -> Generator[Sequence[Pending], None, tuple[int, int]]:
-    """Bring a group of any size to a power of two: of the first 2r ranks, every odd one hands its data to the even one below.
+    """Bring a group of any size to a power of two: of the first 2r ranks, odd ones hand their data to the one below.
 
     Returns this rank's number in the smaller group (-1: it only waits for the result) and that group's size.
     """
@@ -125,7 +125,7 @@ def halving_doubling(t: Transport, data: Array) -> Rounds:
     scratch = np.empty_like(data)
     core_rank, core = yield from _fold(t, data, scratch)
     low, high = 0, data.size
-    halves: list[tuple[int, int, int, int]] = []
+    halves: list[tuple[int, int, int]] = []
     distance = core // 2
     while core_rank >= 0 and distance >= 1:
         peer, middle = _real_rank(t, core_rank ^ distance), (low + high) // 2
@@ -133,10 +133,10 @@ def halving_doubling(t: Transport, data: Array) -> Rounds:
         coming = scratch[keep[0] : keep[1]]
         yield _exchange(t, data[give[0] : give[1]], coming, peer)
         data[keep[0] : keep[1]] += coming
-        halves.append((peer, *give, low))
+        halves.append((peer, *give))
         low, high = keep
         distance //= 2
-    for peer, give_low, give_high, _ in reversed(halves):
+    for peer, give_low, give_high in reversed(halves):
         yield _exchange(t, data[low:high], data[give_low:give_high], peer)
         low, high = min(low, give_low), max(high, give_high)
     yield from _unfold(t, data)

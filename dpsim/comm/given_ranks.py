@@ -31,13 +31,13 @@ def run(task: str, argument: dict[str, Any], *, devices: int, progress: launch.P
     if world.rank != 0:
         serve()
         raise SystemExit(0)
+    atexit.register(release)
     if devices > world.size:
         raise ConfigError(
             f"devices is {devices}, but this job was started with {world.size} rank{'s' if world.size > 1 else ''}",
             allowed=f"1 to {world.size}",
             remedy="start as many ranks as devices, or start dpsim without mpiexec: it then starts the ranks itself",
         )
-    atexit.register(release)
     request = json.dumps({"task": task, "argument": argument, "devices": devices, "pin": pin})
     for rank in range(1, world.size):
         world.send(request, dest=rank, tag=_TAG)

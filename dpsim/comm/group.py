@@ -12,7 +12,7 @@ _NAP_S = 2e-4
 def first_ranks(comm: MPI.Intracomm, devices: int) -> MPI.Intracomm | None:
     """A communicator of the first ``devices`` ranks; None on the others. Collective over ``comm``."""
     group = comm.Split(0 if comm.rank < devices else MPI.UNDEFINED, comm.rank)
-    return None if group == MPI.COMM_NULL else group
+    return group if isinstance(group, MPI.Intracomm) and group != MPI.COMM_NULL else None
 
 
 def quiet_barrier(comm: MPI.Intracomm) -> None:

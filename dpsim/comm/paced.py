@@ -13,8 +13,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
-from dpsim.comm.transport import Array, Pending, aligned_bytes, check_algorithm
-from dpsim.machine import Network
+from dpsim.comm.transport import Array, Pending, aligned_bytes
+from dpsim.machine import Network, check_algorithm
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
 

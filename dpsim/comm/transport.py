@@ -9,7 +9,6 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dpsim.errors import ConfigError
 from dpsim.machine import Network
 
 Array = NDArray[Any]
@@ -111,13 +110,3 @@ def transport(comm: MPI.Intracomm, network: Network) -> Transport:
 
         return PacedTransport(comm.Dup(), network)
     return MpiTransport(comm.Dup())
-
-
-def check_algorithm(algorithm: str, network: Network) -> None:
-    """Refuse MPI's own allreduce on an emulated network, whose messages cannot be held to the link."""
-    if algorithm == "mpi" and network.emulated:
-        raise ConfigError(
-            f"algorithm 'mpi' cannot run on {network.token}: MPI's own allreduce hides its messages from the emulated link",
-            allowed="ring, recursive-doubling, halving-doubling, direct",
-            remedy="choose one of them with --algorithm, or use --network node",
-        )

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from typing import Any
 
-import numpy as np
-from mpi4py import MPI
+import psutil
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.comm.allreduce import allreduce
-from dpsim.comm.clock import now
-from dpsim.comm.group import first_ranks, quiet_barrier
-from dpsim.comm.progress import progress
-from dpsim.comm.transport import Transport, check_algorithm, transport
-from dpsim.machine import AllreduceCost, Network, OverlapCost
+from dpsim.comm.launch import on_ranks
+from dpsim.errors import ConfigError, unknown
+from dpsim.harness.environment import environment
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, check_algorithm
+from dpsim.plan import ALGORITHMS
+from dpsim.record import Environment
 
 Progress = Callable[[str], None]
-_LOAD_UNIT_S = 100e-6
-_SMALLEST_BYTES, _FACTOR = 1024, 4
+MECHANISMS = ("poll", "thread")
 
 
-class CalibrateConfig(Noun):
+class CalibrateConfig(Noun, frozen=True):
     """What to calibrate: one network, the device counts, algorithms and overlap mechanisms, up to a size.
 
     ``seconds`` bounds the measuring of each table set (a device count and an algorithm).
@@ -39,142 +34,53 @@ class CalibrateConfig(Noun):
     max_bytes: int = 4 * 2**20
     seconds: float = 4.0
 
-
-def sizes(max_bytes: int) -> list[int]:
-    """4 B, then 1 KiB and up by a factor of 4, ending at ``max_bytes`` (a multiple of 4)."""
-    points = [4]
-    size = _SMALLEST_BYTES
-    while size < max_bytes:
-        points.append(size)
-        size *= _FACTOR
-    if max_bytes > points[-1]:
-        points.append(max_bytes // 4 * 4)
-    return points
-
-
-def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """The calibration of one ``CalibrateConfig`` on running ranks; rank 0 returns its tables (plain values)."""
-    config = codec.decode(argument, CalibrateConfig, "calibration")
-    network = Network.parse(config.network)
-    alone: list[AllreduceCost] = []
-    beside: list[OverlapCost] = []
-    for devices in sorted(d for d in config.devices if d > 1):
-        group = first_ranks(comm, devices)
-        if group is not None:
-            for algorithm in config.algorithms:
-                report(f"calibrating {algorithm} on {devices} devices, network {config.network}")
-                check_algorithm(algorithm, network)
-                link = transport(group, network)
-                table = _alone(group, link, algorithm, config)
-                alone.append(table)
-                for overlap in config.overlaps:
-                    beside.append(_beside(group, link, algorithm, overlap, table, config))
-        quiet_barrier(comm)
-    return {"allreduce": codec.to_builtins(alone), "overlap": codec.to_builtins(beside)} if comm.rank == 0 else None
+    def __post_init__(self) -> None:
+        network = Network.parse(self.network)
+        for algorithm in self.algorithms:
+            if algorithm not in ALGORITHMS:
+                raise unknown("algorithm", algorithm, ALGORITHMS)
+            check_algorithm(algorithm, network)
+        for overlap in self.overlaps:
+            if overlap not in MECHANISMS:
+                raise unknown("overlap mechanism", overlap, MECHANISMS)
+        if not 0 < self.seconds < 3600:
+            raise ConfigError(f"seconds is {self.seconds}", allowed="more than 0, below 3600")
+        if not 4 <= self.max_bytes <= 2**33:
+            raise ConfigError(f"max_bytes is {self.max_bytes}", allowed="4 bytes to 8 GiB")
 
 
-def _slowest(group: MPI.Intracomm, samples: dict[int, list[float]]) -> dict[int, float]:
-    """Median over repeats of the slowest rank's time."""
-    return {
-        key: statistics.median(max(row) for row in zip(*group.allgather(times), strict=True))
-        for key, times in samples.items()
-    }
+def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
+    """Calibrate one network on as many ranks as the largest device count; the machine as it may be saved.
+
+    Raises ``ConfigError`` for an unknown network or algorithm, ``CommunicationError`` where ranks fail.
+    """
+    if max(config.devices, default=0) < 2:
+        raise ConfigError(f"calibrating devices {list(config.devices)}", allowed="at least one count above 1")
+    most = max(config.devices)
+    found = on_ranks(
+        "dpsim.harness.ranks.calibrate:calibrate_on_ranks",
+        dict(codec.to_builtins(config)),
+        devices=most, progress=progress, pin=True,
+    )  # fmt: skip
+    return machine(config.network, found, most, environment())
 
 
-def _alone(group: MPI.Intracomm, link: Transport, algorithm: str, config: CalibrateConfig) -> AllreduceCost:
-    """Time of one allreduce at each size with nothing else running; the buffer is rewritten before each, as backward does."""
-    points = sizes(config.max_bytes)
-    buffers = {size: link.allocate(size).view(np.float32) for size in points}
-    samples: dict[int, list[float]] = {size: [] for size in points}
-    random = np.random.default_rng(0)
-    end_s = now() + config.seconds / (1 + len(config.overlaps))
-    repeats = 0
-    while repeats < 5 or (repeats < 60 and group.bcast(now() < end_s)):
-        for index in random.permutation(len(points)):
-            size = points[index]
-            buffers[size][...] = 1.0
-            group.Barrier()
-            start_s = now()
-            allreduce(link, buffers[size], algorithm)
-            samples[size].append(now() - start_s)
-        repeats += 1
-    cost = _slowest(group, {size: times[1:] for size, times in samples.items()})
-    return AllreduceCost(
-        algorithm=algorithm, devices=group.size, sizes_bytes=tuple(points), time_s=tuple(cost[size] for size in points)
+def machine(network: str, tables: dict[str, Any], ranks: int, here: Environment) -> Machine:
+    """The machine that the ranks' tables describe, measured in the environment ``here``."""
+    return Machine(
+        name=f"{here.processor}, {here.cores} cores",
+        network=network,
+        emulated_network=Network.parse(network).emulated,
+        allreduce=tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["allreduce"]),
+        overlap=tuple(codec.decode(t, OverlapCost, "calibration") for t in tables["overlap"]),
+        compute_slowdown=tuple(codec.decode(t, ComputeSlowdown, "calibration") for t in tables["compute_slowdown"]),
+        memory_bytes=psutil.virtual_memory().total / ranks,
+        cores=here.cores,
+        calibrated_on=f"{here.processor}, {network}, {stamp()}",
+        source="dpsim calibrate",
     )
 
 
-class Load:
-    """A stand-in for a backward pass: units of a matrix product and an elementwise pass, about 100 us each."""
-
-    def __init__(self) -> None:
-        self._a = np.ones((128, 128), np.float32)
-        self._b = np.ones((128, 128), np.float32)
-        self._c = np.empty((128, 128), np.float32)
-        start_s = time.perf_counter()
-        self._unit(50)
-        self._products = max(1, round(_LOAD_UNIT_S / ((time.perf_counter() - start_s) / 50)))
-
-    def _unit(self, products: int) -> None:
-        for _ in range(products):
-            np.matmul(self._a, self._b, out=self._c)
-            np.maximum(self._c, 0.0, out=self._c)
-
-    def run(self, units: int, passing_by: Callable[[], None]) -> float:
-        """Seconds that ``units`` units take, with ``passing_by`` called after each."""
-        start_s = now()
-        for _ in range(units):
-            self._unit(self._products)
-            passing_by()
-        return now() - start_s
-
-
-def _beside(
-    group: MPI.Intracomm, link: Transport, algorithm: str, overlap: str, alone: AllreduceCost, config: CalibrateConfig
-) -> OverlapCost:
-    """Allreduces under a running load: how long each takes, and how much longer the load takes for each.
-
-    The load and the load with allreduces alternate; every allreduce ends well before the load does.
-    """
-    load = Load()
-    done: list[tuple[float, float]] = []
-    mechanism = progress(link, algorithm, overlap, lambda bucket, size, start_s, end_s: done.append((start_s, end_s)))
-    points = alone.sizes_bytes[1::2] if len(alone.sizes_bytes) > 3 else alone.sizes_bytes
-    times: dict[int, list[float]] = {size: [] for size in points}
-    losses: dict[int, list[float]] = {size: [] for size in points}
-    end_s = now() + config.seconds / (1 + len(config.overlaps))
-    repeats = 0
-    while repeats < 4 or (repeats < 40 and group.bcast(now() < end_s)):
-        for size, solo_s in zip(alone.sizes_bytes, alone.time_s, strict=True):
-            if size not in times:
-                continue
-            many = max(1, min(20, int(4e-3 / max(solo_s, 1e-6))))
-            units = max(20, math.ceil(2.5 * many * solo_s / _LOAD_UNIT_S))
-            buffers = [link.allocate(size).view(np.float32) for _ in range(many)]
-            group.Barrier()
-            plain_s = load.run(units, lambda: None)
-            group.Barrier()
-            done.clear()
-            start_s = now()
-            for buffer in buffers:
-                mechanism.submit(0, buffer)
-            load.run(units, mechanism.poll)
-            loaded_s = now() - start_s
-            mechanism.finish()
-            if repeats:
-                times[size].append(sum(end - begin for begin, end in done) / many)
-                losses[size].append((loaded_s - plain_s) / many)
-        repeats += 1
-    mechanism.close()
-    beside = _slowest(group, times)
-    loss = {size: max(0.0, float(np.median(np.mean(group.allgather(losses[size]), axis=0)))) for size in points}
-    return OverlapCost(
-        algorithm=algorithm, devices=group.size, overlap=cast(Literal["poll", "thread"], overlap),
-        sizes_bytes=tuple(points), time_s=tuple(beside[size] for size in points),
-        compute_loss_s=tuple(loss[size] for size in points),
-    )  # fmt: skip
-
-
 def stamp() -> str:
-    """The present time in UTC, to the second, as records carry it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """The present time in UTC, to the millisecond, as records carry it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-from mpi4py import MPI
-from numpy.typing import NDArray
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.comm.clock import now
-from dpsim.comm.group import first_ranks, quiet_barrier
-from dpsim.data import load_dataset
-from dpsim.machine import ComputeSlowdown, Network
-from dpsim.nn import build_model
-from dpsim.plan import Plan, Sgd
-from dpsim.runtime.describe import describe
-from dpsim.runtime.recorder import StepMarks
-from dpsim.runtime.trainer import Trainer
-from dpsim.workload import Layer, Workload
+from dpsim.comm.launch import on_ranks
+from dpsim.errors import ConfigError
+from dpsim.machine import ComputeSlowdown
+from dpsim.plan import Sgd
+from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
-Floats = NDArray[np.float64]
-_VISIT_STEPS = 5
-_LEAST_SAMPLES, _MOST_SAMPLES = 15, 400
 
 
-class ProfileConfig(Noun):
+class ProfileConfig(Noun, frozen=True):
     """What to profile: a model on a data set at some local batches.
 
     ``crowd`` names device counts at which to measure, too, how much slower the same computation is when so
@@ -44,131 +30,24 @@ class ProfileConfig(Noun):
     seed: int = 0
     seconds: float = 4.0
 
+    def __post_init__(self) -> None:
+        if not self.local_batches or min(self.local_batches) < 1:
+            raise ConfigError(f"local batches {list(self.local_batches)}", allowed="one or more sizes of 1 or more")
 
-class Profile(Noun):
+
+class Profile(Noun, frozen=True):
     """A workload, and how much slower it computes beside others of its kind."""
 
     workload: Workload
     compute_slowdown: tuple[ComputeSlowdown, ...] = ()
 
 
-class _Case:
-    """One local batch on some ranks at once, without communication: trains, and keeps the times of every step."""
-
-    def __init__(self, comm: MPI.Intracomm, devices: int, local_batch: int, config: ProfileConfig) -> None:
-        self.devices, self.local_batch = devices, local_batch
-        self.group = first_ranks(comm, devices)
-        dataset = load_dataset(config.dataset, config.seed)
-        self.replica = build_model(config.model, dataset.input_shape, dataset.classes)
-        plan = Plan(devices=1, global_batch=local_batch, fusion_rule="one", optimizer=config.optimizer)
-        self.trainer = Trainer(self.replica, dataset, plan, MPI.COMM_SELF, Network(), seed=config.seed)
-        self.rows: list[Floats] = []
-        self.step_s: list[float] = []
-
-    def visit(self) -> None:
-        """A few steps on every rank at once, the first of them not counted."""
-        if self.group is None:
-            return
-        for number in range(_VISIT_STEPS):
-            self.group.Barrier()
-            start_s = now()
-            x, labels, samples = self.trainer.next_share()
-            while samples != self.local_batch:  # a short last batch says nothing about this one
-                start_s = now()
-                x, labels, samples = self.trainer.next_share()
-            marks = self.trainer.runner.run(x, labels, samples).marks
-            if number:
-                self.step_s.append(marks.end_s - start_s)
-                self.rows.append(_row(marks, len(self.replica.layers), start_s))
-
-    def slowest_step_s(self) -> float:
-        """Median over steps of the slowest rank's time; on the ranks that took part."""
-        if self.group is None:
-            return 0.0
-        return statistics.median(max(row) for row in zip(*self.group.allgather(self.step_s), strict=True))
-
-
-def _row(marks: StepMarks, layers: int, start_s: float) -> Floats:
-    """Forward, backward and gradients-ready seconds of each layer, then update and overhead: 3 layers + 2 values."""
-    row = np.zeros(3 * layers + 2)
-    before_s, forward, backward = marks.begin_s, 0, layers - 1
-    ready = dict(marks.ready)
-    row[-1] = marks.begin_s - start_s
-    for name, end_s in marks.compute:
-        kind = name.split(" ", 1)[0]
-        if kind == "forward":
-            row[forward] = end_s - before_s
-            forward += 1
-        elif kind == "backward":
-            row[layers + backward] = end_s - before_s
-            row[2 * layers + backward] = ready.get(backward, end_s) - before_s
-            backward -= 1
-        elif kind == "update":
-            row[-2] = end_s - before_s
-        else:
-            row[-1] += end_s - before_s
-        before_s = end_s
-    return row
-
-
-def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """The profile of one ``ProfileConfig`` on running ranks; rank 0 returns a ``Profile`` (plain values)."""
-    config = codec.decode(argument, ProfileConfig, "profile")
-    batches = sorted(set(config.local_batches))
-    settings = [(1, batch) for batch in batches] + [c for c in config.crowd if c[0] > 1]
-    report(f"profiling {config.model} at local batch {', '.join(map(str, batches))}")
-    cases = [_Case(comm, devices, batch, config) for devices, batch in settings]
-    random = np.random.default_rng(0)
-    end_s = now() + config.seconds
-    enough = False
-    while not enough:
-        for index in random.permutation(len(cases)):
-            quiet_barrier(comm)
-            cases[index].visit()
-        samples = len(cases[0].step_s)
-        enough = comm.bcast(samples >= _LEAST_SAMPLES and (now() > end_s or samples >= _MOST_SAMPLES))
-    steps = [case.slowest_step_s() for case in cases]
-    alone = {case.local_batch: step_s for case, step_s in zip(cases, steps, strict=True) if case.devices == 1}
-    slowdown = tuple(
-        ComputeSlowdown(devices=case.devices, factor=step_s / alone[case.local_batch])
-        for case, step_s in zip(cases, steps, strict=True)
-        if case.devices > 1 and comm.rank == 0
-    )
-    if comm.rank:
-        return None
-    workload = _workload(config, cases[0].replica, {c.local_batch: c for c in cases if c.devices == 1})
-    return dict(codec.to_builtins(Profile(workload=workload, compute_slowdown=slowdown)))
-
-
-def _workload(config: ProfileConfig, replica: Any, cases: dict[int, _Case]) -> Workload:
-    batches = sorted(cases)
-    count = len(replica.layers)
-    columns = np.array([_typical(cases[batch]) for batch in batches])
-    bare = describe(replica, f"{config.model} on {config.dataset}")
-    layers = tuple(
-        Layer(
-            name=layer.name,
-            kind=layer.kind,
-            tensors=layer.tensors,
-            activation_bytes_per_sample=layer.activation_bytes_per_sample,
-            batch_norm_channels=layer.batch_norm_channels,
-            forward_s=tuple(columns[:, i].tolist()),
-            backward_s=tuple(columns[:, count + i].tolist()),
-            gradient_ready_s=tuple(columns[:, 2 * count + i].tolist()),
-        )
-        for i, layer in enumerate(bare.layers)
-    )
-    return Workload(
-        name=bare.name, local_batches=tuple(batches), layers=layers, state_bytes=bare.state_bytes,
-        update_s=float(np.median(columns[:, -2])), overhead_s=float(np.median(columns[:, -1])),
-        source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch",
+def profile(config: ProfileConfig, progress: Progress) -> Workload:
+    """Profile a model on this machine; the workload as it may be saved. Raises ``ConfigError``."""
+    most = max([devices for devices, _ in config.crowd], default=1)
+    found = on_ranks(
+        "dpsim.harness.ranks.profile:profile_on_ranks",
+        dict(codec.to_builtins(config)),
+        devices=most, progress=progress, pin=True,
     )  # fmt: skip
-
-
-def _typical(case: _Case) -> Floats:
-    """Medians of each part, scaled so that together they give the median step (a sum of medians is a little less)."""
-    medians: Floats = np.median(np.array(case.rows), axis=0)
-    layers = (len(medians) - 2) // 3
-    total = medians[: 2 * layers].sum() + medians[-2:].sum()
-    scaled: Floats = medians * (statistics.median(case.step_s) / total)
-    return scaled
+    return codec.decode(found, Profile, "profile").workload

@@ -34,9 +34,7 @@ def score(errors: Sequence[float], null_errors: Mapping[str, Sequence[float]]) -
 
 def step_score(points: Sequence[ComparedPoint]) -> Score:
     """Errors of step time: predicted / measured - 1, for the model and each null."""
-    nulls = {
-        name: [p.null_step_s[name] / p.measured_step_s - 1 for p in points] for name in ("constant", *GIVEN_NULLS)
-    }
+    nulls = {name: [p.null_step_s[name] / p.measured_step_s - 1 for p in points] for name in ("constant", *GIVEN_NULLS)}
     return score([p.error for p in points], nulls)
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
+import numpy as np
 
 from dpsim import codec
 from dpsim.comm.launch import on_ranks
+from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.harness.calibrate import CalibrateConfig, stamp
+from dpsim.fusion import fuse
+from dpsim.harness.calibrate import stamp
 from dpsim.harness.compare import compare
 from dpsim.harness.environment import environment
-from dpsim.harness.measure import SAMPLES_SCHEMA, MeasureTask, Samples
-from dpsim.harness.profile import Profile, ProfileConfig
-from dpsim.machine import AllreduceCost, Machine, Network, OverlapCost
+from dpsim.harness.prepare import Preparation, prepare
+from dpsim.harness.samples import SAMPLES_SCHEMA, MeasureTask, Samples
+from dpsim.machine import Machine, Network, check_algorithm
+from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.predict import choose_overlap, interval, nulls, predict, timeline
 from dpsim.record import (
@@ -33,11 +37,11 @@ from dpsim.record import (
 )
 from dpsim.report.comparison import Comparison
 from dpsim.report.write import write_report
-from dpsim.units import parse_size
+from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
-DEFAULT_THRESHOLDS = ("0", "1KiB", "8KiB", "32KiB", "64KiB", "128KiB", "256KiB", "inf")
+_THRESHOLDS = 9
 _DEFAULT_ALGORITHM = {False: "mpi", True: "ring"}
 _TWINS = 2
 
@@ -45,7 +49,7 @@ _TWINS = 2
 def completed(experiment: Experiment) -> Experiment:
     """The experiment with every default written out, so that two of them can be compared. Raises ``ConfigError``."""
     networks = [Network.parse(token) for token in experiment.networks]
-    thresholds = experiment.fusion_thresholds_bytes or tuple(parse_size(t) for t in DEFAULT_THRESHOLDS)
+    thresholds = experiment.fusion_thresholds_bytes or telling_thresholds(experiment)
     algorithms = experiment.algorithms or tuple(_DEFAULT_ALGORITHM[network.emulated] for network in networks)
     if len(algorithms) == 1:
         algorithms *= len(networks)
@@ -65,6 +69,30 @@ def completed(experiment: Experiment) -> Experiment:
     return msgspec.structs.replace(
         experiment, algorithms=algorithms, fusion_thresholds_bytes=tuple(sorted(set(thresholds))), devices=devices
     )
+
+
+def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:
+    """At most ``count`` thresholds from 0 to infinity that all give different buckets.
+
+    Of the powers of two, those at which the number of buckets changes; of these the ones whose numbers of
+    buckets lie nearest to a geometric series from one a tensor to one a step. A threshold that leaves the
+    buckets as they are would be measured for nothing.
+    """
+    dataset = load_dataset(experiment.dataset, experiment.seed)
+    sizes = describe(build_model(experiment.model, dataset.input_shape, dataset.classes), "model").ready_order
+    buckets: dict[int, float] = {}
+    candidates = [0.0, *(2.0**power for power in range(4, 64) if 2.0**power < sizes.size_bytes.sum()), math.inf]
+    for threshold in candidates:
+        starts = fuse(sizes.size_bytes, "tarantella", threshold, dtype_code=sizes.dtype_code)
+        buckets.setdefault(len(starts) - 1, threshold)
+    buckets[1] = math.inf
+    numbers = sorted(buckets)
+    wanted = np.geomspace(numbers[0], numbers[-1], count)
+    chosen = {min(numbers, key=lambda number: abs(math.log(number / value))) for value in wanted}
+    for number in numbers:  # fill up where two wishes met
+        if len(chosen) < count:
+            chosen.add(number)
+    return tuple(sorted(buckets[number] for number in chosen))
 
 
 def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
@@ -136,12 +164,7 @@ def _plan(
         devices=devices, global_batch=experiment.global_batch, fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
         fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
     )  # fmt: skip
-    if algorithm == "mpi" and Network.parse(network).emulated:
-        raise ConfigError(
-            f"algorithm 'mpi' cannot run on {network}: MPI's own allreduce hides its messages from the emulated link",
-            allowed="ring, recursive-doubling, halving-doubling, direct",
-            remedy="choose one of them with --algorithm",
-        )
+    check_algorithm(algorithm, Network.parse(network))
     return plan
 
 
@@ -152,71 +175,17 @@ def _plan_of(experiment: Experiment, key: PointKey) -> Plan:
 
 def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
     """Calibrate and profile on running ranks, then predict every point from what they say alone."""
-    most = max(experiment.devices)
-    batches = sorted({-(-experiment.global_batch // n) for n in experiment.devices})
-    crowd = tuple((n, -(-experiment.global_batch // n)) for n in experiment.devices if n > 1)
-    profiling = ProfileConfig(
-        model=experiment.model, dataset=experiment.dataset, local_batches=tuple(batches),
-        optimizer=experiment.optimizer, crowd=crowd, seed=experiment.seed,
+    preparation = Preparation(
+        model=experiment.model, dataset=experiment.dataset, optimizer=experiment.optimizer, seed=experiment.seed,
+        global_batch=experiment.global_batch, devices=experiment.devices,
+        networks=tuple(_networks(experiment)), overlaps=_mechanisms(experiment),
     )  # fmt: skip
-    calibrations = {
-        network: CalibrateConfig(
-            network=network, devices=experiment.devices, algorithms=(algorithm,), overlaps=_mechanisms(experiment)
-        )
-        for network, algorithm in _networks(experiment)
-    }
-    found = on_ranks(
-        "dpsim.harness.sweep:prepare_on_ranks",
-        {
-            "profile": codec.to_builtins(profiling),
-            "calibrations": {name: codec.to_builtins(config) for name, config in calibrations.items()},
-        },
-        devices=most, progress=progress, pin=True,
-    )  # fmt: skip
-    profile = codec.decode(found["profile"], Profile, "profile")
-    here = environment()
-    machines = {
-        network: _machine(network, tables, profile, most, here)
-        for network, tables in found["machines"].items()
-    }
-    return _predict_all(experiment, profile.workload, machines, here)
-
-
-def prepare_on_ranks(comm: Any, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Profile, then calibrate each network; rank 0 returns what both found (plain values)."""
-    from dpsim.harness.calibrate import calibrate_on_ranks
-    from dpsim.harness.profile import profile_on_ranks
-
-    profile = profile_on_ranks(comm, argument["profile"], report)
-    size = comm.bcast(_gradient_bytes(profile))
-    machines = {
-        network: calibrate_on_ranks(comm, config | {"max_bytes": max(size, 1024)}, report)
-        for network, config in argument["calibrations"].items()
-    }
-    return {"profile": profile, "machines": machines} if comm.rank == 0 else None
-
-
-def _gradient_bytes(profile: dict[str, Any] | None) -> int:
-    return codec.decode(profile, Profile, "profile").workload.gradient_bytes if profile is not None else 0
+    workload, machines = prepare(preparation, progress)
+    return _predict_all(experiment, workload, machines, environment())
 
 
 def _mechanisms(experiment: Experiment) -> tuple[str, ...]:
     return tuple(m for m in ("poll", "thread") if experiment.overlap in ("auto", m))
-
-
-def _machine(network: str, tables: dict[str, Any], profile: Profile, ranks: int, here: Environment) -> Machine:
-    return Machine(
-        name=f"{here.processor}, {here.cores} cores",
-        network=network,
-        emulated_network=Network.parse(network).emulated,
-        allreduce=tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["allreduce"]),
-        overlap=tuple(codec.decode(t, OverlapCost, "calibration") for t in tables["overlap"]),
-        compute_slowdown=profile.compute_slowdown,
-        memory_bytes=psutil.virtual_memory().total / ranks,
-        cores=here.cores,
-        calibrated_on=f"{here.processor}, {network}, {stamp()}",
-        source="dpsim calibrate",
-    )
 
 
 def _predict_all(
@@ -308,13 +277,14 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     )  # fmt: skip
     measured_from = stamp()
     found = on_ranks(
-        "dpsim.harness.measure:measure_on_ranks", codec.to_builtins(task),
+        "dpsim.harness.ranks.measure:measure_on_ranks", codec.to_builtins(task),
         devices=max(experiment.devices), progress=progress, pin=True,
     )  # fmt: skip
     samples = codec.decode(found, Samples, "samples")
     return Results(
         experiment=experiment, environment=here, predictions_sha256=sha, predicted_at=predictions.predicted_at,
         measured_from=measured_from, measured_until=stamp(), points=samples.points,
+        recording_s_per_event=samples.recording_s_per_event,
     )  # fmt: skip
 
 

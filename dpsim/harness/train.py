@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
-from typing import Any
+
+import msgspec
 
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
-from dpsim.errors import ConfigError
-from dpsim.machine import Network
-from dpsim.plan import Plan, Sgd
+from dpsim.errors import ConfigError, unknown
+from dpsim.machine import Network, check_algorithm
+from dpsim.plan import OVERLAPS, Plan, Sgd
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
 
 
-class TrainConfig(Noun):
+class TrainConfig(Noun, frozen=True):
     """What to train and how; ``steps`` (if given) ends training before ``epochs`` do.
 
-    ``workload`` (a profile of the model) is needed by fusion rule ``mg-wfbp`` alone, with ``link_alpha_s`` and
-    ``link_beta_s_per_byte`` of an allreduce.
+    ``overlap`` may be ``auto``. It, and fusion rule ``mg-wfbp``, need a profile and a calibration, which ``train``
+    takes first and puts into ``workload``, ``link_alpha_s`` and ``link_beta_s_per_byte``.
     """
 
     model: str = "cnn"
@@ -47,24 +47,22 @@ class TrainConfig(Noun):
             raise ConfigError(f"epochs is {self.epochs}", allowed="1 or more")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
+        if self.overlap not in ("auto", *OVERLAPS):
+            raise unknown("overlap", self.overlap, ("auto", *OVERLAPS))
         self.plan()
-        if self.algorithm == "mpi" and Network.parse(self.network).emulated:
-            raise ConfigError(
-                f"algorithm 'mpi' cannot run on {self.network}: MPI's own allreduce hides its messages from the link",
-                allowed="ring, recursive-doubling, halving-doubling, direct",
-                remedy="choose one of them with --algorithm, or use --network node",
-            )
+        check_algorithm(self.algorithm, Network.parse(self.network))
 
     def plan(self) -> Plan:
-        """The plan of this run. Raises ``ConfigError``."""
+        """The plan of this run, ``auto`` standing for ``off`` until it is decided. Raises ``ConfigError``."""
+        overlap = "off" if self.overlap == "auto" else self.overlap
         return Plan(
             devices=self.devices, global_batch=self.global_batch, accumulate=self.accumulate,
             fusion_rule=self.fusion_rule, fusion_threshold_bytes=self.fusion_threshold_bytes,  # type: ignore[arg-type]
-            algorithm=self.algorithm, overlap=self.overlap, optimizer=self.optimizer,  # type: ignore[arg-type]
+            algorithm=self.algorithm, overlap=overlap, optimizer=self.optimizer,  # type: ignore[arg-type]
         )  # fmt: skip
 
 
-class TrainResult(Noun):
+class TrainResult(Noun, frozen=True):
     """What a training run came to. ``losses`` are mean training losses, one a step; times are medians."""
 
     devices: int
@@ -80,67 +78,38 @@ class TrainResult(Noun):
 
 def train(config: TrainConfig, progress: Progress) -> TrainResult:
     """Train on ``config.devices`` ranks. Raises ``NotFiniteError``, ``ConfigError``, ``CommunicationError``."""
+    config = _decided(config, progress)
     found = on_ranks(
-        "dpsim.harness.train:train_on_ranks",
+        "dpsim.harness.ranks.train:train_on_ranks",
         dict(codec.to_builtins(config)),
         devices=config.devices, progress=progress, pin=True,
     )  # fmt: skip
     return codec.decode(found, TrainResult, "training result")
 
 
-def train_on_ranks(comm: Any, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """One ``TrainConfig`` on running ranks; rank 0 returns a ``TrainResult`` (plain values)."""
-    from dpsim.data import load_dataset
-    from dpsim.lower import lower
-    from dpsim.nn import build_model
-    from dpsim.runtime.recorder import exposed_s
-    from dpsim.runtime.trainer import Trainer
+def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
+    """The configuration with what only a measurement can tell: the best overlap, and MG-WFBP's ready times."""
+    if config.overlap != "auto" and config.fusion_rule != "mg-wfbp":
+        return config
+    if config.devices == 1:
+        return msgspec.structs.replace(config, overlap=config.plan().overlap)
+    from dpsim.harness.prepare import Preparation, prepare
+    from dpsim.predict import alpha_beta, choose_overlap
 
-    config = codec.decode(argument, TrainConfig, "training")
-    dataset = load_dataset(config.dataset, config.seed)
-    replica = build_model(config.model, dataset.input_shape, dataset.classes)
-    plan, schedule = config.plan(), None
-    if config.workload is not None:
-        schedule = lower(
-            config.workload, plan, alpha_s=config.link_alpha_s, beta_s_per_byte=config.link_beta_s_per_byte
-        )
-    trainer = Trainer(
-        replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule
-    )
-    total = trainer.steps_per_epoch * config.epochs
-    if config.steps is not None:
-        total = min(total, config.steps)
-    losses: list[float] = []
-    samples: list[int] = []
-    ends: list[float] = []
-    waits: list[float] = []
-    for step in range(total):
-        x, labels, size = trainer.next_share()
-        outcome = trainer.runner.run(x, labels, size)
-        losses.append(outcome.sums.loss)
-        samples.append(size)
-        ends.append(outcome.marks.end_s)
-        waits.append(exposed_s(outcome.marks))
-        if (step + 1) % trainer.steps_per_epoch == 0 or step + 1 == total:
-            since = step - step % trainer.steps_per_epoch
-            part = comm.reduce(sum(losses[since:]))
-            if comm.rank == 0:
-                epoch = step // trainer.steps_per_epoch + 1
-                report(f"epoch {epoch}: training loss {part / sum(samples[since:]):.4f} ({step + 1} of {total} steps)")
-    test = trainer.evaluate()
-    whole = [sum(column) for column in zip(*comm.allgather(losses), strict=True)]
-    slowest = [max(column) for column in zip(*comm.allgather(ends), strict=True)]
-    exposed = [min(column) for column in zip(*comm.allgather(waits), strict=True)]
-    digest = trainer.digest()
-    trainer.close()
-    if comm.rank:
-        return None
-    step_s = statistics.median(b - a for a, b in zip(slowest, slowest[1:], strict=False)) if total > 1 else 0.0
-    result = TrainResult(
-        devices=config.devices, steps=total, test_accuracy=test.correct / test.samples,
-        final_loss=whole[-1] / samples[-1], step_s=step_s,
-        images_per_s=config.global_batch / step_s if step_s else 0.0,
-        exposed_communication_s=statistics.median(exposed), digest=digest,
-        losses=tuple(loss / size for loss, size in zip(whole, samples, strict=True)),
+    workload, machines = prepare(
+        Preparation(
+            model=config.model, dataset=config.dataset, optimizer=config.optimizer, seed=config.seed,
+            global_batch=config.global_batch, devices=(config.devices,),
+            networks=((config.network, config.algorithm),), overlaps=("poll", "thread"),
+        ),
+        progress,
     )  # fmt: skip
-    return dict(codec.to_builtins(result))
+    machine, overlap = machines[config.network], config.overlap
+    if overlap == "auto":
+        overlap, steps = choose_overlap(workload, machine, config.plan())
+        told = ", ".join(f"{name} {step_s * 1e3:.2f} ms" for name, step_s in steps.items())
+        progress(f"overlap {overlap}, from the predicted steps: {told}")
+    alpha_s, beta = alpha_beta(machine, config.algorithm, config.devices)
+    return msgspec.structs.replace(
+        config, overlap=overlap, workload=workload, link_alpha_s=alpha_s, link_beta_s_per_byte=beta
+    )

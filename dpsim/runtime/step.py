@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
 from dpsim.comm.progress import Progress, progress
-from dpsim.comm.transport import Array, Transport, check_algorithm
+from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.machine import check_algorithm
 from dpsim.nn import Network, first_nonfinite_layer, sgd_update
 from dpsim.replica import BatchSums, Replica
 from dpsim.runtime.arena import Arena
@@ -81,7 +82,8 @@ class StepRunner:
         self._policy.begin()
         self._held = []
         loss, correct = 0.0, 0
-        for self._micro_batch, (low, high) in enumerate(self._micro_bounds(len(labels))):
+        for micro_batch, (low, high) in enumerate(self._micro_bounds(len(labels))):
+            self._micro_batch = micro_batch
             if self._micro_gradients is not None:
                 self.replica.bind(self.parameters, self.gradients if not self._micro_batch else self._micro_gradients)
             sums = self.replica.forward_backward(x[low:high], labels[low:high], (0, high - low), self)

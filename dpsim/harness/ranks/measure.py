@@ -10,50 +10,24 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.codec import Noun
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
+from dpsim.harness.samples import MeasureTask, Samples
 from dpsim.harness.statistics import median_interval
-from dpsim.machine import Machine, Network
+from dpsim.machine import Network
 from dpsim.nn import build_model
-from dpsim.plan import Plan
 from dpsim.predict import scheduled
-from dpsim.record import Experiment, MeasuredPoint, PointKey
-from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
+from dpsim.record import MeasuredPoint
+from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, timeline
 from dpsim.runtime.trainer import Trainer
-from dpsim.workload import Workload
+from dpsim.units import format_size
 
 Progress = Callable[[str], None]
-SAMPLES_SCHEMA = "dpsim.samples/1"
 _COUNTED_STEPS = 6
 _LEAST_ROUNDS = 6
 _LOSS_TOLERANCE = 0.02
-
-
-class MeasureTask(Noun):
-    """What the ranks are told: the points in a fixed order, how to build them, and where to save what they find."""
-
-    experiment: Experiment
-    keys: tuple[PointKey, ...]
-    plans: tuple[Plan, ...]
-    workload: Workload
-    machines: dict[str, Machine]
-    already: tuple[MeasuredPoint, ...]
-    spent_s: float
-    predictions_sha256: str
-    save_to: str
-
-
-class Samples(Noun):
-    """What has been measured so far; replaced as a whole after every round."""
-
-    points: tuple[MeasuredPoint, ...]
-    spent_s: float
-    experiment: Experiment
-    predictions_sha256: str
-    schema: str = SAMPLES_SCHEMA
 
 
 class _Point:
@@ -76,10 +50,8 @@ class _Point:
         replica = build_model(experiment.model, dataset.input_shape, dataset.classes)
         schedule = scheduled(task.workload, task.machines[self.key.network], plan)
         network = Network.parse(self.key.network)
-        self.buckets = schedule.buckets
-        self.trainer = Trainer(
-            replica, dataset, plan, self.group, network, seed=experiment.seed, schedule=schedule
-        )
+        self.buckets = schedule.buckets if plan.devices > 1 else 0
+        self.trainer = Trainer(replica, dataset, plan, self.group, network, seed=experiment.seed, schedule=schedule)
 
     def visit(self, round_number: int, *, counted: bool) -> None:
         """A few steps, the first of them not counted; a step lasts from the slowest rank's end to the next one's."""
@@ -121,7 +93,7 @@ class _Point:
         return MeasuredPoint(
             key=self.key, buckets=self.buckets, step_s=tuple(self.step_s),
             exposed_communication_s=tuple(self.exposed_s), round=tuple(self.round), losses=tuple(self.losses),
-            timeline=record,
+            events_per_step=self.typical[1][0].events if self.typical else 0, timeline=record,
         )  # fmt: skip
 
     def narrow(self, interval: float) -> bool:
@@ -133,7 +105,10 @@ class _Point:
 
 
 def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Rounds over all points in random order until every interval is narrow or the time is spent; rank 0 returns ``Samples``."""
+    """Rounds over all points in random order until every interval is narrow or the time is spent.
+
+    Rank 0 saves after every round and returns ``Samples`` (plain values).
+    """
     task = codec.decode(argument, MeasureTask, "measurement")
     points = [_Point(comm, task, index) for index in range(len(task.keys))]
     start_s = now()
@@ -142,6 +117,7 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     for point in points:  # warm-up: caches, lazy buffers, the first look at every page
         quiet_barrier(comm)
         point.visit(number, counted=False)
+    event_s = seconds_per_event()
     done = False
     while not done:
         for index in random.permutation(len(points)):
@@ -154,11 +130,13 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
             check_losses(points)
             measured = tuple(point.measured() for point in points)
             samples = Samples(
-                points=measured, spent_s=spent_s, experiment=task.experiment, predictions_sha256=task.predictions_sha256
-            )
+                points=measured, spent_s=spent_s, experiment=task.experiment,
+                predictions_sha256=task.predictions_sha256, recording_s_per_event=event_s,
+            )  # fmt: skip
             codec.write(Path(task.save_to), samples)
             narrow = sum(point.narrow(task.experiment.interval) for point in points)
-            report(f"round {number}: {narrow} of {len(points)} points are within {task.experiment.interval:.0%}, {spent_s:.0f} s")
+            within = f"{narrow} of {len(points)} points are within {task.experiment.interval:.0%}"
+            report(f"round {number}: {within}, {spent_s:.0f} s")
             done = number >= _LEAST_ROUNDS and (narrow == len(points) or spent_s > task.experiment.budget_s)
         done = comm.bcast(done)
     for point in points:
@@ -180,9 +158,9 @@ def check_losses(points: list[_Point]) -> None:
         if not np.allclose(ours, theirs, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE):
             step = int(np.argmax(np.abs(ours - theirs)))
             raise DpsimError(
-                f"{point.key.fusion_rule} at threshold {point.key.fusion_threshold_bytes:g} on {point.key.devices} devices, "
-                f"network {point.key.network}, overlap {point.key.overlap}: loss {ours[step]:.5f} in step {step + 1}, "
-                f"where {theirs[step]:.5f} was expected",
+                f"threshold {format_size(point.key.fusion_threshold_bytes)} on {point.key.devices} devices, network "
+                f"{point.key.network}, overlap {point.key.overlap}: loss {ours[step]:.5f} in step {step + 1}, where "
+                f"{theirs[step]:.5f} was expected",
                 allowed="the same training on every configuration, to rounding",
                 remedy="its times would mean nothing; this is a defect, please report it",
             )

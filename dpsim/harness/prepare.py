@@ -1,0 +1,67 @@
+"""What a prediction needs of a machine and a model, measured in one job: a profile, and a calibration a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.comm.launch import on_ranks
+from dpsim.harness.calibrate import CalibrateConfig, machine
+from dpsim.harness.environment import environment
+from dpsim.harness.profile import Profile, ProfileConfig
+from dpsim.machine import Machine
+from dpsim.plan import Sgd
+from dpsim.workload import Workload
+
+Progress = Callable[[str], None]
+
+
+class Preparation(Noun, frozen=True):
+    """What will be run: one model at one global batch on some device counts and (network, algorithm) pairs."""
+
+    model: str
+    dataset: str
+    global_batch: int
+    devices: tuple[int, ...]
+    networks: tuple[tuple[str, str], ...]
+    overlaps: tuple[str, ...]
+    optimizer: Sgd
+    seed: int = 0
+
+
+def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dict[str, Machine]]:
+    """The profiled workload, and a calibrated machine a network.
+
+    The machines' compute slowdown is the model's own, measured at the local batches that will be run.
+    """
+    most = max(preparation.devices)
+    shares = {n: -(-preparation.global_batch // n) for n in preparation.devices}
+    profiling = ProfileConfig(
+        model=preparation.model, dataset=preparation.dataset, local_batches=tuple(sorted(set(shares.values()))),
+        optimizer=preparation.optimizer, crowd=tuple(shares.items()), seed=preparation.seed,
+    )  # fmt: skip
+    calibrations = {
+        network: codec.to_builtins(
+            CalibrateConfig(
+                network=network, devices=preparation.devices, algorithms=(algorithm,), overlaps=preparation.overlaps
+            )
+        )
+        for network, algorithm in preparation.networks
+    }
+    found = on_ranks(
+        "dpsim.harness.ranks.prepare:prepare_on_ranks",
+        {"profile": codec.to_builtins(profiling), "calibrations": calibrations},
+        devices=most, progress=progress, pin=True,
+    )  # fmt: skip
+    profile = codec.decode(found["profile"], Profile, "profile")
+    here = environment()
+    machines = {
+        network: msgspec.structs.replace(
+            machine(network, tables, most, here), compute_slowdown=profile.compute_slowdown
+        )
+        for network, tables in found["machines"].items()
+    }
+    return profile.workload, machines
