@@ -1,0 +1,160 @@
+"""Allreduce and broadcast: every algorithm gives NumPy's sum, the same bits on every rank, for what it should cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_transport import Mailbox, random_whole, run_together
+
+from dpsim.comm.allreduce import chunk_bounds, start
+from dpsim.comm.broadcast import broadcast
+from dpsim.errors import ConfigError
+
+POINT_TO_POINT = ["ring", "recursive-doubling", "halving-doubling", "direct"]
+RANKS = [1, 2, 3, 4, 5, 8]
+OnRanks = Callable[..., Any]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    algorithm=st.sampled_from(POINT_TO_POINT), size=st.integers(1, 9), elements=st.integers(0, 50),
+    dtype=st.sampled_from(["float32", "float64"]), eager=st.booleans(), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_whole_numbers_are_summed_exactly_whatever_the_order_of_messages(
+    algorithm: str, size: int, elements: int, dtype: str, eager: bool, seed: int
+) -> None:
+    data = random_whole(size, elements, dtype, seed)
+    expected = np.sum(data, axis=0, dtype=dtype)
+    box = Mailbox(size, eager=eager)
+    run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm), size, seed)
+    for mine in data:
+        assert mine.dtype == dtype
+        np.testing.assert_array_equal(mine, expected)
+    assert all(len(box.sent[pair]) == number for pair, number in box.asked.items()), "a message was never received"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    algorithm=st.sampled_from(POINT_TO_POINT), size=st.integers(2, 9), elements=st.integers(1, 50),
+    dtype=st.sampled_from(["float32", "float64"]), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_every_rank_holds_the_same_bits_and_they_are_near_the_sum(
+    algorithm: str, size: int, elements: int, dtype: str, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    data = [random.standard_normal(elements).astype(dtype) for _ in range(size)]
+    expected = np.sum(data, axis=0, dtype="float64")
+    box = Mailbox(size, eager=False)
+    run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm), size, seed)
+    assert len({mine.tobytes() for mine in data}) == 1
+    np.testing.assert_allclose(data[0], expected, rtol=0, atol=size * 4 * np.finfo(dtype).eps)
+
+
+def cost(algorithm: str, size: int, elements: int) -> tuple[list[int], list[int], list[int]]:
+    """Rounds, bytes sent and messages sent, by rank, of one float32 allreduce."""
+    data = random_whole(size, elements, "float32", 0)
+    box = Mailbox(size, eager=True)
+    rounds = run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm), size, 0)
+    return rounds, [t.sent_bytes for t in box.ranks], [t.sent_messages for t in box.ranks]
+
+
+@pytest.mark.parametrize("size", range(2, 10))
+def test_ring_takes_2n_minus_2_rounds_and_sends_2n_minus_2_over_n_of_the_data(size: int) -> None:
+    rounds, sent, messages = cost("ring", size, 12 * size)
+    assert rounds == messages == [2 * (size - 1)] * size
+    assert sent == [2 * (size - 1) * 12 * 4] * size
+
+
+@pytest.mark.parametrize("size", range(2, 10))
+def test_direct_takes_two_rounds_and_sends_as_much_as_ring(size: int) -> None:
+    rounds, sent, messages = cost("direct", size, 12 * size)
+    assert rounds == [2] * size
+    assert messages == [2 * (size - 1)] * size
+    assert sent == [2 * (size - 1) * 12 * 4] * size
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_recursive_doubling_sends_everything_in_each_of_log2_n_rounds(size: int) -> None:
+    levels = size.bit_length() - 1
+    rounds, sent, _ = cost("recursive-doubling", size, 40)
+    assert rounds == [levels] * size
+    assert sent == [levels * 40 * 4] * size
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_halving_doubling_takes_2_log2_n_rounds_and_sends_as_much_as_ring(size: int) -> None:
+    rounds, sent, _ = cost("halving-doubling", size, 16 * size)
+    assert rounds == [2 * (size.bit_length() - 1)] * size
+    assert sent == [2 * (size - 1) * 16 * 4] * size
+
+
+@pytest.mark.parametrize("algorithm", ["recursive-doubling", "halving-doubling"])
+@pytest.mark.parametrize("size", [3, 5, 6, 7, 9])
+def test_a_size_that_is_no_power_of_two_costs_two_more_rounds(algorithm: str, size: int) -> None:
+    core = 1 << (size.bit_length() - 1)
+    rounds, _, _ = cost(algorithm, size, 64)
+    smaller, _, _ = cost(algorithm, core, 64)
+    assert max(rounds) == max(smaller) + 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(elements=st.integers(0, 10_000), chunks=st.integers(1, 64))
+def test_chunks_cover_everything_and_differ_by_one_at_most(elements: int, chunks: int) -> None:
+    bounds = chunk_bounds(elements, chunks)
+    sizes = np.diff(bounds)
+    assert (bounds[0], bounds[-1], len(sizes)) == (0, elements, chunks)
+    assert sizes.min() >= 0 and sizes.max() - sizes.min() <= 1
+    assert sizes.max() == sizes[0]  # the ring's scratch has this size
+
+
+def test_an_unknown_algorithm_names_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'ring'"):
+        start(Mailbox(2, eager=True).ranks[0], np.zeros(3), "rings")
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_broadcast_sends_rank_0s_data_along_a_binomial_tree(size: int) -> None:
+    data = random_whole(size, 7, "float32", size)
+    expected = data[0].copy()
+    box = Mailbox(size, eager=True)
+    for rank in range(size):  # every rank's source has a lower number, so its message is there already
+        broadcast(box.ranks[rank], data[rank])
+    for mine in data:
+        np.testing.assert_array_equal(mine, expected)
+    assert sum(t.sent_messages for t in box.ranks) == size - 1
+    assert box.ranks[0].sent_messages == (size - 1).bit_length()
+
+
+@pytest.fixture(scope="module")
+def once() -> Callable[..., dict[str, Any]]:
+    """The real runs, each started once for all tests of this module."""
+    found: dict[int, dict[str, Any]] = {}
+
+    def run(devices: int, on_ranks: OnRanks) -> dict[str, Any]:
+        if devices not in found:
+            found[devices] = on_ranks("ranks_comm:collectives", devices=devices)
+        return found[devices]
+
+    return run
+
+
+@pytest.mark.parametrize("algorithm", ["mpi", *POINT_TO_POINT])
+@pytest.mark.parametrize("devices", RANKS)
+def test_messages_between_processes_give_numpys_sum(
+    devices: int, algorithm: str, once: Callable[..., dict[str, Any]], on_ranks: OnRanks
+) -> None:
+    found = once(devices, on_ranks)
+    assert found["wrong"][algorithm] == []
+    assert found["cases"][algorithm] >= 10
+
+
+@pytest.mark.parametrize("devices", RANKS)
+def test_broadcast_between_processes_makes_all_ranks_equal(
+    devices: int, once: Callable[..., dict[str, Any]], on_ranks: OnRanks
+) -> None:
+    assert once(devices, on_ranks)["broadcast_wrong"] == []

@@ -1,0 +1,165 @@
+"""Progress beside computation: every bucket is reduced once and in order, whoever moves the messages on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from memory_transport import Mailbox, MemoryTransport, random_whole
+
+from dpsim.comm.progress import Progress, progress
+from dpsim.comm.transport import Array, Pending
+
+OnRanks = Callable[..., Any]
+Done = list[tuple[int, int, float, float]]
+BUCKETS = [5, 0, 64, 1]
+
+
+def communication_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "dpsim-communication"]
+
+
+@pytest.fixture
+def pair() -> Iterator[Callable[[str], tuple[list[Progress], list[Done]]]]:
+    """Two ranks in this process, which the test drives in turn; closed at the end."""
+    opened: list[Progress] = []
+
+    def open_two(overlap: str) -> tuple[list[Progress], list[Done]]:
+        box = Mailbox(2, eager=True)
+        done: list[Done] = [[], []]
+        for rank in range(2):
+            opened.append(progress(box.ranks[rank], "ring", overlap, lambda *what, r=rank: done[r].append(what)))
+        return opened, done
+
+    yield open_two
+    for mechanism in opened:
+        mechanism.close()
+
+
+def reduced(two: list[Progress], done: list[Done], step: int, settle: Callable[[], None]) -> None:
+    """One step of both ranks: submit everything, let it settle, finish, and look at what came out."""
+    rows = [random_whole(2, elements, "float32", 100 * step + i) for i, elements in enumerate(BUCKETS)]
+    data = [[row[rank].copy() for row in rows] for rank in range(2)]
+    for done_of_rank in done:
+        done_of_rank.clear()
+    for rank in range(2):
+        for bucket, mine in enumerate(data[rank]):
+            two[rank].submit(bucket, mine)
+    settle()
+    for mechanism in two:
+        mechanism.finish()
+    for rank in range(2):
+        assert [(bucket, size) for bucket, size, _, _ in done[rank]] == [(i, 4 * n) for i, n in enumerate(BUCKETS)]
+        for mine, row in zip(data[rank], rows, strict=True):
+            np.testing.assert_array_equal(mine, row[0] + row[1])
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < until_s, "it never happened"
+        time.sleep(0.001)
+
+
+def test_polling_alone_reduces_all_buckets_step_after_step(pair: Callable[..., Any]) -> None:
+    two, done = pair("poll")
+
+    def poll_in_turn() -> None:
+        for _ in range(50):
+            for mechanism in two:
+                mechanism.poll()
+        assert [len(d) for d in done] == [len(BUCKETS)] * 2
+
+    for step in range(5):
+        reduced(two, done, step, poll_in_turn)
+
+
+def test_a_poll_never_waits(pair: Callable[..., Any]) -> None:
+    two, done = pair("poll")
+    two[0].submit(0, np.ones(8, np.float32))
+    for _ in range(100):
+        two[0].poll()
+    assert done[0] == []
+    two[1].submit(0, np.ones(8, np.float32))
+    for _ in range(50):
+        two[0].poll()
+        two[1].poll()
+    assert [len(d) for d in done] == [1, 1]
+
+
+def test_the_thread_reduces_all_buckets_while_the_computing_thread_does_something_else(
+    pair: Callable[..., Any],
+) -> None:
+    two, done = pair("thread")
+    for step in range(5):
+        reduced(two, done, step, lambda: wait_for(lambda: [len(d) for d in done] == [len(BUCKETS)] * 2))
+
+
+def test_the_computing_thread_finishes_what_the_communication_thread_has_not(pair: Callable[..., Any]) -> None:
+    two, done = pair("thread")
+    other = threading.Thread(target=two[1].finish)
+    for step in range(20):
+        data = [np.full(9, 1.0 + rank, np.float32) for rank in range(2)]
+        for rank in range(2):
+            done[rank].clear()
+            two[rank].submit(0, data[rank])
+        other = threading.Thread(target=two[1].finish)
+        other.start()
+        two[0].finish()
+        other.join()
+        assert [len(d) for d in done] == [1, 1], f"step {step}"
+        assert all((mine == 3.0).all() for mine in data)
+
+
+def test_inline_and_off_reduce_a_bucket_before_submit_returns() -> None:
+    for overlap in ("inline", "off"):
+        box, done = Mailbox(1, eager=True), []
+        mechanism = progress(box.ranks[0], "ring", overlap, lambda *what, d=done: d.append(what))
+        mechanism.submit(3, np.ones(4, np.float32))
+        assert [what[:2] for what in done] == [(3, 16)]
+        mechanism.finish()
+        mechanism.close()
+        assert len(done) == 1
+
+
+def test_close_ends_the_communication_thread() -> None:
+    before = len(communication_threads())
+    mechanism = progress(Mailbox(1, eager=True).ranks[0], "ring", "thread", lambda *what: None)
+    assert len(communication_threads()) == before + 1
+    mechanism.submit(0, np.ones(4, np.float32))
+    mechanism.finish()
+    mechanism.close()
+    assert len(communication_threads()) == before
+
+
+class Broken(MemoryTransport):
+    """Fails at the first receive."""
+
+    def receive(self, data: Array, source: int) -> Pending:
+        raise ZeroDivisionError("the cable is cut")
+
+
+@pytest.mark.parametrize("overlap", ["poll", "thread"])
+def test_an_error_of_the_communication_reaches_the_computing_thread(overlap: str) -> None:
+    before = len(communication_threads())
+    mechanism = progress(Broken(Mailbox(2, eager=True), 0, 2), "ring", overlap, lambda *what: None)
+    with pytest.raises(ZeroDivisionError, match="the cable is cut"):
+        mechanism.submit(0, np.ones(4, np.float32))
+        if overlap == "thread":
+            wait_for(lambda: len(communication_threads()) == before)
+        mechanism.finish()
+    mechanism.close()
+    assert len(communication_threads()) == before
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_buckets_are_reduced_in_order_exactly_once_between_processes(devices: int, on_ranks: OnRanks) -> None:
+    networks = ["node", "paced:50us,1gbit"]
+    found = on_ranks("ranks_comm:mechanisms", {"networks": networks}, devices=devices)
+    assert found["wrong"] == []
+    for case, counts in found["finished_in_the_pause"].items():
+        assert counts == [6] * len(counts), f"{case}: the pause ended before all buckets were reduced"
