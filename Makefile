@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Files are compiled when they are first imported: of the many installed, few are.
+# Bytecode is written when a file is first imported, for of the many installed few ever are.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-input
 
 .PHONY: help sweep test check format clean

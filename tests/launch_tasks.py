@@ -42,6 +42,7 @@ def fail(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> N
             raise NotFiniteError("loss is nan at step 3", allowed="finite losses", remedy="lower the learning rate")
         if how == "exit":
             sys.exit(7)
+        time.sleep(0.2)
         os.kill(os.getpid(), getattr(signal, how))
     comm.Barrier()
 

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -106,7 +106,7 @@ def on_ranks(
         (folder / "argument.json").write_text(json.dumps(request), encoding="utf-8")
         paths = [str(folder / "argument.json"), str(folder / "result.json")]
         command += [sys.executable, "-P", "-m", "dpsim.comm.worker", task, *paths]
-        code, seen = _run(command, folder, _environment(env), progress or _ignore, timeout_s)
+        code, seen = _run(command, devices, folder, _environment(env), progress or _ignore, timeout_s)
         if code == 0 and (folder / "result.json").exists():
             return json.loads((folder / "result.json").read_text(encoding="utf-8"))
         raise rank_output.failure(folder, code, seen, devices)
@@ -157,32 +157,32 @@ def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _run(
-    command: list[str], folder: Path, environment: dict[str, str], progress: Progress, timeout_s: float | None
-) -> tuple[int, rank_output.Seen]:
+    command: list[str], devices: int, folder: Path, environment: dict[str, str], progress: Progress,
+    timeout_s: float | None,
+) -> tuple[int, rank_output.Seen]:  # fmt: skip
     """Run the job to its end, passing on what the ranks say. Whatever happens, no process is left behind."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     seen = rank_output.Seen()
-    with _progress_pipe(folder) as pipe:
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for rank in range(devices):
+            os.mkfifo(folder / f"pipe-{rank}")
+            pipe = stack.enter_context(open(os.open(folder / f"pipe-{rank}", os.O_RDONLY | os.O_NONBLOCK), "rb"))
+            selector.register(pipe, selectors.EVENT_READ, rank_output.RankPipe(rank, seen, progress))
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment, start_new_session=True, preexec_fn=_end_with_parent(),
         )  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
-        try:
-            with selectors.DefaultSelector() as selector:
-                said = rank_output.Lines(seen)
-                for handle, act in (
-                    (pipe, lambda line: progress(json.loads(line))),
-                    (process.stdout.fileno(), said.ordinary),
-                    (process.stderr.fileno(), said.ordinary),
-                ):
-                    os.set_blocking(handle, False)
-                    selector.register(handle, selectors.EVENT_READ, rank_output.Splitter(act))
-                _follow(process, selector, folder, deadline)
-        finally:
-            _stop(process, folder)
-            process.stdout.close()
-            process.stderr.close()
+        stack.callback(_stop, process, folder, seen)
+        lines = rank_output.Lines(seen)
+        for output in (process.stdout, process.stderr):
+            assert output is not None
+            stack.enter_context(output)
+            os.set_blocking(output.fileno(), False)
+            selector.register(output, selectors.EVENT_READ, rank_output.Splitter(lines.ordinary))
+        _follow(process, selector, folder, deadline)
+        for key in selector.get_map().values():
+            key.data.end()
     return process.returncode, seen
 
 
@@ -197,6 +197,7 @@ def _follow(
         for key, _ in ready:
             if not key.data.read(key.fd):
                 selector.unregister(key.fd)
+                key.data.end()
         if ended and not ready:
             break
         if ended:
@@ -207,18 +208,6 @@ def _follow(
             break
         if deadline is not None and time.monotonic() > deadline:
             raise JobFailed("the ranks did not finish in the time given to them", remedy="give more time, or less work")
-    for key in list(selector.get_map().values()):
-        key.data.end()
-
-
-@contextlib.contextmanager
-def _progress_pipe(folder: Path) -> Iterator[int]:
-    os.mkfifo(folder / "progress")
-    pipe = os.open(folder / "progress", os.O_RDWR | os.O_NONBLOCK)  # read-write: it never reports an end
-    try:
-        yield pipe
-    finally:
-        os.close(pipe)
 
 
 def _end_with_parent() -> Callable[[], None] | None:
@@ -230,7 +219,7 @@ def _end_with_parent() -> Callable[[], None] | None:
     return lambda: libc.prctl(set_parent_death_signal, signal.SIGTERM) and None
 
 
-def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+def _stop(process: subprocess.Popen[bytes], folder: Path, seen: rank_output.Seen) -> None:
     """End ``mpiexec`` and every rank that is still there."""
     try:
         if process.poll() is None:
@@ -243,14 +232,10 @@ def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for path in folder.glob("rank-*.pid"):
-            _kill_rank(path.read_text(encoding="utf-8"), folder)
-
-
-def _kill_rank(pid: str, folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        if str(folder).encode() in Path("/proc", pid, "cmdline").read_bytes():
-            os.kill(int(pid), signal.SIGKILL)
+        for pid in seen.pids.values():
+            with contextlib.suppress(OSError):
+                if str(folder).encode() in Path("/proc", str(pid), "cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
 
 
 def serve() -> NoReturn:

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,15 @@ _MPICH_NOISE = re.compile(
     r"|Abort\(-?\d+\) on node \d+|\[(mpiexec|proxy:[\d:]+)@"
 )
 _OPENMPI_RULE = re.compile(r"-{60,}$")
-_MPICH_PID = re.compile(r"= +PID (\d+) RUNNING AT")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) .* exited on\s+signal (\d+)", re.DOTALL)
 _SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
+_FAULTS = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Aborted": signal.SIGABRT,
+    "Floating": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+}
 _REMEDIES: dict[int, str] = {
     signal.SIGKILL: "something ended it from outside; if memory ran out, use a smaller batch or fewer devices",
     signal.SIGBUS: "shared memory may be too small: dpsim doctor shows the size of /dev/shm",
@@ -40,11 +46,17 @@ class JobFailed(CommunicationError):
 
 @dataclass
 class Seen:
-    """What the launcher told of a rank that was killed."""
+    """What is known of a job's ranks: their process ids, which of them ended first, and what the launcher told."""
 
-    pid: int | None = None
+    pids: dict[int, int] = field(default_factory=dict)
+    first_ended: int | None = None
     rank: int | None = None
     signal: int | None = None
+
+    def ended(self, rank: int) -> None:
+        """A rank's process is over."""
+        if self.first_ended is None:
+            self.first_ended = rank
 
 
 class Splitter:
@@ -62,8 +74,6 @@ class Splitter:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._act(line.decode("utf-8", "replace"))
-        if not data:
-            self.end()
         return bool(data)
 
     def end(self) -> None:
@@ -71,6 +81,32 @@ class Splitter:
         if self._rest:
             self._act(self._rest.decode("utf-8", "replace"))
             self._rest = b""
+
+
+class RankPipe(Splitter):
+    """One rank's own pipe: a number is its process id, text is progress, and the end of the file is its end.
+
+    A dying process closes its files early: in which order these ends come tells which rank died first, where
+    ``mpiexec`` may name one that it killed itself.
+    """
+
+    def __init__(self, rank: int, seen: Seen, progress: Callable[[str], None]) -> None:
+        super().__init__(self._take)
+        self._rank, self._seen, self._progress = rank, seen, progress
+
+    def read(self, handle: int) -> bool:
+        """As in ``Splitter``."""
+        if super().read(handle):
+            return True
+        self._seen.ended(self._rank)
+        return False
+
+    def _take(self, line: str) -> None:
+        value = json.loads(line)
+        if isinstance(value, int):
+            self._seen.pids[self._rank] = value
+        else:
+            self._progress(value)
 
 
 class Lines:
@@ -94,8 +130,6 @@ class Lines:
             print(line, file=sys.stderr, flush=True)
 
     def _note(self, text: str) -> None:
-        if match := _MPICH_PID.search(text):
-            self._seen.pid = int(match.group(1))
         if match := _SIGNAL.search(text):
             self._seen.signal = int(match.group(1))
         if match := _OPENMPI_SIGNAL.search(text):
@@ -115,7 +149,9 @@ def failure(folder: Path, code: int, seen: Seen, devices: int) -> DpsimError:
     records.sort(key=lambda r: (r["consequence"], r["time"]))
     if records and not (records[0]["consequence"] and seen.signal):
         return _raised(records[0], devices)
-    rank = seen.rank if seen.rank is not None else _rank_of(folder, seen.pid)
+    if (fault := _fault(folder, devices)) is not None:
+        return fault
+    rank = seen.rank if seen.rank is not None else seen.first_ended
     who = f"rank {rank} of {devices}" if rank is not None else f"one of {devices} ranks"
     if seen.signal:
         name = signal.Signals(seen.signal).name if seen.signal in set(signal.Signals) else str(seen.signal)
@@ -125,10 +161,15 @@ def failure(folder: Path, code: int, seen: Seen, devices: int) -> DpsimError:
     return JobFailed(f"{who} ended with exit code {code}", rank=rank, remedy="its last words may stand above")
 
 
-def _rank_of(folder: Path, pid: int | None) -> int | None:
-    for path in folder.glob("rank-*.pid"):
-        if path.read_text(encoding="utf-8") == str(pid):
-            return int(path.stem.removeprefix("rank-"))
+def _fault(folder: Path, devices: int) -> JobFailed | None:
+    """The crash that Python's faulthandler wrote down on some rank, if any."""
+    for path in sorted(folder.glob("fault-*.txt"), key=lambda path: path.stat().st_mtime_ns):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for words, number in _FAULTS.items():
+            if text.startswith(f"Fatal Python error: {words}"):
+                rank = int(path.stem.removeprefix("fault-"))
+                given = f"rank {rank} of {devices} was killed by {number.name}"
+                return JobFailed(given, remedy=_REMEDIES.get(number, ""), rank=rank, traceback=text)
     return None
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -31,7 +32,10 @@ def main(task: str, argument_path: str, result_path: str) -> None:
     try:
         request = json.loads(Path(argument_path).read_text(encoding="utf-8"))
         comm = world()
-        (folder / f"rank-{comm.rank}.pid").write_text(str(os.getpid()), encoding="utf-8")
+        pipe = os.open(folder / f"pipe-{comm.rank}", os.O_WRONLY)
+        _tell(pipe, os.getpid())
+        fault = (folder / f"fault-{comm.rank}.txt").open("w", encoding="utf-8")
+        faulthandler.enable(fault)
         if comm.size != request["devices"]:
             raise CommunicationError(
                 f"mpiexec was asked for {request['devices']} ranks, and MPI sees {comm.size}",
@@ -40,7 +44,7 @@ def main(task: str, argument_path: str, result_path: str) -> None:
             )
         if request["pin"]:
             pin(comm)
-        result = load(task)(comm, request["argument"], _progress(folder / "progress", comm.rank))
+        result = load(task)(comm, request["argument"], _progress(pipe, comm.rank))
         if comm.rank == 0:
             partial = folder / "result.partial"
             partial.write_text(json.dumps(result), encoding="utf-8")
@@ -123,15 +127,12 @@ def _rank() -> int:
     return here.rank if here is not None else 0
 
 
-def _progress(pipe: Path, rank: int) -> Callable[[str], None]:
-    if rank != 0:
-        return lambda _: None
-    handle = os.open(pipe, os.O_WRONLY)
+def _tell(pipe: int, value: Any) -> None:
+    os.write(pipe, (json.dumps(value) + "\n").encode())
 
-    def tell(text: str) -> None:
-        os.write(handle, (json.dumps(text) + "\n").encode())
 
-    return tell
+def _progress(pipe: int, rank: int) -> Callable[[str], None]:
+    return (lambda text: _tell(pipe, text)) if rank == 0 else (lambda _: None)
 
 
 if __name__ == "__main__":

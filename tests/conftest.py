@@ -1,0 +1,52 @@
+"""Fixtures that several rooms' tests use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpsim.cli import app
+from dpsim.comm import launch
+
+
+@pytest.fixture
+def dpsim(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a ``dpsim`` command in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = app.run([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs this Python with the checkout on its path: ``python("-c", "...")``."""
+
+    def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | dict(env or {})
+        return subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=60, check=False
+        )
+
+    return run
+
+
+@pytest.fixture
+def on_ranks() -> Callable[..., Any]:
+    """``launch.on_ranks`` with the tests' own modules on the ranks' path; ends after 60 s at the latest."""
+
+    def run(task: str, argument: dict[str, Any] | None = None, **options: Any) -> Any:
+        env = {"PYTHONPATH": str(Path(__file__).parent)}
+        return launch.on_ranks(task, argument or {}, env=env, timeout_s=60, **options)
+
+    return run
