@@ -13,7 +13,7 @@ EXAMPLES = """\
 Examples:
   dpsim sweep fusion-threshold
   dpsim sweep fusion-threshold --network node,paced:50us,1gbit
-  dpsim sweep fusion-threshold --model mlp:64x20 --output reports/deep"""
+  dpsim sweep fusion-threshold --model cnn --global-batch 64 --output reports/cnn"""
 
 
 def fusion_threshold(
@@ -29,7 +29,8 @@ def fusion_threshold(
     network: flags.Networks = None,
     seed: flags.Seed = None,
     budget: Annotated[str | None, Parameter(help="Time to measure for, like 60s.")] = None,
-    output: Annotated[Path, Parameter(help="Folder of the report.")] = Path("reports/fusion-threshold"),
+    experiment: Annotated[Path | None, Parameter(help="A declared experiment (.toml); flags override it.")] = None,
+    output: Annotated[Path | None, Parameter(help="Folder of the report [reports/NAME, or the next free].")] = None,
     json: flags.Json = False,
 ) -> None:
     """Which fusion threshold makes a step fastest, and does the model know it?
@@ -38,13 +39,16 @@ def fusion_threshold(
     only then measures, all settings interleaved, in random order. The folder
     gets a page to open: index.html.
     """
-    from dpsim.harness.sweep import sweep
-    from dpsim.record import Experiment
+    import msgspec
+
+    from dpsim.harness.sweep import declared, free_folder, sweep
+    from dpsim.record import read_experiment
     from dpsim.report.comparison import points_json, summary_json
     from dpsim.report.terminal import table
     from dpsim.units import parse_duration, parse_size
 
     flags.writable(output, folder=True)
+    base = declared("fusion_threshold") if experiment is None else read_experiment(experiment)
     chosen: dict[str, Any] = flags.given(
         model=model,
         dataset=dataset,
@@ -58,10 +62,12 @@ def fusion_threshold(
         seed=seed,
         budget_s=None if budget is None else parse_duration(budget),
     )
+    asked = msgspec.structs.replace(base, **chosen)
+    folder = output if output is not None else free_folder(Path("reports"), asked)
     with show.progress() as tell:
-        comparison = sweep(Experiment(**chosen), output, tell)
+        comparison = sweep(asked, folder, tell)
     if json:
         show.as_json("sweep fusion-threshold", points_json(comparison), summary_json(comparison))
         return
     show.rich(table(comparison))
-    print(f"report: {output / 'index.html'}")
+    print(f"report: {folder / 'index.html'}")

@@ -24,7 +24,9 @@ MECHANISMS = ("poll", "thread")
 class CalibrateConfig(Noun, frozen=True):
     """What to calibrate: one network, the device counts, algorithms and overlap mechanisms, up to a size.
 
-    ``seconds`` bounds the measuring of each table set (a device count and an algorithm).
+    ``seconds`` bounds the measuring of each table set (a device count and an algorithm). With a ``model`` (and
+    its ``dataset`` and ``local_batch``) its own forward and backward are the computation beside which
+    allreduces are measured; without one a stand-in is.
     """
 
     network: str = "node"
@@ -33,6 +35,9 @@ class CalibrateConfig(Noun, frozen=True):
     overlaps: tuple[str, ...] = ("poll", "thread")
     max_bytes: int = 4 * 2**20
     seconds: float = 4.0
+    model: str = ""
+    dataset: str = "digits"
+    local_batch: int = 0
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)

@@ -13,6 +13,7 @@ from dpsim.harness import scores
 from dpsim.harness.pairing import Pair, pair
 from dpsim.harness.statistics import median_interval
 from dpsim.machine import NODE
+from dpsim.predict import recommended
 from dpsim.record import Predictions, Results
 from dpsim.report.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group, points_json, summary_json
 from dpsim.report.warning import ReportWarning, warnings
@@ -75,14 +76,14 @@ def _question(results: Results) -> str:
 
 
 def _chosen_overlap(network: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
-    """The overlap that the sweep chose for a network: the mechanism predicted to be fastest.
+    """The overlap that the sweep chose for a network: the one recommended by the predictions.
 
     Where that one was not run, the one with the most points; among equals one that is not ``off``.
     """
     run = Counter(p.key.overlap for p in pairs if p.key.network == network and p.key.devices > 1)
     mechanisms = predictions.mechanisms.get(network, {})
     if mechanisms:
-        fastest = min(mechanisms, key=lambda name: mechanisms[name])
+        fastest = recommended(mechanisms)
         if fastest in run:
             return fastest
     return max(sorted(run), key=lambda name: (run[name], name != "off"), default="off")

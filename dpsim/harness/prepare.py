@@ -46,7 +46,13 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
     calibrations = {
         network: codec.to_builtins(
             CalibrateConfig(
-                network=network, devices=preparation.devices, algorithms=(algorithm,), overlaps=preparation.overlaps
+                network=network,
+                devices=preparation.devices,
+                algorithms=(algorithm,),
+                overlaps=preparation.overlaps,
+                model=preparation.model,
+                dataset=preparation.dataset,
+                local_batch=shares[most],
             )
         )
         for network, algorithm in preparation.networks

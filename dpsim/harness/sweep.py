@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from dpsim import codec
 from dpsim.comm.launch import on_ranks
 from dpsim.data import load_dataset
-from dpsim.errors import ConfigError
+from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.fusion import fuse
 from dpsim.harness.calibrate import stamp
 from dpsim.harness.compare import compare
@@ -23,8 +24,8 @@ from dpsim.harness.prepare import Preparation, prepare
 from dpsim.harness.samples import SAMPLES_SCHEMA, MeasureTask, Samples
 from dpsim.machine import Machine, Network, check_algorithm
 from dpsim.nn import build_model
-from dpsim.plan import Plan
-from dpsim.predict import choose_overlap, interval, nulls, predict, timeline
+from dpsim.plan import OVERLAPS, Plan
+from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, timeline
 from dpsim.record import (
     Environment,
     Experiment,
@@ -32,6 +33,7 @@ from dpsim.record import (
     PredictedPoint,
     Predictions,
     Results,
+    read_experiment,
     read_predictions,
     read_results,
 )
@@ -61,6 +63,8 @@ def completed(experiment: Experiment) -> Experiment:
     for what, values in (("devices", experiment.devices), ("networks", experiment.networks)):
         if not values or len(set(values)) != len(values):
             raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
+    if experiment.overlap not in ("auto", *OVERLAPS):
+        raise unknown("overlap", experiment.overlap, ("auto", *OVERLAPS))
     if experiment.fusion_rule not in ("tarantella", "ddp", "horovod"):
         raise ConfigError(
             f"fusion rule {experiment.fusion_rule!r} has no threshold to sweep", allowed="tarantella, ddp, horovod"
@@ -121,9 +125,29 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
     return comparison
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether a folder holds a sweep that was measured to its end."""
-    return (folder / "results.json").exists()
+def declared(name: str) -> Experiment:
+    """The experiment that ``dpsim.experiments`` declares under a name, such as ``fusion_threshold``."""
+    source = resources.files("dpsim.experiments") / f"{name}.toml"
+    with resources.as_file(source) as path:
+        return read_experiment(path)
+
+
+def free_folder(reports: Path, experiment: Experiment) -> Path:
+    """Where a sweep goes when no folder is named: ``reports/NAME``, or ``reports/NAME-2`` and so on.
+
+    The first that is new, empty, or holds the same experiment unfinished.
+    """
+    experiment = completed(experiment)
+    for number in itertools.count(1):
+        folder = reports / (experiment.name if number == 1 else f"{experiment.name}-{number}")
+        if (folder / "results.json").exists():
+            continue
+        try:
+            _existing(folder, experiment)
+        except DpsimError:
+            continue
+        return folder
+    raise AssertionError("unreachable: there is always a next number")
 
 
 def _existing(folder: Path, experiment: Experiment) -> Predictions | None:
@@ -226,7 +250,7 @@ def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str,
 
     keys = [key(1, thresholds[-1], "off")]
     others = {name: s for name, s in steps.items() if name not in ("off", "inline")}
-    chosen = min(steps, key=lambda name: steps[name], default="off")
+    chosen = recommended(steps) if steps else "off"
     beside = "off" if chosen != "off" else min(others, key=lambda name: others[name], default="")
     for devices in experiment.devices:
         if devices == 1:

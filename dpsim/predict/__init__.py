@@ -1,6 +1,6 @@
 """Prices a Schedule on a Machine: step times, timelines, memory, the nulls. Needs no MPI and runs on any laptop."""
 
-from dpsim.predict.compare import choose_overlap, nulls
+from dpsim.predict.compare import choose_overlap, nulls, recommended
 from dpsim.predict.cost import alpha_beta, collective_cost, compute_slowdown
 from dpsim.predict.memory import Memory, memory
 from dpsim.predict.points import predict_points
@@ -18,6 +18,7 @@ __all__ = [
     "nulls",
     "predict",
     "predict_points",
+    "recommended",
     "scheduled",
     "step_times",
     "timeline",

@@ -13,6 +13,8 @@ from dpsim.predict.step import predict, timeline
 from dpsim.schedule import COMMUNICATION
 from dpsim.workload import Workload
 
+LEAST_GAIN = 0.03
+
 
 def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[float, float]]:
     """name -> (step_s, exposed communication s) of the predictors that a model must beat.
@@ -39,11 +41,13 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
 def choose_overlap(
     workload: Workload, machine: Machine, plan: Plan, mechanisms: Sequence[str] | None = None
 ) -> tuple[str, dict[str, float]]:
-    """(the mechanism with the lowest predicted step, every mechanism's predicted step_s).
+    """(the recommended mechanism, every mechanism's predicted step_s).
+
+    Recommended is the mechanism with the lowest predicted step if that is more than ``LEAST_GAIN`` below ``off``'s;
+    else ``off``: overlap can cost on shared cores, and a gain within the calibration's uncertainty is none.
 
     Without ``mechanisms`` they are off, inline and those that the machine has overlap tables of for this algorithm and
-    device count. The earliest of off, inline, poll, thread wins a tie.
-    """
+    device count."""
     if mechanisms is None:
         measured = {t.overlap for t in machine.overlap if (t.algorithm, t.devices) == (plan.algorithm, plan.devices)}
         mechanisms = ["off", "inline", *measured]
@@ -52,4 +56,10 @@ def choose_overlap(
         name: predict(workload, machine, Plan(**(msgspec.structs.asdict(plan) | {"overlap": name}))).step_s
         for name in ordered
     }
-    return min(steps, key=lambda name: steps[name]), steps
+    return recommended(steps), steps
+
+
+def recommended(steps: dict[str, float]) -> str:
+    """The mechanism to take, given every mechanism's predicted step: see ``choose_overlap``."""
+    best = min(steps, key=lambda name: steps[name])
+    return "off" if "off" in steps and steps[best] > (1 - LEAST_GAIN) * steps["off"] else best

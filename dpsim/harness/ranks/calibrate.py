@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -18,10 +17,11 @@ from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport, transport
 from dpsim.harness.calibrate import CalibrateConfig
+from dpsim.harness.ranks.load import Load, ReplicaLoad, StandIn
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Network, OverlapCost
 
 Progress = Callable[[str], None]
-_LOAD_UNIT_S = 100e-6
+_LEAST_LOAD_S = 1e-3
 _SMALLEST_BYTES, _FACTOR = 1024, 4
 
 
@@ -54,20 +54,20 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
                 for overlap in config.overlaps:
                     beside.append(_beside(group, link, algorithm, overlap, table, config))
         quiet_barrier(comm)
-    slowdown = [_crowded(comm, devices) for devices in sorted(config.devices) if devices > 1]
+    slowdown = [_crowded(comm, devices) for devices in sorted(config.devices) if devices > 1 and not config.model]
     tables = {"allreduce": alone, "overlap": beside, "compute_slowdown": slowdown}
     return {name: codec.to_builtins(table) for name, table in tables.items()} if comm.rank == 0 else None
 
 
 def _crowded(comm: MPI.Intracomm, devices: int) -> ComputeSlowdown:
     """How much longer the load takes on ``devices`` ranks at once than on rank 0 alone; the two alternate."""
-    load = Load()
+    load: Load = StandIn()
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(15):
         for together in (False, True):
             quiet_barrier(comm)
             if comm.rank < (devices if together else 1):
-                times[together].append(load.run(20, lambda: None))
+                times[together].append(load.run(math.ceil(_LEAST_LOAD_S / load.unit_s), lambda: None))
     ratio = statistics.median(times[True]) / statistics.median(times[False]) if comm.rank == 0 else 1.0
     return ComputeSlowdown(devices=devices, factor=ratio)
 
@@ -106,31 +106,6 @@ def _alone(group: MPI.Intracomm, link: Transport, algorithm: str, config: Calibr
     )
 
 
-class Load:
-    """A stand-in for a backward pass: units of a matrix product and an elementwise pass, about 100 us each."""
-
-    def __init__(self) -> None:
-        self._a = np.ones((128, 128), np.float32)
-        self._b = np.ones((128, 128), np.float32)
-        self._c = np.empty((128, 128), np.float32)
-        start_s = time.perf_counter()
-        self._unit(50)
-        self._products = max(1, round(_LOAD_UNIT_S / ((time.perf_counter() - start_s) / 50)))
-
-    def _unit(self, products: int) -> None:
-        for _ in range(products):
-            np.matmul(self._a, self._b, out=self._c)
-            np.maximum(self._c, 0.0, out=self._c)
-
-    def run(self, units: int, passing_by: Callable[[], None]) -> float:
-        """Seconds that ``units`` units take, with ``passing_by`` called after each."""
-        start_s = now()
-        for _ in range(units):
-            self._unit(self._products)
-            passing_by()
-        return now() - start_s
-
-
 def _beside(
     group: MPI.Intracomm, link: Transport, algorithm: str, overlap: str, alone: AllreduceCost, config: CalibrateConfig
 ) -> OverlapCost:
@@ -138,7 +113,7 @@ def _beside(
 
     The load and the load with allreduces alternate; every allreduce ends well before the load does.
     """
-    load = Load()
+    load: Load = ReplicaLoad(config.model, config.dataset, config.local_batch) if config.model else StandIn()
     done: list[tuple[float, float]] = []
 
     def finished(bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
@@ -155,10 +130,10 @@ def _beside(
             if size not in times:
                 continue
             many = max(1, min(20, int(4e-3 / max(solo_s, 1e-6))))
-            units = max(20, math.ceil(2.5 * many * solo_s / _LOAD_UNIT_S))
+            units = math.ceil(2.5 * max(many * solo_s, _LEAST_LOAD_S) / load.unit_s)
             buffers = [link.allocate(size).view(np.float32) for _ in range(many)]
             group.Barrier()
-            plain_s = load.run(units, lambda: None)
+            plain_s = load.run(units, _nothing)
             group.Barrier()
             done.clear()
             start_s = now()
@@ -179,3 +154,7 @@ def _beside(
         sizes_bytes=tuple(points), time_s=tuple(beside[size] for size in points),
         compute_loss_s=tuple(loss[size] for size in points),
     )  # fmt: skip
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,91 @@
+"""Computation to measure communication beside: a model's own forward and backward, or a stand-in for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim.comm.clock import now
+from dpsim.data import load_dataset
+from dpsim.machine import Network
+from dpsim.nn import build_model
+from dpsim.plan import Plan
+from dpsim.runtime.trainer import Trainer
+
+_UNIT_S = 100e-6
+
+
+class Load(Protocol):
+    """Work in units of about ``unit_s`` seconds, on the calling thread."""
+
+    unit_s: float
+
+    def run(self, units: int, passing_by: Callable[[], None]) -> float:
+        """Seconds that ``units`` units take, with ``passing_by`` called wherever a step would look at communication."""
+
+
+class StandIn:
+    """Units of a matrix product and an elementwise pass, about 100 us each."""
+
+    def __init__(self) -> None:
+        self._a = np.ones((128, 128), np.float32)
+        self._b = np.ones((128, 128), np.float32)
+        self._c = np.empty((128, 128), np.float32)
+        start_s = now()
+        self._unit(50)
+        product_s = (now() - start_s) / 50
+        self._products = max(1, round(_UNIT_S / product_s))
+        self.unit_s = self._products * product_s
+
+    def _unit(self, products: int) -> None:
+        for _ in range(products):
+            np.matmul(self._a, self._b, out=self._c)
+            np.maximum(self._c, 0.0, out=self._c)
+
+    def run(self, units: int, passing_by: Callable[[], None]) -> float:
+        start_s = now()
+        for _ in range(units):
+            self._unit(self._products)
+            passing_by()
+        return now() - start_s
+
+
+class ReplicaLoad:
+    """Passes of a model over one local batch, again and again; nothing is updated."""
+
+    def __init__(self, model: str, dataset: str, local_batch: int) -> None:
+        data = load_dataset(dataset)
+        self._replica = build_model(model, data.input_shape, data.classes)
+        plan = Plan(devices=1, global_batch=local_batch, fusion_rule="one")
+        trainer = Trainer(self._replica, data, plan, MPI.COMM_SELF, Network())
+        self._x, self._labels, _ = trainer.next_share()
+        self._passing_by: Callable[[], None] = _nothing
+        self.run(2, _nothing)
+        self.unit_s = self.run(3, _nothing) / 3
+
+    def run(self, units: int, passing_by: Callable[[], None]) -> float:
+        self._passing_by = passing_by
+        leaves = (0, len(self._labels))
+        start_s = now()
+        for _ in range(units):
+            self._replica.forward_backward(self._x, self._labels, leaves, self)
+        return now() - start_s
+
+    def forward_done(self, layer: int) -> None:
+        self._passing_by()
+
+    def loss_done(self) -> None:
+        pass
+
+    def gradients_ready(self, layer: int) -> None:
+        self._passing_by()
+
+    def backward_done(self, layer: int) -> None:
+        self._passing_by()
+
+
+def _nothing() -> None:
+    pass
