@@ -14,7 +14,6 @@ from cyclopts import (
     CoercionError,
     CycloptsError,
     MissingArgumentError,
-    Parameter,
     UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
@@ -43,10 +42,10 @@ Examples:
 
 def build() -> App:
     """The application. Commands are small: each imports what it needs when it runs."""
-    options = Parameter(negative=())
     app = App(
         name="dpsim", help="Data-parallel training, predicted and measured in the same run.",
-        version=dpsim.__version__, help_format="plaintext", help_epilogue=_EXAMPLES, default_parameter=options,
+        version=dpsim.__version__, help_format="plaintext", help_epilogue=_EXAMPLES,
+        suppress_keyboard_interrupt=False,
     )  # fmt: skip
     app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES)
     app.command(train.train, help_epilogue=train.EXAMPLES)
@@ -57,7 +56,7 @@ def build() -> App:
     app.command(trace.trace, help_epilogue=trace.EXAMPLES)
     sweeps = App(
         name="sweep", help="Predict, then measure, then compare over a range of settings.",
-        help_format="plaintext", help_epilogue=_SWEEP_EXAMPLES, default_parameter=options,
+        help_format="plaintext", help_epilogue=_SWEEP_EXAMPLES,
     )  # fmt: skip
     sweeps.command(sweep.fusion_threshold, help_epilogue=sweep.EXAMPLES)
     app.command(sweeps)

@@ -41,7 +41,7 @@ def calibrate(
     with show.progress() as tell:
         machine = harness.calibrate(harness.CalibrateConfig(**chosen), tell)
     codec.write(output, machine)
-    points = [
+    points: list[dict[str, Any]] = [
         {"devices": cost.devices, "algorithm": cost.algorithm, "size_bytes": size, "time_s": time_s}
         for cost in machine.allreduce
         for size, time_s in zip(cost.sizes_bytes, cost.time_s, strict=True)

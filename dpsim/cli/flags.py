@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -47,7 +47,9 @@ Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shufflin
 LearningRate = Annotated[float | None, Parameter(help="SGD's learning rate.")]
 Momentum = Annotated[float | None, Parameter(help="SGD's momentum.")]
 WeightDecay = Annotated[float | None, Parameter(help="SGD's weight decay.")]
-Json = Annotated[bool, Parameter(show_default=False, help="Print one JSON object on stdout, progress on stderr.")]
+Json = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
+]
 
 
 def listed(flag: str, text: str | None, read: Callable[[str], T]) -> tuple[T, ...] | None:
@@ -99,8 +101,11 @@ def writable(path: Path | None, *, folder: bool = False) -> None:
             parent = parent.parent
         if not parent.is_dir():
             reason = f"{parent} is not a folder"
-        elif not os.access(parent, os.W_OK | os.X_OK):
-            reason = f"no permission to write in {parent}"
+        else:
+            try:
+                tempfile.TemporaryFile(dir=parent).close()
+            except OSError as error:
+                reason = error.strerror or str(error)
     if reason:
         what = "a folder" if folder else "a file"
         raise ConfigError(

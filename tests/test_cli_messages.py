@@ -1,0 +1,150 @@
+"""The command line's answers to mistakes: exit code 2, what was given, what is allowed, what to do; no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpsim.cli import app
+from dpsim.errors import ConfigError
+
+Dpsim = Callable[..., tuple[int, str, str]]
+Python = Callable[..., subprocess.CompletedProcess[str]]
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+PREDICT = (
+    "predict", "--workload", str(EXPERIMENTS / "googlenet_k80.toml"), "--machine", str(EXPERIMENTS / "k80_10gbe.toml"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "more"),
+    [
+        ("trian", "unknown command 'trian'", "did you mean 'train'?"),
+        ("nonsense", "unknown command 'nonsense'", "allowed: doctor, train"),
+        ("sweep fusion-treshold", "unknown command 'fusion-treshold'", "did you mean 'fusion-threshold'?"),
+        ("train --modle cnn", "unknown flag '--modle'", "did you mean '--model'?"),
+        ("train --xyzzy=3", "unknown flag '--xyzzy'", "--global-batch"),
+        ("train --devices two", "--devices is 'two'", "allowed: a whole number"),
+        ("train --learning-rate fast", "--learning-rate is 'fast'", "allowed: a number"),
+        ("train --devices", "--devices has no value", "see dpsim train --help"),
+        ("train spare", "'spare' is more than this command takes", "see dpsim train --help"),
+        ("predict", "--workload is missing", "see dpsim predict --help"),
+        ("report", "FOLDER is missing", "see dpsim report --help"),
+        ("trace . --source guessed", "--source is 'guessed'", "allowed: measured, predicted, both"),
+        ("train --model vgg", "unknown model 'vgg'", "allowed: mlp, cnn"),
+        ("train --dataset imagenet", "unknown data set 'imagenet'", "allowed: digits"),
+        ("train --algorithm pigeon", "unknown algorithm 'pigeon'", "recursive-doubling"),
+        ("train --algorithm rign", "unknown algorithm 'rign'", "did you mean 'ring'?"),
+        ("train --overlap maybe", "unknown overlap 'maybe'", "poll"),
+        ("train --fusion-rule none", "unknown fusion rule 'none'", "tarantella"),
+        ("train --network wifi", "network 'wifi' is not understood", "paced:50us,1gbit"),
+        ("train --network paced:1day,1gbit", "duration '1day' is not understood", "write it like 50us"),
+        ("train --fusion-threshold 64KiBi", "size '64KiBi' is not understood", "write it like 64KiB"),
+        ("train --fusion-threshold -1", "-1", ""),
+        ("train --fusion-rule one --fusion-threshold 1MiB", "takes no threshold", "leave --fusion-threshold out"),
+        ("train --devices 9 --global-batch 8", "cannot feed 9 devices", "raise --global-batch"),
+        ("sweep fusion-threshold --fusion-threshold 0,,inf", "--fusion-threshold is '0,,inf'", "single commas"),
+        ("sweep fusion-threshold --devices 1,two", "--devices is 'two'", "whole numbers of 1 or more"),
+        ("sweep fusion-threshold --budget soon", "duration 'soon' is not understood", ""),
+        ("calibrate --algorithm pigeon", "unknown algorithm 'pigeon'", "ring"),
+        ("calibrate --network wifi", "network 'wifi' is not understood", "paced:50us,1gbit"),
+        ("profile --local-batch 0", "--local-batch is '0'", "whole numbers of 1 or more"),
+        ("report nowhere", "cannot read the predictions file nowhere/predictions.json", ""),
+    ],
+)
+def test_a_mistake_is_explained(command: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        code, out, err = dpsim(*command.split())
+    finally:
+        os.chdir(before)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("dpsim: ")
+    assert given in err
+    assert more in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("where", ["/dev/null/x.json", ".", "/proc/x.json"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(where: str, dpsim: Dpsim) -> None:
+    code, out, err = dpsim("train", "--steps", "1000000", "--output", where)
+    assert (code, out) == (2, "")
+    assert "choose another one with --output" in err
+
+
+def test_the_output_folder_of_a_sweep_must_not_be_a_file(dpsim: Dpsim, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    code, _, err = dpsim("sweep", "fusion-threshold", "--output", file)
+    assert code == 2
+    assert "it is not a folder" in err
+
+
+def test_a_damaged_file_is_a_mistake(dpsim: Dpsim, tmp_path: Path) -> None:
+    (tmp_path / "w.json").write_text('{"schema": "dpsim.workload/1", "name": ')
+    machine = EXPERIMENTS / "k80_10gbe.toml"
+    code, _, err = dpsim(
+        "predict", "--workload", tmp_path / "w.json", "--machine", machine, "--devices", "2", "--global-batch", "64"
+    )
+    assert code == 2
+    assert "not valid JSON" in err
+
+
+def test_a_file_of_another_kind_is_a_mistake(dpsim: Dpsim) -> None:
+    machine = EXPERIMENTS / "k80_10gbe.toml"
+    code, _, err = dpsim(
+        "predict", "--workload", machine, "--machine", machine, "--devices", "2", "--global-batch", "64"
+    )
+    assert code == 2
+    assert "is not a workload file" in err
+
+
+def test_an_interrupt_ends_quietly_with_130(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpsim.harness.doctor.examine", interrupted)
+    assert dpsim("doctor") == (130, "", "dpsim: interrupted\n")
+
+
+def test_a_fault_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("dpsim.harness.doctor.examine", broken)
+    with pytest.raises(ZeroDivisionError):
+        app.run(["doctor"])
+
+
+def test_a_mistake_in_a_command_exits_with_2(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise ConfigError("x is 3", allowed="1 or 2", remedy="use 1")
+
+    monkeypatch.setattr("dpsim.harness.doctor.examine", refused)
+    assert dpsim("doctor") == (2, "", "dpsim: x is 3\n  allowed: 1 or 2\n  to do:   use 1\n")
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "dpsim", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+        process.wait(30)
+    assert said == b""
+
+
+def test_the_process_exits_with_the_commands_code(python: Python) -> None:
+    done = python("-m", "dpsim", "trian")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert python("-m", "dpsim", "--version").returncode == 0

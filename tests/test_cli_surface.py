@@ -1,0 +1,87 @@
+"""The commands and flags of the command line, pinned: a change here is a change for every user."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from dpsim.cli import app, flags
+from dpsim.errors import ConfigError
+
+Python = Callable[..., subprocess.CompletedProcess[str]]
+Dpsim = Callable[..., tuple[int, str, str]]
+RUN = (
+    "--model --dataset --devices --global-batch --fusion-rule --fusion-threshold --algorithm --overlap --network --seed"
+)
+SURFACE = {
+    "doctor": "--json",
+    "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json",
+    "profile": "--model --dataset --local-batch --seed --output --json",
+    "calibrate": "--network --devices --algorithm --overlap --budget --output --json",
+    "predict": "--workload --machine --devices --global-batch --accumulate --fusion-rule --fusion-threshold"
+    " --algorithm --overlap --output --json",
+    "report": "FOLDER --output --json",
+    "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
+    "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",
+}
+
+
+def test_commands_and_flags() -> None:
+    application = app.build()
+    commands = {name for name in application if not name.startswith("-")} - {"sweep"}
+    commands |= {f"sweep {name}" for name in application["sweep"] if not name.startswith("-")}
+    assert commands == set(SURFACE)
+    for command, expected in SURFACE.items():
+        found = application
+        for word in command.split():
+            found = found[word]
+        names = {name for argument in found.assemble_argument_collection() for name in argument.names}
+        assert names == set(expected.split()), command
+
+
+@pytest.mark.parametrize("command", ["", "sweep", *SURFACE])
+def test_help_has_examples(command: str, dpsim: Dpsim) -> None:
+    code, out, err = dpsim(*command.split(), "--help")
+    assert (code, err) == (0, "")
+    examples = out.split("Examples:\n")[1]
+    assert f"dpsim {command}".strip() in examples
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_help_loads_nothing_heavy(python: Python) -> None:
+    program = (
+        "import sys\n"
+        "from dpsim.cli import app\n"
+        "assert app.run(['sweep', '--help']) == 0\n"
+        "heavy = {'numpy', 'numba', 'pandas', 'matplotlib', 'scipy', 'sklearn', 'mpi4py', 'msgspec', 'psutil'}\n"
+        "print(heavy & sys.modules.keys(), file=sys.stderr)\n"
+    )
+    done = python("-c", program)
+    assert (done.returncode, done.stderr) == (0, "set()\n")
+
+
+def test_completion_can_be_made() -> None:
+    script = app.build().generate_completion(shell="bash")
+    assert "fusion-threshold" in script
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node", ("node",)),
+        ("node,paced:50us,1gbit", ("node", "paced:50us,1gbit")),
+        ("paced:50us,1gbit,node,paced:1ms,200mbit", ("paced:50us,1gbit", "node", "paced:1ms,200mbit")),
+        ("paced:50us", ("paced:50us",)),
+    ],
+)
+def test_a_list_of_networks_is_split_where_a_network_ends(text: str, expected: tuple[str, ...]) -> None:
+    assert flags.networks(text) == expected
+
+
+def test_an_empty_list_is_a_mistake() -> None:
+    with pytest.raises(ConfigError):
+        flags.networks("")
+    with pytest.raises(ConfigError):
+        flags.listed("--devices", "", int)

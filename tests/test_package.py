@@ -1,0 +1,92 @@
+"""The package: what it imports, what it contains, and that it says who it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tomllib
+from collections.abc import Callable
+from importlib import import_module, resources
+from pathlib import Path
+
+import pytest
+
+import dpsim
+from dpsim.harness.environment import environment
+
+Python = Callable[..., subprocess.CompletedProcess[str]]
+ROOT = Path(__file__).parents[1]
+HEAVY = {"mpi4py", "cupy", "torch", "matplotlib", "numba.cuda"}
+
+
+def _loaded(python: Python, *modules: str) -> set[str]:
+    program = "import sys\n" + "".join(f"import {module}\n" for module in modules) + "print(*sys.modules)\n"
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_importing_dpsim_loads_neither_mpi_cuda_torch_nor_matplotlib(python: Python) -> None:
+    assert not HEAVY & _loaded(python, "dpsim", "dpsim.plan", "dpsim.workload", "dpsim.machine", "dpsim.record")
+
+
+def test_importing_dpsim_alone_loads_not_even_numpy(python: Python) -> None:
+    assert not {"numpy", "msgspec", *HEAVY} & _loaded(python, "dpsim")
+
+
+def test_predict_needs_no_mpi(python: Python) -> None:
+    assert not HEAVY & _loaded(python, "dpsim.predict", "dpsim.harness.environment")
+
+
+def test_the_process_that_launches_ranks_loads_no_mpi(python: Python) -> None:
+    modules = ("sweep", "train", "calibrate", "profile", "doctor")
+    assert "mpi4py" not in _loaded(python, *(f"dpsim.harness.{name}" for name in modules))
+
+
+def test_kernels_and_experiments_are_part_of_the_package() -> None:
+    for name in ("kernels", "experiments"):
+        module = import_module(f"dpsim.{name}")
+        assert module.__file__ is not None
+        assert Path(module.__file__).resolve().parent.name == name
+    if (ROOT / ".git").exists():
+        assert os.readlink(ROOT / "dpsim" / "kernels") == "../kernels"
+        assert os.readlink(ROOT / "dpsim" / "experiments") == "../experiments"
+
+
+def test_data_files_are_found_through_the_package() -> None:
+    assert (resources.files("dpsim.experiments") / "fusion_threshold.toml").is_file()
+    assert any(str(file).endswith(".j2") for file in (resources.files("dpsim.report") / "templates").iterdir())
+
+
+def test_every_imported_package_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {text.split(">")[0].split("[")[0].lower() for text in project["dependencies"]}
+    names = {"sklearn": "scikit-learn", "markupsafe": "MarkupSafe"}
+    optional = {"cupy", "torch", "llvmlite"}
+    found: set[str] = set()
+    for folder in ("dpsim", "kernels", "experiments"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for line in file.read_text().splitlines():
+                words = line.split()
+                if words[:1] in (["import"], ["from"]) and len(words) > 1:
+                    found.add(words[1].split(".")[0].rstrip(","))
+    from sys import stdlib_module_names
+
+    foreign = {names.get(name, name) for name in found if name.isidentifier()} - set(stdlib_module_names)
+    assert {name.lower() for name in foreign} - optional - {"dpsim"} <= declared
+
+
+def test_the_environment_is_described_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    monkeypatch.setenv("MPIR_CVAR_X", "1")
+    monkeypatch.setenv("OPENAI_KEY", "not recorded")
+    before = dict(os.environ)
+    here = environment()
+    assert dict(os.environ) == before
+    assert here.dpsim == dpsim.__version__
+    assert here.variables["OPENBLAS_CORETYPE"] == "Haswell"
+    assert here.variables["MPIR_CVAR_X"] == "1"
+    assert "OPENAI_KEY" not in here.variables
+    assert here.cores >= 1 and here.memory_bytes > 2**20
+    assert here.blas != "unknown"
+    assert environment() == here
