@@ -23,9 +23,10 @@ from dpsim.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """Sums over this rank's samples of one step, and when everything happened."""
+    """Sums over this rank's samples of one step, the samples of the whole batch, and when everything happened."""
 
     sums: BatchSums
+    global_samples: int
     marks: StepMarks
 
 
@@ -73,12 +74,16 @@ class StepRunner:
             self.parameters[name][...] = value
         self.arena.velocity[...] = 0
 
-    def run(self, x: Array, labels: NDArray[np.int64], global_samples: int) -> StepOutcome:
+    def run(
+        self, x: Array, labels: NDArray[np.int64], global_samples: int, begin_s: float | None = None
+    ) -> StepOutcome:
         """One optimizer update from this rank's share ``x``, ``labels`` of a batch of ``global_samples``.
 
+        ``begin_s`` is when the step began if that was earlier, as when the batch was fetched in it.
         Raises ``NotFiniteError`` when the loss is not finite, before any parameter changes.
         """
-        self._marks = StepMarks(now())
+        self._marks = StepMarks(now() if begin_s is None else begin_s)
+        self._marks.compute.append(("step overhead", now()))
         self._policy.begin()
         self._held = []
         loss, correct = 0.0, 0
@@ -99,7 +104,8 @@ class StepRunner:
         marks.end_s = now()
         marks.compute.append(("update", marks.end_s))
         self.steps += 1
-        return StepOutcome(sums=BatchSums(loss=loss, correct=correct, samples=len(labels)), marks=marks)
+        sums = BatchSums(loss=loss, correct=correct, samples=len(labels))
+        return StepOutcome(sums=sums, global_samples=global_samples, marks=marks)
 
     def close(self) -> None:
         """End the communication thread, if there is one."""

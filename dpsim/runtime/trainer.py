@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
+from dpsim.comm.clock import now
 from dpsim.comm.transport import Transport, transport
 from dpsim.data import Dataset, epoch_batches, shard
 from dpsim.lower import lower
@@ -54,8 +55,9 @@ class Trainer:
 
     def step(self) -> StepOutcome:
         """Train on the next global batch; the next epoch begins when the data set is used up."""
+        begin_s = now()
         x, labels, samples = self.next_share()
-        return self.runner.run(x, labels, samples)
+        return self.runner.run(x, labels, samples, begin_s)
 
     def next_share(self) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
         """This rank's inputs and labels of the next global batch, and that batch's size."""

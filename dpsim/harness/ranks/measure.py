@@ -60,9 +60,8 @@ class _Point:
         self.group.Barrier()
         steps: list[tuple[StepMarks, float, int]] = []
         for _ in range(_COUNTED_STEPS + 1):
-            x, labels, samples = self.trainer.next_share()
-            outcome = self.trainer.runner.run(x, labels, samples)
-            steps.append((outcome.marks, outcome.sums.loss, samples))
+            outcome = self.trainer.step()
+            steps.append((outcome.marks, outcome.sums.loss, outcome.global_samples))
         gathered = self.group.gather(steps)
         if gathered is None:
             return

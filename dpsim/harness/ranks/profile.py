@@ -48,15 +48,13 @@ class _Case:
             return
         for number in range(_VISIT_STEPS):
             self.group.Barrier()
-            start_s = now()
-            x, labels, samples = self.trainer.next_share()
-            while samples != self.local_batch:  # a short last batch tells nothing about this one
-                start_s = now()
-                x, labels, samples = self.trainer.next_share()
-            marks = self.trainer.runner.run(x, labels, samples).marks
+            outcome = self.trainer.step()
+            if outcome.global_samples != self.local_batch:  # a short last batch tells nothing about this one
+                self.group.Barrier()
+                outcome = self.trainer.step()
             if number:
-                self.step_s.append(marks.end_s - start_s)
-                self.rows.append(_row(marks, len(self.replica.layers), start_s))
+                self.step_s.append(outcome.marks.end_s - outcome.marks.begin_s)
+                self.rows.append(_row(outcome.marks, len(self.replica.layers)))
 
     def slowest_step_s(self) -> float:
         """Median over steps of the slowest rank's time; on the ranks that took part."""
@@ -65,12 +63,11 @@ class _Case:
         return float(statistics.median(max(row) for row in zip(*self.group.allgather(self.step_s), strict=True)))
 
 
-def _row(marks: StepMarks, layers: int, start_s: float) -> Floats:
+def _row(marks: StepMarks, layers: int) -> Floats:
     """Forward, backward and gradients-ready seconds of each layer, then update and overhead: 3 layers + 2 values."""
     row = np.zeros(3 * layers + 2)
     before_s, forward, backward = marks.begin_s, 0, layers - 1
     ready = dict(marks.ready)
-    row[-1] = marks.begin_s - start_s
     for name, end_s in marks.compute:
         kind = name.split(" ", 1)[0]
         if kind == "forward":

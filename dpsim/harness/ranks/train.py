@@ -40,10 +40,9 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
     ends: list[float] = []
     waits: list[float] = []
     for step in range(total):
-        x, labels, size = trainer.next_share()
-        outcome = trainer.runner.run(x, labels, size)
+        outcome = trainer.step()
         losses.append(outcome.sums.loss)
-        samples.append(size)
+        samples.append(outcome.global_samples)
         ends.append(outcome.marks.end_s)
         waits.append(exposed_s(outcome.marks))
         if (step + 1) % trainer.steps_per_epoch == 0 or step + 1 == total:
