@@ -125,6 +125,8 @@ def decode(raw: Any, kind: type[T], what: str) -> T:
     """A noun from plain values, strictly. Raises ``FileFormatError`` with the path of the bad field."""
     try:
         return msgspec.convert(_with_inf(raw), kind)
+    except UnicodeEncodeError as error:
+        raise FileFormatError(f"bad {what}: a text that is not Unicode: {error}") from error
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):
             raise FileFormatError(f"bad {what}: {error.__cause__}") from error

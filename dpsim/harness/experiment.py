@@ -1,0 +1,160 @@
+"""A declared experiment made definite: its defaults, its points, and the prediction of every point."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import msgspec
+import numpy as np
+
+from dpsim.data import load_dataset
+from dpsim.errors import ConfigError, unknown
+from dpsim.fusion import fuse
+from dpsim.harness.calibrate import stamp
+from dpsim.machine import Machine, Network, check_algorithm
+from dpsim.nn import build_model
+from dpsim.plan import OVERLAPS, Plan
+from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, timeline
+from dpsim.record import Environment, Experiment, PointKey, PredictedPoint, Predictions
+from dpsim.runtime.describe import describe
+from dpsim.workload import Workload
+
+_THRESHOLDS = 9
+_DEFAULT_ALGORITHM = {False: "mpi", True: "ring"}
+_TWINS = 2
+
+
+def completed(experiment: Experiment) -> Experiment:
+    """The experiment with every default written out, so that two of them can be compared. Raises ``ConfigError``."""
+    networks = [Network.parse(token) for token in experiment.networks]
+    thresholds = experiment.fusion_thresholds_bytes or telling_thresholds(experiment)
+    algorithms = experiment.algorithms or tuple(_DEFAULT_ALGORITHM[network.emulated] for network in networks)
+    if len(algorithms) == 1:
+        algorithms *= len(networks)
+    if len(algorithms) != len(networks):
+        raise ConfigError(
+            f"{len(algorithms)} algorithms for {len(networks)} networks",
+            allowed="one for all, or one a network in the same order",
+        )
+    for what, values in (("devices", experiment.devices), ("networks", experiment.networks)):
+        if not values or len(set(values)) != len(values):
+            raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
+    if experiment.overlap not in ("auto", *OVERLAPS):
+        raise unknown("overlap", experiment.overlap, ("auto", *OVERLAPS))
+    if experiment.fusion_rule not in ("tarantella", "ddp", "horovod"):
+        raise ConfigError(
+            f"fusion rule {experiment.fusion_rule!r} has no threshold to sweep", allowed="tarantella, ddp, horovod"
+        )
+    devices = tuple(sorted({1, *experiment.devices}))
+    return msgspec.structs.replace(
+        experiment, algorithms=algorithms, fusion_thresholds_bytes=tuple(sorted(set(thresholds))), devices=devices
+    )
+
+
+def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:
+    """At most ``count`` thresholds from 0 to infinity that all give different buckets.
+
+    Of the powers of two, those at which the number of buckets changes; of these the ones whose numbers of
+    buckets lie nearest to a geometric series from one a tensor to one a step. A threshold that leaves the
+    buckets as they are would be measured for nothing.
+    """
+    dataset = load_dataset(experiment.dataset, experiment.seed)
+    sizes = describe(build_model(experiment.model, dataset.input_shape, dataset.classes), "model").ready_order
+    buckets: dict[int, float] = {}
+    candidates = [0.0, *(2.0**power for power in range(4, 64) if 2.0**power < sizes.size_bytes.sum()), math.inf]
+    for threshold in candidates:
+        starts = fuse(sizes.size_bytes, "tarantella", threshold, dtype_code=sizes.dtype_code)
+        buckets.setdefault(len(starts) - 1, threshold)
+    buckets[1] = math.inf
+    numbers = sorted(buckets)
+    wanted = np.geomspace(numbers[0], numbers[-1], count)
+    chosen = {min(numbers, key=lambda number: abs(math.log(number / value))) for value in wanted}
+    for number in numbers:  # fill up where two wishes met
+        if len(chosen) < count:
+            chosen.add(number)
+    return tuple(sorted(buckets[number] for number in chosen))
+
+
+def networks_of(experiment: Experiment) -> list[tuple[str, str]]:
+    return list(zip(experiment.networks, experiment.algorithms, strict=True))
+
+
+def make_plan(
+    experiment: Experiment, devices: int, algorithm: str, overlap: str, threshold: float | None, network: str
+) -> Plan:
+    plan = Plan(
+        devices=devices, global_batch=experiment.global_batch, fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
+        fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
+    )  # fmt: skip
+    check_algorithm(algorithm, Network.parse(network))
+    return plan
+
+
+def plan_of(experiment: Experiment, key: PointKey) -> Plan:
+    threshold = key.fusion_threshold_bytes
+    return make_plan(experiment, key.devices, key.algorithm, key.overlap, threshold, key.network)
+
+
+def predict_experiment(
+    experiment: Experiment, workload: Workload, machines: dict[str, Machine], here: Environment
+) -> Predictions:
+    """Every point of the experiment predicted, with the overlap that the calibration recommends and one beside it."""
+    points: list[PredictedPoint] = []
+    mechanisms: dict[str, dict[str, float]] = {}
+    for network, algorithm in networks_of(experiment):
+        machine = machines[network]
+        steps: dict[str, float] = {}
+        for threshold, devices in itertools.product(experiment.fusion_thresholds_bytes, experiment.devices):
+            if devices > 1:
+                plan = make_plan(experiment, devices, algorithm, "off", threshold, network)
+                for name, step_s in choose_overlap(workload, machine, plan)[1].items():
+                    steps[name] = min(step_s, steps.get(name, step_s))
+        if experiment.overlap != "auto":
+            steps = {name: step_s for name, step_s in steps.items() if name == experiment.overlap}
+        mechanisms[network] = steps
+        for key in _keys(experiment, network, algorithm, steps):
+            points.append(_predicted_point(experiment, workload, machine, key))
+    return Predictions(
+        experiment=experiment, environment=here, predicted_at=stamp(), workload=workload,
+        machines=tuple(machines.values()), points=tuple(points), mechanisms=mechanisms,
+    )  # fmt: skip
+
+
+def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str, float]) -> list[PointKey]:
+    """All configurations of a network: one device once; then every threshold with the chosen overlap and with one
+    beside it (off, or the best other mechanism); some of the first kind twice, as A/A pairs."""
+    thresholds = experiment.fusion_thresholds_bytes
+
+    def key(devices: int, threshold: float, overlap: str, repeat: int = 0) -> PointKey:
+        return PointKey(
+            network=network, devices=devices, fusion_rule=experiment.fusion_rule, fusion_threshold_bytes=threshold,
+            algorithm=algorithm, overlap=overlap, global_batch=experiment.global_batch, repeat=repeat,
+        )  # fmt: skip
+
+    keys = [key(1, thresholds[-1], "off")]
+    others = {name: s for name, s in steps.items() if name not in ("off", "inline")}
+    chosen = recommended(steps) if steps else "off"
+    beside = "off" if chosen != "off" else min(others, key=lambda name: others[name], default="")
+    for devices in experiment.devices:
+        if devices == 1:
+            continue
+        keys += [key(devices, threshold, chosen) for threshold in thresholds]
+        keys += [key(devices, t, chosen, 1) for t in dict.fromkeys((thresholds[0], thresholds[-1]))][:_TWINS]
+        if experiment.overlap == "auto" and beside:
+            keys += [key(devices, threshold, beside) for threshold in thresholds]
+    return keys
+
+
+def _predicted_point(experiment: Experiment, workload: Workload, machine: Machine, key: PointKey) -> PredictedPoint:
+    plan = plan_of(experiment, key)
+    prediction = predict(workload, machine, plan)
+    low_s, high_s = interval(prediction, machine, workload)
+    beside = nulls(workload, machine, plan)
+    return PredictedPoint(
+        key=key, buckets=prediction.buckets if key.devices > 1 else 0, step_s=prediction.step_s, low_s=low_s,
+        high_s=high_s, exposed_communication_s=prediction.exposed_communication_s,
+        extrapolated=prediction.extrapolated, null_step_s={name: value[0] for name, value in beside.items()},
+        null_exposed_s={name: value[1] for name, value in beside.items()},
+        timeline=timeline(workload, machine, plan).to_record(),
+    )  # fmt: skip
