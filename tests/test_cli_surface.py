@@ -19,7 +19,7 @@ SURFACE = {
     "doctor": "--json",
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json",
     "profile": "--model --dataset --local-batch --seed --output --json",
-    "calibrate": "--network --devices --algorithm --overlap --budget --output --json",
+    "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json",
     "predict": "--workload --machine --devices --global-batch --accumulate --fusion-rule --fusion-threshold"
     " --algorithm --overlap --output --json",
     "report": "FOLDER --output --json",

@@ -21,6 +21,9 @@ def calibrate(
     devices: flags.DevicesList = None,
     algorithm: flags.Algorithms = None,
     overlap: Annotated[str | None, Parameter(help="Mechanisms to measure beside computation: poll,thread.")] = None,
+    model: Annotated[str | None, Parameter(help="Measure beside this model's own backward, not a stand-in.")] = None,
+    dataset: flags.DataSet = None,
+    local_batch: Annotated[int | None, Parameter(help="With --model: samples on a device at once.")] = None,
     budget: Annotated[str | None, Parameter(help="Time for each device count and algorithm, like 4s.")] = None,
     output: Annotated[Path, Parameter(help="The machine file to write.")] = Path("machine.json"),
     json: flags.Json = False,
@@ -36,6 +39,9 @@ def calibrate(
         devices=flags.listed("--devices", devices, flags.whole("--devices")),
         algorithms=flags.listed("--algorithm", algorithm, str),
         overlaps=flags.listed("--overlap", overlap, str),
+        model=model,
+        dataset=dataset,
+        local_batch=local_batch,
         seconds=None if budget is None else parse_duration(budget),
     )
     with show.progress() as tell:

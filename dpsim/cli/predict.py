@@ -20,7 +20,10 @@ def predict(
     workload: Annotated[Path, Parameter(help="A workload file, as dpsim profile writes it.")],
     machine: Annotated[Path, Parameter(help="A machine file, as dpsim calibrate writes it.")],
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8.")],
-    global_batch: Annotated[int, Parameter(help="Samples a step, over all devices.")],
+    global_batch: Annotated[int | None, Parameter(help="Samples a step over all devices: strong scaling.")] = None,
+    local_batch: Annotated[
+        int | None, Parameter(help="Samples a step on each device: weak scaling [the largest that was profiled].")
+    ] = None,
     accumulate: flags.Accumulate = None,
     fusion_rule: flags.FusionRule = None,
     fusion_threshold: flags.Thresholds = None,
@@ -39,10 +42,11 @@ def predict(
     flags.writable(output)
     counts = flags.listed("--devices", devices, flags.whole("--devices")) or ()
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, parse_size) or ()
-    chosen: dict[str, Any] = flags.given(rule=fusion_rule, algorithm=algorithm, overlap=overlap, accumulate=accumulate)
-    points, summary = predict_points(
-        workloads.read(workload), machines.read(machine), counts, thresholds, global_batch=global_batch, **chosen
-    )
+    chosen: dict[str, Any] = flags.given(
+        rule=fusion_rule, algorithm=algorithm, overlap=overlap, accumulate=accumulate,
+        global_batch=global_batch, local_batch=local_batch,
+    )  # fmt: skip
+    points, summary = predict_points(workloads.read(workload), machines.read(machine), counts, thresholds, **chosen)
     if output is not None:
         codec.write(output, {"points": points, "summary": summary})
     if json:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from dpsim.errors import unknown
+from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, THRESHOLD_RULES, Plan
 from dpsim.predict.compare import choose_overlap
@@ -25,25 +26,38 @@ def predict_points(
     thresholds: Sequence[float],
     rule: str = "tarantella",
     *,
-    global_batch: int,
-    algorithm: str = "mpi",
+    global_batch: int | None = None,
+    local_batch: int | None = None,
+    algorithm: str | None = None,
     overlap: str = "auto",
     accumulate: int = 1,
     relative_uncertainty: float = RELATIVE_UNCERTAINTY,
 ) -> tuple[list[Record], Record]:
-    """(points, summary) of every device count with every threshold, at one global batch.
+    """(points, summary) of every device count with every threshold, at one global or one local batch.
 
-    One device has no threshold and is predicted once; no ``thresholds`` means the rule's default. ``overlap`` may be
+    With ``global_batch`` it is the same on any device count (strong scaling). With ``local_batch`` it grows with
+    the devices (weak scaling), as it does without either: then the workload's largest profiled local batch is taken.
+    Without ``algorithm`` it is the machine's own: ``default_algorithm``. One device has no threshold and is predicted once; no ``thresholds`` means the rule's default. ``overlap`` may be
     ``auto``: the mechanism ``choose_overlap`` picks for the point. The summary names the best point of each device
-    count, with speedup (samples/s over one device's at the same global batch) and scaling efficiency (speedup / n).
+    count, with speedup (samples/s over one device's at the same global batch, or local batch under weak scaling) and
+    scaling efficiency (speedup / n).
     Raises ``ConfigError``.
     """
     if overlap != "auto" and overlap not in OVERLAPS:
         raise unknown("overlap", overlap, ("auto", *OVERLAPS))
+    if global_batch is not None and local_batch is not None:
+        raise ConfigError(
+            f"a global batch of {global_batch} and a local batch of {local_batch}",
+            allowed="one of the two",
+            remedy="a global batch for strong scaling, a local batch for weak scaling",
+        )
+    algorithm = algorithm or default_algorithm(machine)
+    share = (local_batch or workload.local_batches[-1]) * accumulate
 
     def plan_of(count: int, threshold: float | None) -> Plan:
         return Plan(
-            devices=count, global_batch=global_batch, accumulate=accumulate, fusion_rule=rule,  # type: ignore[arg-type]
+            devices=count, global_batch=global_batch if global_batch is not None else share * count,
+            accumulate=accumulate, fusion_rule=rule,  # type: ignore[arg-type]
             fusion_threshold_bytes=threshold, algorithm=algorithm,  # type: ignore[arg-type]
             overlap="off" if overlap == "auto" else overlap,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -59,13 +73,22 @@ def predict_points(
             if overlap == "auto":
                 mechanism = choose_overlap(workload, machine, plan)[0]
                 plan = msgspec.structs.replace(plan, overlap=mechanism)
-            rows.append(_point(workload, machine, plan, relative_uncertainty))
+            row = _point(workload, machine, plan, relative_uncertainty)
+            ratio = row["images_per_s"] / single.images_per_s
+            rows.append(row | {"predicted_speedup": ratio if math.isfinite(ratio) else float(count)})
         points += rows
         row = min(rows, key=lambda point: float(point["predicted_step_s"]))
-        speedup = single.step_s / row["predicted_step_s"] if row["predicted_step_s"] > 0 else float(count)
+        speedup = row["predicted_speedup"]
         keys = ("devices", "fusion_threshold_bytes", "overlap", "buckets", "predicted_step_s", "images_per_s")
         best.append({key: row[key] for key in keys} | {"speedup": speedup, "scaling_efficiency": speedup / count})
-    return points, {"best": best, "extrapolated": any(point["extrapolated"] for point in points)}
+    scaling = "weak" if global_batch is None else "strong"
+    return points, {"scaling": scaling, "best": best, "extrapolated": any(point["extrapolated"] for point in points)}
+
+
+def default_algorithm(machine: Machine) -> str:
+    """MPI's own where the machine has a table of it, else the first algorithm that it has one of, else ``ring``."""
+    names = [table.algorithm for table in machine.allreduce]
+    return "mpi" if "mpi" in names else names[0] if names else "ring"
 
 
 def _point(workload: Workload, machine: Machine, plan: Plan, relative_uncertainty: float) -> Record:
