@@ -37,10 +37,11 @@ def predict_points(
 
     With ``global_batch`` it is the same on any device count (strong scaling). With ``local_batch`` it grows with
     the devices (weak scaling), as it does without either: then the workload's largest profiled local batch is taken.
-    Without ``algorithm`` it is the machine's own: ``default_algorithm``. One device has no threshold and is predicted once; no ``thresholds`` means the rule's default. ``overlap`` may be
-    ``auto``: the mechanism ``choose_overlap`` picks for the point. The summary names the best point of each device
-    count, with speedup (samples/s over one device's at the same global batch, or local batch under weak scaling) and
-    scaling efficiency (speedup / n).
+    Without ``algorithm`` it is the machine's own: ``default_algorithm``. One device has no threshold and is
+    predicted once; no ``thresholds`` means the rule's default. ``overlap`` may be ``auto``: the mechanism
+    ``choose_overlap`` picks for the point. The summary names the best point of each device count, with speedup
+    (samples/s over one device's at the same global batch, or local batch under weak scaling) and scaling efficiency
+    (speedup / n).
     Raises ``ConfigError``.
     """
     if overlap != "auto" and overlap not in OVERLAPS:
