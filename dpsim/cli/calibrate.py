@@ -23,7 +23,7 @@ def calibrate(
     overlap: Annotated[str | None, Parameter(help="Mechanisms to measure beside computation: poll,thread.")] = None,
     model: Annotated[str | None, Parameter(help="Measure beside this model's own backward, not a stand-in.")] = None,
     dataset: flags.DataSet = None,
-    local_batch: Annotated[int | None, Parameter(help="With --model: samples on a device at once.")] = None,
+    local_batch: Annotated[int, Parameter(help="With --model: samples on a device at once.")] = 32,
     budget: Annotated[str | None, Parameter(help="Time for each device count and algorithm, like 4s.")] = None,
     output: Annotated[Path, Parameter(help="The machine file to write.")] = Path("machine.json"),
     json: flags.Json = False,

@@ -80,7 +80,7 @@ def _sentence(best: dict[str, Any]) -> str:
     threshold = best["fusion_threshold_bytes"]
     with_threshold = "" if threshold is None else f" at threshold {format_size(threshold)}"
     return (
-        f"{best['devices']} device{'s' if best['devices'] > 1 else ''}: fastest{with_threshold},"
+        f"{show.count_devices(best['devices'])}: fastest{with_threshold},"
         f" {format_duration(best['predicted_step_s'])} a step, speedup {best['speedup']:.2f},"
         f" scaling efficiency {best['scaling_efficiency']:.0%}"
     )

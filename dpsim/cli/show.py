@@ -48,6 +48,11 @@ def as_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[
     print(codec.to_json(shown))
 
 
+def count_devices(number: int) -> str:
+    """``1 device``, ``2 devices``."""
+    return f"{number} device{'s' if number != 1 else ''}"
+
+
 def rich(*what: Any) -> None:
     """Print rich text and tables; a pipe gets 100 columns unless COLUMNS says otherwise."""
     from rich.console import Console

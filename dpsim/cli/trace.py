@@ -34,7 +34,7 @@ def trace(
 ) -> None:
     """Export steps of a sweep as a Chrome trace, to look at in Perfetto (ui.perfetto.dev).
 
-    Without flags the first setting that kept its timelines is taken.
+    Without flags the first setting with the most devices is taken.
     """
     from dpsim.record import read_predictions, read_results
     from dpsim.report import write_trace
@@ -66,13 +66,13 @@ def _describe(key: PointKey) -> str:
     from dpsim.units import format_size
 
     threshold = format_size(key.fusion_threshold_bytes)
-    return f"network {key.network}, {key.devices} devices, threshold {threshold}, overlap {key.overlap}"
+    return f"network {key.network}, {show.count_devices(key.devices)}, threshold {threshold}, overlap {key.overlap}"
 
 
 def _first(points: list[MeasuredPoint | PredictedPoint], wanted: dict[str, object]) -> PointKey:
     from dpsim.errors import ConfigError
 
-    kept = list(dict.fromkeys(point.key for point in points))
+    kept = sorted(dict.fromkeys(point.key for point in points), key=lambda key: -key.devices)
     for key in kept:
         if all(getattr(key, name) == value for name, value in wanted.items()):
             return key
