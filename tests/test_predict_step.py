@@ -176,8 +176,15 @@ def test_nulls() -> None:
     assert found["largest_bucket"] == (10.5 + 9, 9.0)
 
 
-def test_overlap_off_wins_a_tie_and_only_measured_mechanisms_are_tried() -> None:
-    assert choose_overlap(workload(), machine(), plan()) == ("off", {"off": 20.5, "inline": 20.5})
+def test_overlap_off_wins_a_tie() -> None:
+    assert choose_overlap(workload(), machine(), plan(), ["off", "inline"]) == ("off", {"off": 20.5, "inline": 20.5})
+
+
+def test_a_machine_without_overlap_tables_is_taken_to_overlap_freely() -> None:
+    assert list(choose_overlap(workload(), machine(), plan())[1]) == ["off", "inline", "thread"]
+
+
+def test_only_measured_mechanisms_are_tried_where_some_were_measured() -> None:
     table = OverlapCost(
         algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(5.0,), compute_loss_s=(0.0,)
     )

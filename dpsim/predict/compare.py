@@ -47,9 +47,11 @@ def choose_overlap(
     else ``off``: overlap can cost on shared cores, and a gain within the calibration's uncertainty is none.
 
     Without ``mechanisms`` they are off, inline and those that the machine has overlap tables of for this algorithm and
-    device count."""
+    device count. A machine without any such table (published figures, GPUs) is taken to overlap freely: ``thread``."""
     if mechanisms is None:
         measured = {t.overlap for t in machine.overlap if (t.algorithm, t.devices) == (plan.algorithm, plan.devices)}
+        if not machine.overlap and plan.devices > 1:
+            measured = {"thread"}
         mechanisms = ["off", "inline", *measured]
     ordered = sorted(mechanisms, key=lambda name: OVERLAPS.index(name) if name in OVERLAPS else -1)
     steps = {
