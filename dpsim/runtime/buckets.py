@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -26,8 +26,11 @@ class BucketPolicy(Protocol):
     def ready(self, layer: int) -> Sequence[Run]:
         """A layer's gradients are final: the messages that are now complete, in order."""
 
-    def rest(self) -> Sequence[Run]:
-        """Backward is over: all messages not handed out yet, in order."""
+    def rest(self) -> Iterable[Run]:
+        """Backward is over: all messages not handed out yet, in order, each as soon as it may start.
+
+        Start one before asking for the next: another rank may wait for it before it says what comes next.
+        """
 
 
 class StaticBuckets:
@@ -50,7 +53,7 @@ class StaticBuckets:
         self._given += len(complete)
         return complete
 
-    def rest(self) -> Sequence[Run]:
+    def rest(self) -> Iterable[Run]:
         return self._all[self._given :]
 
 
@@ -93,16 +96,18 @@ class CycleBuckets:
             self._listen()
         return self._startable()
 
-    def rest(self) -> Sequence[Run]:
+    def rest(self) -> Iterator[Run]:
         if self._control.rank == 0:
             if self._waiting:
                 self._decide()
+            yield from self._startable()
             while self._sending and not self._sent():
                 pass
         else:
-            while self._told() < len(self._sizes):
+            yield from self._startable()
+            while self._given < len(self._sizes):
                 self._listen()
-        return self._startable()
+                yield from self._startable()
 
     def _decide(self) -> None:
         packed = self._cycle.pack(

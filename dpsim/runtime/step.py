@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -148,7 +149,7 @@ class StepRunner:
 
     def _finish_communication(self) -> None:
         begin_s = now()
-        for first, stop in [*self._held, *self._policy.rest()]:
+        for first, stop in itertools.chain(self._held, self._policy.rest()):
             self._progress.submit(first, self.arena.buckets(first, stop))
         self._progress.finish()
         end_s = now()
