@@ -40,8 +40,8 @@ def completed(experiment: Experiment) -> Experiment:
     for what, values in (("devices", experiment.devices), ("networks", experiment.networks)):
         if not values or len(set(values)) != len(values):
             raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
-    if experiment.overlap not in ("auto", *OVERLAPS):
-        raise unknown("overlap", experiment.overlap, ("auto", *OVERLAPS))
+    if experiment.overlap not in ("auto", "all", *OVERLAPS):
+        raise unknown("overlap", experiment.overlap, ("auto", "all", *OVERLAPS))
     if experiment.fusion_rule not in ("tarantella", "ddp", "horovod"):
         raise ConfigError(
             f"fusion rule {experiment.fusion_rule!r} has no threshold to sweep", allowed="tarantella, ddp, horovod"
@@ -110,7 +110,7 @@ def predict_experiment(
                 plan = make_plan(experiment, devices, algorithm, "off", threshold, network)
                 for name, step_s in choose_overlap(workload, machine, plan)[1].items():
                     steps[name] = min(step_s, steps.get(name, step_s))
-        if experiment.overlap != "auto":
+        if experiment.overlap not in ("auto", "all"):
             steps = {name: step_s for name, step_s in steps.items() if name == experiment.overlap}
         mechanisms[network] = steps
         for key in _keys(experiment, network, algorithm, steps):
@@ -122,8 +122,9 @@ def predict_experiment(
 
 
 def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str, float]) -> list[PointKey]:
-    """All configurations of a network: one device once; then every threshold with the chosen overlap and with one
-    beside it (off, or the best other mechanism); some of the first kind twice, as A/A pairs."""
+    """All configurations of a network: one device once; then every threshold with the chosen overlap and, under
+    ``auto``, with one beside it (off, or the best other mechanism), under ``all`` with every other one; some of the
+    first kind twice, as A/A pairs."""
     thresholds = experiment.fusion_thresholds_bytes
 
     def key(devices: int, threshold: float, overlap: str, repeat: int = 0) -> PointKey:
@@ -135,14 +136,15 @@ def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str,
     keys = [key(1, thresholds[-1], "off")]
     others = {name: s for name, s in steps.items() if name not in ("off", "inline")}
     chosen = recommended(steps) if steps else "off"
-    beside = "off" if chosen != "off" else min(others, key=lambda name: others[name], default="")
+    besides = {"auto": ["off"] if chosen != "off" else sorted(others, key=lambda name: others[name])[:1]}
+    besides["all"] = [name for name in steps if name != chosen]
     for devices in experiment.devices:
         if devices == 1:
             continue
         keys += [key(devices, threshold, chosen) for threshold in thresholds]
         keys += [key(devices, t, chosen, 1) for t in dict.fromkeys((thresholds[0], thresholds[-1]))][:_TWINS]
-        if experiment.overlap == "auto" and beside:
-            keys += [key(devices, threshold, beside) for threshold in thresholds]
+        for overlap in besides.get(experiment.overlap, []):
+            keys += [key(devices, threshold, overlap) for threshold in thresholds]
     return keys
 
 

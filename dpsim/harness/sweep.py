@@ -122,7 +122,7 @@ def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
 
 
 def _mechanisms(experiment: Experiment) -> tuple[str, ...]:
-    return tuple(m for m in ("poll", "thread") if experiment.overlap in ("auto", m))
+    return tuple(m for m in ("poll", "thread") if experiment.overlap in ("auto", "all", m))
 
 
 def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
