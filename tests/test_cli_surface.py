@@ -20,8 +20,8 @@ SURFACE = {
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json",
     "profile": "--model --dataset --local-batch --seed --output --json",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json",
-    "predict": "--workload --machine --devices --global-batch --accumulate --fusion-rule --fusion-threshold"
-    " --algorithm --overlap --output --json",
+    "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
+    " --fusion-threshold --algorithm --overlap --output --json",
     "report": "FOLDER --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
     "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",

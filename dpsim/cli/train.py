@@ -61,8 +61,6 @@ def train(
         show.as_json("train", [codec.to_builtins(config) | {"losses": summary.pop("losses", [])}], summary)
         return
     print(f"test accuracy {result.test_accuracy:.2%}, final loss {result.final_loss:.4g}")
-    print(
-        f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} a step, {result.steps} steps,", end=" "
-    )
-    print(f"{result.devices} device{'s' if result.devices != 1 else ''}")
+    ran = f"{result.steps} steps, {show.count_devices(result.devices)}"
+    print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} a step, {ran}")
     print(f"digest of the parameters {result.digest}")
