@@ -1,0 +1,120 @@
+"""Real training on 1 to 4 ranks against one plain loop: whatever the plan, the same losses and parameters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from plain_training import plain_training
+
+from dpsim.data import load_dataset
+from dpsim.nn import build_model
+from dpsim.plan import Sgd
+
+MODEL, DATASET, SEED, STEPS = "mlp:7", "synthetic:3x2x1,classes=3,train=25,test=11", 5, 5
+SGD = {"learning_rate": 0.2, "momentum": 0.9, "weight_decay": 0.01}
+RULES: list[dict[str, Any]] = [
+    {"fusion_rule": "tarantella", "fusion_threshold_bytes": 0},
+    {"fusion_rule": "tarantella", "fusion_threshold_bytes": 65536},
+    {"fusion_rule": "tarantella", "fusion_threshold_bytes": "inf"},
+    {"fusion_rule": "ddp", "fusion_threshold_bytes": 100},
+    {"fusion_rule": "per-tensor"},
+    {"fusion_rule": "one"},
+    {"fusion_rule": "mg-wfbp"},
+    {"fusion_rule": "horovod", "cycle_s": 1e-6},
+    {"fusion_rule": "horovod", "cycle_s": 10.0},
+    {"fusion_rule": "horovod", "cycle_s": 1e-5, "fusion_threshold_bytes": 90},
+    {"fusion_rule": "horovod", "cycle_s": 1e-5, "fusion_threshold_bytes": 0},
+]
+OVERLAPS = ["off", "inline", "poll", "thread"]
+ALGORITHMS = ["mpi", "ring", "recursive-doubling", "halving-doubling", "direct"]
+OnRanks = Callable[..., Any]
+
+
+def case(name: str, network: str = "node", **plan: Any) -> dict[str, Any]:
+    plan = {"global_batch": 12, "optimizer": SGD} | plan
+    return {"name": name, "model": MODEL, "dataset": DATASET, "seed": SEED, "network": network, "plan": plan}
+
+
+def cases() -> list[dict[str, Any]]:
+    """Every rule under every overlap, every algorithm under every overlap, accumulation and awkward batches."""
+    found = [case(f"{rule} {o}", overlap=o, **rule) for rule, o in itertools.product(RULES, OVERLAPS)]
+    small = {"fusion_rule": "tarantella", "fusion_threshold_bytes": 0}
+    for algorithm, overlap in itertools.product(ALGORITHMS[1:], OVERLAPS):
+        found.append(case(f"{algorithm} {overlap}", algorithm=algorithm, overlap=overlap, **small))
+    for accumulate, overlap, batch in itertools.product((2, 3), OVERLAPS, (12, 13)):
+        name = f"{accumulate} micro-batches of {batch} {overlap}"
+        found.append(case(name, accumulate=accumulate, overlap=overlap, global_batch=batch, **small))
+    found.append(
+        case("horovod with 3 micro-batches", accumulate=3, overlap="poll", fusion_rule="horovod", cycle_s=1e-6)
+    )
+    for batch in (5, 7, 8, 25, 40):
+        found.append(case(f"batch {batch}", overlap="poll", global_batch=batch))
+    for overlap, rule in itertools.product(OVERLAPS, (RULES[0], RULES[7])):
+        name = f"paced {rule['fusion_rule']} {overlap}"
+        found.append(case(name, network="paced:50us,1gbit", algorithm="ring", overlap=overlap, **rule))
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain() -> Callable[[int], tuple[dict[str, Any], list[float]]]:
+    """The plain loop's parameters and losses by global batch, each computed once."""
+    found: dict[int, tuple[dict[str, Any], list[float]]] = {}
+    dataset = load_dataset(DATASET)
+    initial = build_model(MODEL, dataset.input_shape, dataset.classes).initial_parameters(SEED)
+
+    def at(global_batch: int) -> tuple[dict[str, Any], list[float]]:
+        if global_batch not in found:
+            found[global_batch] = plain_training(initial, dataset, global_batch, Sgd(**SGD), STEPS, SEED)
+        return found[global_batch]
+
+    return at
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
+    devices: int, on_ranks: OnRanks, plain: Callable[[int], Any]
+) -> None:
+    every = cases()
+    found = on_ranks("ranks_runtime:train", {"cases": every, "steps": STEPS}, devices=devices)
+    for one, run in zip(every, found, strict=True):
+        parameters, losses = plain(one["plan"]["global_batch"])
+        np.testing.assert_allclose(run["losses"], losses, rtol=1e-5, err_msg=one["name"])
+        assert run["parameters"].keys() == parameters.keys()
+        for name, value in run["parameters"].items():
+            np.testing.assert_allclose(
+                value, parameters[name].ravel(), rtol=1e-4, atol=1e-5, err_msg=f"{one['name']}: {name}"
+            )
+        assert run["same_bits"], f"{one['name']}: ranks differ"
+        assert run["padding_is_zero"], f"{one['name']}: padding was written to"
+        assert run["shared"], f"{one['name']}: gradients are copied"
+        assert run["dtypes"] == ["float32"]
+    by_name = {one["name"]: run for one, run in zip(every, found, strict=True)}
+    assert by_name["2 micro-batches of 12 off"]["rank_without_samples"] == (devices > 1)  # 25 = 12 + 12 + 1
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_rank_0s_parameters_and_running_statistics_are_everyones(devices: int, on_ranks: OnRanks) -> None:
+    argument = {"model": "cnn:3,4", "dataset": "synthetic:6x5x2,classes=3,train=24,test=6"}
+    found = on_ranks("ranks_runtime:perturbed_start", argument, devices=devices)
+    assert found == {"parameters": True, "state": True, "has_state": True, "digest": True}
+
+
+def test_evaluation_counts_every_test_sample_once_at_any_device_count(on_ranks: OnRanks) -> None:
+    for test in (3, 11):
+        argument = case("evaluate") | {"dataset": DATASET.replace("test=11", f"test={test}")}
+        expected = on_ranks("ranks_runtime:evaluated", argument, devices=1)["sums"][0]
+        assert expected["samples"] == test and 0 <= expected["correct"] <= test
+        for devices in (2, 4):
+            found = on_ranks("ranks_runtime:evaluated", argument, devices=devices)
+            for sums in found["sums"]:
+                assert (sums["samples"], sums["correct"]) == (test, expected["correct"])
+                assert sums["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_after_an_evaluation_all_ranks_hold_the_same_running_statistics(on_ranks: OnRanks) -> None:
+    argument = case("statistics") | {"model": "cnn:3,4", "dataset": "synthetic:6x5x2,classes=3,train=24,test=6"}
+    assert on_ranks("ranks_runtime:evaluated", argument | {"steps": 3}, devices=3)["same_digest"]
