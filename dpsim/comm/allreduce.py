@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from dpsim.comm.transport import Array, Pending, Transport
+from dpsim.comm.transport import Array, Pending, Transport, wait
 from dpsim.errors import unknown
 
 Rounds = Generator[Sequence[Pending], None, None]
@@ -174,6 +174,4 @@ def allreduce(t: Transport, data: Array, algorithm: str) -> None:
         t.native_allreduce(data)
         return
     for pending in start(t, data, algorithm):
-        waiting = list(pending)
-        while waiting:
-            waiting = [message for message in waiting if not message.done()]
+        wait(pending)

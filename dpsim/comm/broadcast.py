@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpsim.comm.transport import Array, Pending, Transport
+from dpsim.comm.transport import Array, Transport, wait
 
 
 def broadcast(t: Transport, data: Array) -> None:
@@ -13,13 +13,8 @@ def broadcast(t: Transport, data: Array) -> None:
     if data.size == 0:
         return
     if t.rank:
-        _wait([t.receive(data, t.rank ^ (1 << (t.rank.bit_length() - 1)))])
+        wait([t.receive(data, t.rank ^ (1 << (t.rank.bit_length() - 1)))])
     reach = 1 << t.rank.bit_length()
     while t.rank + reach < t.size:
-        _wait([t.send(data, t.rank + reach)])
+        wait([t.send(data, t.rank + reach)])
         reach *= 2
-
-
-def _wait(pending: list[Pending]) -> None:
-    while not all(message.done() for message in pending):
-        pass

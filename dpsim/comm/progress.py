@@ -7,6 +7,7 @@ does, sleeping until the next message is due. In both the computing thread finis
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -80,7 +81,7 @@ class Polled:
 
     def finish(self) -> None:
         while not self._advance():
-            pass
+            os.sched_yield()
 
     def close(self) -> None:
         pass

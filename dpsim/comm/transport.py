@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -92,6 +93,15 @@ class MpiTransport:
 
     def start_native_allreduce(self, data: Array) -> Pending:
         return _MpiPending([self.comm.Iallreduce(MPI.IN_PLACE, data)])
+
+
+def wait(pending: Sequence[Pending]) -> None:
+    """Return when every message is done; between looks other processes may have the core, for there may be more
+    ranks than cores (a yield costs 0.3 us where there are not)."""
+    waiting = [message for message in pending if not message.done()]
+    while waiting:
+        os.sched_yield()
+        waiting = [message for message in waiting if not message.done()]
 
 
 def all_done(pending: Sequence[Pending]) -> bool:
