@@ -11,7 +11,8 @@ Facts = tuple[tuple[str, str], ...]
 
 RULES = (
     "Every point was predicted, and the predictions written and hashed, before the first sample was taken.",
-    "Configurations were interleaved in one run, in random order, after warm-up; no sample was dropped.",
+    "Configurations were interleaved in one run, in random order, after warm-up. The first step after each change of "
+    "configuration and short last batches do not count; no other sample was dropped.",
     "Some configurations ran twice (A/A): the difference of the twins' medians is the noise.",
     "The model is scored against four nulls; one that does not beat the best of them has no skill.",
     "Networks marked (emulated) are paced links on this machine, never a real network, and are scored apart.",
@@ -36,6 +37,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
             ("fusion rule", run.fusion_rule),
             ("overlap", ", ".join(f"{network}: {word}" for network, word in comparison.chosen_overlap.items())),
             ("samples", steps),
+            ("recording", _recording(results)),
             ("A/A noise", "; ".join(noise)),
             ("predicted at", comparison.predicted_at),
             ("measured", f"{comparison.measured_from} to {comparison.measured_until}"),
@@ -48,6 +50,20 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         )
         if value
     )  # fmt: skip
+
+
+def _recording(results: Results) -> str:
+    """What recording the timelines cost: events a step times the measured seconds an event, at the worst."""
+    event_s = results.recording_s_per_event
+    shares = [
+        (p.events_per_step * event_s / sorted(p.step_s)[len(p.step_s) // 2], p.events_per_step)
+        for p in results.points
+        if p.step_s and p.events_per_step
+    ]
+    if not event_s or not shares:
+        return ""
+    share, events = max(shares)
+    return f"at most {share:.2%} of a step: {events} events of {event_s * 1e9:.0f} ns"
 
 
 def environment_facts(environment: Environment) -> Facts:
