@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,9 @@ from dpsim.runtime.arena import Arena
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.recorder import StepMarks
 from dpsim.schedule import Schedule
+
+_WITNESS_FIRST_S = 2.0
+"""How long a rank that only sees the consequence waits for the rank that knows the cause to end the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,8 @@ class StepRunner:
         self.replica.bind(self.parameters, self.gradients)
         self.steps = 0
         self._layers = replica.layers
+        last = next(layer for layer in reversed(self._layers) if layer.tensors)
+        self._telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
         self._marks = StepMarks(0.0)
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
@@ -81,7 +87,7 @@ class StepRunner:
         """One optimizer update from this rank's share ``x``, ``labels`` of a batch of ``global_samples``.
 
         ``begin_s`` is when the step began if that was earlier, as when the batch was fetched in it.
-        Raises ``NotFiniteError`` when the loss is not finite, before any parameter changes.
+        Raises ``NotFiniteError`` when the loss of any rank is not finite, before any parameter changes.
         """
         self._marks = StepMarks(now() if begin_s is None else begin_s)
         self._marks.compute.append(("step overhead", now()))
@@ -97,6 +103,7 @@ class StepRunner:
         self._check_finite(loss, x, labels)
         if self._communicates:
             self._finish_communication()
+            self._check_reduced(x, labels)
         plan = self.plan
         sgd_update(
             self.arena.parameters, self.arena.gradients, self.arena.velocity, plan.optimizer, 1.0 / global_samples
@@ -163,8 +170,21 @@ class StepRunner:
     def _check_finite(self, loss: float, x: Array, labels: NDArray[np.int64]) -> None:
         if math.isfinite(loss):
             return
+        raise self._not_finite(f"the loss is {loss}", x, labels)
+
+    def _check_reduced(self, x: Array, labels: NDArray[np.int64]) -> None:
+        """Notice another rank's NaN in this step, not by the parameters that it spoils.
+
+        A loss that is not finite makes every gradient of the last layer so: its smallest tensor tells.
+        """
+        if np.isfinite(self._telltale).all():
+            return
+        time.sleep(_WITNESS_FIRST_S)
+        raise self._not_finite("the loss of this rank is finite, the sum of all ranks' gradients is not", x, labels)
+
+    def _not_finite(self, what: str, x: Array, labels: NDArray[np.int64]) -> NotFiniteError:
         place = first_nonfinite_layer(self.replica, x, labels) if isinstance(self.replica, Network) else None
-        raise NotFiniteError(
-            f"the loss is {loss} in step {self.steps + 1}; the first value that is not finite: {place or 'the loss'}",
+        return NotFiniteError(
+            f"{what} in step {self.steps + 1}; the first value that is not finite: {place or 'the loss'}",
             remedy="lower --learning-rate, or look at the data for values that are not finite",
         )
