@@ -106,7 +106,7 @@ def test_no_rank_outlives_the_process_that_started_it(ending: signal.Signals, tm
         f"argument = {{'folder': {str(tmp_path)!r}}}\n"
         "launch.on_ranks('launch_tasks:hang', argument, devices=2, progress=lambda text: print(text, flush=True))\n"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:

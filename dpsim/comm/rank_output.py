@@ -126,7 +126,7 @@ class Lines:
             self._block.append(line)
         elif _MPICH_NOISE.match(line):
             self._note(line)
-        elif line.strip():
+        elif line.strip("\0 \t\r"):
             print(line, file=sys.stderr, flush=True)
 
     def _note(self, text: str) -> None:
