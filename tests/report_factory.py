@@ -40,9 +40,7 @@ def workload() -> Workload:
     return Workload(name="cnn", local_batches=(32,), layers=layers, update_s=3e-4, overhead_s=2e-4, source="test data")
 
 
-def timeline(
-    source: str, compute: float, exposed: float, buckets: int, emulated: bool, devices: int
-) -> TimelineRecord:
+def timeline(source: str, compute: float, exposed: float, buckets: int, emulated: bool, devices: int) -> TimelineRecord:
     """Three steps of forward, backward, update, overhead and allreduces whose last one ends ``exposed`` late."""
     names = [f"forward {n}" for n in LAYERS] + [f"backward {n}" for n in LAYERS]
     names += ["update", "step overhead"] + [f"allreduce {k}" for k in range(buckets)]

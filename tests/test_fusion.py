@@ -146,9 +146,7 @@ def test_mg_wfbp_merges_exactly_as_published(instance: list[tuple[int, int]], al
     """Whole numbers of seconds and powers of two keep every sum exact, so that ties fall alike."""
     sizes = [size for size, _ in instance]
     ready = np.cumsum([wait for _, wait in instance]).astype(float)
-    start = fuse(
-        np.array(sizes, np.int64), "mg-wfbp", 0.0, ready_s=ready, alpha_s=float(alpha), beta_s_per_byte=beta
-    )
+    start = fuse(np.array(sizes, np.int64), "mg-wfbp", 0.0, ready_s=ready, alpha_s=float(alpha), beta_s_per_byte=beta)
     assert start.tolist() == merge_as_published([float(s) for s in sizes], ready.tolist(), float(alpha), beta)
 
 

@@ -218,7 +218,7 @@ def test_memory_by_part() -> None:
 
 
 def test_points_have_the_fixed_names_and_one_device_is_predicted_once() -> None:
-    points, summary = predict_points(workload(), machine(), [1, 2], [0.0, math.inf], global_batch=8)
+    points, summary = predict_points(workload(), machine(), [1, 2], [0.0, math.inf], global_batch=8, overlap="off")
     assert [(p["devices"], p["fusion_threshold_bytes"], p["buckets"]) for p in points] == [
         (1, None, 1), (2, 0.0, 2), (2, math.inf, 1),
     ]  # fmt: skip
@@ -267,6 +267,7 @@ def test_a_faster_network_or_more_overlap_is_never_slower(w: Workload, m: Machin
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_horovods_cycle_decides_the_buckets_of_the_model(overlap: str) -> None:
     """ResNet-50 at 2 ms a backward layer: a cycle of 20 ms joins what became ready in it, a short one less."""
+
     def buckets(cycle_s: float, threshold: float = math.inf) -> int:
         p = Plan(
             devices=8, global_batch=256, fusion_rule="horovod", overlap=overlap, cycle_s=cycle_s,  # type: ignore[arg-type]

@@ -48,6 +48,11 @@ class CalibrateConfig(Noun, frozen=True):
         for overlap in self.overlaps:
             if overlap not in MECHANISMS:
                 raise unknown("overlap mechanism", overlap, MECHANISMS)
+        if self.model and self.local_batch < 1:
+            raise ConfigError(
+                f"calibrating beside {self.model!r} at local batch {self.local_batch}",
+                allowed="a local batch of 1 or more",
+            )
         if not 0 < self.seconds < 3600:
             raise ConfigError(f"seconds is {self.seconds}", allowed="more than 0, below 3600")
         if not 4 <= self.max_bytes <= 2**33:

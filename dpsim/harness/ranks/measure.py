@@ -26,6 +26,7 @@ from dpsim.units import format_size
 
 Progress = Callable[[str], None]
 _COUNTED_STEPS = 6
+_TELL_S = 5.0
 _LEAST_ROUNDS = 6
 _LOSS_TOLERANCE = 0.02
 
@@ -117,7 +118,7 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
         quiet_barrier(comm)
         point.visit(number, counted=False)
     event_s = seconds_per_event()
-    done = False
+    done, told_s = False, 0.0
     while not done:
         for index in random.permutation(len(points)):
             quiet_barrier(comm)
@@ -135,7 +136,9 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
             codec.write(Path(task.save_to), samples)
             narrow = sum(point.narrow(task.experiment.interval) for point in points)
             within = f"{narrow} of {len(points)} points are within {task.experiment.interval:.0%}"
-            report(f"round {number}: {within}, {spent_s:.0f} s")
+            if now() - told_s > _TELL_S:
+                told_s = now()
+                report(f"round {number}: {within}, {spent_s:.0f} of at most {task.experiment.budget_s:.0f} s")
             done = number >= _LEAST_ROUNDS and (narrow == len(points) or spent_s > task.experiment.budget_s)
         done = comm.bcast(done)
     for point in points:
