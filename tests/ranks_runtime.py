@@ -100,15 +100,18 @@ def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Repor
     }  # fmt: skip
 
 
-def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Sums over the test set after some steps, on every rank; and whether all ranks then hold the same."""
-    trainer = open_trainer(comm, argument)
-    for _ in range(argument.get("steps", 0)):
-        trainer.step()
-    sums: list[BatchSums] = comm.allgather(trainer.evaluate())
-    digests = comm.allgather(trainer.digest())
-    trainer.close()
-    return {"sums": [codec.to_builtins(s) for s in sums], "same_digest": len(set(digests)) == 1}
+def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+    """Every case: the sums over the test set after some steps, on every rank, and whether ranks then hold the same."""
+    found = []
+    for case in argument["cases"]:
+        trainer = open_trainer(comm, case)
+        for _ in range(argument["steps"]):
+            trainer.step()
+        sums: list[BatchSums] = comm.allgather(trainer.evaluate())
+        digests = comm.allgather(trainer.digest())
+        trainer.close()
+        found.append({"sums": [codec.to_builtins(s) for s in sums], "same_digest": len(set(digests)) == 1})
+    return found
 
 
 def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> None:

@@ -78,7 +78,7 @@ def plain() -> Callable[[int], tuple[dict[str, Any], list[float]]]:
 def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
     devices: int, on_ranks: OnRanks, plain: Callable[[int], Any]
 ) -> None:
-    every = cases()
+    every = cases() if devices < 3 else cases()[devices - 3 :: 2]  # 3 and 4 ranks take one half each
     found = on_ranks("ranks_runtime:train", {"cases": every, "steps": STEPS}, devices=devices)
     for one, run in zip(every, found, strict=True):
         parameters, losses = plain(one["plan"]["global_batch"])
@@ -92,8 +92,7 @@ def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
         assert run["padding_is_zero"], f"{one['name']}: padding was written to"
         assert run["shared"], f"{one['name']}: gradients are copied"
         assert run["dtypes"] == ["float32"]
-    by_name = {one["name"]: run for one, run in zip(every, found, strict=True)}
-    assert by_name["2 micro-batches of 12 off"]["rank_without_samples"] == (devices > 1)  # 25 = 12 + 12 + 1
+    assert any(run["rank_without_samples"] for run in found) == (devices > 1)  # 25 samples = 12 + 12 + 1
 
 
 @pytest.mark.parametrize("devices", [2, 3])
@@ -104,17 +103,20 @@ def test_rank_0s_parameters_and_running_statistics_are_everyones(devices: int, o
 
 
 def test_evaluation_counts_every_test_sample_once_at_any_device_count(on_ranks: OnRanks) -> None:
-    for test in (3, 11):
-        argument = case("evaluate") | {"dataset": DATASET.replace("test=11", f"test={test}")}
-        expected = on_ranks("ranks_runtime:evaluated", argument, devices=1)["sums"][0]
-        assert expected["samples"] == test and 0 <= expected["correct"] <= test
-        for devices in (2, 4):
-            found = on_ranks("ranks_runtime:evaluated", argument, devices=devices)
-            for sums in found["sums"]:
-                assert (sums["samples"], sums["correct"]) == (test, expected["correct"])
-                assert sums["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    sizes = (1, 3, 11)
+    every = [case("evaluate") | {"dataset": DATASET.replace("test=11", f"test={size}")} for size in sizes]
+    argument = {"cases": every, "steps": 0}
+    expected = [run["sums"][0] for run in on_ranks("ranks_runtime:evaluated", argument, devices=1)]
+    for devices in (2, 3, 4):
+        found = on_ranks("ranks_runtime:evaluated", argument, devices=devices)
+        for size, alone, run in zip(sizes, expected, found, strict=True):
+            assert len(run["sums"]) == devices
+            for sums in run["sums"]:
+                assert (sums["samples"], sums["correct"]) == (size, alone["correct"])
+                assert sums["loss"] == pytest.approx(alone["loss"], rel=1e-6)
 
 
 def test_after_an_evaluation_all_ranks_hold_the_same_running_statistics(on_ranks: OnRanks) -> None:
-    argument = case("statistics") | {"model": "cnn:3,4", "dataset": "synthetic:6x5x2,classes=3,train=24,test=6"}
-    assert on_ranks("ranks_runtime:evaluated", argument | {"steps": 3}, devices=3)["same_digest"]
+    one = case("statistics") | {"model": "cnn:3,4", "dataset": "synthetic:6x5x2,classes=3,train=24,test=6"}
+    (run,) = on_ranks("ranks_runtime:evaluated", {"cases": [one], "steps": 3}, devices=3)
+    assert run["same_digest"]

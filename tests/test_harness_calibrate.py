@@ -1,0 +1,72 @@
+"""``calibrate`` on two ranks with a tiny budget: tables that a machine file may hold."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.harness.calibrate import CalibrateConfig, calibrate
+from dpsim.machine import SCHEMA, Machine
+
+TINY = {"max_bytes": 5000, "seconds": 0.3}
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def real() -> Machine:
+    return calibrate(CalibrateConfig(algorithms=("mpi", "ring"), **TINY), quiet)  # type: ignore[arg-type]
+
+
+def test_every_algorithm_and_mechanism_has_a_table(real: Machine) -> None:
+    assert real.network == "node" and not real.emulated_network
+    assert [(table.algorithm, table.devices) for table in real.allreduce] == [("mpi", 2), ("ring", 2)]
+    combinations = set(itertools.product(("mpi", "ring"), ("poll", "thread")))
+    assert {(table.algorithm, table.overlap) for table in real.overlap} == combinations
+
+
+def test_times_are_positive_and_sizes_ascend_to_the_largest(real: Machine) -> None:
+    for table in (*real.allreduce, *real.overlap):
+        assert list(table.sizes_bytes) == sorted(set(table.sizes_bytes))
+        assert table.sizes_bytes[-1] == 5000
+        assert len(table.time_s) == len(table.sizes_bytes) and all(0 < t < 1 for t in table.time_s)
+    assert all(loss >= 0 for table in real.overlap for loss in table.compute_loss_s)
+    (slowdown,) = real.compute_slowdown
+    assert slowdown.devices == 2 and 0.1 < slowdown.factor < 100
+
+
+def test_an_emulated_link_is_never_faster_than_it_says() -> None:
+    config = CalibrateConfig(network="paced:300us,100mbit", algorithms=("ring",), overlaps=("thread",), **TINY)  # type: ignore[arg-type]
+    machine = calibrate(config, quiet)
+    assert machine.emulated_network
+    for table in (machine.allreduce[0], machine.overlap[0]):
+        for size, time_s in zip(table.sizes_bytes, table.time_s, strict=True):
+            rounds = 1 if size == 4 else 2  # one element has one chunk, which goes there and back
+            assert time_s >= rounds * (300e-6 + size / 2 / 12.5e6) - 1e-9
+
+
+def test_a_machine_survives_the_way_through_its_file(real: Machine, tmp_path: Path) -> None:
+    codec.write(tmp_path / "machine.json", real)
+    assert codec.read(tmp_path / "machine.json", Machine, "machine", SCHEMA) == real
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"devices": (1,)}, "at least one count above 1"),
+        ({"network": "paced:50us,1gbit", "algorithms": ("mpi",)}, "hides its messages"),
+        ({"overlaps": ("off",)}, "unknown overlap mechanism 'off'"),
+        ({"seconds": 0.0}, "seconds is 0"),
+        ({"max_bytes": 1}, "max_bytes is 1"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_starts(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        calibrate(CalibrateConfig(**given), quiet)  # type: ignore[arg-type]
+    assert message in str(caught.value)
