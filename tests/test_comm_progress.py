@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from memory_transport import Mailbox, MemoryTransport, random_whole
 
-from dpsim.comm.progress import Progress, progress
+from dpsim.comm.clock import SLEEP_LEAD_S
+from dpsim.comm.progress import LOOK_S, Progress, progress
 from dpsim.comm.transport import Array, Pending
 
 OnRanks = Callable[..., Any]
@@ -154,6 +155,35 @@ def test_an_error_of_the_communication_reaches_the_computing_thread(overlap: str
         mechanism.finish()
     mechanism.close()
     assert len(communication_threads()) == before
+
+
+class Left:
+    """A message that has left and that MPI has not taken yet; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked, self.taken = 0, False
+
+    def done(self) -> bool:
+        self.asked += 1
+        return self.taken
+
+    def due_s(self) -> float | None:
+        return 0.0
+
+
+def test_the_thread_sleeps_between_looks_at_a_message_that_only_mpi_can_finish() -> None:
+    message = Left()
+    transport = Mailbox(2, eager=True).ranks[0]
+    transport.start_native_allreduce = lambda data: message  # type: ignore[method-assign]
+    mechanism = progress(transport, "mpi", "thread", lambda *what: None)
+    mechanism.submit(0, np.ones(4, np.float32))
+    start_s = time.monotonic()
+    time.sleep(0.1)
+    asked, waited_s = message.asked, time.monotonic() - start_s
+    message.taken = True
+    mechanism.finish()
+    mechanism.close()
+    assert 0 < asked < 1.2 * waited_s / (LOOK_S - SLEEP_LEAD_S)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
