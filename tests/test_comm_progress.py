@@ -168,7 +168,7 @@ class Left:
         return self.taken
 
     def due_s(self) -> float | None:
-        return 0.0
+        return None
 
 
 def test_the_thread_sleeps_between_looks_at_a_message_that_only_mpi_can_finish() -> None:

@@ -24,7 +24,7 @@ class Pending(Protocol):
         """Whether its buffer may be used again; makes progress, never waits."""
 
     def due_s(self) -> float | None:
-        """When it will be done, on the shared clock, where that is known already; 0 if there is no time to wait for."""
+        """When it will be done, on the shared clock, where that is known already."""
 
 
 class Transport(Protocol):
