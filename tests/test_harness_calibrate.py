@@ -60,6 +60,8 @@ def test_a_machine_survives_the_way_through_its_file(real: Machine, tmp_path: Pa
     ("given", "message"),
     [
         ({"devices": (1,)}, "at least one count above 1"),
+        ({"devices": (2, 2)}, "devices is [2, 2]"),
+        ({"algorithms": ("ring", "ring")}, "algorithms is ['ring', 'ring']"),
         ({"network": "paced:50us,1gbit", "algorithms": ("mpi",)}, "hides its messages"),
         ({"overlaps": ("off",)}, "unknown overlap mechanism 'off'"),
         ({"seconds": 0.0}, "seconds is 0"),

@@ -41,6 +41,10 @@ class CalibrateConfig(Noun, frozen=True):
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)
+        for what in ("devices", "algorithms", "overlaps"):
+            values = getattr(self, what)
+            if len(set(values)) != len(values):
+                raise ConfigError(f"{what} is {list(values)}", allowed="different values")
         for algorithm in self.algorithms:
             if algorithm not in ALGORITHMS:
                 raise unknown("algorithm", algorithm, ALGORITHMS)
