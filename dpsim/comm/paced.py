@@ -40,7 +40,7 @@ class _Outgoing:
         return _taken(self._requests)
 
     def due_s(self) -> float | None:
-        return 0.0  # nothing to wait for but MPI
+        return None  # nothing to wait for but MPI
 
 
 class _Incoming:

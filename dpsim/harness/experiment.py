@@ -28,6 +28,13 @@ _TWINS = 2
 def completed(experiment: Experiment) -> Experiment:
     """The experiment with every default written out, so that two of them can be compared. Raises ``ConfigError``."""
     networks = [Network.parse(token) for token in experiment.networks]
+    samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
+    if experiment.global_batch > samples:
+        raise ConfigError(
+            f"a global batch of {experiment.global_batch} samples, where {experiment.dataset} has {samples}",
+            allowed=f"at most {samples}",
+            remedy="lower --global-batch",
+        )
     thresholds = experiment.fusion_thresholds_bytes or telling_thresholds(experiment)
     algorithms = experiment.algorithms or tuple(_DEFAULT_ALGORITHM[network.emulated] for network in networks)
     if len(algorithms) == 1:

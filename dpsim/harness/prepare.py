@@ -9,14 +9,20 @@ import msgspec
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
+from dpsim.data import load_dataset
 from dpsim.harness.calibrate import CalibrateConfig, machine
 from dpsim.harness.environment import environment
 from dpsim.harness.profile import Profile, ProfileConfig
 from dpsim.machine import Machine
+from dpsim.nn import build_model
 from dpsim.plan import Sgd
+from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
+
+
+_SECONDS = 12.0
 
 
 class Preparation(Noun, frozen=True):
@@ -43,6 +49,9 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
         model=preparation.model, dataset=preparation.dataset, local_batches=tuple(sorted(set(shares.values()))),
         optimizer=preparation.optimizer, crowd=tuple(shares.items()), seed=preparation.seed,
     )  # fmt: skip
+    dataset = load_dataset(preparation.dataset, preparation.seed)
+    model = build_model(preparation.model, dataset.input_shape, dataset.classes)
+    size = describe(model, preparation.model).gradient_bytes
     calibrations = {
         network: codec.to_builtins(
             CalibrateConfig(
@@ -53,13 +62,14 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
                 model=preparation.model,
                 dataset=preparation.dataset,
                 local_batch=shares[most],
+                max_bytes=max(size, 1024),
             )
         )
         for network, algorithm in preparation.networks
     }
     found = on_ranks(
         "dpsim.harness.ranks.prepare:prepare_on_ranks",
-        {"profile": codec.to_builtins(profiling), "calibrations": calibrations},
+        {"profile": codec.to_builtins(profiling), "calibrations": calibrations, "seconds": _SECONDS},
         devices=most, progress=progress, pin=True,
     )  # fmt: skip
     profile = codec.decode(found["profile"], Profile, "profile")

@@ -1,4 +1,4 @@
-"""Profiles and calibrates in one job of ranks."""
+"""Profiles and calibrates in one job of ranks, all interleaved, so that a busy moment spoils no table alone."""
 
 from __future__ import annotations
 
@@ -8,23 +8,34 @@ from typing import Any
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.harness.profile import Profile
-from dpsim.harness.ranks.calibrate import calibrate_on_ranks
-from dpsim.harness.ranks.profile import profile_on_ranks
+from dpsim.comm.clock import now
+from dpsim.harness.calibrate import CalibrateConfig
+from dpsim.harness.profile import ProfileConfig
+from dpsim.harness.ranks.calibrate import LEAST_ROUNDS, Calibrating
+from dpsim.harness.ranks.profile import Profiling
 
 Progress = Callable[[str], None]
 
 
 def prepare_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Profile, then calibrate each network up to the model's size; rank 0 returns what both found (plain values)."""
-    profile = profile_on_ranks(comm, argument["profile"], report)
-    size = comm.bcast(_gradient_bytes(profile))
-    machines = {
-        network: calibrate_on_ranks(comm, config | {"max_bytes": max(size, 1024)}, report)
-        for network, config in argument["calibrations"].items()
+    """A profile, and a calibration of each network, for ``argument["seconds"]``.
+
+    Rank 0 returns what they found (plain values).
+    """
+    config = codec.decode(argument["profile"], ProfileConfig, "profile")
+    profiling = Profiling(comm, config)
+    networks = {
+        name: codec.decode(plain, CalibrateConfig, "calibration") for name, plain in argument["calibrations"].items()
     }
-    return {"profile": profile, "machines": machines} if comm.rank == 0 else None
-
-
-def _gradient_bytes(profile: dict[str, Any] | None) -> int:
-    return codec.decode(profile, Profile, "profile").workload.gradient_bytes if profile is not None else 0
+    calibrating = {name: Calibrating(comm, network) for name, network in networks.items()}
+    report(f"profiling {config.model} and calibrating {' and '.join(networks) or 'nothing'}")
+    end_s = now() + argument["seconds"]
+    rounds = 0
+    while rounds < LEAST_ROUNDS or comm.bcast(now() < end_s):
+        profiling.round()
+        for one in calibrating.values():
+            one.round()
+        rounds += 1
+    profile = profiling.result()
+    machines = {name: one.result() for name, one in calibrating.items()}
+    return {"profile": codec.to_builtins(profile), "machines": machines} if comm.rank == 0 else None

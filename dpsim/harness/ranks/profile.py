@@ -14,6 +14,7 @@ from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import load_dataset
+from dpsim.errors import ConfigError
 from dpsim.harness.profile import Profile, ProfileConfig
 from dpsim.machine import ComputeSlowdown, Network
 from dpsim.nn import build_model
@@ -85,33 +86,61 @@ def _row(marks: StepMarks, layers: int) -> Floats:
     return row
 
 
+class Profiling:
+    """A profile being taken: a visit to each case a round, until there are samples enough. Collective over ``comm``."""
+
+    def __init__(self, comm: MPI.Intracomm, config: ProfileConfig) -> None:
+        self._comm, self._config = comm, config
+        samples = len(load_dataset(config.dataset, config.seed).train_y)
+        settings = [(1, batch) for batch in sorted(set(config.local_batches))] + [c for c in config.crowd if c[0] > 1]
+        largest = max(batch for _, batch in settings)
+        if largest > samples:
+            raise ConfigError(
+                f"a local batch of {largest} samples, where {config.dataset} has {samples} to train on",
+                allowed=f"at most {samples}",
+            )
+        self._cases = [_Case(comm, devices, batch, config) for devices, batch in settings]
+        self._random = np.random.default_rng(0)
+
+    @property
+    def samples(self) -> int:
+        """Steps counted so far of each case; the same on every rank."""
+        return int(self._comm.bcast(len(self._cases[0].step_s)))
+
+    def round(self) -> None:
+        """A few more steps of each case, in random order."""
+        for index in self._random.permutation(len(self._cases)):
+            quiet_barrier(self._comm)
+            self._cases[index].visit()
+
+    def result(self) -> Profile | None:
+        """The profile, on rank 0."""
+        steps = [case.slowest_step_s() for case in self._cases]
+        if self._comm.rank:
+            return None
+        alone = {case.local_batch: s for case, s in zip(self._cases, steps, strict=True) if case.devices == 1}
+        slowdown = tuple(
+            ComputeSlowdown(devices=case.devices, factor=step_s / alone[case.local_batch])
+            for case, step_s in zip(self._cases, steps, strict=True)
+            if case.devices > 1
+        )
+        single = {case.local_batch: case for case in self._cases if case.devices == 1}
+        return Profile(workload=_workload(self._config, self._cases[0].replica, single), compute_slowdown=slowdown)
+
+
 def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """The profile of one ``ProfileConfig`` on running ranks; rank 0 returns a ``Profile`` (plain values)."""
     config = codec.decode(argument, ProfileConfig, "profile")
-    batches = sorted(set(config.local_batches))
-    settings = [(1, batch) for batch in batches] + [c for c in config.crowd if c[0] > 1]
-    report(f"profiling {config.model} at local batch {', '.join(map(str, batches))}")
-    cases = [_Case(comm, devices, batch, config) for devices, batch in settings]
-    random = np.random.default_rng(0)
+    report(f"profiling {config.model} at local batch {', '.join(map(str, sorted(set(config.local_batches))))}")
+    profiling = Profiling(comm, config)
     end_s = now() + config.seconds
     enough = False
     while not enough:
-        for index in random.permutation(len(cases)):
-            quiet_barrier(comm)
-            cases[index].visit()
-        samples = len(cases[0].step_s)
+        profiling.round()
+        samples = profiling.samples
         enough = comm.bcast(samples >= _LEAST_SAMPLES and (now() > end_s or samples >= _MOST_SAMPLES))
-    steps = [case.slowest_step_s() for case in cases]
-    alone = {case.local_batch: step_s for case, step_s in zip(cases, steps, strict=True) if case.devices == 1}
-    slowdown = tuple(
-        ComputeSlowdown(devices=case.devices, factor=step_s / alone[case.local_batch])
-        for case, step_s in zip(cases, steps, strict=True)
-        if case.devices > 1 and comm.rank == 0
-    )
-    if comm.rank:
-        return None
-    workload = _workload(config, cases[0].replica, {c.local_batch: c for c in cases if c.devices == 1})
-    return dict(codec.to_builtins(Profile(workload=workload, compute_slowdown=slowdown)))
+    result = profiling.result()
+    return dict(codec.to_builtins(result)) if result is not None else None
 
 
 def _workload(config: ProfileConfig, replica: Any, cases: dict[int, _Case]) -> Workload:
