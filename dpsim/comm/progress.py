@@ -18,7 +18,7 @@ from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.comm.transport import Array, Pending, Transport
 
 LOOK_S = 40e-6
-"""How long the communication thread sleeps when it does not know when the next message is due."""
+"""How long the communication thread sleeps when nothing is due at a known time."""
 
 Finished = Callable[[int, int, float, float], None]
 """Called with (bucket, size_bytes, start_s, end_s) when a bucket's allreduce is done."""
@@ -106,11 +106,10 @@ class Polled:
             else:
                 self._pending = list(step)
 
-    def _next_look_s(self) -> float:
-        """When there will be something to do: the moment a known message is due, or soon."""
-        due = [message.due_s() for message in self._pending]
-        known = [d for d in due if d is not None]
-        return max(known) if len(known) == len(due) and known else now() + LOOK_S
+    def _due_s(self) -> float:
+        """When the messages under way will be there, as far as that is known; 0 while nothing is."""
+        known = [due_s for message in self._pending if (due_s := message.due_s()) is not None]
+        return max(known, default=0.0)
 
 
 class Threaded(Polled):
@@ -169,9 +168,11 @@ class Threaded(Polled):
             with self._turn:
                 if not self._computing or self._advance():
                     return
-                look_s = self._next_look_s()
-            if look_s - now() > SLEEP_LEAD_S:
-                sleep_until(look_s - SLEEP_LEAD_S)
+                due_s = self._due_s()
+            if due_s - now() > SLEEP_LEAD_S:
+                sleep_until(due_s - SLEEP_LEAD_S)
+            elif due_s < now():
+                sleep_until(now() + LOOK_S)
 
 
 def progress(transport: Transport, algorithm: str, overlap: str, finished: Finished) -> Progress:
