@@ -186,6 +186,44 @@ def test_the_thread_sleeps_between_looks_at_a_message_that_only_mpi_can_finish()
     assert 0 < asked < 1.2 * waited_s / (LOOK_S - SLEEP_LEAD_S)
 
 
+class Due:
+    """A message that is there at a known time."""
+
+    def __init__(self, now: Callable[[], float], due_s: float) -> None:
+        self._now, self._due_s = now, due_s
+
+    def done(self) -> bool:
+        return self._now() >= self._due_s
+
+    def due_s(self) -> float | None:
+        return self._due_s
+
+
+@pytest.mark.parametrize("tenths", range(0, 60, 3))
+def test_the_thread_never_sleeps_past_the_moment_a_message_is_due(tenths: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that moves on by 1 us whenever it is read, wherever between two readings the message is due."""
+    clock, sleeps = [0.0], []
+
+    def now() -> float:
+        clock[0] += 1e-6
+        return clock[0]
+
+    def sleep_until(deadline_s: float) -> None:
+        sleeps.append(deadline_s)
+        clock[0] = max(clock[0], deadline_s)
+
+    monkeypatch.setattr("dpsim.comm.progress.now", now)
+    monkeypatch.setattr("dpsim.comm.progress.sleep_until", sleep_until)
+    due_s = 200e-6 + tenths * 1e-7
+    transport, done = Mailbox(2, eager=True).ranks[0], []
+    transport.start_native_allreduce = lambda data: Due(now, due_s)  # type: ignore[method-assign]
+    mechanism = progress(transport, "mpi", "thread", lambda *what: done.append(what))
+    mechanism.submit(0, np.ones(4, np.float32))
+    wait_for(lambda: len(done) == 1)
+    mechanism.close()
+    assert sleeps and max(sleeps) <= due_s
+
+
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_buckets_are_reduced_in_order_exactly_once_between_processes(devices: int, on_ranks: OnRanks) -> None:
     networks = ["node", "paced:50us,1gbit"]

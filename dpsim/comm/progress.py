@@ -165,13 +165,14 @@ class Threaded(Polled):
     def _drive(self) -> None:
         """Move on until the queue is empty or the computing thread takes over."""
         while self._computing:
+            looked_s = now()
             with self._turn:
                 if not self._computing or self._advance():
                     return
                 due_s = self._due_s()
             if due_s - now() > SLEEP_LEAD_S:
                 sleep_until(due_s - SLEEP_LEAD_S)
-            elif due_s < now():
+            elif due_s < looked_s:  # only MPI is still to be waited for; what became due since is there at once
                 sleep_until(now() + LOOK_S)
 
 
