@@ -15,6 +15,8 @@ from dpsim.units import parse_bandwidth, parse_duration
 
 SCHEMA = "dpsim.machine/1"
 NODE = "node"
+_MOST_BYTES = 2**60
+_MOST_DEVICES = 10**12
 
 
 class Network(Noun, frozen=True):
@@ -71,9 +73,16 @@ class Link(Noun, frozen=True):
             raise ConfigError(f"reduce_s_per_byte is {self.reduce_s_per_byte}", allowed="finite, >= 0")
 
 
+def _check_devices(what: str, devices: int) -> None:
+    if not 1 <= devices <= _MOST_DEVICES:
+        raise ConfigError(f"{what} for {devices} devices", allowed=f"1 to {_MOST_DEVICES:.0e} devices")
+
+
 def _check_table(what: str, sizes: tuple[int, ...], *columns: tuple[float, ...]) -> None:
-    if not sizes or any(s < 0 for s in sizes) or any(a >= b for a, b in itertools.pairwise(sizes)):
-        raise ConfigError(f"{what} has sizes_bytes {list(sizes)}", allowed="one or more sizes >= 0, ascending")
+    if not sizes or any(a >= b for a, b in itertools.pairwise((-1, *sizes, _MOST_BYTES + 1))):
+        raise ConfigError(
+            f"{what} has sizes_bytes {list(sizes)}", allowed="one or more sizes from 0 to 2^60, ascending"
+        )
     for column in columns:
         if len(column) != len(sizes):
             raise ConfigError(f"{what} has {len(column)} times for {len(sizes)} sizes", allowed="one a size")
@@ -91,6 +100,7 @@ class AllreduceCost(Noun, frozen=True):
     wire_dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        _check_devices(f"an allreduce table {self.algorithm!r}", self.devices)
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, self.time_s)
 
 
@@ -111,7 +121,10 @@ class OverlapCost(Noun, frozen=True):
 
     def __post_init__(self) -> None:
         what = f"overlap table {self.algorithm!r}/{self.overlap!r} at {self.devices} devices"
+        _check_devices(f"an overlap table {self.algorithm!r}/{self.overlap!r}", self.devices)
         _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s)
+        if not (math.isfinite(self.poll_s) and self.poll_s >= 0):
+            raise ConfigError(f"{what} has poll_s {self.poll_s}", allowed="finite seconds >= 0")
 
 
 class ComputeSlowdown(Noun, frozen=True):
@@ -121,6 +134,7 @@ class ComputeSlowdown(Noun, frozen=True):
     factor: float
 
     def __post_init__(self) -> None:
+        _check_devices("a compute slowdown", self.devices)
         if not (math.isfinite(self.factor) and self.factor > 0):
             raise ConfigError(f"compute slowdown at {self.devices} devices is {self.factor}", allowed="more than 0")
 

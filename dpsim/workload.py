@@ -18,6 +18,8 @@ from dpsim.errors import ConfigError
 
 SCHEMA = "dpsim.workload/1"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_MOST_BYTES = 2**60  # so that sums stay 64-bit whole numbers
+_LARGEST_BATCH = 10**12
 
 
 class Tensor(Noun, frozen=True):
@@ -62,6 +64,12 @@ class Layer(Noun, frozen=True):
     activation_bytes_per_sample: float = 0.0
     batch_norm_channels: int = 0
 
+    def __post_init__(self) -> None:
+        for key in ("launch_s", "activation_bytes_per_sample", "batch_norm_channels"):
+            value = getattr(self, key)
+            if not 0 <= value <= _MOST_BYTES:
+                raise ConfigError(f"layer {self.name!r} has {key} {value}", allowed="a finite number >= 0")
+
 
 class Workload(Noun, frozen=True, dict=True):
     """What is trained: layers in forward order, and where the numbers come from.
@@ -85,8 +93,11 @@ class Workload(Noun, frozen=True, dict=True):
 
     def __post_init__(self) -> None:
         batches = self.local_batches
-        if not batches or any(b <= 0 for b in batches) or any(a >= b for a, b in itertools.pairwise(batches)):
-            raise ConfigError(f"local_batches is {list(batches)}", allowed="one or more sizes > 0, ascending")
+        if not batches or any(a >= b for a, b in itertools.pairwise((0, *batches, _LARGEST_BATCH + 1))):
+            raise ConfigError(
+                f"local_batches is {list(batches)}",
+                allowed=f"one or more sizes from 1 to {_LARGEST_BATCH:.0e}, ascending",
+            )
         if not self.layers:
             raise ConfigError(f"workload {self.name!r} has no layers", allowed="at least one layer")
         names = [layer.name for layer in self.layers]
@@ -101,6 +112,10 @@ class Workload(Noun, frozen=True, dict=True):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{key} is {value}", allowed="finite seconds >= 0")
+        sizes = {"gradient bytes": self.gradient_bytes, "state_bytes": self.state_bytes}
+        for what, size in (sizes | {"optimizer_slots": self.optimizer_slots}).items():
+            if not 0 <= size <= _MOST_BYTES:
+                raise ConfigError(f"workload {self.name!r} has {size} {what}", allowed="0 to 2^60")
 
     def _check_layer(self, layer: Layer, names: set[str]) -> None:
         for key in ("forward_s", "backward_s", "gradient_ready_s"):

@@ -153,3 +153,34 @@ def test_a_wrong_or_missing_file_says_so(tmp_path: Path) -> None:
     misspelt.write_text('schema = "dpsim.machine/1"\nname = "m"\n[link]\nlatency = 1\nbandwidth_bytes_per_s = 1\n')
     with pytest.raises(FileFormatError, match="did you mean 'latency_s'"):
         machines.read(misspelt)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "value", "message"),
+    [
+        (0, ("layers", 0, "tensors", 0, "shape"), [2**40, 2**40], "gradient bytes"),
+        (0, ("layers", 0, "launch_s"), -1.0, "launch_s -1"),
+        (0, ("layers", 0, "activation_bytes_per_sample"), "inf", "activation_bytes_per_sample inf"),
+        (0, ("layers", 0, "batch_norm_channels"), -1, "batch_norm_channels -1"),
+        (0, ("local_batches", 1), 10**400, "local_batches is"),
+        (0, ("state_bytes",), -1, "-1 state_bytes"),
+        (0, ("optimizer_slots",), -1, "-1 optimizer_slots"),
+        (1, ("allreduce", 0, "devices"), 0, "for 0 devices"),
+        (1, ("overlap", 0, "devices"), -2, "for -2 devices"),
+        (1, ("compute_slowdown", 0, "devices"), 0, "for 0 devices"),
+        (1, ("overlap", 0, "poll_s"), "inf", "poll_s inf"),
+        (1, ("allreduce", 0, "sizes_bytes", 1), 10**400, "sizes_bytes"),
+    ],
+)
+def test_a_number_that_nothing_can_have_is_refused(
+    kind: int, place: tuple[Any, ...], value: Any, message: str, tmp_path: Path
+) -> None:
+    content = target = small_files()[kind]
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(FileFormatError) as caught:
+        (workloads.read, machines.read)[kind](path)
+    assert message in str(caught.value)
