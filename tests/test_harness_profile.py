@@ -57,7 +57,6 @@ def test_impossible_local_batches_are_refused(batches: tuple[int, ...]) -> None:
         ProfileConfig(local_batches=batches)
 
 
-@pytest.mark.xfail(strict=True, reason="a smaller batch is timed under the larger one's name")
 def test_a_local_batch_above_the_data_set_is_refused() -> None:
     """Its time would be that of a smaller batch."""
     config = ProfileConfig(
