@@ -113,7 +113,7 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     points = [_Point(comm, task, index) for index in range(len(task.keys))]
     start_s = now()
     number = comm.bcast(1 + max((r for point in points for r in point.round), default=-1))
-    random = np.random.default_rng([task.experiment.seed, number])
+    random = np.random.default_rng([task.experiment.seed % 2**64, number])
     for point in points:  # warm-up: caches, lazy buffers, the first look at every page
         quiet_barrier(comm)
         point.visit(number, counted=False)
