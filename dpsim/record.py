@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.plan import Sgd
 from dpsim.timeline import TimelineRecord
@@ -39,6 +41,18 @@ class Experiment(Noun, frozen=True):
     budget_s: float = 45.0
     interval: float = 0.02
     schema: str = EXPERIMENT_SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
+            raise ConfigError(f"an experiment named {self.name!r}", allowed="the name of a folder")
+        if not all(threshold >= 0 for threshold in self.fusion_thresholds_bytes):
+            raise ConfigError(
+                f"fusion_thresholds_bytes is {list(self.fusion_thresholds_bytes)}", allowed="0 or more bytes, or inf"
+            )
+        if not self.budget_s >= 0:
+            raise ConfigError(f"budget_s is {self.budget_s}", allowed="seconds >= 0")
+        if not (math.isfinite(self.interval) and self.interval > 0):
+            raise ConfigError(f"interval is {self.interval}", allowed="a finite number > 0")
 
 
 class Environment(Noun, frozen=True):

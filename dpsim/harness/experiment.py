@@ -47,6 +47,11 @@ def completed(experiment: Experiment) -> Experiment:
     for what, values in (("devices", experiment.devices), ("networks", experiment.networks)):
         if not values or len(set(values)) != len(values):
             raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
+    if max(experiment.devices) < 2:
+        raise ConfigError(
+            f"a sweep of the fusion threshold on devices {list(experiment.devices)}",
+            allowed="at least one count above 1: a single device communicates nothing",
+        )
     if experiment.overlap not in ("auto", "all", *OVERLAPS):
         raise unknown("overlap", experiment.overlap, ("auto", "all", *OVERLAPS))
     if experiment.fusion_rule not in ("tarantella", "ddp", "horovod"):
