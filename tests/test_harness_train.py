@@ -34,6 +34,15 @@ def test_a_result_tells_losses_accuracy_and_times(devices: int, results: dict[in
     assert len(result.digest) == 64
 
 
+def test_images_a_second_count_the_images_that_were_there() -> None:
+    """Of 20 samples a batch of 5000 has 20, and batches of 16 are 16 and 4 in turn."""
+    small = {"model": "mlp:4", "dataset": "synthetic:2x2x1,classes=2,train=20,test=4"}
+    for global_batch, full in ((5000, 20), (16, 16)):
+        result = train(TrainConfig(**small, global_batch=global_batch, steps=6), quiet)  # type: ignore[arg-type]
+        assert result.images_per_s == pytest.approx(full / result.step_s)
+    assert train(TrainConfig(**small, global_batch=16, steps=1), quiet).images_per_s == 0  # type: ignore[arg-type]
+
+
 def test_two_devices_learn_what_one_does(results: dict[int, TrainResult]) -> None:
     assert results[2].losses == pytest.approx(results[1].losses, rel=1e-3)
     assert results[2].test_accuracy == pytest.approx(results[1].test_accuracy, abs=0.02)

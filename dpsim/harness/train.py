@@ -63,7 +63,11 @@ class TrainConfig(Noun, frozen=True):
 
 
 class TrainResult(Noun, frozen=True):
-    """What a training run came to. ``losses`` are mean training losses, one a step; times are medians."""
+    """What a training run came to. ``losses`` are mean training losses, one a step; times are medians.
+
+    ``step_s`` is of the steps with a whole batch, each from the slowest rank's end of the step before it to its own
+    (0 where there is only one step), and ``images_per_s`` is such a batch over it.
+    """
 
     devices: int
     steps: int

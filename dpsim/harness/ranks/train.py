@@ -59,11 +59,13 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
     trainer.close()
     if comm.rank:
         return None
-    step_s = statistics.median(b - a for a, b in itertools.pairwise(slowest)) if total > 1 else 0.0
+    full = max(samples[1:], default=0)  # the last batch of an epoch may be short; the first step has no step before it
+    times = [b - a for (a, b), size in zip(itertools.pairwise(slowest), samples[1:], strict=True) if size == full]
+    step_s = statistics.median(times) if times else 0.0
     result = TrainResult(
         devices=config.devices, steps=total, test_accuracy=test.correct / test.samples,
         final_loss=whole[-1] / samples[-1], step_s=step_s,
-        images_per_s=config.global_batch / step_s if step_s else 0.0,
+        images_per_s=full / step_s if step_s else 0.0,
         exposed_communication_s=statistics.median(exposed), digest=digest,
         losses=tuple(loss / size for loss, size in zip(whole, samples, strict=True)),
     )  # fmt: skip
