@@ -7,6 +7,7 @@ import math
 import pytest
 
 from dpsim.errors import ConfigError
+from dpsim.harness.prepare import Preparation
 from dpsim.harness.train import TrainConfig, TrainResult, train
 
 SMALL = {"model": "mlp:16", "dataset": "digits", "global_batch": 64, "steps": 30}
@@ -67,6 +68,19 @@ def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need() -> None:
     result = train(config, told.append)
     assert result.steps == 3 and all(map(math.isfinite, result.losses))
     assert any(line.startswith("overlap ") for line in told)
+
+
+def test_accumulation_is_profiled_at_what_a_device_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Preparation] = []
+
+    def prepare(preparation: Preparation, progress: object) -> None:
+        asked.append(preparation)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("dpsim.harness.prepare.prepare", prepare)
+    with pytest.raises(ConfigError, match="enough"):
+        train(TrainConfig(model="mlp:4", devices=2, global_batch=64, accumulate=4, overlap="auto"), quiet)
+    assert [preparation.global_batch for preparation in asked] == [16]
 
 
 def test_more_devices_than_samples_are_refused() -> None:

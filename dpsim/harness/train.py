@@ -103,7 +103,7 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
     workload, machines = prepare(
         Preparation(
             model=config.model, dataset=config.dataset, optimizer=config.optimizer, seed=config.seed,
-            global_batch=config.global_batch, devices=(config.devices,),
+            global_batch=config.global_batch // config.accumulate, devices=(config.devices,),
             networks=((config.network, config.algorithm),), overlaps=("poll", "thread"),
         ),
         progress,
