@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -151,6 +152,16 @@ def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path: Path, monkeypatch: pyt
 def test_no_devices_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match="devices is 0"):
         launch.on_ranks("launch_tasks:echo", {}, devices=0)
+
+
+def test_more_ranks_than_files_may_be_open_is_a_mistake() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, hard), hard))
+    try:
+        with pytest.raises(CommunicationError, match="cannot start 200 ranks"):
+            launch.on_ranks("launch_tasks:echo", {}, devices=200, timeout_s=30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_unknown_task_is_a_mistake(on_ranks: OnRanks) -> None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import dpsim
 from dpsim.comm import rank_output
@@ -166,8 +166,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         for rank in range(devices):
-            os.mkfifo(folder / f"pipe-{rank}")
-            pipe = stack.enter_context(open(os.open(folder / f"pipe-{rank}", os.O_RDONLY | os.O_NONBLOCK), "rb"))
+            pipe = stack.enter_context(_pipe(folder / f"pipe-{rank}", devices))
             selector.register(pipe, selectors.EVENT_READ, rank_output.RankPipe(rank, seen, progress))
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -184,6 +183,18 @@ def _run(
         for key in selector.get_map().values():
             key.data.end()
     return process.returncode, seen
+
+
+def _pipe(path: Path, devices: int) -> BinaryIO:
+    """The reading end of a new named pipe."""
+    try:
+        os.mkfifo(path)
+        return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    except OSError as error:
+        raise CommunicationError(
+            f"cannot start {devices} ranks: {error.strerror}",
+            remedy="use fewer devices, or raise the limit of open files (ulimit -n)",
+        ) from error
 
 
 def _follow(
