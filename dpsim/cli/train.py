@@ -38,6 +38,8 @@ def train(
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured."""
+    import msgspec
+
     from dpsim import codec
     from dpsim.harness import train as harness
     from dpsim.plan import Sgd
@@ -51,7 +53,8 @@ def train(
         network=network, steps=steps, epochs=epochs, seed=seed,
     )  # fmt: skip
     sgd: dict[str, Any] = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
-    config = harness.TrainConfig(optimizer=Sgd(**sgd), **chosen)
+    config = harness.TrainConfig(**chosen)
+    config = msgspec.structs.replace(config, optimizer=Sgd(**(msgspec.structs.asdict(config.optimizer) | sgd)))
     with show.progress() as tell:
         result = harness.train(config, tell)
     if output is not None:

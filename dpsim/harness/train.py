@@ -28,7 +28,7 @@ class TrainConfig(Noun, frozen=True):
     dataset: str = "digits"
     devices: int = 1
     global_batch: int = 64
-    epochs: int = 12
+    epochs: int = 20
     steps: int | None = None
     seed: int = 0
     network: str = "node"
@@ -37,7 +37,7 @@ class TrainConfig(Noun, frozen=True):
     fusion_threshold_bytes: float | None = None
     overlap: str = "off"
     accumulate: int = 1
-    optimizer: Sgd = Sgd()
+    optimizer: Sgd = Sgd(weight_decay=1e-3)
     workload: Workload | None = None
     link_alpha_s: float = 0.0
     link_beta_s_per_byte: float = 0.0
