@@ -90,7 +90,14 @@ class Timeline:
 
     @staticmethod
     def from_record(record: TimelineRecord) -> Timeline:
-        """Back from the stored form. Raises ``FileFormatError`` when the lists do not fit together."""
+        """Back from the stored form. Raises ``FileFormatError`` for numbers out of range or lists that do not fit."""
+        numbers = (*record.step, *record.rank, *record.lane, *record.operation, *record.size_bytes)
+        if any(abs(n) >= 2**62 for n in numbers):
+            raise FileFormatError("a timeline with a number out of range", allowed="64-bit whole numbers")
+        if not np.isfinite((*record.start_s, *record.end_s)).all():
+            raise FileFormatError("a timeline with a time that is not finite", allowed="finite seconds")
+        if not {*record.lane} <= {COMPUTE, COMMUNICATION}:
+            raise FileFormatError("a timeline with an unknown lane", allowed=f"{COMPUTE} or {COMMUNICATION}")
         columns: dict[str, Any] = {
             name: np.array(getattr(record, name), np.int64)
             for name in ("step", "rank", "lane", "operation", "size_bytes")

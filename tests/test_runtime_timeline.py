@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dpsim import codec
+from dpsim.errors import FileFormatError
 from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, timeline
 from dpsim.schedule import COMMUNICATION, COMPUTE
 from dpsim.timeline import Timeline, TimelineRecord
@@ -124,6 +126,24 @@ def test_recording_a_step_of_the_default_cnn_costs_less_than_a_hundredth_of_10_m
     events = max(run["events"] for run in recorded.values())
     assert 50 < events < 200
     assert events * seconds_per_event() < 0.01 * 10e-3
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"step": (2**70,)}, "out of range"),
+        ({"lane": (7,)}, "unknown lane"),
+        ({"end_s": (math.inf,)}, "not finite"),
+        ({"operation": (1,)}, "no name"),
+        ({"rank": (0, 0)}, "differ in length"),
+    ],
+)
+def test_a_damaged_stored_timeline_is_refused(damage: dict[str, Any], message: str) -> None:
+    one = {"step": (0,), "rank": (0,), "lane": (COMPUTE,), "operation": (0,), "size_bytes": (0,)}
+    times = {"start_s": (0.0,), "end_s": (1.0,)}
+    record = TimelineRecord(**({"source": "measured", "operations": ("update",)} | one | times | damage))  # type: ignore[arg-type]
+    with pytest.raises(FileFormatError, match=message):
+        Timeline.from_record(record)
 
 
 def test_a_pause_cuts_the_operation_in_which_it_happens() -> None:
