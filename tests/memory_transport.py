@@ -67,6 +67,7 @@ class MemoryTransport:
     def __init__(self, mailbox: Mailbox, rank: int, size: int) -> None:
         self.mailbox, self.rank, self.size, self.network = mailbox, rank, size, Network()
         self.sent_bytes = self.sent_messages = 0
+        self.crowded = False
 
     def allocate(self, size_bytes: int) -> Any:
         return aligned_bytes(size_bytes)

@@ -174,4 +174,4 @@ def allreduce(t: Transport, data: Array, algorithm: str) -> None:
         t.native_allreduce(data)
         return
     for pending in start(t, data, algorithm):
-        wait(pending)
+        wait(t, pending)

@@ -13,8 +13,8 @@ def broadcast(t: Transport, data: Array) -> None:
     if data.size == 0:
         return
     if t.rank:
-        wait([t.receive(data, t.rank ^ (1 << (t.rank.bit_length() - 1)))])
+        wait(t, [t.receive(data, t.rank ^ (1 << (t.rank.bit_length() - 1)))])
     reach = 1 << t.rank.bit_length()
     while t.rank + reach < t.size:
-        wait([t.send(data, t.rank + reach)])
+        wait(t, [t.send(data, t.rank + reach)])
         reach *= 2

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
-from dpsim.comm.transport import Array, Pending, aligned_bytes
+from dpsim.comm.transport import Array, Pending, aligned_bytes, crowded
 from dpsim.machine import Network, check_algorithm
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
@@ -75,6 +75,7 @@ class PacedTransport:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.network = network
+        self.crowded = crowded(comm)
         self._outgoing_free_s = 0.0
         self._incoming_free_s = 0.0
 

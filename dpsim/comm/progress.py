@@ -81,7 +81,8 @@ class Polled:
 
     def finish(self) -> None:
         while not self._advance():
-            os.sched_yield()
+            if self._transport.crowded:
+                os.sched_yield()
 
     def close(self) -> None:
         pass

@@ -28,11 +28,15 @@ class Pending(Protocol):
 
 
 class Transport(Protocol):
-    """Point-to-point messages between the ranks of one group, in order for each pair."""
+    """Point-to-point messages between the ranks of one group, in order for each pair.
+
+    ``crowded``: there are more ranks than cores here, so who waits must let the others have the core.
+    """
 
     rank: int
     size: int
     network: Network
+    crowded: bool
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """Memory for an arena, ``ALIGNMENT_BYTES`` aligned."""
@@ -78,6 +82,7 @@ class MpiTransport:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.network = Network()
+        self.crowded = crowded(comm)
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         return aligned_bytes(size_bytes)
@@ -95,12 +100,24 @@ class MpiTransport:
         return _MpiPending([self.comm.Iallreduce(MPI.IN_PLACE, data)])
 
 
-def wait(pending: Sequence[Pending]) -> None:
-    """Return when every message is done; between looks other processes may have the core, for there may be more
-    ranks than cores (a yield costs 0.3 us where there are not)."""
+def crowded(comm: MPI.Intracomm) -> bool:
+    """Whether more ranks than cores share this machine."""
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks = here.size
+    here.Free()
+    return ranks > (os.cpu_count() or 1)
+
+
+def wait(t: Transport, pending: Sequence[Pending]) -> None:
+    """Return when every message is done.
+
+    Waiting looks again and again without a pause, for a yielded core may go to any other program for
+    milliseconds; only where ranks share cores does it yield, so that the others can send.
+    """
     waiting = [message for message in pending if not message.done()]
     while waiting:
-        os.sched_yield()
+        if t.crowded:
+            os.sched_yield()
         waiting = [message for message in waiting if not message.done()]
 
 
