@@ -51,8 +51,12 @@ def version(package: str) -> str:
 def blas() -> str:
     """Library, version and architecture of the BLAS that NumPy computes with."""
     import numpy  # noqa: F401  (loads its BLAS)
+
+    given = "KMP_DUPLICATE_LIB_OK" in os.environ
     import threadpoolctl
 
+    if not given:  # threadpoolctl sets it when it is loaded
+        os.environ.pop("KMP_DUPLICATE_LIB_OK", None)
     found = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
     if not found:
         return "unknown"
