@@ -42,6 +42,8 @@ def parse_size(text: str | float) -> float:
     if text.strip().lower() in ("inf", "infinity"):
         return math.inf
     size = _parse(text, _BYTES, "size", "64KiB, 25MB, 0 or inf")
+    if not size <= 2.0**62:
+        raise ConfigError(f"size {text!r} is larger than any memory", allowed="below 4 EiB, or inf")
     if abs(size - round(size)) > 1e-6:
         raise ConfigError(f"size {text!r} is not a whole number of bytes", allowed="whole bytes")
     return float(round(size))
@@ -49,7 +51,10 @@ def parse_size(text: str | float) -> float:
 
 def parse_duration(text: str) -> float:
     """Seconds of ``50us``, ``1.5ms`` or ``2s``. Raises ``ConfigError``."""
-    return _parse(text, _SECONDS, "duration", "50us or 1ms")
+    seconds = _parse(text, _SECONDS, "duration", "50us or 1ms")
+    if not seconds < 1e9:
+        raise ConfigError(f"duration {text!r} is longer than anyone waits", allowed="below 1e9 s")
+    return seconds
 
 
 def parse_bandwidth(text: str) -> float:

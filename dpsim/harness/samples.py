@@ -22,6 +22,7 @@ class MeasureTask(Noun, frozen=True):
     already: tuple[MeasuredPoint, ...]
     spent_s: float
     predictions_sha256: str
+    measured_from: str
     save_to: str
 
 
@@ -30,6 +31,7 @@ class Samples(Noun, frozen=True):
 
     points: tuple[MeasuredPoint, ...]
     spent_s: float
+    measured_from: str
     experiment: Experiment
     predictions_sha256: str
     recording_s_per_event: float

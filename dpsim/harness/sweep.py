@@ -130,7 +130,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     experiment, sha = predictions.experiment, codec.digest(predictions)
     path, here = folder / "samples.json", environment()
     before: tuple[Any, ...] = ()
-    spent_s = 0.0
+    spent_s, measured_from = 0.0, stamp()
     if path.exists():
         samples = codec.read(path, Samples, "samples", SAMPLES_SCHEMA)
         if samples.predictions_sha256 != sha:
@@ -139,16 +139,16 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
                 allowed="samples of the same sweep",
                 remedy="choose another folder with --output; nothing there was changed",
             )
-        before, spent_s = samples.points, samples.spent_s
+        before, spent_s, measured_from = samples.points, samples.spent_s, samples.measured_from
         progress(f"continuing an interrupted sweep after {spent_s:.0f} s of measuring")
     _same_machine(predictions.environment, here, folder)
     keys = tuple(point.key for point in predictions.points)
     task = MeasureTask(
         experiment=experiment, keys=keys, plans=tuple(plan_of(experiment, key) for key in keys),
         workload=predictions.workload, machines={machine.network: machine for machine in predictions.machines},
-        already=before, spent_s=spent_s, predictions_sha256=sha, save_to=str(path.resolve()),
+        already=before, spent_s=spent_s, predictions_sha256=sha, measured_from=measured_from,
+        save_to=str(path.resolve()),
     )  # fmt: skip
-    measured_from = stamp()
     found = on_ranks(
         "dpsim.harness.ranks.measure:measure_on_ranks", codec.to_builtins(task),
         devices=max(experiment.devices), progress=progress, pin=True,

@@ -11,8 +11,8 @@ Facts = tuple[tuple[str, str], ...]
 
 RULES = (
     "Every point was predicted, and the predictions written and hashed, before the first sample was taken.",
-    "Configurations were interleaved in one run, in random order, after warm-up. The first step after each change of "
-    "configuration and short last batches do not count; no other sample was dropped.",
+    "Configurations were interleaved in one run, in random order, after warm-up. The first two steps after each "
+    "change of configuration and short last batches do not count; no other sample was dropped.",
     "Some configurations ran twice (A/A): the difference of the twins' medians is the noise.",
     "The model is scored against four nulls; one that does not beat the best of them has no skill.",
     "Networks marked (emulated) are paced links on this machine, never a real network, and are scored apart.",

@@ -114,11 +114,10 @@ class CycleBuckets:
             [self._sizes[i] for i in self._waiting], [self._dtype_codes[i] for i in self._waiting]
         )
         buckets = [tuple(self._waiting[i] for i in bucket) for bucket in packed]
-        message = np.full(len(self._sizes) + 1, -1, np.int64)
+        message = np.full(len(self._sizes), -1, np.int64)
         flat = [(number, position) for number, bucket in enumerate(buckets) for position in bucket]
-        message[0] = len(flat)
         for number, position in flat:
-            message[1 + position] = number
+            message[position] = number
         pending = [self._control.send(message, rank) for rank in range(1, self._control.size)]
         self._sending.append((pending, message))
         self._sent()
@@ -134,13 +133,13 @@ class CycleBuckets:
         """Take decisions that have arrived, without waiting."""
         while self._told() < len(self._sizes):
             if self._receiving is None:
-                message = np.empty(len(self._sizes) + 1, np.int64)
+                message = np.empty(len(self._sizes), np.int64)
                 self._receiving = (self._control.receive(message, 0), message)
             pending, message = self._receiving
             if not pending.done():
                 return
             self._receiving = None
-            numbers = message[1:]
+            numbers = message
             for number in range(int(numbers.max()) + 1):
                 self._decided.append(tuple(int(p) for p in np.flatnonzero(numbers == number)))
 

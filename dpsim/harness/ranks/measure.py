@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
+from dpsim.harness.ranks.profile import WARM_STEPS
 from dpsim.harness.samples import MeasureTask, Samples
 from dpsim.harness.statistics import median_interval
 from dpsim.machine import Network
@@ -55,12 +57,12 @@ class _Point:
         self.trainer = Trainer(replica, dataset, plan, self.group, network, seed=experiment.seed, schedule=schedule)
 
     def visit(self, round_number: int, *, counted: bool) -> None:
-        """A few steps, the first of them not counted; a step lasts from the slowest rank's end to the next one's."""
+        """A few steps, the first two not counted; a step lasts from the slowest rank's end to the next one's."""
         if self.group is None:
             return
         self.group.Barrier()
         steps: list[tuple[StepMarks, float, int]] = []
-        for _ in range(_COUNTED_STEPS + 1):
+        for _ in range(WARM_STEPS + _COUNTED_STEPS):
             outcome = self.trainer.step()
             steps.append((outcome.marks, outcome.sums.loss, outcome.global_samples))
         gathered = self.group.gather(steps)
@@ -70,8 +72,8 @@ class _Point:
         for number in range(len(steps)):
             ranks = [rows[number] for rows in gathered]
             self.new_losses.append(sum(loss for _, loss, _ in ranks) / ranks[0][2])
-            if not (counted and number) or ranks[0][2] != full:
-                continue  # the first step after a change of configuration, or a short last batch
+            if not counted or number < WARM_STEPS or ranks[0][2] != full:
+                continue  # the first steps after a change of configuration, or a short last batch
             end_s = max(marks.end_s for marks, _, _ in ranks)
             step_s = end_s - max(rows[number - 1][0].end_s for rows in gathered)
             self.step_s.append(step_s)
@@ -111,6 +113,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     """
     task = codec.decode(argument, MeasureTask, "measurement")
     points = [_Point(comm, task, index) for index in range(len(task.keys))]
+    gc.collect()
+    gc.freeze()
     start_s = now()
     number = comm.bcast(1 + max((r for point in points for r in point.round), default=-1))
     random = np.random.default_rng([task.experiment.seed % 2**64, number])
@@ -130,7 +134,7 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
             check_losses(points)
             measured = tuple(point.measured() for point in points)
             samples = Samples(
-                points=measured, spent_s=spent_s, experiment=task.experiment,
+                points=measured, spent_s=spent_s, measured_from=task.measured_from, experiment=task.experiment,
                 predictions_sha256=task.predictions_sha256, recording_s_per_event=event_s,
             )  # fmt: skip
             codec.write(Path(task.save_to), samples)

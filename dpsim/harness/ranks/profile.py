@@ -20,41 +20,49 @@ from dpsim.machine import ComputeSlowdown, Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.runtime.describe import describe
-from dpsim.runtime.recorder import StepMarks
+from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
 from dpsim.workload import Layer, Workload
 
 Progress = Callable[[str], None]
 Floats = NDArray[np.float64]
-_VISIT_STEPS = 5
+WARM_STEPS = 2
+_VISIT_STEPS = 6
 _LEAST_SAMPLES, _MOST_SAMPLES = 15, 400
 
 
 class _Case:
-    """One local batch on some ranks at once, without communication: trains, and keeps the times of every step."""
+    """One local batch on some ranks at once: trains, and keeps the computing times of every step.
+
+    Several ranks reduce their gradients between backward and update, which is not timed: computation after a
+    communication finds other things in its caches than computation alone.
+    """
 
     def __init__(self, comm: MPI.Intracomm, devices: int, local_batch: int, config: ProfileConfig) -> None:
         self.devices, self.local_batch = devices, local_batch
         self.group = first_ranks(comm, devices)
         dataset = load_dataset(config.dataset, config.seed)
         self.replica = build_model(config.model, dataset.input_shape, dataset.classes)
-        plan = Plan(devices=1, global_batch=local_batch, fusion_rule="one", optimizer=config.optimizer)
-        self.trainer = Trainer(self.replica, dataset, plan, MPI.COMM_SELF, Network(), seed=config.seed)
+        self.global_batch = devices * local_batch
+        if self.group is not None:
+            plan = Plan(devices=devices, global_batch=self.global_batch, fusion_rule="one", optimizer=config.optimizer)
+            self.trainer = Trainer(self.replica, dataset, plan, self.group, Network(), seed=config.seed)
         self.rows: list[Floats] = []
         self.step_s: list[float] = []
 
     def visit(self) -> None:
-        """A few steps on every rank at once, the first of them not counted."""
+        """A few steps on every rank at once, the first two of them not counted (they are slower by up to a tenth)."""
         if self.group is None:
             return
         for number in range(_VISIT_STEPS):
             self.group.Barrier()
             outcome = self.trainer.step()
-            if outcome.global_samples != self.local_batch:  # a short last batch tells nothing about this one
+            if outcome.global_samples != self.global_batch:  # a short last batch tells nothing about this one
                 self.group.Barrier()
                 outcome = self.trainer.step()
-            if number:
-                self.step_s.append(outcome.marks.end_s - outcome.marks.begin_s)
+            if number >= WARM_STEPS:
+                marks = outcome.marks
+                self.step_s.append(marks.end_s - marks.begin_s - exposed_s(marks))
                 self.rows.append(_row(outcome.marks, len(self.replica.layers)))
 
     def slowest_step_s(self) -> float:
@@ -93,11 +101,12 @@ class Profiling:
         self._comm, self._config = comm, config
         samples = len(load_dataset(config.dataset, config.seed).train_y)
         settings = [(1, batch) for batch in sorted(set(config.local_batches))] + [c for c in config.crowd if c[0] > 1]
-        largest = max(batch for _, batch in settings)
+        largest = max(devices * batch for devices, batch in settings)
         if largest > samples:
             raise ConfigError(
-                f"a local batch of {largest} samples, where {config.dataset} has {samples} to train on",
+                f"a batch of {largest} samples, where {config.dataset} has {samples} to train on",
                 allowed=f"at most {samples}",
+                remedy="choose smaller batches",
             )
         self._cases = [_Case(comm, devices, batch, config) for devices, batch in settings]
         self._random = np.random.default_rng(0)
