@@ -17,7 +17,10 @@ VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_", "MPIR_")
 
 
 def environment() -> Environment:
-    """This process's environment: versions, processor, BLAS architecture and the variables that change speed."""
+    """This process's environment: versions, processor, BLAS architecture and the variables that change speed.
+
+    The variables are those of the ranks that dpsim starts, which compute with one thread unless the user says otherwise.
+    """
     import psutil
 
     return Environment(
@@ -31,8 +34,12 @@ def environment() -> Environment:
         numpy=version("numpy"),
         numba=version("numba"),
         blas=blas(),
-        variables={name: os.environ[name] for name in sorted(os.environ) if name.startswith(VARIABLES)},
+        variables={name: value for name, value in sorted(_of_ranks().items()) if name.startswith(VARIABLES)},
     )
+
+
+def _of_ranks() -> dict[str, str]:
+    return {name: "1" for name in launch.THREAD_PINS} | dict(os.environ)
 
 
 def cores() -> int:
