@@ -19,7 +19,7 @@ VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_", "MPIR_")
 def environment() -> Environment:
     """This process's environment: versions, processor, BLAS architecture and the variables that change speed.
 
-    The variables are those of the ranks that dpsim starts, which compute with one thread unless the user says otherwise.
+    The variables are those of the ranks that dpsim starts: one thread each unless the user says otherwise.
     """
     import psutil
 
