@@ -76,7 +76,8 @@ class Workload(Noun, frozen=True, dict=True):
 
     ``local_batches`` (ascending) are the batch sizes at which times were taken; between them times are
     interpolated, outside them extrapolated along the nearest segment (or in proportion if there is one).
-    ``update_s`` is the optimizer's time a step, ``overhead_s`` the time a step spends outside the
+    ``update_s`` is the optimizer's time a step; ``overhead_s + b overhead_per_sample_s`` the time a step of local
+    batch b spends outside the
     layers and the update (fetching the batch, the loss, bookkeeping).
     """
 
@@ -85,6 +86,7 @@ class Workload(Noun, frozen=True, dict=True):
     layers: tuple[Layer, ...]
     update_s: float = 0.0
     overhead_s: float = 0.0
+    overhead_per_sample_s: float = 0.0
     state_bytes: int = 0
     optimizer_slots: int = 1
     emulated_compute: bool = False
@@ -108,7 +110,7 @@ class Workload(Noun, frozen=True, dict=True):
                 raise ConfigError(f"two {what}s are named {twice!r}", allowed="unique names")
         for layer in self.layers:
             self._check_layer(layer, set(names))
-        for key in ("update_s", "overhead_s"):
+        for key in ("update_s", "overhead_s", "overhead_per_sample_s"):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{key} is {value}", allowed="finite seconds >= 0")
@@ -188,6 +190,7 @@ class Workload(Noun, frozen=True, dict=True):
                 forward_s=at([layer.forward_s for layer in self.layers]),
                 backward_s=backward_s,
                 gradient_ready_s=np.minimum(at(ready), backward_s),
+                overhead_s=self.overhead_s + local_batch * self.overhead_per_sample_s,
             )
             self._time_cache[local_batch] = cached
         return cached
@@ -213,11 +216,12 @@ class ReadyOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTimes:
-    """Seconds of each layer, in forward order, at one local batch."""
+    """Seconds of each layer, in forward order, at one local batch, and of the step outside layers and update."""
 
     forward_s: NDArray[np.float64]
     backward_s: NDArray[np.float64]
     gradient_ready_s: NDArray[np.float64]
+    overhead_s: float
 
 
 def _interpolate(x: NDArray[np.float64], y: NDArray[np.float64], at: float) -> NDArray[np.float64]:

@@ -85,7 +85,7 @@ def timeline(workload: Workload, machine: Machine, plan: Plan) -> Timeline:
     """
     priced = _price(workload, machine, plan)
     schedule, (start, end, _) = priced.schedule, priced.times
-    overhead = workload.overhead_s * compute_slowdown(machine, plan.devices)[0]
+    overhead = workload.times(local_share(plan)).overhead_s * compute_slowdown(machine, plan.devices)[0]
     names = ["step overhead"] + [schedule.operation_name(i) for i in range(len(schedule.kind))]
     events = [(0.0, overhead, 0, 0, 0)] if overhead > 0 else []
     queue = np.flatnonzero(schedule.kind == ALLREDUCE)
@@ -155,7 +155,9 @@ def _prices(workload: Workload, machine: Machine, plan: Plan) -> tuple[Prices, f
     if plan.devices > 1 and plan.overlap in ("poll", "thread"):
         beside, poll_s = beside_curve(machine, plan.algorithm, plan.devices, plan.overlap, plan.wire_dtype)
     stages = rounds(plan.algorithm, plan.devices)
-    fixed = np.array((workload.overhead_s * factor, workload.update_s * factor, poll_s, stages), np.float64)
+    fixed = np.array(
+        (workload.times(share).overhead_s * factor, workload.update_s * factor, poll_s, stages), np.float64
+    )
     prices = Prices(layers, announces, fixed, solo.points, beside.points)
     return prices, min(solo.last_bytes, beside.last_bytes), beyond or workload.extrapolated(share)
 

@@ -30,6 +30,7 @@ Progress = Callable[[str], None]
 _COUNTED_STEPS = 6
 _TELL_S = 5.0
 _LEAST_ROUNDS = 6
+_WARM_ROUNDS = 2
 _LOSS_TOLERANCE = 0.02
 
 
@@ -118,7 +119,7 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     start_s = now()
     number = comm.bcast(1 + max((r for point in points for r in point.round), default=-1))
     random = np.random.default_rng([task.experiment.seed % 2**64, number])
-    for point in points:  # warm-up: caches, lazy buffers, the first look at every page
+    for point in points * _WARM_ROUNDS:  # caches, lazy buffers, the first look at every page
         quiet_barrier(comm)
         point.visit(number, counted=False)
     event_s = seconds_per_event()

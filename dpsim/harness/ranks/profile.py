@@ -156,6 +156,7 @@ def _workload(config: ProfileConfig, replica: Any, cases: dict[int, _Case]) -> W
     batches = sorted(cases)
     count = len(replica.layers)
     columns = np.array([_typical(cases[batch]) for batch in batches])
+    overhead_s, per_sample_s = _line(batches, columns[:, -1])
     bare = describe(replica, f"{config.model} on {config.dataset}")
     layers = tuple(
         Layer(
@@ -172,9 +173,16 @@ def _workload(config: ProfileConfig, replica: Any, cases: dict[int, _Case]) -> W
     )
     return Workload(
         name=bare.name, local_batches=tuple(batches), layers=layers, state_bytes=bare.state_bytes,
-        update_s=float(np.median(columns[:, -2])), overhead_s=float(np.median(columns[:, -1])),
+        update_s=float(np.median(columns[:, -2])), overhead_s=overhead_s, overhead_per_sample_s=per_sample_s,
         source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch",
     )  # fmt: skip
+
+
+def _line(batches: list[int], seconds: Floats) -> tuple[float, float]:
+    """(constant, slope) of the line nearest to the overhead at each batch, neither of them negative."""
+    slope = float(np.polyfit(batches, seconds, 1)[0]) if len(batches) > 1 else 0.0
+    slope = min(max(slope, 0.0), float(np.min(seconds / np.array(batches))))
+    return max(float(np.mean(seconds - slope * np.array(batches))), 0.0), slope
 
 
 def _typical(case: _Case) -> Floats:
