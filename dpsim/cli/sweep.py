@@ -25,7 +25,9 @@ def fusion_threshold(
     fusion_rule: flags.FusionRule = None,
     fusion_threshold: flags.Thresholds = None,
     algorithm: flags.Algorithms = None,
-    overlap: flags.Overlap = None,
+    overlap: Annotated[
+        str | None, Parameter(help="auto (the recommended one, and one beside it), all, off, inline, poll or thread.")
+    ] = None,
     network: flags.Networks = None,
     seed: flags.Seed = None,
     budget: Annotated[str | None, Parameter(help="Time to measure for, like 60s.")] = None,
