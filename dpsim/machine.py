@@ -30,6 +30,11 @@ class Network(Noun, frozen=True):
     def emulated(self) -> bool:
         return self.token != NODE
 
+    @property
+    def usual_algorithm(self) -> str:
+        """The algorithm taken when none is named: MPI's own, or ``ring`` where MPI's own cannot run."""
+        return "ring" if self.emulated else "mpi"
+
     @staticmethod
     def parse(token: str) -> Network:
         """``node`` or ``paced:50us,1gbit``. Raises ``ConfigError``."""

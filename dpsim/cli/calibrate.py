@@ -12,7 +12,7 @@ from dpsim.cli import flags, show
 EXAMPLES = """\
 Examples:
   dpsim calibrate --network node --devices 2 --output machine.json
-  dpsim calibrate --network paced:50us,1gbit --algorithm mpi,ring"""
+  dpsim calibrate --network paced:50us,1gbit --algorithm ring,direct"""
 
 
 def calibrate(
@@ -31,9 +31,12 @@ def calibrate(
     """Measure this machine's allreduces: writes a machine file."""
     from dpsim import codec
     from dpsim.harness import calibrate as harness
+    from dpsim.machine import Network
     from dpsim.units import format_duration, format_size, parse_duration
 
     flags.writable(output)
+    if network is not None and algorithm is None:
+        algorithm = Network.parse(network).usual_algorithm
     chosen: dict[str, Any] = flags.given(
         network=network,
         devices=flags.listed("--devices", devices, flags.whole("--devices")),

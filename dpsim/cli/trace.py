@@ -71,14 +71,21 @@ def _describe(key: PointKey) -> str:
 
 def _first(points: list[MeasuredPoint | PredictedPoint], wanted: dict[str, object]) -> PointKey:
     from dpsim.errors import ConfigError
+    from dpsim.units import format_size
 
     kept = sorted(dict.fromkeys(point.key for point in points), key=lambda key: -key.devices)
     for key in kept:
         if all(getattr(key, name) == value for name, value in wanted.items()):
             return key
+    held = {
+        "network": [key.network for key in kept],
+        "devices": [str(key.devices) for key in kept],
+        "threshold": [format_size(key.fusion_threshold_bytes) for key in kept],
+        "overlap": [key.overlap for key in kept],
+    }
     raise ConfigError(
         "no setting of this sweep that kept its timelines is like that: "
         + (", ".join(f"{name} = {value}" for name, value in wanted.items()) or "none were kept"),
-        allowed="; ".join(_describe(key) for key in kept),
-        remedy="choose one of these with --network, --devices, --fusion-threshold and --overlap",
+        allowed="; ".join(f"{what} {', '.join(dict.fromkeys(values))}" for what, values in held.items()),
+        remedy="choose among these with --network, --devices, --fusion-threshold and --overlap",
     )

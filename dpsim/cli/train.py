@@ -42,10 +42,13 @@ def train(
 
     from dpsim import codec
     from dpsim.harness import train as harness
+    from dpsim.machine import Network
     from dpsim.plan import Sgd
     from dpsim.units import format_duration, parse_size
 
     flags.writable(output)
+    if network is not None and algorithm is None:
+        algorithm = Network.parse(network).usual_algorithm
     threshold = None if fusion_threshold is None else parse_size(fusion_threshold)
     chosen: dict[str, Any] = flags.given(
         model=model, dataset=dataset, devices=devices, global_batch=global_batch, accumulate=accumulate,

@@ -21,7 +21,6 @@ from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
 
 _THRESHOLDS = 9
-_DEFAULT_ALGORITHM = {False: "mpi", True: "ring"}
 _TWINS = 2
 
 
@@ -36,7 +35,7 @@ def completed(experiment: Experiment) -> Experiment:
             remedy="lower --global-batch",
         )
     thresholds = experiment.fusion_thresholds_bytes or telling_thresholds(experiment)
-    algorithms = experiment.algorithms or tuple(_DEFAULT_ALGORITHM[network.emulated] for network in networks)
+    algorithms = experiment.algorithms or tuple(network.usual_algorithm for network in networks)
     if len(algorithms) == 1:
         algorithms *= len(networks)
     if len(algorithms) != len(networks):
