@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from dpsim.comm.allreduce import Rounds
-from dpsim.comm.clock import sleep_until
 from dpsim.comm.transport import Array, Pending, aligned_bytes
 from dpsim.machine import Network
 
@@ -86,12 +85,6 @@ class MemoryTransport:
             number = self.mailbox.asked[source, self.rank]
             self.mailbox.asked[source, self.rank] += 1
         return _Incoming(self.mailbox, (source, self.rank), number, data)
-
-    def listen(self) -> None:
-        pass
-
-    def doze(self, until_s: float) -> None:
-        sleep_until(until_s)
 
     def native_allreduce(self, data: Array) -> None:
         raise NotImplementedError
