@@ -168,13 +168,9 @@ class Workload(Noun, frozen=True, dict=True):
         """Where the lowering and the model keep arrays that they derived from this workload alone."""
         return {}
 
-    @functools.cached_property
-    def _time_cache(self) -> dict[float, LayerTimes]:
-        return {}
-
     def times(self, local_batch: float) -> LayerTimes:
         """Seconds a layer at a local batch (which may be fractional: unequal shares average)."""
-        cached = self._time_cache.get(local_batch)
+        cached: LayerTimes | None = self.memo.get(("times", local_batch))
         if cached is None:
             if not local_batch > 0:
                 raise ConfigError(f"local batch {local_batch}", allowed="more than 0")
@@ -192,7 +188,7 @@ class Workload(Noun, frozen=True, dict=True):
                 gradient_ready_s=np.minimum(at(ready), backward_s),
                 overhead_s=self.overhead_s + local_batch * self.overhead_per_sample_s,
             )
-            self._time_cache[local_batch] = cached
+            self.memo["times", local_batch] = cached
         return cached
 
     def extrapolated(self, local_batch: float) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import psutil
@@ -12,7 +11,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
-from dpsim.harness.environment import environment
+from dpsim.harness.environment import environment, stamp
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, check_algorithm
 from dpsim.plan import ALGORITHMS
 from dpsim.record import Environment
@@ -93,8 +92,3 @@ def machine(network: str, tables: dict[str, Any], ranks: int, here: Environment)
         calibrated_on=f"{here.processor}, {network}, {stamp()}",
         source="dpsim calibrate",
     )
-
-
-def stamp() -> str:
-    """The present time in UTC, to the millisecond, as records carry it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

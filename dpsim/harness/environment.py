@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dpsim
@@ -40,6 +41,11 @@ def environment() -> Environment:
 
 def _of_ranks() -> dict[str, str]:
     return {name: "1" for name in launch.THREAD_PINS} | dict(os.environ)
+
+
+def stamp() -> str:
+    """The present time in UTC, to the millisecond, as records carry it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def cores() -> int:

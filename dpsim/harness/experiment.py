@@ -11,7 +11,7 @@ import numpy as np
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion import fuse
-from dpsim.harness.calibrate import stamp
+from dpsim.harness.environment import stamp
 from dpsim.machine import Machine, Network, check_algorithm
 from dpsim.nn import build_model
 from dpsim.plan import OVERLAPS, Plan

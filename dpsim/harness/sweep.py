@@ -11,9 +11,8 @@ from typing import Any
 from dpsim import codec
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.harness.calibrate import stamp
 from dpsim.harness.compare import compare
-from dpsim.harness.environment import environment
+from dpsim.harness.environment import environment, stamp
 from dpsim.harness.experiment import completed, make_plan, networks_of, plan_of, predict_experiment
 from dpsim.harness.prepare import Preparation, prepare
 from dpsim.harness.samples import SAMPLES_SCHEMA, MeasureTask, Samples

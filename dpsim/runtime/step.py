@@ -55,9 +55,8 @@ class StepRunner:
         self.arena = Arena(schedule, np.dtype(plan.wire_dtype), transport.allocate)
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
-        self._accumulated = self._micro_gradients = None
+        self._micro_gradients: dict[str, Array] | None = None
         if plan.accumulate > 1:
-            self._accumulated = self.gradients
             self._micro_gradients = self.arena.views(np.zeros_like(self.arena.gradients))
         self.replica.bind(self.parameters, self.gradients)
         self.steps = 0
@@ -129,9 +128,9 @@ class StepRunner:
 
     def gradients_ready(self, layer: int) -> None:
         self._marks.ready.append((layer, now()))
-        if self._micro_batch and self._accumulated is not None and self._micro_gradients is not None:
+        if self._micro_batch and self._micro_gradients is not None:
             for tensor in self._layers[layer].tensors:
-                self._accumulated[tensor.name] += self._micro_gradients[tensor.name]
+                self.gradients[tensor.name] += self._micro_gradients[tensor.name]
         if not self._communicates or self._micro_batch < self.plan.accumulate - 1:
             return
         complete = self._policy.ready(layer)

@@ -17,7 +17,7 @@ from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Array, Transport, transport
 from dpsim.harness.calibrate import CalibrateConfig
-from dpsim.harness.ranks.load import Load, ReplicaLoad, StandIn
+from dpsim.harness.ranks.load import Load, ReplicaLoad, StandIn, nothing
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Network, OverlapCost
 
 Progress = Callable[[str], None]
@@ -101,7 +101,7 @@ class _Crowd:
         for together in (False, True):
             quiet_barrier(self._comm)
             if self._comm.rank < (self._devices if together else 1):
-                self._times[together].append(self._load.run(math.ceil(_LEAST_LOAD_S / self._load.unit_s), _nothing))
+                self._times[together].append(self._load.run(math.ceil(_LEAST_LOAD_S / self._load.unit_s), nothing))
 
     def result(self) -> ComputeSlowdown:
         known = self._comm.rank == 0
@@ -179,7 +179,7 @@ class _Beside:
         for size in self._points:
             many = len(self._buffers[size])
             group.Barrier()
-            plain_s = load.run(self._units[size], _nothing)
+            plain_s = load.run(self._units[size], nothing)
             group.Barrier()
             self._done.clear()
             start_s = now()
@@ -228,7 +228,3 @@ def _slowest(group: MPI.Intracomm, samples: dict[int, list[float]]) -> dict[int,
         key: statistics.median(max(row) for row in zip(*group.allgather(times), strict=True))
         for key, times in samples.items()
     }
-
-
-def _nothing() -> None:
-    pass
