@@ -34,7 +34,11 @@ def test_argument_and_result_survive_the_way_to_the_ranks_and_back(devices: int,
     assert os.getpid() not in {about["pid"] for about in back["ranks"]}
 
 
-def test_progress_is_rank_0s_and_output_goes_to_stderr(on_ranks: OnRanks, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_progress_is_rank_0s_and_output_goes_to_stderr_in_whole_lines(
+    unbuffered: str, on_ranks: OnRanks, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     told: list[str] = []
     on_ranks("launch_tasks:echo", devices=2, progress=told.append)
     assert told == ["hello from 0\nand its second line"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import io
 import json
 import os
 import sys
@@ -29,6 +30,7 @@ Task = Callable[["MPI.Intracomm", dict[str, Any], Callable[[str], None]], Any]
 def main(task: str, argument_path: str, result_path: str) -> None:
     """Run the task on this rank. A failure is saved for the launcher and ends the whole job."""
     folder = Path(result_path).parent
+    _write_whole_lines()
     try:
         request = json.loads(Path(argument_path).read_text(encoding="utf-8"))
         comm = world()
@@ -53,6 +55,13 @@ def main(task: str, argument_path: str, result_path: str) -> None:
         rank = _rank()
         rank_output.save_error(folder, describe(error, rank), rank)
         abort(error)
+
+
+def _write_whole_lines() -> None:
+    """Hand each printed line over in one piece, so that mpiexec does not mix the lines of several ranks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def world() -> MPI.Intracomm:
