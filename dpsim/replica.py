@@ -8,6 +8,7 @@ scales once by 1/B.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +20,22 @@ from dpsim.workload import Tensor
 Array = NDArray[Any]
 Leaves = tuple[int, ...]
 """Boundaries of the leaves of a rank's batch: leaf i is samples ``leaves[i]:leaves[i + 1]``; one leaf is ``(0, b)``."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """A rank's share of a global batch: inputs [b, ...], class labels [b], and the boundaries of its leaves.
+
+    ``seed``, ``step`` and ``first_sample`` (the place of its first sample in the global batch) name its samples for
+    random numbers, which must depend on the sample and never on the rank.
+    """
+
+    x: Array
+    labels: NDArray[np.int64]
+    leaves: Leaves
+    seed: int = 0
+    step: int = 0
+    first_sample: int = 0
 
 
 class LayerSpec(Noun, frozen=True):
@@ -67,7 +84,7 @@ class Replica(Protocol):
     def state(self) -> dict[str, Array]:
         """Non-trained state by name (running statistics); the arrays themselves, to be read or overwritten in place."""
 
-    def forward_backward(self, x: Array, labels: NDArray[np.int64], leaves: Leaves, events: StepEvents) -> BatchSums:
+    def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
         """One pass over a rank's batch; writes (never adds to) the bound gradients, as sums over its samples."""
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:

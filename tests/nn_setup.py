@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpsim.nn import Network
-from dpsim.replica import Array
+from dpsim.replica import Array, Batch
 
 
 class Recorder:
@@ -44,5 +44,5 @@ def batch_for(network: Network, samples: int, classes: int = 3, seed: int = 0) -
 def gradients_of(network: Network, x: Array, labels: Array, leaves: tuple[int, ...] | None = None) -> dict[str, Array]:
     """Copies of the gradients of one batch."""
     _, gradients = bound(network)
-    network.forward_backward(x, labels, leaves or (0, len(x)), Recorder())
+    network.forward_backward(Batch(x=x, labels=labels, leaves=leaves or (0, len(x))), Recorder())
     return {name: value.copy() for name, value in gradients.items()}

@@ -43,10 +43,10 @@ def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list
         arena, schedule = trainer.runner.arena, trainer.schedule
         losses, empty = [], False
         for _ in range(argument["steps"]):
-            x, labels, samples = trainer.next_share()
-            outcome = trainer.runner.run(x, labels, samples)
+            share, samples = trainer.next_share()
+            outcome = trainer.runner.run(share, samples)
             losses.append(float(comm.allreduce(outcome.sums.loss)) / samples)
-            empty = empty or len(labels) == 0
+            empty = empty or len(share.labels) == 0
         bits = comm.allgather(hashlib.sha256(arena.parameters.tobytes() + arena.velocity.tobytes()).hexdigest())
         digests = comm.allgather(trainer.digest())
         buckets = [arena.buckets(k, k + 1) for k in range(schedule.buckets)]
@@ -121,10 +121,10 @@ def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) ->
     if argument["spoil"]:
         trainer = open_trainer(comm, argument, dataset)
         for _ in range(3):
-            x, _, _ = trainer.next_share()
+            share, _ = trainer.next_share()
         trainer.close()
         if comm.rank == comm.size - 1:
-            wanted = x[-1].tobytes()
+            wanted = share.x[-1].tobytes()
             spoilt = next(i for i, sample in enumerate(dataset.train_x) if sample.tobytes() == wanted)
             dataset.train_x[spoilt, 0, 0, 0] = np.nan
     trainer = open_trainer(comm, argument, dataset)

@@ -15,7 +15,7 @@ from dpsim.errors import ConfigError
 from dpsim.nn import build_model, first_nonfinite_layer, sgd_update
 from dpsim.nn.network import Network
 from dpsim.plan import Sgd
-from dpsim.replica import Array, Replica
+from dpsim.replica import Array, Batch, Replica
 
 MODELS = ["mlp:5,4", "cnn:3,4,5"]
 SHAPE = (6, 5, 2)
@@ -42,7 +42,7 @@ def test_gradients_are_the_slopes_of_the_summed_loss(token: str, leaves: tuple[i
     network = small(token)
     parameters, gradients = bound(network)
     x, labels = batch_for(network, 6)
-    network.forward_backward(x, labels, leaves, Recorder())
+    network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), Recorder())
     found = {name: value.copy() for name, value in gradients.items()}
     random = np.random.default_rng(5)
     for name, parameter in parameters.items():
@@ -51,7 +51,7 @@ def test_gradients_are_the_slopes_of_the_summed_loss(token: str, leaves: tuple[i
             losses = []
             for moved in (kept + step, kept - step):
                 parameter.flat[index] = moved
-                losses.append(network.forward_backward(x, labels, leaves, Recorder()).loss)
+                losses.append(network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), Recorder()).loss)
             parameter.flat[index] = kept
             slope = (losses[0] - losses[1]) / (2 * step)
             assert found[name].flat[index] == pytest.approx(slope, rel=1e-5, abs=1e-6), name
@@ -79,13 +79,15 @@ def test_gradients_of_the_shares_of_ranks_add_up_to_those_of_the_batch(samples: 
     network = small("mlp:5,4")
     x, labels = batch_for(network, samples)
     _, gradients = bound(network)
-    sums = network.forward_backward(x, labels, (0, samples), Recorder())
+    sums = network.forward_backward(Batch(x=x, labels=labels, leaves=(0, samples)), Recorder())
     whole = {name: value.copy() for name, value in gradients.items()}
     total = {name: np.zeros_like(value) for name, value in whole.items()}
     loss, correct, count = 0.0, 0, 0
     for rank in range(devices):
         start, stop = shard(samples, devices, rank)
-        part = network.forward_backward(x[start:stop], labels[start:stop], (0, stop - start), Recorder())
+        part = network.forward_backward(
+            Batch(x=x[start:stop], labels=labels[start:stop], leaves=(0, stop - start)), Recorder()
+        )
         loss, correct, count = loss + part.loss, correct + part.correct, count + part.samples
         for name in total:
             total[name] += gradients[name]
@@ -100,9 +102,9 @@ def test_a_rank_without_samples_writes_zeros_and_announces_everything(token: str
     _, gradients = bound(network)
     x, labels = batch_for(network, 4)
     full, none = Recorder(), Recorder()
-    network.forward_backward(x, labels, (0, 4), full)
+    network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 4)), full)
     state = {name: value.copy() for name, value in network.state().items()}
-    sums = network.forward_backward(x[:0], labels[:0], leaves, none)
+    sums = network.forward_backward(Batch(x=x[:0], labels=labels[:0], leaves=leaves), none)
     assert (sums.loss, sums.correct, sums.samples) == (0.0, 0, 0)
     assert all(not value.any() for value in gradients.values())
     assert all(np.array_equal(state[name], value) for name, value in network.state().items())
@@ -113,7 +115,8 @@ def test_announcements_come_in_order_and_a_layers_gradients_before_its_input_gra
     network = small("cnn:3,4")
     bound(network)
     recorder = Recorder()
-    network.forward_backward(*batch_for(network, 4), (0, 4), recorder)
+    x, labels = batch_for(network, 4)
+    network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 4)), recorder)
     names = [spec.name for spec in network.layers]
     count = len(names)
     assert recorder.events[: count + 1] == [*(("forward", i) for i in range(count)), ("loss", -1)]
@@ -140,7 +143,7 @@ def test_announced_gradients_may_be_changed_while_backward_goes_on(token: str, l
                 taken[tensor.name] = gradients[tensor.name].copy()
                 gradients[tensor.name][...] = np.nan
 
-    network.forward_backward(x, labels, leaves, Overwrite())
+    network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), Overwrite())
     assert all(taken[name].tobytes() == value.tobytes() for name, value in undisturbed.items())
 
 
@@ -169,7 +172,7 @@ def test_every_array_of_a_step_keeps_its_dtype(token: str, dtype: type, monkeypa
         if not name.startswith("_"):
             watch(name)
     for leaves in ((0, 8), (0, 3, 8)):
-        network.forward_backward(x, labels, leaves, Recorder())
+        network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), Recorder())
     network.evaluate(x, labels)
     velocity = {name: np.zeros_like(value) for name, value in parameters.items()}
     for name in parameters:
@@ -202,7 +205,7 @@ def test_evaluation_in_pieces_changes_nothing_but_uses_running_statistics() -> N
     network = small("cnn:3,4")
     bound(network)
     x, labels = batch_for(network, 600)
-    network.forward_backward(x, labels, (0, 600), Recorder())
+    network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 600)), Recorder())
     state = {name: value.copy() for name, value in network.state().items()}
     whole = network.evaluate(x, labels)
     parts = [network.evaluate(x[a:b], labels[a:b]) for a, b in ((0, 1), (1, 300), (300, 600))]
@@ -229,14 +232,14 @@ def test_a_batch_of_another_shape_dtype_or_length_is_refused() -> None:
         (x, labels, (0, 3, 2, 4), "boundaries from 0 up to 4"),
     ):
         with pytest.raises(ConfigError, match=text):
-            network.forward_backward(wrong_x, wrong_labels, leaves, Recorder())
+            network.forward_backward(Batch(x=wrong_x, labels=wrong_labels, leaves=leaves), Recorder())
 
 
 def test_the_origin_of_a_nan_is_named_and_nothing_is_changed() -> None:
     network = small("cnn:3,4", np.float32)
     parameters, gradients = bound(network)
     x, labels = batch_for(network, 4)
-    network.forward_backward(x, labels, (0, 4), Recorder())
+    network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 4)), Recorder())
     state = {name: value.copy() for name, value in network.state().items()}
     assert first_nonfinite_layer(network, x, labels) is None
     gradients["bn1.beta"][0] = np.inf
@@ -258,7 +261,9 @@ def test_overflow_raises_no_warning_and_gives_a_loss_that_is_not_finite() -> Non
     parameters, _ = bound(network)
     for value in parameters.values():
         value[...] = 1e30
-    assert not np.isfinite(network.forward_backward(*batch_for(network, 4), (0, 4), Recorder()).loss)
+    x, labels = batch_for(network, 4)
+    batch = Batch(x=x, labels=labels, leaves=(0, 4))
+    assert not np.isfinite(network.forward_backward(batch, Recorder()).loss)
 
 
 def test_the_cnn_learns_digits_in_a_few_epochs() -> None:
@@ -268,7 +273,8 @@ def test_the_cnn_learns_digits_in_a_few_epochs() -> None:
     velocity = {name: np.zeros_like(value) for name, value in parameters.items()}
     for epoch in range(5):
         for batch in epoch_batches(len(digits.train_x), 64, 0, epoch):
-            network.forward_backward(digits.train_x[batch], digits.train_y[batch], (0, len(batch)), Recorder())
+            share = Batch(x=digits.train_x[batch], labels=digits.train_y[batch], leaves=(0, len(batch)))
+            network.forward_backward(share, Recorder())
             for name, value in parameters.items():
                 flat = (array[name].reshape(-1) for array in (gradients, velocity))
                 sgd_update(value.reshape(-1), *flat, Sgd(), 1 / len(batch))

@@ -10,7 +10,7 @@ from nn_setup import Recorder, batch_for, bound
 
 from dpsim.nn import Network, build_model, sgd_update
 from dpsim.plan import Sgd
-from dpsim.replica import Array
+from dpsim.replica import Array, Batch
 
 torch = pytest.importorskip("torch")
 
@@ -59,7 +59,7 @@ def test_three_steps_of_training_equal_pytorchs(token: str, decay: float) -> Non
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=decay)
     for step in range(3):
         x, labels = batch_for(network, 9, seed=step)
-        sums = network.forward_backward(x, labels, (0, 4, 9), Recorder())
+        sums = network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 4, 9)), Recorder())
         optimizer.zero_grad()
         pictures = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
         loss = torch.nn.functional.cross_entropy(model(pictures), torch.from_numpy(labels), reduction="sum")

@@ -11,7 +11,7 @@ from dpsim.errors import ConfigError
 from dpsim.nn.layer import Buffers, Layer
 from dpsim.nn.losses import softmax_cross_entropy
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, BatchSums, LayerSpec, Leaves, StepEvents
+from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, StepEvents
 
 _EVALUATE_AT_ONCE = 128  # samples; bounds the work arrays whatever the size of the test set
 
@@ -46,13 +46,14 @@ class Network:
     def state(self) -> dict[str, Array]:
         return {name: array for layer in self.chain for name, array in layer.state().items()}
 
-    def forward_backward(self, x: Array, labels: NDArray[np.int64], leaves: Leaves, events: StepEvents) -> BatchSums:
+    def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
         """Gradients of the summed loss into the bound arrays; a rank without samples writes zeros.
 
         A layer's own gradients come before its input gradient, so that they can travel meanwhile. Infinities and NaN
         raise no warning here: look at the loss, and ask ``first_nonfinite_layer`` where they came from.
         Raises ``ConfigError`` for a batch of the wrong shape or dtype.
         """
+        x, labels, leaves = batch.x, batch.labels, batch.leaves
         self._check(x, labels, leaves)
         if len(x) == 0:
             return self._no_samples(events)

@@ -16,7 +16,7 @@ from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
 from dpsim.nn import Network, first_nonfinite_layer, sgd_update
-from dpsim.replica import BatchSums, Replica
+from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.recorder import StepMarks
@@ -80,10 +80,8 @@ class StepRunner:
             self.parameters[name][...] = value
         self.arena.velocity[...] = 0
 
-    def run(
-        self, x: Array, labels: NDArray[np.int64], global_samples: int, begin_s: float | None = None
-    ) -> StepOutcome:
-        """One optimizer update from this rank's share ``x``, ``labels`` of a batch of ``global_samples``.
+    def run(self, share: Batch, global_samples: int, begin_s: float | None = None) -> StepOutcome:
+        """One optimizer update from this rank's share (one leaf) of a batch of ``global_samples``.
 
         ``begin_s`` is when the step began if that was earlier, as when the batch was fetched in it.
         Raises ``NotFiniteError`` when the loss of any rank is not finite, before any parameter changes.
@@ -92,12 +90,17 @@ class StepRunner:
         self._marks.compute.append(("step overhead", now()))
         self._policy.begin()
         self._held = []
+        x, labels = share.x, share.labels
         loss, correct = 0.0, 0
         for micro_batch, (low, high) in enumerate(self._micro_bounds(len(labels))):
             self._micro_batch = micro_batch
             if self._micro_gradients is not None:
                 self.replica.bind(self.parameters, self.gradients if not self._micro_batch else self._micro_gradients)
-            sums = self.replica.forward_backward(x[low:high], labels[low:high], (0, high - low), self)
+            part = Batch(
+                x=x[low:high], labels=labels[low:high], leaves=(0, high - low),
+                seed=share.seed, step=share.step, first_sample=share.first_sample + low,
+            )  # fmt: skip
+            sums = self.replica.forward_backward(part, self)
             loss, correct = loss + sums.loss, correct + sums.correct
         self._check_finite(loss, x, labels)
         if self._communicates:

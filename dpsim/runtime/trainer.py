@@ -17,7 +17,7 @@ from dpsim.data import Dataset, epoch_batches, shard
 from dpsim.lower import lower
 from dpsim.machine import Network
 from dpsim.plan import Plan
-from dpsim.replica import BatchSums, Replica
+from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.describe import describe
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
@@ -56,15 +56,19 @@ class Trainer:
     def step(self) -> StepOutcome:
         """Train on the next global batch; the next epoch begins when the data set is used up."""
         begin_s = now()
-        x, labels, samples = self.next_share()
-        return self.runner.run(x, labels, samples, begin_s)
+        share, samples = self.next_share()
+        return self.runner.run(share, samples, begin_s)
 
-    def next_share(self) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
-        """This rank's inputs and labels of the next global batch, and that batch's size."""
+    def next_share(self) -> tuple[Batch, int]:
+        """This rank's share of the next global batch, and that batch's size."""
         indices = next(self._batches)
         low, high = shard(len(indices), self.plan.devices, self.comm.rank)
         mine = indices[low:high]
-        return self.dataset.train_x[mine], self.dataset.train_y[mine], len(indices)
+        share = Batch(
+            x=self.dataset.train_x[mine], labels=self.dataset.train_y[mine], leaves=(0, high - low),
+            seed=self.seed, step=self.runner.steps, first_sample=low,
+        )  # fmt: skip
+        return share, len(indices)
 
     @property
     def steps_per_epoch(self) -> int:

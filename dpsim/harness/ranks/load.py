@@ -61,17 +61,16 @@ class ReplicaLoad:
         self._replica = build_model(model, data.input_shape, data.classes)
         plan = Plan(devices=1, global_batch=local_batch, fusion_rule="one")
         trainer = Trainer(self._replica, data, plan, MPI.COMM_SELF, Network())
-        self._x, self._labels, _ = trainer.next_share()
+        self._share, _ = trainer.next_share()
         self._passing_by: Callable[[], None] = nothing
         self.run(2, nothing)
         self.unit_s = self.run(3, nothing) / 3
 
     def run(self, units: int, passing_by: Callable[[], None]) -> float:
         self._passing_by = passing_by
-        leaves = (0, len(self._labels))
         start_s = now()
         for _ in range(units):
-            self._replica.forward_backward(self._x, self._labels, leaves, self)
+            self._replica.forward_backward(self._share, self)
         return now() - start_s
 
     def forward_done(self, layer: int) -> None:
