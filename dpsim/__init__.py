@@ -1,3 +1,59 @@
-"""dpsim: data-parallel training, predicted and measured in the same run."""
+"""dpsim: data-parallel training, predicted and measured in the same run.
+
+``import dpsim`` alone loads nothing else; what is listed in ``__all__`` is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpsim.api import fit as fit
+    from dpsim.comm.identity import local_rank as local_rank
+    from dpsim.comm.identity import local_size as local_size
+    from dpsim.comm.identity import rank as rank
+    from dpsim.comm.identity import size as size
+    from dpsim.data import Dataset as Dataset
+    from dpsim.data import load_dataset as load_dataset
+    from dpsim.nn import FunctionReplica as FunctionReplica
+    from dpsim.nn import build_model as build_model
+    from dpsim.plan import Plan as Plan
+    from dpsim.plan import Sgd as Sgd
+    from dpsim.record import TrainResult as TrainResult
+    from dpsim.replica import Batch as Batch
+    from dpsim.replica import BatchSums as BatchSums
+    from dpsim.replica import LayerSpec as LayerSpec
+    from dpsim.replica import Replica as Replica
+    from dpsim.replica import StepEvents as StepEvents
+    from dpsim.runtime.fit import Callback as Callback
+    from dpsim.runtime.fit import Epoch as Epoch
+    from dpsim.runtime.fit import OnRank as OnRank
+    from dpsim.runtime.trainer import Trainer as Trainer
+    from dpsim.workload import Tensor as Tensor
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "dpsim.api": ("fit",),
+    "dpsim.comm.identity": ("local_rank", "local_size", "rank", "size"),
+    "dpsim.data": ("Dataset", "load_dataset"),
+    "dpsim.nn": ("FunctionReplica", "build_model"),
+    "dpsim.plan": ("Plan", "Sgd"),
+    "dpsim.record": ("TrainResult",),
+    "dpsim.replica": ("Batch", "BatchSums", "LayerSpec", "Replica", "StepEvents"),
+    "dpsim.runtime.fit": ("Callback", "Epoch", "OnRank"),
+    "dpsim.runtime.trainer": ("Trainer",),
+    "dpsim.workload": ("Tensor",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dpsim' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -161,3 +161,21 @@ def read_predictions(path: Path) -> Predictions:
 
 def read_results(path: Path) -> Results:
     return codec.read(path, Results, "results", RESULTS_SCHEMA)
+
+
+class TrainResult(Noun, frozen=True):
+    """What a training run came to. ``losses`` are mean training losses, one a step; times are medians.
+
+    ``step_s`` is of the steps with a whole batch, each from the slowest rank's end of the step before it to its own
+    (0 where there is only one step), and ``images_per_s`` is such a batch over it.
+    """
+
+    devices: int
+    steps: int
+    test_accuracy: float
+    final_loss: float
+    images_per_s: float
+    step_s: float
+    exposed_communication_s: float
+    digest: str
+    losses: tuple[float, ...]

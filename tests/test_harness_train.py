@@ -8,7 +8,8 @@ import pytest
 
 from dpsim.errors import ConfigError
 from dpsim.harness.prepare import Preparation
-from dpsim.harness.train import TrainConfig, TrainResult, train
+from dpsim.harness.train import TrainConfig, train
+from dpsim.record import TrainResult
 
 SMALL = {"model": "mlp:16", "dataset": "digits", "global_batch": 64, "steps": 30}
 

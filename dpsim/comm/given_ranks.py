@@ -88,7 +88,7 @@ def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.P
         return None
     affinity = os.sched_getaffinity(0) if request["pin"] else None
     try:
-        with _one_thread():
+        with one_thread():
             if affinity is not None:
                 worker.pin(comm)
             return worker.load(request["task"])(comm, request["argument"], progress or (lambda _: None))
@@ -109,7 +109,7 @@ def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.P
         comm.Free()
 
 
-def _one_thread() -> Any:
+def one_thread() -> Any:
     """One compute thread a rank, as in a job that dpsim starts, unless the user has set a number."""
     import threadpoolctl
 

@@ -12,6 +12,7 @@ from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Network, check_algorithm
 from dpsim.plan import OVERLAPS, Plan, Sgd
+from dpsim.record import TrainResult
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
@@ -60,24 +61,6 @@ class TrainConfig(Noun, frozen=True):
             fusion_rule=self.fusion_rule, fusion_threshold_bytes=self.fusion_threshold_bytes,  # type: ignore[arg-type]
             algorithm=self.algorithm, overlap=overlap, optimizer=self.optimizer,  # type: ignore[arg-type]
         )  # fmt: skip
-
-
-class TrainResult(Noun, frozen=True):
-    """What a training run came to. ``losses`` are mean training losses, one a step; times are medians.
-
-    ``step_s`` is of the steps with a whole batch, each from the slowest rank's end of the step before it to its own
-    (0 where there is only one step), and ``images_per_s`` is such a batch over it.
-    """
-
-    devices: int
-    steps: int
-    test_accuracy: float
-    final_loss: float
-    images_per_s: float
-    step_s: float
-    exposed_communication_s: float
-    digest: str
-    losses: tuple[float, ...]
 
 
 def train(config: TrainConfig, progress: Progress) -> TrainResult:

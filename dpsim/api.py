@@ -1,0 +1,71 @@
+"""``fit``: training from user code, on the ranks of the job that the program runs in (one, outside a job)."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from dpsim.comm import worker
+from dpsim.comm.given_ranks import one_thread
+from dpsim.data import Dataset, load_dataset
+from dpsim.errors import ConfigError, DpsimError, unknown
+from dpsim.machine import Network, check_algorithm
+from dpsim.plan import Plan
+from dpsim.replica import Replica
+from dpsim.runtime import fit as loop
+from dpsim.runtime.trainer import Trainer
+
+if TYPE_CHECKING:
+    from dpsim.record import TrainResult
+    from dpsim.runtime.fit import Callback
+
+
+def fit(
+    replica: Replica,
+    dataset: Dataset | str,
+    *,
+    global_batch: int,
+    epochs: int = 1,
+    steps: int | None = None,
+    seed: int = 0,
+    network: str = "node",
+    callbacks: Sequence[Callback] = (),
+    **plan: Any,
+) -> TrainResult:
+    """Train ``replica`` on every rank of this job, then test it. Every rank calls it and gets the same result.
+
+    ``dataset`` is a token (``digits``) or a ``Dataset``; ``global_batch`` samples a step are shared among the ranks;
+    ``steps`` ends training before ``epochs`` do; ``plan`` takes the other fields of ``dpsim.Plan`` (``optimizer``,
+    ``fusion_rule``, ``fusion_threshold_bytes``, ``algorithm``, ``overlap``, ``accumulate`` ...).
+
+    Start it with ``dpsim launch local --devices 2 script.py``, or ``mpiexec -n 2 python script.py``.
+    Raises ``ConfigError``, ``NotFiniteError``; on several ranks an uncaught exception ends all of them.
+    """
+    if epochs < 1 or (steps is not None and steps < 1):
+        raise ConfigError(f"{epochs} epochs and {steps} steps", allowed="1 or more of each")
+    comm = worker.world()
+    if comm.size > 1:
+        sys.excepthook = _end_all
+    where = Network.parse(network)
+    for name in plan:
+        if name not in Plan.__struct_fields__ or name == "devices":
+            raise unknown("argument of fit:", name, [field for field in Plan.__struct_fields__ if field != "devices"])
+    chosen = Plan(devices=comm.size, global_batch=global_batch, **({"algorithm": where.usual_algorithm} | plan))
+    check_algorithm(chosen.algorithm, where)
+    data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset
+    with one_thread():
+        trainer = Trainer(replica, data, chosen, comm, where, seed=seed)
+        total = trainer.steps_per_epoch * epochs
+        return loop.fit(trainer, total if steps is None else min(steps, total), callbacks)
+
+
+def _end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What happens to an uncaught exception on one of several ranks, which the others would wait for without end."""
+    if isinstance(error, DpsimError):
+        print(f"dpsim: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(kind, error, trace)
+    worker.abort(error)

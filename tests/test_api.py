@@ -1,0 +1,119 @@
+"""The Python API on 1 to 4 ranks: a user's own model, callbacks, who is who, refusals; and the README's ten lines."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpsim
+from dpsim.comm import launch
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[int, list[dict[str, Any]]]:
+    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    return {
+        devices: launch.on_ranks("ranks_api:everything", {}, devices=devices, env=env, timeout_s=60)
+        for devices in (1, 2, 3, 4)
+    }
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_every_rank_knows_itself_and_gets_the_same_result(devices: int, runs: dict[int, list[dict[str, Any]]]) -> None:
+    ranks = runs[devices]
+    assert [mine["rank"] for mine in ranks] == list(range(devices))
+    assert all(mine["size"] == devices and mine["local"] == [mine["rank"], devices] for mine in ranks)
+    for key in ("accuracy", "losses", "digest", "short"):
+        assert all(mine[key] == ranks[0][key] for mine in ranks)
+    assert ranks[0]["short"][0] == 3
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_a_model_of_ones_own_trains_alike_on_any_number_of_ranks(
+    devices: int, runs: dict[int, list[dict[str, Any]]]
+) -> None:
+    one, several = runs[1][0], runs[devices][0]
+    assert one["losses"][0] == pytest.approx(math.log(10), rel=1e-6)
+    assert several["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert one["accuracy"] > 0.8 and several["accuracy"] == pytest.approx(one["accuracy"], abs=0.01)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_callbacks_are_told_everything_on_all_ranks_or_on_one(
+    devices: int, runs: dict[int, list[dict[str, Any]]]
+) -> None:
+    for mine in runs[devices]:
+        seen = mine["everywhere"]
+        kinds = [entry if isinstance(entry, str) else entry[0] for entry in seen]
+        assert kinds == ["begin", *["step"] * 15, "epoch", *["step"] * 15, "epoch", "end"]  # 1438 samples, 100 a step
+        assert [entry[1:4] for entry in seen if entry[0] == "epoch"] == [[1, 15, 30], [2, 30, 30]]
+        assert seen[-1] == ["end", mine["accuracy"]] and mine["tests"][-1] == mine["accuracy"]
+        assert mine["last"] == (seen if mine["rank"] == devices - 1 else [])
+    steps = [[entry[1:] for entry in mine["everywhere"] if entry[0] == "step"] for mine in runs[devices]]
+    for of_ranks in zip(*steps, strict=True):
+        assert sum(samples for samples, _ in of_ranks) == of_ranks[0][1]
+    first = next(entry for entry in runs[devices][0]["everywhere"] if entry[0] == "epoch")
+    sizes = [whole for _, whole in steps[0][:15]]
+    total = sum(loss * size for loss, size in zip(runs[devices][0]["losses"], sizes, strict=False))
+    assert first[4] == pytest.approx(total / sum(sizes))
+    assert 0 < first[5] < 1
+
+
+def test_mistakes_say_what_was_given_and_what_is_allowed(runs: dict[int, list[dict[str, Any]]]) -> None:
+    epochs, field, devices, algorithm, gradients = runs[2][1]["refused"]
+    assert "0 epochs" in epochs and "allowed: 1 or more" in epochs
+    assert "unknown argument of fit: 'fusionrule'" in field and "did you mean 'fusion_rule'" in field
+    assert "'devices'" in devices
+    assert "unknown algorithm 'rign'" in algorithm
+    assert "weight (10, 64)" in gradients and "weight (64, 10), bias (10,)" in gradients
+
+
+def test_an_uncaught_exception_on_one_rank_ends_all_of_them(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import dpsim, numpy as np\n"
+        "def model(w, x, labels):\n"
+        "    if dpsim.rank() == 1:\n"
+        "        raise ZeroDivisionError('the reason')\n"
+        "    return 0.0, 0, {'w': np.zeros(1, np.float32)}\n"
+        "dpsim.fit(dpsim.FunctionReplica({'w': np.zeros(1, np.float32)}, model), 'digits', global_batch=64)\n"
+    )
+    done = _mpiexec(2, script)
+    assert done.returncode != 0 and "ZeroDivisionError: the reason" in done.stderr
+
+
+def test_the_readmes_ten_lines_train_on_two_ranks(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = [block for block in blocks if "dpsim.fit" in block]
+    statements = [line for line in block.splitlines() if line.strip() and not line.startswith("import ")]
+    assert len(statements) <= 12
+    script = tmp_path / "own.py"
+    script.write_text(block)
+    done = _mpiexec(2, script)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"9\d\.\d% on 2 ranks", done.stdout)
+
+
+def test_a_name_that_dpsim_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="rnak"):
+        dpsim.rnak  # noqa: B018
+    assert set(dpsim.__all__) <= set(dir(dpsim)) and all(hasattr(dpsim, name) for name in dpsim.__all__)
+
+
+def _mpiexec(ranks: int, script: Path) -> subprocess.CompletedProcess[str]:
+    path = launch.mpiexec_path()
+    assert path is not None
+    command: list[str | Path] = [path, "-n", str(ranks), sys.executable, script]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
+    return run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
