@@ -1,0 +1,54 @@
+"""The pages of docs/: every command in them runs, in the order of the page; every link leads somewhere.
+
+The commands run in an empty folder that has only the repository's ``experiments``.A block ``sh`` is run by bash. A block that begins with ``# NAME.py`` (or .toml) is written to that file first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# (\w+\.(?:py|toml|txt))\n")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    ran = 0
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    for language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        if name := _FILE.match(text):
+            (tmp_path / name[1]).write_text(text)
+        elif language == "sh":
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+            done = subprocess.run(
+                ["bash", "-e", "-o", "pipefail", "-c", text],
+                cwd=tmp_path, env=os.environ | {"PATH": path, "COLUMNS": "120"}, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, timeout=200, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+            assert "Traceback" not in done.stderr, f"{text}\n{done.stderr}"
+            ran += 1
+        else:
+            assert language in ("text", "toml", "json", ""), f"a block {language!r} that nobody runs:\n{text}"
+    assert ran or page.stem == "README"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_links_between_pages_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in index] == []
