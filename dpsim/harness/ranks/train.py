@@ -10,6 +10,7 @@ from typing import Any
 from mpi4py import MPI
 
 from dpsim import codec
+from dpsim.comm import board
 from dpsim.data import load_dataset
 from dpsim.harness.train import TrainConfig, TrainResult
 from dpsim.lower import lower
@@ -31,7 +32,10 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         schedule = lower(
             config.workload, plan, alpha_s=config.link_alpha_s, beta_s_per_byte=config.link_beta_s_per_byte
         )
-    trainer = Trainer(replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule)
+    trainer = Trainer(
+        replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule,
+        stall_after_s=config.stall_after_s,
+    )  # fmt: skip
     total = trainer.steps_per_epoch * config.epochs
     if config.steps is not None:
         total = min(total, config.steps)
@@ -47,14 +51,16 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         waits.append(exposed_s(outcome.marks))
         if (step + 1) % trainer.steps_per_epoch == 0 or step + 1 == total:
             since = step - step % trainer.steps_per_epoch
-            part = comm.reduce(sum(losses[since:]))
+            with trainer.waiting(board.EPOCH_LOSS):
+                part = comm.reduce(sum(losses[since:]))
             if part is not None:
                 epoch = step // trainer.steps_per_epoch + 1
                 report(f"epoch {epoch}: training loss {part / sum(samples[since:]):.4f} ({step + 1} of {total} steps)")
     test = trainer.evaluate()
-    whole = [sum(column) for column in zip(*comm.allgather(losses), strict=True)]
-    slowest = [max(column) for column in zip(*comm.allgather(ends), strict=True)]
-    exposed = [min(column) for column in zip(*comm.allgather(waits), strict=True)]
+    with trainer.waiting(board.RESULTS):
+        whole = [sum(column) for column in zip(*comm.allgather(losses), strict=True)]
+        slowest = [max(column) for column in zip(*comm.allgather(ends), strict=True)]
+        exposed = [min(column) for column in zip(*comm.allgather(waits), strict=True)]
     digest = trainer.digest()
     trainer.close()
     if comm.rank:
