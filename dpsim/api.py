@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
@@ -68,4 +69,6 @@ def _end_all(kind: type[BaseException], error: BaseException, trace: TracebackTy
         print(f"dpsim: {error}", file=sys.stderr)
     else:
         traceback.print_exception(kind, error, trace)
+    sys.stderr.flush()
+    time.sleep(0.2)  # the launcher passes these lines on before it hears of the end
     worker.abort(error)

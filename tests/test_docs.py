@@ -1,6 +1,7 @@
 """The pages of docs/: every command in them runs, in the order of the page; every link leads somewhere.
 
-The commands run in an empty folder that has only the repository's ``experiments``.A block ``sh`` is run by bash. A block that begins with ``# NAME.py`` (or .toml) is written to that file first.
+The commands run in an empty folder that has only the repository's ``experiments``. A block ``sh`` is run by bash. A
+block that begins with ``# NAME.py`` (or .toml) is written to that file first.
 """
 
 from __future__ import annotations

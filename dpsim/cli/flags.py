@@ -47,6 +47,9 @@ Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shufflin
 LearningRate = Annotated[float | None, Parameter(help="SGD's learning rate.")]
 Momentum = Annotated[float | None, Parameter(help="SGD's momentum.")]
 WeightDecay = Annotated[float | None, Parameter(help="SGD's weight decay.")]
+StallAfter = Annotated[
+    float | None, Parameter(help="Seconds of waiting after which a stall is reported (60); 0 or inf: never.")
+]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]

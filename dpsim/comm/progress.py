@@ -25,7 +25,10 @@ Finished = Callable[[int, int, float, float], None]
 
 
 class Progress(Protocol):
-    """Where buckets are handed in during backward."""
+    """Where buckets are handed in during backward. ``bucket`` is the one under way, or -1."""
+
+    @property
+    def bucket(self) -> int: ...
 
     def submit(self, bucket: int, data: Array) -> None:
         """A bucket is complete: its allreduce may start."""
@@ -45,11 +48,14 @@ class Inline:
 
     def __init__(self, transport: Transport, algorithm: str, finished: Finished) -> None:
         self._transport, self._algorithm, self._finished = transport, algorithm, finished
+        self.bucket = -1
 
     def submit(self, bucket: int, data: Array) -> None:
+        self.bucket = bucket
         begin_s = now()
         allreduce(self._transport, data, self._algorithm)
         self._finished(bucket, data.nbytes, begin_s, now())
+        self.bucket = -1
 
     def poll(self) -> None:
         pass
@@ -69,7 +75,7 @@ class Polled:
         self._queue: deque[tuple[int, Array]] = deque()
         self._rounds: Rounds | None = None
         self._pending: list[Pending] = []
-        self._bucket, self._size_bytes, self._begin_s = -1, 0, 0.0
+        self.bucket, self._size_bytes, self._begin_s = -1, 0, 0.0
 
     def submit(self, bucket: int, data: Array) -> None:
         self._queue.append((bucket, data))
@@ -97,13 +103,14 @@ class Polled:
             if self._rounds is None:
                 if not self._queue:
                     return True
-                self._bucket, data = self._queue.popleft()
+                self.bucket, data = self._queue.popleft()
                 self._size_bytes, self._begin_s = data.nbytes, now()
                 self._rounds = start(self._transport, data, self._algorithm)
             step = next(self._rounds, None)
             if step is None:
                 self._rounds = None
-                self._finished(self._bucket, self._size_bytes, self._begin_s, now())
+                self._finished(self.bucket, self._size_bytes, self._begin_s, now())
+                self.bucket = -1
             else:
                 self._pending = list(step)
 

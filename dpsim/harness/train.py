@@ -13,6 +13,7 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Network, check_algorithm
 from dpsim.plan import OVERLAPS, Plan, Sgd
 from dpsim.record import TrainResult
+from dpsim.runtime.stall import check_stall_after
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
@@ -42,6 +43,7 @@ class TrainConfig(Noun, frozen=True):
     workload: Workload | None = None
     link_alpha_s: float = 0.0
     link_beta_s_per_byte: float = 0.0
+    stall_after_s: float = 60.0
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -50,6 +52,7 @@ class TrainConfig(Noun, frozen=True):
             raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
         if self.overlap not in ("auto", *OVERLAPS):
             raise unknown("overlap", self.overlap, ("auto", *OVERLAPS))
+        check_stall_after(self.stall_after_s)
         self.plan()
         check_algorithm(self.algorithm, Network.parse(self.network))
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpsim.comm import board
 from dpsim.record import TrainResult
 from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.step import StepOutcome
@@ -86,14 +87,16 @@ def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) 
             for callback in callbacks:
                 callback.on_epoch_end(trainer, epoch)
     test = trainer.evaluate()
-    losses = [sum(column) for column in zip(*comm.allgather([o.sums.loss for o in outcomes]), strict=True)]
     samples = [outcome.global_samples for outcome in outcomes]
-    full, step_s = _full_steps(trainer, outcomes)
+    with trainer.waiting(board.RESULTS):
+        losses = [sum(column) for column in zip(*comm.allgather([o.sums.loss for o in outcomes]), strict=True)]
+        full, step_s = _full_steps(trainer, outcomes)
+        exposed = _least_exposed_s(trainer, outcomes)
     result = TrainResult(
         devices=trainer.plan.devices, steps=total_steps, test_accuracy=test.correct / test.samples,
         final_loss=losses[-1] / samples[-1], step_s=step_s,
         images_per_s=full / step_s if step_s else 0.0,
-        exposed_communication_s=_least_exposed_s(trainer, outcomes), digest=trainer.digest(),
+        exposed_communication_s=exposed, digest=trainer.digest(),
         losses=tuple(loss / size for loss, size in zip(losses, samples, strict=True)),
     )  # fmt: skip
     trainer.close()
@@ -104,7 +107,8 @@ def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) 
 
 def _epoch(trainer: Trainer, outcomes: Sequence[StepOutcome], step: int, total_steps: int) -> Epoch:
     mine = (sum(o.sums.loss for o in outcomes), sum(o.sums.correct for o in outcomes))
-    loss, correct = (sum(column) for column in zip(*trainer.comm.allgather(mine), strict=True))
+    with trainer.waiting(board.EPOCH_LOSS):
+        loss, correct = (sum(column) for column in zip(*trainer.comm.allgather(mine), strict=True))
     samples = sum(outcome.global_samples for outcome in outcomes)
     number = (step - 1) // trainer.steps_per_epoch + 1
     return Epoch(number=number, loss=loss / samples, accuracy=correct / samples, steps=step, total_steps=total_steps)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.comm.board import UNKNOWN, Row
 from dpsim.comm.clock import now
 from dpsim.comm.progress import Progress, progress
 from dpsim.comm.transport import Array, Transport
@@ -20,6 +21,7 @@ from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.recorder import StepMarks
+from dpsim.runtime.stall import Labels
 from dpsim.schedule import Schedule
 
 _WITNESS_FIRST_S = 2.0
@@ -40,12 +42,13 @@ class StepRunner:
 
     It owns the run's memory (``arena``) and hands it to the replica. ``initialise`` must be called once.
     ``control`` carries the decisions of a rule that packs buckets while running (Horovod's); such a rule needs
-    one of its own, since its messages must not mix with the gradients'.
+    one of its own, since its messages must not mix with the gradients'. ``row`` is where it says what it does.
     """
 
     def __init__(
-        self, replica: Replica, schedule: Schedule, transport: Transport, control: Transport | None = None
-    ) -> None:
+        self, replica: Replica, schedule: Schedule, transport: Transport, control: Transport | None = None,
+        row: Row | None = None,
+    ) -> None:  # fmt: skip
         plan = schedule.plan
         check_algorithm(plan.algorithm, transport.network)
         if transport.size != plan.devices:
@@ -60,6 +63,7 @@ class StepRunner:
             self._micro_gradients = self.arena.views(np.zeros_like(self.arena.gradients))
         self.replica.bind(self.parameters, self.gradients)
         self.steps = 0
+        self.row = Row() if row is None else row
         self._layers = replica.layers
         last = next(layer for layer in reversed(self._layers) if layer.tensors)
         self._telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
@@ -73,6 +77,8 @@ class StepRunner:
         self._blocking = plan.overlap in ("off", "inline")
         self._forward_names = [f"forward {layer.name}" for layer in self._layers]
         self._backward_names = [f"backward {layer.name}" for layer in self._layers]
+        self._operations = [*self._forward_names, "loss", *self._backward_names]
+        self._numbers = {name: number for number, name in enumerate(self._operations)}
 
     def initialise(self, seed: int) -> None:
         """Parameters from the replica's own initial values, velocity zero."""
@@ -88,6 +94,7 @@ class StepRunner:
         """
         self._marks = StepMarks(now() if begin_s is None else begin_s)
         self._marks.compute.append(("step overhead", now()))
+        self.row.computes(self.steps + 1)
         self._policy.begin()
         self._held = []
         x, labels = share.x, share.labels
@@ -114,8 +121,19 @@ class StepRunner:
         marks.end_s = now()
         marks.compute.append(("update", marks.end_s))
         self.steps += 1
+        self.row.rests()
         sums = BatchSums(loss=loss, correct=correct, samples=len(labels))
         return StepOutcome(sums=sums, global_samples=global_samples, marks=marks)
+
+    @property
+    def labels(self) -> Labels:
+        """What the numbers of ``look`` stand for."""
+        return Labels([self.schedule.bucket_tensors(n) for n in range(self.schedule.buckets)], self._operations)
+
+    def look(self) -> tuple[int, int]:
+        """The bucket under way, and the number of the operation finished last; for another thread to ask."""
+        done = self._marks.compute
+        return self._progress.bucket, self._numbers.get(done[-1][0], UNKNOWN) if done else UNKNOWN
 
     def close(self) -> None:
         """End the communication thread, if there is one."""
@@ -141,9 +159,12 @@ class StepRunner:
             self._held += complete
         elif complete:
             begin_s = now()
+            if self._blocking:
+                self.row.waits()
             for first, stop in complete:
                 self._progress.submit(first, self.arena.buckets(first, stop))
             if self._blocking:
+                self.row.computes(self.steps + 1)
                 self._marks.pauses.append((begin_s, now()))
         else:
             self._progress.poll()
@@ -158,9 +179,11 @@ class StepRunner:
 
     def _finish_communication(self) -> None:
         begin_s = now()
+        self.row.waits()
         for first, stop in itertools.chain(self._held, self._policy.rest()):
             self._progress.submit(first, self.arena.buckets(first, stop))
         self._progress.finish()
+        self.row.computes(self.steps + 1)
         end_s = now()
         self._marks.pauses.append((begin_s, end_s))
         self._marks.compute.append(("step overhead", end_s))

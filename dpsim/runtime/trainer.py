@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dpsim.comm import board
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
@@ -19,6 +22,7 @@ from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.describe import describe
+from dpsim.runtime.stall import StallWatch, check_stall_after
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
 
@@ -29,7 +33,8 @@ class Trainer:
     """Trains ``replica`` on ``dataset`` as ``plan`` says, on the ranks of ``comm`` (as many as the plan's devices).
 
     Every rank draws the same global batches and takes its own share of samples; rank 0's initial state is
-    broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here.
+    broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. A rank that
+    waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never).
     """
 
     def __init__(
@@ -42,14 +47,20 @@ class Trainer:
         *,
         seed: int = 0,
         schedule: Schedule | None = None,
+        stall_after_s: float = 0.0,
     ) -> None:
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
         self.transport: Transport = transport(comm, network)
         control = transport(comm, network) if self.schedule.dynamic else None
-        self.runner = StepRunner(replica, self.schedule, self.transport, control)
+        check_stall_after(stall_after_s)
+        watched = comm.size > 1 and 0 < stall_after_s < math.inf
+        mine = board.Board(comm) if watched else None
+        self.runner = StepRunner(replica, self.schedule, self.transport, control, mine.row if mine else None)
+        self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         self.runner.initialise(seed)
-        self._broadcast_state()
+        with self.waiting(board.INITIAL_STATE):
+            self._broadcast_state()
         self._batches = self._global_batches()
         self.epoch = 0
 
@@ -80,7 +91,10 @@ class Trainer:
         Running statistics, which each rank gathers from its own samples, are first replaced by their mean
         over the ranks.
         """
-        self._average_state()
+        self.runner.row.evaluates()
+        with self.waiting(board.EVALUATION):
+            self._average_state()
+        self.runner.row.evaluates()
         low, high = shard(len(self.dataset.test_y), self.plan.devices, self.comm.rank)
         loss, correct = 0.0, 0
         for start in range(low, high, _EVALUATION_BATCH):
@@ -88,7 +102,8 @@ class Trainer:
             sums = self.replica.evaluate(self.dataset.test_x[start:stop], self.dataset.test_y[start:stop])
             loss, correct = loss + sums.loss, correct + sums.correct
         totals = np.array([loss, correct, high - low])
-        allreduce(self.transport, totals, "recursive-doubling")
+        with self.waiting(board.EVALUATION):
+            allreduce(self.transport, totals, "recursive-doubling")
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
 
     def digest(self) -> str:
@@ -101,8 +116,14 @@ class Trainer:
                 sha.update(np.ascontiguousarray(part[name]).tobytes())
         return sha.hexdigest()
 
+    def waiting(self, place: int) -> AbstractContextManager[None]:
+        """For what the ranks do together between steps: a stall in there is told as one at ``place``."""
+        return self.runner.row.waiting(place)
+
     def close(self) -> None:
         self.runner.close()
+        if self._watch is not None:
+            self._watch.close()
 
     def _broadcast_state(self) -> None:
         """Parameters, optimizer state and running statistics of rank 0, on every rank."""

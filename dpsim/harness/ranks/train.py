@@ -29,7 +29,10 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         schedule = lower(
             config.workload, plan, alpha_s=config.link_alpha_s, beta_s_per_byte=config.link_beta_s_per_byte
         )
-    trainer = Trainer(replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule)
+    trainer = Trainer(
+        replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule,
+        stall_after_s=config.stall_after_s,
+    )  # fmt: skip
     total = trainer.steps_per_epoch * config.epochs
     if config.steps is not None:
         total = min(total, config.steps)

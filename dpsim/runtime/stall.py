@@ -1,0 +1,160 @@
+"""Says who waits for whom when training stands still: one line a stall on each node, and one when it goes on."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dpsim.comm import board
+from dpsim.comm.board import Board, Entry
+from dpsim.comm.clock import now
+from dpsim.errors import ConfigError
+
+_STAGGER_S = 0.1
+"""How much later each further rank of a node looks, so that only one of them speaks."""
+
+_PLACES = {
+    board.INITIAL_STATE: "for the initial parameters",
+    board.EVALUATION: "in the evaluation",
+    board.EPOCH_LOSS: "to add up the losses of an epoch",
+    board.CHECKPOINT: "in a checkpoint",
+    board.RESULTS: "to gather the results",
+}
+_SHOWN_TENSORS, _SHOWN_RANKS = 3, 4
+
+
+class Labels(NamedTuple):
+    """What the numbers of a board stand for: the tensors of each bucket, and the operations of a step."""
+
+    buckets: Sequence[Sequence[str]]
+    operations: Sequence[str]
+
+
+def check_stall_after(stall_after_s: float) -> None:
+    """Raises ``ConfigError`` for a time that is no time; 0 and infinity mean never."""
+    if math.isnan(stall_after_s) or stall_after_s < 0:
+        raise ConfigError(
+            f"stall-after is {stall_after_s:g} s", allowed="seconds, 0 or more; 0 and inf: stalls are not reported"
+        )
+
+
+class StallWatch:
+    """Looks, from a thread that sleeps nearly always, whether this rank has been waiting for ``after_s`` or longer.
+
+    ``look`` tells what is not on the board yet: the bucket under way, and the number of the operation finished
+    last. ``tell`` gets each line.
+    """
+
+    def __init__(
+        self, own: Board, after_s: float, labels: Labels, look: Callable[[], tuple[int, int]],
+        tell: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._board, self._after_s, self._labels, self._look = own, after_s, labels, look
+        self._tell = tell or _to_stderr
+        self._told_since_s: float | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dpsim-stall-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        period_s = min(1.0, self._after_s / 4)
+        while not self._ended.wait(period_s):
+            bucket, last_done = self._look()
+            self._board.row.note(bucket=bucket, last_done=last_done)
+            self._report()
+
+    def _report(self) -> None:
+        row = self._board.row
+        since_s, now_s = row.waits_since_s, now()
+        if self._told_since_s is not None:
+            if since_s != self._told_since_s:
+                row.reported = False
+                self._tell(f"going on after {_seconds(now_s - self._told_since_s)}")
+                self._told_since_s = None
+        elif since_s is not None and self._waits_too_long(now_s - since_s) and not self._board.reported:
+            row.reported = True
+            self._told_since_s = since_s
+            self._tell(stalled(self._board.entries(), self._board.size, now_s, now_s - since_s, self._labels))
+
+    def _waits_too_long(self, for_s: float) -> bool:
+        return for_s > self._after_s + _STAGGER_S * self._board.place
+
+
+def stalled(entries: Sequence[Entry], size: int, now_s: float, for_s: float, labels: Labels) -> str:
+    """One line on a stall: which ranks wait and where, and for whom. ``entries`` are the ranks of this node."""
+    halted = [entry for entry in entries if entry.state in ("", "Z", "T", "t")]
+    waiting = [entry for entry in entries if entry.doing == board.WAITING and entry not in halted]
+    behind = [entry for entry in entries if entry.doing != board.WAITING or entry in halted]
+    step = max(entry.step for entry in waiting)
+    who = ", ".join(_waits(place, waiting, labels) for place in dict.fromkeys(entry.place for entry in waiting))
+    where = f" in step {step}" if step else ""
+    said = f"stalled for {_seconds(for_s)}{where}: {who}"
+    if behind:
+        named = [_is(entry, now_s, labels) for entry in behind[:_SHOWN_RANKS]]
+        if len(behind) > _SHOWN_RANKS:
+            named.append(ranks([entry.rank for entry in behind[_SHOWN_RANKS:]]))
+        return f"{said} for {' and for '.join(named)}"
+    others = sorted(set(range(size)) - {entry.rank for entry in entries})
+    if others:
+        return f"{said}; the cause is on another node: {ranks(others)}"
+    return f"{said}; no rank computes, so MPI or the network has lost a message, or the ranks wait for different things"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-7``."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    parts: list[str] = []
+    rest = sorted(numbers)
+    while rest:
+        run = next((n for n in range(len(rest), 0, -1) if rest[n - 1] - rest[0] == n - 1), 1)
+        run = run if run > 2 else 1
+        parts.append(f"{rest[0]}-{rest[run - 1]}" if run > 1 else str(rest[0]))
+        rest = rest[run:]
+    return "ranks " + (" and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0])
+
+
+def _waits(place: int, waiting: Sequence[Entry], labels: Labels) -> str:
+    """``ranks 0 and 2 wait in bucket 4 (dense2.weight, dense2.bias)``."""
+    here = [entry.rank for entry in waiting if entry.place == place]
+    where = _PLACES.get(place, "")
+    if 0 <= place < len(labels.buckets):
+        tensors = labels.buckets[place]
+        more = f" and {len(tensors) - _SHOWN_TENSORS} more" if len(tensors) > _SHOWN_TENSORS else ""
+        where = f"in bucket {place} ({', '.join(tensors[:_SHOWN_TENSORS])}{more})"
+    return f"{ranks(here)} {'waits' if len(here) == 1 else 'wait'} {where}".rstrip()
+
+
+def _is(entry: Entry, now_s: float, labels: Labels) -> str:
+    """``rank 1, which is computing in step 17 since 61 s (last done: backward conv3)``."""
+    since = f"since {_seconds(now_s - entry.since_s)}"
+    if entry.state in ("", "Z"):
+        return f"rank {entry.rank}, whose process {entry.pid} is gone"
+    if entry.state in ("T", "t"):
+        why = "stopped" if entry.state == "T" else "held by a debugger"
+        return f"rank {entry.rank}, whose process {entry.pid} is {why} (step {entry.step}, {since})"
+    does = {
+        board.STARTING: "starting",
+        board.COMPUTING: f"computing in step {entry.step}",
+        board.EVALUATING: "evaluating",
+        board.BETWEEN: f"between steps {entry.step} and {entry.step + 1}",
+    }[entry.doing]
+    done = ""
+    if entry.doing == board.COMPUTING and 0 <= entry.last_done < len(labels.operations):
+        done = f" (last done: {labels.operations[entry.last_done]})"
+    return f"rank {entry.rank}, which is {does} {since}{done}"
+
+
+def _seconds(duration_s: float) -> str:
+    return f"{duration_s:.0f} s" if duration_s >= 10 else f"{duration_s:.1f} s"
+
+
+def _to_stderr(line: str) -> None:
+    print(f"dpsim: {line}", file=sys.stderr, flush=True)
