@@ -15,7 +15,14 @@ from dpsim.errors import ConfigError
 T = TypeVar("T")
 
 Model = Annotated[str | None, Parameter(help="cnn or mlp, or with widths: cnn:16,32,64, mlp:512,256, mlp:64x20.")]
-DataSet = Annotated[str | None, Parameter(name="--dataset", help="digits, or synthetic:HxWxC,classes=K,train=N.")]
+DataSet = Annotated[
+    str | None,
+    Parameter(
+        name="--dataset",
+        help="digits, synthetic:HxWxC,classes=K,train=N, cifar10:DIR, mnist:DIR, fashion-mnist:DIR, npz:FILE"
+        " or npy:X.npy,Y.npy.",
+    ),
+]
 Devices = Annotated[int | None, Parameter(help="Number of devices: MPI ranks.")]
 DevicesList = Annotated[str | None, Parameter(help="Numbers of devices: 1,2,4.")]
 GlobalBatch = Annotated[int | None, Parameter(help="Samples a step, over all devices.")]

@@ -1,11 +1,10 @@
-"""Data sets by token: ``digits`` (real, bundled with scikit-learn) and ``synthetic:...`` (any shape)."""
+"""Data sets by token: ``digits`` (bundled with scikit-learn), ``synthetic:...`` (any shape), and those in files."""
 
 from __future__ import annotations
 
 import gzip
 import importlib.util
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,52 +12,58 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim import rng
+from dpsim.data.arrays import from_npy, from_npz
+from dpsim.data.cifar import cifar10
+from dpsim.data.dataset import Dataset, stratified
+from dpsim.data.idx import IDX_SETS, idx_set
 from dpsim.errors import ConfigError, FileFormatError, unknown
 
-DATASETS = ("digits", "synthetic")
 _SYNTHETIC_FORM = "synthetic:HxWxC,classes=K,train=N,test=M"
 _SYNTHETIC_DEFAULTS = {"classes": 10, "train": 2048, "test": 512}
 _DIGITS_PIXELS = (8, 8, 1)
 _DIGITS_MEAN = 0.305  # of pixels / 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """Samples [N, H, W, C] of about zero mean, and class labels [N], for training and for testing."""
-
-    name: str
-    train_x: NDArray[Any]
-    train_y: NDArray[np.int64]
-    test_x: NDArray[Any]
-    test_y: NDArray[np.int64]
-    classes: int
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of a sample, (H, W, C)."""
-        return self.train_x.shape[1:]
+_FORMS = {
+    "digits": "digits",
+    "synthetic": _SYNTHETIC_FORM,
+    "cifar10": "cifar10:DIR",
+    "mnist": "mnist:DIR",
+    "fashion-mnist": "fashion-mnist:DIR",
+    "npz": "npz:FILE",
+    "npy": "npy:X.npy,Y.npy",
+}
+DATASETS = tuple(_FORMS)
 
 
 def load_dataset(token: str, seed: int = 0, dtype: DTypeLike = np.float32) -> Dataset:
     """The data set a token names, the same on every rank. ``seed`` moves synthetic data only.
 
     ``digits``: 1797 pictures of 8x8x1, one fixed stratified 80/20 split. ``synthetic:HxWxC,classes=K,train=N,test=M``
-    (classes, train and test may be left out): a prototype a class plus noise of the same size.
-    Raises ``ConfigError`` for an unknown token, ``FileFormatError`` if scikit-learn's file is missing.
+    (classes, train and test may be left out): a prototype a class plus noise of the same size. The others are read
+    from files; everything after the first colon is the path: see ``cifar10``, ``idx_set``, ``from_npz``, ``from_npy``.
+    Raises ``ConfigError`` for an unknown token, ``FileFormatError`` for a file that is missing or damaged.
     """
-    kind, _, text = token.partition(":")
+    kind, colon, text = token.partition(":")
     if token == "digits":
         return _digits(dtype)
     if kind == "synthetic":
         return _synthetic(token, text, seed, dtype)
-    raise unknown("data set", token, DATASETS, remedy=f"write digits or {_SYNTHETIC_FORM}")
+    if kind not in _FORMS or kind == "digits":
+        near = unknown("data set", kind.lower(), DATASETS, remedy="write one of these forms").remedy
+        raise ConfigError(f"unknown data set {token!r}", allowed=", ".join(_FORMS.values()), remedy=near)
+    if not colon or not text:
+        raise ConfigError(f"data set {token!r} names no file", allowed=_FORMS[kind])
+    if kind == "cifar10":
+        return cifar10(token, text, dtype)
+    if kind in IDX_SETS:
+        return idx_set(kind, token, text, dtype)
+    return from_npz(token, text, dtype) if kind == "npz" else from_npy(token, text, dtype)
 
 
 def _digits(dtype: DTypeLike) -> Dataset:
     table = _read_digits()
     x = (table[:, :-1] / 16.0 - _DIGITS_MEAN).astype(dtype).reshape(-1, *_DIGITS_PIXELS)
     y = table[:, -1].astype(np.int64)
-    test = _stratified(y, 0.2)
+    test = stratified(y, 0.2)
     return Dataset(name="digits", train_x=x[~test], train_y=y[~test], test_x=x[test], test_y=y[test], classes=10)
 
 
@@ -75,16 +80,6 @@ def _read_digits() -> NDArray[np.float64]:
         )
     text = gzip.decompress(path.read_bytes()).decode("ascii")
     return np.array(text.replace("\n", ",").rstrip(",").split(","), np.float64).reshape(1797, 65)
-
-
-def _stratified(labels: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
-    """A fixed mask of ``fraction`` of the samples of every class, drawn by the random stream of that class."""
-    chosen = np.zeros(len(labels), bool)
-    for label in range(int(labels.max()) + 1):
-        members = np.flatnonzero(labels == label)
-        order = rng.permutation(len(members), 0, label, purpose="stratified split")
-        chosen[members[order[: round(fraction * len(members))]]] = True
-    return chosen
 
 
 def _synthetic(token: str, text: str, seed: int, dtype: DTypeLike) -> Dataset:

@@ -74,9 +74,9 @@ class Trainer:
         """This rank's share of the next global batch, and that batch's size."""
         indices = next(self._batches)
         low, high = shard(len(indices), self.plan.devices, self.comm.rank)
-        mine = indices[low:high]
+        x, labels = self.dataset.train_batch(indices[low:high])
         share = Batch(
-            x=self.dataset.train_x[mine], labels=self.dataset.train_y[mine], leaves=(0, high - low),
+            x=x, labels=labels, leaves=(0, high - low),
             seed=self.seed, step=self.runner.steps, first_sample=low,
         )  # fmt: skip
         return share, len(indices)
@@ -99,7 +99,7 @@ class Trainer:
         loss, correct = 0.0, 0
         for start in range(low, high, _EVALUATION_BATCH):
             stop = min(start + _EVALUATION_BATCH, high)
-            sums = self.replica.evaluate(self.dataset.test_x[start:stop], self.dataset.test_y[start:stop])
+            sums = self.replica.evaluate(*self.dataset.test_batch(start, stop))
             loss, correct = loss + sums.loss, correct + sums.correct
         totals = np.array([loss, correct, high - low])
         with self.waiting(board.EVALUATION):

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
-from dpsim.data import load_dataset
+from dpsim.data import Dataset, load_dataset
 from dpsim.errors import DpsimError
 from dpsim.harness.ranks.profile import WARM_STEPS
 from dpsim.harness.samples import MeasureTask, Samples
@@ -37,7 +37,7 @@ _LOSS_TOLERANCE = 0.02
 class _Point:
     """One configuration on the ranks that take part: trains its own replica, keeps its samples on rank 0."""
 
-    def __init__(self, comm: MPI.Intracomm, task: MeasureTask, index: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, task: MeasureTask, index: int, dataset: Dataset) -> None:
         self.key, plan = task.keys[index], task.plans[index]
         self.group = first_ranks(comm, plan.devices)
         before = next((p for p in task.already if p.key == self.key), None)
@@ -50,7 +50,6 @@ class _Point:
         if self.group is None:
             return
         experiment = task.experiment
-        dataset = load_dataset(experiment.dataset, experiment.seed)
         replica = build_model(experiment.model, dataset.input_shape, dataset.classes)
         schedule = scheduled(task.workload, task.machines[self.key.network], plan)
         network = Network.parse(self.key.network)
@@ -113,7 +112,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     Rank 0 saves after every round and returns ``Samples`` (plain values).
     """
     task = codec.decode(argument, MeasureTask, "measurement")
-    points = [_Point(comm, task, index) for index in range(len(task.keys))]
+    dataset = load_dataset(task.experiment.dataset, task.experiment.seed)
+    points = [_Point(comm, task, index, dataset) for index in range(len(task.keys))]
     gc.collect()
     gc.freeze()
     start_s = now()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
-from dpsim.data import load_dataset
+from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.harness.profile import Profile, ProfileConfig
 from dpsim.machine import ComputeSlowdown, Network
@@ -38,10 +38,11 @@ class _Case:
     communication finds other things in its caches than computation alone.
     """
 
-    def __init__(self, comm: MPI.Intracomm, devices: int, local_batch: int, config: ProfileConfig) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, devices: int, local_batch: int, config: ProfileConfig, dataset: Dataset
+    ) -> None:
         self.devices, self.local_batch = devices, local_batch
         self.group = first_ranks(comm, devices)
-        dataset = load_dataset(config.dataset, config.seed)
         self.replica = build_model(config.model, dataset.input_shape, dataset.classes)
         self.global_batch = devices * local_batch
         if self.group is not None:
@@ -99,7 +100,8 @@ class Profiling:
 
     def __init__(self, comm: MPI.Intracomm, config: ProfileConfig) -> None:
         self._comm, self._config = comm, config
-        samples = len(load_dataset(config.dataset, config.seed).train_y)
+        dataset = load_dataset(config.dataset, config.seed)
+        samples = len(dataset.train_y)
         settings = [(1, batch) for batch in sorted(set(config.local_batches))] + [c for c in config.crowd if c[0] > 1]
         largest = max(devices * batch for devices, batch in settings)
         if largest > samples:
@@ -108,7 +110,7 @@ class Profiling:
                 allowed=f"at most {samples}",
                 remedy="choose smaller batches",
             )
-        self._cases = [_Case(comm, devices, batch, config) for devices, batch in settings]
+        self._cases = [_Case(comm, devices, batch, config, dataset) for devices, batch in settings]
         self._random = np.random.default_rng(0)
 
     @property

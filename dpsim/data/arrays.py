@@ -1,0 +1,164 @@
+"""Data sets from NumPy files: an .npz archive, or a pair of .npy files of samples and labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dpsim.data.dataset import (
+    Dataset,
+    Labels,
+    Normalisation,
+    channel_statistics,
+    learnable,
+    standardised,
+    stratified,
+)
+from dpsim.data.files import path_of
+from dpsim.data.npy import read_npy, read_npz
+from dpsim.errors import ConfigError, FileFormatError
+
+_WHOLE = ("x", "y")
+_PARTS = ("x_train", "y_train", "x_test", "y_test")
+_TEST_FRACTION = 0.2
+_AT_ONCE = 256  # samples looked at for infinities at once
+_LARGEST = 2**31 - 1
+_CLASSES = "classes 0 to K - 1, each with training samples"
+_RENUMBER = "numpy.unique(y, return_inverse=True)[1] numbers the classes so"
+_SHAPES = "[N, H, W, C], [N, H, W] or [N, features], nothing of size 0"
+
+
+def from_npz(token: str, text: str, dtype: DTypeLike) -> Dataset:
+    """The data set of the archive ``text``: x_train, y_train, x_test and y_test, or x and y, which are split 80/20.
+
+    Samples of [N, H, W] have one channel, those of [N, features] become (1, 1, features). Each channel is brought to
+    mean 0 and deviation 1 over the training part (a constant one to 0): uint8 a batch at a time, floats here.
+    Raises ``ConfigError``, ``FileFormatError``.
+    """
+    path = path_of(text)
+    arrays = read_npz(path, (_PARTS, _WHOLE))
+    found = {name: _samples(array, f"{name} in {path}") for name, array in arrays.items() if name[0] == "x"}
+    labels = {name: _labels(array, f"{name} in {path}") for name, array in arrays.items() if name[0] == "y"}
+    if "x" in found:
+        return _split(token, found["x"], labels["y"], dtype)
+    parts = (found["x_train"], labels["y_train"], found["x_test"], labels["y_test"])
+    return _dataset(token, *parts, dtype)
+
+
+def from_npy(token: str, text: str, dtype: DTypeLike) -> Dataset:
+    """The data set of ``X.npy,Y.npy``, samples and labels, as ``from_npz`` makes it of x and y."""
+    names = text.split(",")
+    if len(names) != 2:
+        raise ConfigError(
+            f"data set {token!r} names {len(names)} file{'s' * (len(names) > 1)}",
+            allowed="npy:X.npy,Y.npy, the paths without commas",
+            remedy="numpy.savez puts arrays into one file, whose path may have commas: npz:FILE.npz",
+        )
+    x_path, y_path = (path_of(name) for name in names)
+    x, y = _samples(read_npy(x_path), str(x_path)), _labels(read_npy(y_path), str(y_path))
+    return _split(token, x, y, dtype)
+
+
+def _samples(array: NDArray[Any], where: str) -> NDArray[Any]:
+    """Samples [N, H, W, C] of uint8 or finite floats."""
+    if array.ndim not in (2, 3, 4) or not array.size:
+        raise FileFormatError(f"{where} has the shape {array.shape}", allowed=f"samples of {_SHAPES}")
+    if array.dtype != np.uint8 and array.dtype.kind != "f":
+        raise FileFormatError(
+            f"{where} has the type {array.dtype}", allowed="uint8, float16, float32 or float64",
+            remedy="convert it, for example with .astype(numpy.float32)",
+        )  # fmt: skip
+    if array.dtype.kind == "f":
+        _check_finite(array, where)
+    if array.ndim == 2:
+        return array[:, None, None, :]
+    return array[..., None] if array.ndim == 3 else array
+
+
+def _check_finite(array: NDArray[Any], where: str) -> None:
+    for start in range(0, len(array), _AT_ONCE):
+        finite = np.isfinite(array[start : start + _AT_ONCE])
+        if not finite.all():
+            first, *rest = np.argwhere(~finite)[0].tolist()
+            place = (start + first, *rest)
+            raise FileFormatError(
+                f"{where} is {array[place]} at {list(place)}", allowed="finite numbers",
+                remedy="leave such samples out, or fill in what is missing",
+            )  # fmt: skip
+
+
+def _labels(array: NDArray[Any], where: str) -> Labels:
+    """Labels [N], whole numbers of 0 or more."""
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise FileFormatError(
+            f"{where} has the shape {array.shape} and the type {array.dtype}", allowed="labels [N] of an integer type",
+            remedy="y.reshape(-1) makes [N] of [N, 1], y.argmax(axis=1) of one-hot rows; y.astype(int) makes integers",
+        )  # fmt: skip
+    wrong = np.flatnonzero((array < 0) | (array > _LARGEST))
+    if len(wrong):
+        raise FileFormatError(f"{where} is {array[wrong[0]]} at [{wrong[0]}]", allowed=_CLASSES, remedy=_RENUMBER)
+    return array.astype(np.int64)
+
+
+def _split(token: str, x: NDArray[Any], y: Labels, dtype: DTypeLike) -> Dataset:
+    _check_counts(token, x, y)
+    _check_gaps(token, y)
+    test = stratified(y, _TEST_FRACTION)
+    return _dataset(token, x[~test], y[~test], x[test], y[test], dtype)
+
+
+def _dataset(
+    token: str, train_x: NDArray[Any], train_y: Labels, test_x: NDArray[Any], test_y: Labels, dtype: DTypeLike
+) -> Dataset:
+    _check_counts(token, train_x, train_y)
+    _check_counts(token, test_x, test_y)
+    _check_gaps(token, train_y)
+    if train_x.shape[1:] != test_x.shape[1:] or (train_x.dtype == np.uint8) != (test_x.dtype == np.uint8):
+        raise FileFormatError(
+            f"data set {token}: training samples {train_x.shape[1:]} of {train_x.dtype}, "
+            f"test samples {test_x.shape[1:]} of {test_x.dtype}",
+            allowed="samples of one shape, all uint8 or all floats",
+        )
+    classes = int(train_y.max()) + 1
+    stored = learnable(
+        Dataset(name=token, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, classes=classes)
+    )
+    return _normalised(stored, dtype)
+
+
+def _normalised(stored: Dataset, dtype: DTypeLike) -> Dataset:
+    """``stored`` with the constants that bring its channels to mean 0 and deviation 1, applied if they are floats."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, std = channel_statistics(stored.train_x)
+        if stored.train_x.dtype == np.uint8:
+            normalisation = Normalisation.of_channels(mean, std, stored.input_shape, dtype)
+            return replace(stored, normalisation=normalisation)
+        train_x, test_x = (standardised(x, mean, std, dtype) for x in (stored.train_x, stored.test_x))
+        sound = all(np.isfinite(part).all() for part in (mean, std, train_x, test_x))
+    if not sound:
+        raise FileFormatError(
+            f"data set {stored.name} has samples too large to be brought to mean 0 and deviation 1",
+            allowed="numbers of a size that float64 can square, test samples near the training samples",
+            remedy="scale the samples",
+        )
+    return replace(stored, train_x=train_x, test_x=test_x)
+
+
+def _check_counts(token: str, x: NDArray[Any], y: Labels) -> None:
+    if len(x) != len(y):
+        raise FileFormatError(f"data set {token}: {len(x)} samples with {len(y)} labels", allowed="one label a sample")
+
+
+def _check_gaps(token: str, y: Labels) -> None:
+    """Raises ``FileFormatError`` unless every class up to the largest has samples."""
+    classes = np.unique(y)
+    gaps = np.flatnonzero(classes != np.arange(len(classes)))
+    if len(gaps):
+        raise FileFormatError(
+            f"data set {token}: class {gaps[0]} has no training sample, class {classes[-1]} has some",
+            allowed=_CLASSES,
+            remedy=_RENUMBER,
+        )
