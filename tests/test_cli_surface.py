@@ -17,7 +17,8 @@ RUN = (
 )
 SURFACE = {
     "doctor": "--json",
-    "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json",
+    "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output"
+    " --label-smoothing --json",
     "profile": "--model --dataset --local-batch --seed --output --json",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"

@@ -1,8 +1,9 @@
 """Neural networks on a small set of array operations: layers, loss, optimizer, and the built-in models."""
 
 from dpsim.nn.finite import first_nonfinite_layer
-from dpsim.nn.models import MODELS, build_model
+from dpsim.nn.models import build_model
 from dpsim.nn.network import Network
 from dpsim.nn.optimizer import sgd_update
+from dpsim.nn.tokens import MODELS
 
 __all__ = ["MODELS", "Network", "build_model", "first_nonfinite_layer", "sgd_update"]
