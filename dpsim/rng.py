@@ -53,6 +53,23 @@ def random_words(purpose: str, seed: int, count: int, *, stream: int = 0) -> NDA
     return philox(counters, (zlib.crc32(purpose.encode()), seed & 0xFFFFFFFF)).reshape(-1)[:count]
 
 
+def sample_bits(
+    purpose: str, seed: int, shape: tuple[int, int], *, stream: int, first_sample: int = 0
+) -> NDArray[np.uint16]:
+    """[samples, elements] numbers of 16 bits, of samples ``first_sample``, ``first_sample + 1``, ...
+
+    Sample s has the words of the stream from counter ``s * 2**32`` on, two elements a word, the lower half first.
+    """
+    samples, elements = shape
+    counters = np.empty((samples, (elements + 7) // 8, 4), np.uint32)
+    counters[..., 0] = np.arange(counters.shape[1])
+    counters[..., 1] = np.arange(first_sample, first_sample + samples)[:, None]
+    counters[..., 2] = stream & 0xFFFFFFFF
+    counters[..., 3] = (seed >> 32) & 0xFFFFFFFF
+    words = philox(counters.reshape(-1, 4), (zlib.crc32(purpose.encode()), seed & 0xFFFFFFFF))
+    return words.astype("<u4", copy=False).view("<u2").reshape(samples, -1)[:, :elements]
+
+
 def uniform(
     purpose: str, seed: int, shape: tuple[int, ...], *, stream: int = 0, dtype: DTypeLike = np.float32
 ) -> NDArray[Any]:

@@ -14,7 +14,13 @@ from dpsim.errors import ConfigError
 
 T = TypeVar("T")
 
-Model = Annotated[str | None, Parameter(help="cnn or mlp, or with widths: cnn:16,32,64, mlp:512,256, mlp:64x20.")]
+Model = Annotated[
+    str | None,
+    Parameter(
+        help="cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
+        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2."
+    ),
+]
 DataSet = Annotated[
     str | None,
     Parameter(
@@ -56,6 +62,9 @@ Momentum = Annotated[float | None, Parameter(help="SGD's momentum.")]
 WeightDecay = Annotated[float | None, Parameter(help="SGD's weight decay.")]
 StallAfter = Annotated[
     float | None, Parameter(help="Seconds of waiting after which a stall is reported (60); 0 or inf: never.")
+]
+LabelSmoothing = Annotated[
+    float | None, Parameter(help="Share of the training loss that asks for every class alike: 0 (none), 0.1.")
 ]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")

@@ -16,11 +16,17 @@ SCHEMA = "dpsim.output/1"
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A function that shows a line: the same line over and over on a terminal, a log line elsewhere."""
+    """A function that shows a line: the same line over and over on a terminal, a log line elsewhere.
+
+    What begins with ``warning: `` is shown whole, and stays.
+    """
     terminal = sys.stderr.isatty()
 
     def tell(text: str) -> None:
         if terminal:
+            if text.startswith("warning: "):
+                print(f"\r\x1b[2K{text}", file=sys.stderr, flush=True)
+                return
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\x1b[2K{text[:width]}", end="", file=sys.stderr, flush=True)
         elif text:

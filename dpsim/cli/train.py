@@ -36,6 +36,7 @@ def train(
     weight_decay: flags.WeightDecay = None,
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     stall_after: flags.StallAfter = None,
+    label_smoothing: flags.LabelSmoothing = None,
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured."""
@@ -55,6 +56,7 @@ def train(
         model=model, dataset=dataset, devices=devices, global_batch=global_batch, accumulate=accumulate,
         fusion_rule=fusion_rule, fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap,
         network=network, steps=steps, epochs=epochs, seed=seed, stall_after_s=stall_after,
+        label_smoothing=label_smoothing,
     )  # fmt: skip
     sgd: dict[str, Any] = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
     config = harness.TrainConfig(**chosen)

@@ -11,6 +11,7 @@ from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Network, check_algorithm
+from dpsim.nn.losses import check_label_smoothing
 from dpsim.plan import OVERLAPS, Plan, Sgd
 from dpsim.record import TrainResult
 from dpsim.runtime.stall import check_stall_after
@@ -44,6 +45,7 @@ class TrainConfig(Noun, frozen=True):
     link_alpha_s: float = 0.0
     link_beta_s_per_byte: float = 0.0
     stall_after_s: float = 60.0
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -53,6 +55,7 @@ class TrainConfig(Noun, frozen=True):
         if self.overlap not in ("auto", *OVERLAPS):
             raise unknown("overlap", self.overlap, ("auto", *OVERLAPS))
         check_stall_after(self.stall_after_s)
+        check_label_smoothing(self.label_smoothing)
         self.plan()
         check_algorithm(self.algorithm, Network.parse(self.network))
 

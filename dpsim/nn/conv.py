@@ -12,23 +12,32 @@ from dpsim.replica import Array, Leaves
 
 
 class Conv2D(Layer):
-    """y[b,h,w,o] = sum over i,j,c of x[b, h+i-K//2, w+j-K//2, c] W[i,j,c,o], zero outside; no bias (a norm follows).
+    """y[b,h,w,o] = sum over i,j,c of x[b, s h+i-K//2, s w+j-K//2, c] W[i,j,c,o], zero outside; no bias.
 
-    x [b, H, W, C], W [K, K, C, O], y [b, H, W, O], K odd. Keeps the unfolded input (K*K times its size) for backward.
-    The input gradient is the same operation on the output gradient with the kernel flipped.
+    x [b, H, W, C], W [K, K, C, O], y [b, ceil(H/s), ceil(W/s), O], K odd, s the stride. A norm is to follow,
+    hence no bias. Keeps the unfolded input (K*K times its size) for backward. The input gradient is the same
+    operation on the output gradient (zero at pixels left out) with the kernel flipped.
     """
 
     kind = "conv"
 
     def __init__(
-        self, name: str, ops: Ops, input_shape: Shape, outputs: int, dtype: DTypeLike, kernel: int = 3
+        self,
+        name: str,
+        ops: Ops,
+        input_shape: Shape,
+        outputs: int,
+        dtype: DTypeLike,
+        kernel: int = 3,
+        stride: int = 1,
     ) -> None:
         if kernel % 2 == 0:
             raise ConfigError(f"layer {name!r} has a kernel of {kernel}", allowed="an odd kernel size")
         height, width, inputs = input_shape
         weight = (kernel, kernel, inputs, outputs)
-        super().__init__(name, ops, input_shape, (height, width, outputs), dtype, weight=weight)
-        self.kernel = kernel
+        output_shape = (-(-height // stride), -(-width // stride), outputs)
+        super().__init__(name, ops, input_shape, output_shape, dtype, weight=weight)
+        self.kernel, self.stride, self._full_shape = kernel, stride, (height, width, outputs)
         self.activation_bytes_per_sample = height * width * kernel * kernel * inputs * self.dtype.itemsize
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
@@ -38,10 +47,15 @@ class Conv2D(Layer):
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         self._columns = self._unfold("x", x)
         weight = self.parameters["weight"]
-        return self._product("y", self._columns, weight.reshape(-1, weight.shape[-1]), self.output_shape, leaves)
+        full = self._product("y", self._columns, weight.reshape(-1, weight.shape[-1]), self._full_shape, leaves)
+        if self.stride == 1:
+            return full
+        y = self.buffers.take("strided y", (len(x), *self.output_shape))
+        self.ops.subsample(full, self.stride, out=y)
+        return y
 
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
-        ops, columns, flat_grad = self.ops, self._columns, grad.reshape(-1, grad.shape[-1])
+        ops, columns, flat_grad = self.ops, self._columns, self._full(grad).reshape(-1, grad.shape[-1])
         height, width, _ = self.input_shape
         area = height * width
 
@@ -56,7 +70,15 @@ class Conv2D(Layer):
         inputs, outputs = weight.shape[2:]
         flipped = self.buffers.take("flipped", (self.kernel, self.kernel, outputs, inputs))
         self.ops.flip_kernel(weight, flipped)
-        return self._product("dx", self._unfold("grad", grad), flipped.reshape(-1, inputs), self.input_shape, leaves)
+        full = self._full(grad)
+        return self._product("dx", self._unfold("grad", full), flipped.reshape(-1, inputs), self.input_shape, leaves)
+
+    def _full(self, grad: Array) -> Array:
+        if self.stride == 1:
+            return grad
+        full = self.buffers.take("full gradient", (len(grad), *self._full_shape))
+        self.ops.subsample_backward(grad, self.stride, out=full)
+        return full
 
     def _unfold(self, name: str, x: Array) -> Array:
         """The windows of x as rows of K*K*C elements, one a pixel."""

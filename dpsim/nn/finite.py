@@ -14,7 +14,8 @@ def first_nonfinite_layer(network: Network, x: Array, labels: NDArray[np.int64])
     """The first place on the way of a batch where a value is not finite, or None; for the text of ``NotFiniteError``.
 
     Looked at in this order: the input; for each layer its parameters and its output in training mode; the loss; then
-    the bound gradients, from the last layer to the first. Parameters, gradients and running statistics are kept.
+    the bound gradients, from the last layer to the first. Parameters, gradients and running statistics are kept. Random
+    layers draw what they drew for the last batch that was trained on.
     """
     if not _finite(x):
         return "the input batch"
@@ -37,7 +38,7 @@ def _forward(network: Network, x: Array, labels: NDArray[np.int64]) -> str | Non
             x = layer.forward(x, leaves, training=True)
             if not _finite(x):
                 return f"the output of layer {layer.name!r}"
-        sums, _ = softmax_cross_entropy(network.ops, network.buffers, x, labels, leaves)
+        sums, _ = softmax_cross_entropy(network.ops, network.buffers, x, labels, leaves, network.label_smoothing)
     return None if np.isfinite(sums.loss) else "the loss"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, LayerSpec, Leaves
+from dpsim.replica import Array, Batch, LayerSpec, Leaves
 from dpsim.workload import Tensor
 
 Shape = tuple[int, ...]
@@ -45,7 +45,8 @@ class Layer:
     """One layer: shapes of a sample in and out, gradient tensors, forward, and backward in two parts.
 
     ``forward`` and the gradients take a rank's whole batch and its leaf boundaries. What they return lies in buffers
-    that the next call overwrites, and ``input_gradient`` may overwrite the gradient it is given.
+    that the next call overwrites, and ``input_gradient`` may overwrite the gradient it is given. ``forward`` never
+    writes into its input: another branch of the network may read it too.
     """
 
     kind: ClassVar[str]
@@ -85,6 +86,9 @@ class Layer:
 
     def state(self) -> dict[str, Array]:
         return {}
+
+    def begin(self, batch: Batch) -> None:
+        """Forward in training comes next, of this batch: for layers to which it matters which samples these are."""
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         raise NotImplementedError

@@ -1,81 +1,74 @@
-"""The built-in models: ``mlp`` and ``cnn``, with optional widths (``mlp:512,256``, ``mlp:64x20``, ``cnn:16,32,64``)."""
+"""The built-in models: ``mlp``, ``cnn`` and ``resnet20`` to ``resnet56``, from the parts of their tokens."""
 
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dpsim.errors import ConfigError, unknown
+from dpsim.errors import ConfigError
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.conv import Conv2D
 from dpsim.nn.dense import Dense
+from dpsim.nn.dropout import Dropout
 from dpsim.nn.layer import Layer, Shape
 from dpsim.nn.network import Network
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops
 from dpsim.nn.relu import ReLU
+from dpsim.nn.residual import Subsample, residual
+from dpsim.nn.sample_norm import GroupNorm, InstanceNorm, LayerNorm
 from dpsim.nn.shape import Flatten, GlobalAveragePool, MaxPool2D
+from dpsim.nn.tokens import ModelToken, parse_model
 
-MODELS = ("mlp", "cnn")
-_DEFAULT_WIDTHS = {"mlp": (256, 256), "cnn": (32, 32, 32, 64, 64, 64)}
-_FORMS = {"mlp": "mlp, mlp:512,256,128 (widths) or mlp:64x20 (width x depth)", "cnn": "cnn or cnn:16,32,64 (widths)"}
 _SMALLEST_HALVED = 4  # pixels a side: a smaller picture is never halved
 _LARGE = 16  # pixels a side: such a picture is halved after every block
+_GROUPS = 8  # of channels in a group norm, or the next smaller power of two that leaves 2 channels or more in each
+_NORM_NAMES = {"batch": "bn", "layer": "ln", "instance": "in", "group": "gn"}
 
 
-def build_model(token: str, input_shape: Shape, classes: int, dtype: DTypeLike = np.float32) -> Network:
+def build_model(
+    token: str, input_shape: Shape, classes: int, dtype: DTypeLike = np.float32, *, label_smoothing: float = 0.0
+) -> Network:
     """The model a token names, for samples of ``input_shape`` (H, W, C).
 
     ``mlp``: Flatten, then Dense-ReLU a width, then Dense. ``cnn``: Conv3x3-BatchNorm-ReLU a width, a maximum pool
     before a block that is wider than the last one (if the picture has 4 pixels a side) and after every block while it
-    has 16, global average pool, Dense.
-    Raises ``ConfigError`` for an unknown token or a bad width.
+    has 16, global average pool, Dense. ``resnetN``, N = 6n+2: the residual networks for CIFAR-10 of He et al.
+    (arXiv:1512.03385, section 4.2), with shortcuts that have no parameters.
+
+    ``norm`` replaces the batch norm of ``cnn`` and ``resnetN`` (``none``: no norm) and adds one before each ReLU of
+    ``mlp``; ``dropout`` comes after each ReLU of ``mlp`` and before the last Dense of the others.
+    Raises ``ConfigError`` for an unknown token or a bad width or setting.
     """
-    kind, _, text = token.partition(":")
-    if kind not in MODELS:
-        raise unknown("model", token, MODELS, remedy=f"write {_FORMS['mlp']}; or {_FORMS['cnn']}")
-    widths = _parse_widths(token, kind, text) if text or ":" in token else _DEFAULT_WIDTHS[kind]
+    parsed = parse_model(token)
     if len(input_shape) != 3 or min(input_shape) < 1 or classes < 2:
         raise ConfigError(
             f"model {token!r} for samples of shape {input_shape} and {classes} classes",
             allowed="samples of (height, width, channels), and 2 classes or more",
         )
     ops = NumpyOps()
-    build = _mlp if kind == "mlp" else _cnn
-    return Network(build(widths, input_shape, classes, dtype, ops), ops)
+    build = {"mlp": _mlp, "cnn": _cnn}.get(parsed.kind, _resnet)
+    return Network(build(parsed, input_shape, classes, dtype, ops), ops, label_smoothing)
 
 
-def _parse_widths(token: str, kind: str, text: str) -> tuple[int, ...]:
-    error = ConfigError(f"model {token!r} is not understood", allowed=_FORMS[kind], remedy="give widths of 1 or more")
-    repeated = re.fullmatch(r"(\d+)x(\d+)", text)
-    if repeated and kind == "mlp":
-        widths = (int(repeated[1]),) * int(repeated[2])
-    elif re.fullmatch(r"\d+(,\d+)*", text):
-        widths = tuple(int(width) for width in text.split(","))
-    else:
-        raise error
-    if not widths or min(widths) < 1:
-        raise error
-    return widths
-
-
-def _mlp(widths: tuple[int, ...], input_shape: Shape, classes: int, dtype: DTypeLike, ops: Ops) -> list[Layer]:
+def _mlp(model: ModelToken, input_shape: Shape, classes: int, dtype: DTypeLike, ops: Ops) -> list[Layer]:
     layers: list[Layer] = [Flatten("flatten", ops, input_shape, dtype)]
     inputs = math.prod(input_shape)
-    for number, width in enumerate(widths, start=1):
+    for number, width in enumerate(model.widths, start=1):
         layers.append(Dense(f"dense{number}", ops, inputs, width, dtype))
+        layers += _norm(model.norm, "", number, ops, (width,), dtype)
         layers.append(ReLU(f"relu{number}", ops, (width,), dtype))
+        layers += _dropout(model, number, ops, (width,), dtype)
         inputs = width
-    layers.append(Dense(f"dense{len(widths) + 1}", ops, inputs, classes, dtype))
+    layers.append(Dense(f"dense{len(model.widths) + 1}", ops, inputs, classes, dtype))
     return layers
 
 
-def _cnn(widths: tuple[int, ...], input_shape: Shape, classes: int, dtype: DTypeLike, ops: Ops) -> list[Layer]:
+def _cnn(model: ModelToken, input_shape: Shape, classes: int, dtype: DTypeLike, ops: Ops) -> list[Layer]:
     layers: list[Layer] = []
-    shape, pools = input_shape, 0
+    shape, pools, widths = input_shape, 0, model.widths
     for number, width in enumerate(widths, start=1):
         side, wider = min(shape[:2]), number > 1 and width > widths[number - 2]
         if number > 1 and (side >= _LARGE or (wider and side >= _SMALLEST_HALVED)):
@@ -84,8 +77,54 @@ def _cnn(widths: tuple[int, ...], input_shape: Shape, classes: int, dtype: DType
             shape = layers[-1].output_shape
         layers.append(Conv2D(f"conv{number}", ops, shape, width, dtype))
         shape = layers[-1].output_shape
-        layers.append(BatchNorm(f"bn{number}", ops, shape, dtype))
+        layers += _norm(model.norm, "", number, ops, shape, dtype)
         layers.append(ReLU(f"relu{number}", ops, shape, dtype))
-    layers.append(GlobalAveragePool("average", ops, shape, dtype))
-    layers.append(Dense("dense1", ops, widths[-1], classes, dtype))
-    return layers
+    return [*layers, *_classifier(model, shape, classes, dtype, ops)]
+
+
+def _resnet(model: ModelToken, input_shape: Shape, classes: int, dtype: DTypeLike, ops: Ops) -> list[Layer]:
+    blocks = (int(model.kind.removeprefix("resnet")) - 2) // 6
+    conv = Conv2D("conv1", ops, input_shape, model.widths[0], dtype)
+    shape = conv.output_shape
+    layers: list[Layer] = [conv, *_norm(model.norm, "", 1, ops, shape, dtype), ReLU("relu1", ops, shape, dtype)]
+    for stage, width in enumerate(model.widths, start=1):
+        for block in range(1, blocks + 1):
+            stride = 2 if stage > 1 and block == 1 else 1
+            layers += _block(f"stage{stage}.block{block}.", model.norm, shape, width, stride, dtype, ops)
+            shape = layers[-1].output_shape
+    return [*layers, *_classifier(model, shape, classes, dtype, ops)]
+
+
+def _block(
+    prefix: str, norm: str, input_shape: Shape, width: int, stride: int, dtype: DTypeLike, ops: Ops
+) -> list[Layer]:
+    """Conv-norm-ReLU-conv-norm beside a shortcut, then ReLU; the first convolution has the stride."""
+    conv = Conv2D(f"{prefix}conv1", ops, input_shape, width, dtype, stride=stride)
+    shape = conv.output_shape
+    body: list[Layer] = [conv, *_norm(norm, prefix, 1, ops, shape, dtype), ReLU(f"{prefix}relu1", ops, shape, dtype)]
+    body += [Conv2D(f"{prefix}conv2", ops, shape, width, dtype), *_norm(norm, prefix, 2, ops, shape, dtype)]
+    changes = input_shape != shape
+    shortcut = [Subsample(f"{prefix}subsample", ops, input_shape, width, dtype, stride)] if changes else []
+    return [*residual(prefix.rstrip("."), body, shortcut), ReLU(f"{prefix}relu2", ops, shape, dtype)]
+
+
+def _classifier(model: ModelToken, shape: Shape, classes: int, dtype: DTypeLike, ops: Ops) -> list[Layer]:
+    return [
+        GlobalAveragePool("average", ops, shape, dtype),
+        *_dropout(model, 1, ops, shape[-1:], dtype),
+        Dense("dense1", ops, shape[-1], classes, dtype),
+    ]
+
+
+def _dropout(model: ModelToken, number: int, ops: Ops, shape: Shape, dtype: DTypeLike) -> list[Layer]:
+    return [Dropout(f"dropout{number}", ops, shape, dtype, model.dropout)] if model.dropout else []
+
+
+def _norm(norm: str, prefix: str, number: int, ops: Ops, shape: Shape, dtype: DTypeLike) -> list[Layer]:
+    if norm == "none":
+        return []
+    name = f"{prefix}{_NORM_NAMES[norm]}{number}"
+    if norm == "group":
+        groups = next((g for g in (_GROUPS, 4, 2) if shape[-1] % (2 * g) == 0), 1)
+        return [GroupNorm(name, ops, shape, dtype, groups)]
+    return [{"batch": BatchNorm, "layer": LayerNorm, "instance": InstanceNorm}[norm](name, ops, shape, dtype)]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
 from dpsim.nn.layer import Buffers, Layer
-from dpsim.nn.losses import softmax_cross_entropy
+from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, StepEvents
 
@@ -20,10 +20,13 @@ class Network:
     """A chain of layers trained on class labels; implements ``dpsim.replica.Replica``.
 
     ``x`` is [b, *input_shape] in the network's dtype, labels [b]. Layers before the first one with tensors, and that
-    one itself, compute no input gradient: nobody would use it.
+    one itself, compute no input gradient: nobody would use it (in backward, a layer reads from those after it in the
+    chain alone, branches or not). The training loss has ``label_smoothing``; evaluation has none.
     """
 
-    def __init__(self, layers: Sequence[Layer], ops: Ops) -> None:
+    def __init__(self, layers: Sequence[Layer], ops: Ops, label_smoothing: float = 0.0) -> None:
+        check_label_smoothing(label_smoothing)
+        self.label_smoothing = label_smoothing
         self.chain = tuple(layers)
         self.dtype = self.chain[0].dtype
         self.input_shape = self.chain[0].input_shape
@@ -58,10 +61,12 @@ class Network:
         if len(x) == 0:
             return self._no_samples(events)
         with self.ops.tolerate_overflow():
+            for layer in self.chain:
+                layer.begin(batch)
             for number, layer in enumerate(self.chain):
                 x = layer.forward(x, leaves, training=True)
                 events.forward_done(number)
-            sums, grad = softmax_cross_entropy(self.ops, self.buffers, x, labels, leaves)
+            sums, grad = softmax_cross_entropy(self.ops, self.buffers, x, labels, leaves, self.label_smoothing)
             events.loss_done()
             for number in range(len(self.chain) - 1, -1, -1):
                 layer = self.chain[number]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dpsim import rng
 from dpsim.replica import Array
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
@@ -26,6 +27,27 @@ def _grouped(x: Array) -> tuple[Array, int]:
     channels = x.shape[-1]
     t = _group(math.prod(x.shape[1:-1]), channels)
     return x.reshape(-1, t * channels), t
+
+
+def _group_sums(rows_nRI: Array, others_nRI: Array | None, channels: int, groups: int) -> Array:
+    """[n, G] sums of each row's elements (or products with those of the others), from rows of ``_grouped``."""
+    n = len(rows_nRI)
+    factors = [rows_nRI] if others_nRI is None else [rows_nRI, others_nRI]
+    if groups == 1:
+        flat = [factor.reshape(n, -1) for factor in factors]
+        sums: Array = np.einsum(",".join(["ni"] * len(flat)) + "->n", *flat)
+        return sums[:, None]
+    sums = np.einsum(",".join(["nri"] * len(factors)) + "->ni", *factors)
+    sums = sums.reshape(n, -1, groups, channels // groups).sum(axis=(1, 3))
+    return sums
+
+
+def _spread(values_nG: Array, channels: int, t: int) -> Array:
+    """[n, 1, t C] values to combine with rows of ``_grouped``: each group's for its channels."""
+    groups = values_nG.shape[1]
+    if groups == 1:
+        return values_nG[:, None]
+    return np.tile(np.repeat(values_nG, channels // groups, axis=1), t)[:, None]
 
 
 class NumpyOps:
@@ -121,3 +143,54 @@ class NumpyOps:
         np.divide(grad_bC, total, out=grad_bC)
         grad_bC[rows, labels_b] -= 1
         return int(np.count_nonzero(logits_bC.argmax(axis=1) == labels_b))
+
+    def subsample(self, x_bHWC: Array, stride: int, out: Array) -> None:
+        front = (out.shape[3] - x_bHWC.shape[3]) // 2
+        out[...] = 0
+        out[..., front : front + x_bHWC.shape[3]] = x_bHWC[:, ::stride, ::stride]
+
+    def subsample_backward(self, grad: Array, stride: int, out: Array) -> None:
+        front = (grad.shape[3] - out.shape[3]) // 2
+        out[...] = 0
+        out[:, ::stride, ::stride] = grad[..., front : front + out.shape[3]]
+
+    def normalise(self, x_nPC: Array, epsilon: float, out: Array, inverse_std: Array) -> None:
+        n, positions, channels = x_nPC.shape
+        groups = inverse_std.shape[1]
+        count = positions * channels // groups
+        rows, t = _grouped(x_nPC)
+        rows, centred = rows.reshape(n, -1, t * channels), out.reshape(n, -1, t * channels)
+        mean = _group_sums(rows, None, channels, groups) / count
+        np.subtract(rows, _spread(mean, channels, t), out=centred)
+        var = _group_sums(centred, centred, channels, groups) / count
+        np.power(var + epsilon, -0.5, out=inverse_std)
+        np.multiply(centred, _spread(inverse_std, channels, t), out=centred)
+
+    def normalise_backward(self, grad_nPC: Array, normalised: Array, inverse_std: Array) -> None:
+        n, positions, channels = grad_nPC.shape
+        groups = inverse_std.shape[1]
+        count = positions * channels // groups
+        rows, t = _grouped(grad_nPC)
+        rows, others = rows.reshape(n, -1, t * channels), normalised.reshape(n, -1, t * channels)
+        mean = _group_sums(rows, None, channels, groups) / count
+        slope = _group_sums(rows, others, channels, groups) / count
+        np.subtract(rows, _spread(mean, channels, t), out=rows)
+        np.subtract(rows, others * _spread(slope, channels, t), out=rows)
+        np.multiply(rows, _spread(inverse_std, channels, t), out=rows)
+
+    def random_mask(self, purpose: str, seed: int, step: int, first_sample: int, dropped: int, out: Array) -> None:
+        flat = out.reshape(len(out), -1)
+        bits = rng.sample_bits(purpose, seed, flat.shape, stream=step, first_sample=first_sample)
+        np.greater_equal(bits, dropped, out=flat)
+
+    def scale_where(self, x: Array, mask: Array, scale: float, out: Array) -> None:
+        np.multiply(x, mask, out=out)
+        np.multiply(out, scale, out=out)
+
+    def smooth_labels(
+        self, logits_bC: Array, labels_b: NDArray[np.int64], smoothing: float, losses_b: Array, grad_bC: Array
+    ) -> None:
+        rows = np.arange(len(labels_b))
+        losses_b += smoothing * (logits_bC[rows, labels_b] - logits_bC.mean(axis=1))
+        grad_bC[rows, labels_b] += smoothing
+        grad_bC -= smoothing / logits_bC.shape[1]

@@ -69,3 +69,35 @@ class Ops(Protocol):
         self, logits_bC: Array, labels_b: NDArray[np.int64], losses_b: Array, grad_bC: Array
     ) -> int:
         """losses = -log softmax(logits)[label] and its gradient; returns the correct predictions."""
+
+    def subsample(self, x_bHWC: Array, stride: int, out: Array) -> None:
+        """Every stride-th pixel, in the middle channels of ``out`` [b, ceil(H/stride), ceil(W/stride), O]; zero beside.
+
+        (O - C) // 2 channels are in front of them.
+        """
+
+    def subsample_backward(self, grad: Array, stride: int, out: Array) -> None:
+        """The gradients of the pixels that were taken; zero elsewhere."""
+
+    def normalise(self, x_nPC: Array, epsilon: float, out: Array, inverse_std: Array) -> None:
+        """out = (x - mean) inverse_std, inverse_std = (var + epsilon)**-0.5, over P positions and C/G channels.
+
+        Groups are of neighbouring channels; the variance is the biased one. The bits of a row depend on it alone.
+        """
+
+    def normalise_backward(self, grad_nPC: Array, normalised: Array, inverse_std: Array) -> None:
+        """grad = inverse_std (grad - mean(grad) - normalised mean(grad normalised)), in place, means as above."""
+
+    def random_mask(self, purpose: str, seed: int, step: int, first_sample: int, dropped: int, out: Array) -> None:
+        """out[i] = whether 16 random bits an element are >= ``dropped``; those of ``rng.sample_bits``."""
+
+    def scale_where(self, x: Array, mask: Array, scale: float, out: Array) -> None:
+        """out = x scale where mask, 0 elsewhere (NaN stays NaN); ``out`` may be ``x``."""
+
+    def smooth_labels(
+        self, logits_bC: Array, labels_b: NDArray[np.int64], smoothing: float, losses_b: Array, grad_bC: Array
+    ) -> None:
+        """From losses and gradients of the cross-entropy to those with smoothed labels, in place.
+
+        Smoothed: (1 - smoothing) of the cross-entropy, and smoothing of the mean of -log p over the classes.
+        """

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.data import load_dataset
+from dpsim.harness.advice import batch_norm_warning
 from dpsim.harness.train import TrainConfig
 from dpsim.lower import lower
 from dpsim.machine import Network
@@ -23,8 +24,10 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
     """One ``TrainConfig`` on running ranks; rank 0 returns a ``TrainResult`` (plain values)."""
     config = codec.decode(argument, TrainConfig, "training")
     dataset = load_dataset(config.dataset, config.seed)
-    replica = build_model(config.model, dataset.input_shape, dataset.classes)
+    replica = build_model(config.model, dataset.input_shape, dataset.classes, label_smoothing=config.label_smoothing)
     plan, schedule = config.plan(), None
+    if (doubt := batch_norm_warning(replica.layers, plan)) is not None:
+        report(f"warning: {doubt}")
     if config.workload is not None:
         schedule = lower(
             config.workload, plan, alpha_s=config.link_alpha_s, beta_s_per_byte=config.link_beta_s_per_byte

@@ -1,0 +1,128 @@
+"""Residual connections in a flat chain of layers: three layers without tensors that share what one branch left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from numpy.typing import DTypeLike
+
+from dpsim.errors import ConfigError
+from dpsim.nn.layer import Layer, Shape
+from dpsim.nn.ops import Ops
+from dpsim.replica import Array, Leaves
+
+
+class Branch:
+    """The value that waits while the layers of the other branch run: an activation, or in backward a gradient."""
+
+    waiting: Array
+
+
+def residual(name: str, body: Sequence[Layer], shortcut: Sequence[Layer] = ()) -> list[Layer]:
+    """y = body(x) + shortcut(x), as layers one after another; without ``shortcut`` it is x itself.
+
+    Forward runs ``Fork`` body ``Swap`` shortcut ``Join``, backward the reverse: every layer announces its own
+    gradients, and residuals nest. Raises ``ConfigError`` where the branches do not fit together.
+    """
+    if not body:
+        raise ConfigError(f"residual {name!r} has no body", allowed="at least one layer")
+    before, after = body[0].input_shape, body[-1].output_shape
+    beside = (shortcut[0].input_shape, shortcut[-1].output_shape) if shortcut else (before, before)
+    if beside != (before, after):
+        raise ConfigError(
+            f"residual {name!r} has a shortcut from {beside[0]} to {beside[1]}",
+            allowed=f"one from {before} to {after}, as its body",
+            remedy="without a shortcut of its own, the body must keep the shape",
+        )
+    branch, ops, dtype = Branch(), body[0].ops, body[0].dtype
+    chain: list[Layer] = [Fork(f"{name}.fork", ops, before, before, dtype, branch), *body]
+    if shortcut:
+        chain += [Swap(f"{name}.swap", ops, after, before, dtype, branch), *shortcut]
+    return [*chain, Join(f"{name}.join", ops, after, after, dtype, branch)]
+
+
+class _Marker(Layer):
+    def __init__(
+        self, name: str, ops: Ops, input_shape: Shape, output_shape: Shape, dtype: DTypeLike, branch: Branch
+    ) -> None:
+        super().__init__(name, ops, input_shape, output_shape, dtype)
+        self._branch = branch
+
+
+class Fork(_Marker):
+    """y = x, which also waits for the other branch; its gradient is the sum of both branches' gradients."""
+
+    kind = "fork"
+
+    def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
+        self._branch.waiting = x
+        return x
+
+    def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
+        self.ops.add(grad, self._branch.waiting, out=grad)
+        return grad
+
+
+class Swap(_Marker):
+    """What waited goes on, and what came waits: the end of one branch and the beginning of the other."""
+
+    kind = "swap"
+
+    def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
+        x, self._branch.waiting = self._branch.waiting, x
+        return x
+
+    def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
+        grad, self._branch.waiting = self._branch.waiting, grad
+        return grad
+
+
+class Join(_Marker):
+    """y = x + what waited, into an array of its own: the layers before it may need their outputs in backward.
+
+    Both branches get its gradient, one of them a copy, since a layer may overwrite the gradient it is given.
+    """
+
+    kind = "join"
+
+    def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
+        y = self.buffers.take("y", x.shape)
+        self.ops.add(x, self._branch.waiting, out=y)
+        return y
+
+    def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
+        self._branch.waiting = self.buffers.take("copy", grad.shape)
+        self._branch.waiting[...] = grad
+        return grad
+
+
+class Subsample(Layer):
+    """y[b, h, w, p + c] = x[b, s h, s w, c], and zero in the other channels, p = (outputs - C) // 2 of them in front.
+
+    x [b, H, W, C], y [b, ceil(H/s), ceil(W/s), outputs]: the shortcut without parameters where a residual network
+    widens (option A of He et al., arXiv:1512.03385, section 4.2). Keeps nothing.
+    """
+
+    kind = "subsample"
+
+    def __init__(
+        self, name: str, ops: Ops, input_shape: Shape, outputs: int, dtype: DTypeLike, stride: int = 2
+    ) -> None:
+        height, width, channels = input_shape
+        if outputs < channels or stride < 1:
+            raise ConfigError(
+                f"layer {name!r} takes {channels} channels to {outputs} with a stride of {stride}",
+                allowed="no fewer channels than there were, and a stride of 1 or more",
+            )
+        super().__init__(name, ops, input_shape, (-(-height // stride), -(-width // stride), outputs), dtype)
+        self.stride = stride
+
+    def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
+        y = self.buffers.take("y", (len(x), *self.output_shape))
+        self.ops.subsample(x, self.stride, out=y)
+        return y
+
+    def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
+        dx = self.buffers.take("dx", (len(grad), *self.input_shape))
+        self.ops.subsample_backward(grad, self.stride, out=dx)
+        return dx

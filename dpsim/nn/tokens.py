@@ -1,0 +1,85 @@
+"""What a model token says: a kind, widths, and settings (``mlp:512,256,norm=layer,dropout=0.2``)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from dpsim.errors import ConfigError, unknown
+from dpsim.nn.dropout import check_rate
+
+NORMS = ("batch", "layer", "instance", "group", "none")
+_RESNETS = {f"resnet{depth}": (16, 32, 64) for depth in (20, 32, 44, 56)}
+_DEFAULT_WIDTHS = {"mlp": (256, 256), "cnn": (32, 32, 32, 64, 64, 64), **_RESNETS}
+MODELS = tuple(_DEFAULT_WIDTHS)
+_SETTINGS = ("norm", "dropout")
+_AFTER = "then settings: norm=group, dropout=0.1"
+_FORMS = {
+    "mlp": f"mlp, mlp:512,256,128 (widths) or mlp:64x20 (width x depth), {_AFTER}",
+    "cnn": f"cnn or cnn:16,32,64 (widths), {_AFTER}",
+} | {name: f"{name}, {_AFTER}" for name in _RESNETS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelToken:
+    """A token, taken apart. ``norm`` is one of ``NORMS``; ``dropout`` the share of elements dropped."""
+
+    kind: str
+    widths: tuple[int, ...]
+    norm: str
+    dropout: float = 0.0
+
+
+def parse_model(token: str) -> ModelToken:
+    """The parts of a token. Raises ``ConfigError`` for an unknown model, setting or value."""
+    kind, colon, text = token.partition(":")
+    if kind not in MODELS:
+        forms = f"{_FORMS['mlp']}; or {_FORMS['cnn']}"
+        raise unknown("model", token, MODELS, remedy=f"write {forms}")
+    parsed = ModelToken(kind=kind, widths=_DEFAULT_WIDTHS[kind], norm="none" if kind == "mlp" else "batch")
+    if not colon:
+        return parsed
+    parts = text.split(",")
+    widths = [part for part in parts if "=" not in part]
+    settings = [part.partition("=") for part in parts if "=" in part]
+    if widths:
+        parsed = replace(parsed, widths=_parse_widths(token, kind, ",".join(widths)))
+    names = [name for name, _, _ in settings]
+    for name, _, value in settings:
+        if name not in _SETTINGS:
+            raise unknown(f"setting of model {token!r}:", name, _SETTINGS)
+        if names.count(name) > 1:
+            raise ConfigError(f"model {token!r} sets {name} twice", allowed=f"{name} once")
+        parsed = _with_norm(parsed, value) if name == "norm" else _with_dropout(parsed, token, value)
+    return parsed
+
+
+def _with_norm(parsed: ModelToken, value: str) -> ModelToken:
+    if value not in NORMS:
+        raise unknown("norm", value, NORMS)
+    return replace(parsed, norm=value)
+
+
+def _with_dropout(parsed: ModelToken, token: str, value: str) -> ModelToken:
+    try:
+        rate = float(value)
+    except ValueError:
+        raise ConfigError(
+            f"model {token!r} has dropout {value!r}", allowed="a number from 0 to less than 1, like dropout=0.1"
+        ) from None
+    check_rate(rate)
+    return replace(parsed, dropout=rate)
+
+
+def _parse_widths(token: str, kind: str, text: str) -> tuple[int, ...]:
+    error = ConfigError(f"model {token!r} is not understood", allowed=_FORMS[kind], remedy="give widths of 1 or more")
+    repeated = re.fullmatch(r"(\d+)x(\d+)", text)
+    if repeated and kind == "mlp":
+        widths = (int(repeated[1]),) * int(repeated[2])
+    elif re.fullmatch(r"\d+(,\d+)*", text) and kind not in _RESNETS:
+        widths = tuple(int(width) for width in text.split(","))
+    else:
+        raise error
+    if not widths or min(widths) < 1:
+        raise error
+    return widths
