@@ -11,6 +11,7 @@ from typing import Any, Literal
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
+from dpsim.layout import check_layout
 from dpsim.units import parse_bandwidth, parse_duration
 
 SCHEMA = "dpsim.machine/1"
@@ -56,7 +57,7 @@ def check_algorithm(algorithm: str, network: Network) -> None:
     if algorithm == "mpi" and network.emulated:
         raise ConfigError(
             f"algorithm 'mpi' cannot run on {network.token}: MPI's own allreduce hides its messages from it",
-            allowed="ring, recursive-doubling, halving-doubling, direct",
+            allowed="ring, recursive-doubling, halving-doubling, direct, hierarchical",
             remedy="choose one of them with --algorithm, or use --network node",
         )
 
@@ -96,16 +97,21 @@ def _check_table(what: str, sizes: tuple[int, ...], *columns: tuple[float, ...])
 
 
 class AllreduceCost(Noun, frozen=True):
-    """Seconds of one allreduce against its size, with nothing else running: measured, or published."""
+    """Seconds of one allreduce against its size, with nothing else running: measured, or published.
+
+    ``layout`` is as in a ``Plan``.
+    """
 
     algorithm: str
     devices: int
     sizes_bytes: tuple[int, ...]
     time_s: tuple[float, ...]
     wire_dtype: str = "float32"
+    layout: str = ""
 
     def __post_init__(self) -> None:
         _check_devices(f"an allreduce table {self.algorithm!r}", self.devices)
+        check_layout(self.layout, self.devices)
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, self.time_s)
 
 
@@ -123,10 +129,12 @@ class OverlapCost(Noun, frozen=True):
     compute_loss_s: tuple[float, ...]
     poll_s: float = 0.0
     wire_dtype: str = "float32"
+    layout: str = ""
 
     def __post_init__(self) -> None:
         what = f"overlap table {self.algorithm!r}/{self.overlap!r} at {self.devices} devices"
         _check_devices(f"an overlap table {self.algorithm!r}/{self.overlap!r}", self.devices)
+        check_layout(self.layout, self.devices)
         _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s)
         if not (math.isfinite(self.poll_s) and self.poll_s >= 0):
             raise ConfigError(f"{what} has poll_s {self.poll_s}", allowed="finite seconds >= 0")
@@ -145,7 +153,11 @@ class ComputeSlowdown(Noun, frozen=True):
 
 
 class Machine(Noun, frozen=True, dict=True):
-    """What a run runs on. Tables first; the link's formula where no table covers an algorithm or device count."""
+    """What a run runs on. Tables first; the link's formula where no table covers an algorithm or device count.
+
+    ``link`` joins all devices; in a layout of several nodes it joins the nodes, and ``link_in_node``, where it is
+    given, the devices of one node.
+    """
 
     name: str
     network: str = NODE
@@ -159,6 +171,7 @@ class Machine(Noun, frozen=True, dict=True):
     calibrated_on: str = ""
     source: str = ""
     schema: str = SCHEMA
+    link_in_node: Link | None = None
 
     def __post_init__(self) -> None:
         if not self.allreduce and self.link is None:

@@ -7,9 +7,10 @@ from typing import Literal, get_args
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
+from dpsim.layout import check_hierarchy, check_layout, node_counts
 
 FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
-Algorithm = Literal["mpi", "ring", "recursive-doubling", "halving-doubling", "direct"]
+Algorithm = Literal["mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
 Overlap = Literal["off", "inline", "poll", "thread"]
 FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
 THRESHOLD_RULES = ("tarantella", "horovod", "ddp")
@@ -38,6 +39,7 @@ class Plan(Noun, frozen=True):
     ``fusion_threshold_bytes`` belongs to the rules tarantella (a bucket closes once it holds at least this
     much), ddp (likewise, its first bucket at 1 MiB at most) and horovod (a maximum); ``None`` takes the
     rule's own default, and 0 is one bucket a tensor under every rule. ``cycle_s`` is Horovod's cycle.
+    ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
     """
 
     devices: int
@@ -52,6 +54,7 @@ class Plan(Noun, frozen=True):
     optimizer: Sgd = Sgd()
     wire_dtype: Literal["float32", "float64"] = "float32"
     strategy: Literal["data-parallel"] = "data-parallel"
+    layout: str = ""
 
     def __post_init__(self) -> None:
         for key, allowed in (("fusion_rule", FUSION_RULES), ("algorithm", ALGORITHMS), ("overlap", OVERLAPS)):
@@ -59,6 +62,8 @@ class Plan(Noun, frozen=True):
                 raise unknown(key.replace("_", " "), getattr(self, key), allowed)
         if self.devices < 1:
             raise ConfigError(f"devices is {self.devices}", allowed="1 or more")
+        check_layout(self.layout, self.devices)
+        check_hierarchy(self.algorithm, self.devices, self.layout)
         if self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate}", allowed="1 or more")
         if self.global_batch < self.devices * self.accumulate:
@@ -85,6 +90,11 @@ class Plan(Noun, frozen=True):
     def local_batch(self) -> float:
         """Samples a device computes at once, on average (an unequal share is a fraction here)."""
         return self.global_batch / (self.devices * self.accumulate)
+
+    @property
+    def devices_a_node(self) -> int:
+        """Devices of one node of the layout; 1 in a flat one."""
+        return node_counts(self.layout, self.devices)[1]
 
     @property
     def threshold_bytes(self) -> float:

@@ -21,6 +21,7 @@ RESULTS_SCHEMA = "dpsim.results/1"
 class Experiment(Noun, frozen=True):
     """A declared sweep over the fusion threshold. Two reports are of one experiment when these are equal.
 
+    ``devices`` are numbers of devices or layouts (``2x4``), with one layout for a number.
     Empty ``fusion_thresholds_bytes`` and ``algorithms`` are chosen by the sweep: thresholds that give different
     buckets, MPI's own allreduce on a real network and ``ring`` on an emulated one. ``budget_s`` bounds the
     measuring; a point needs no more samples once its median's 95 % interval is within +- ``interval`` of it.
@@ -29,7 +30,7 @@ class Experiment(Noun, frozen=True):
     name: str = "fusion-threshold"
     model: str = "mlp:64x20"
     dataset: str = "digits"
-    devices: tuple[int, ...] = (1, 2)
+    devices: tuple[int | str, ...] = (1, 2)
     networks: tuple[str, ...] = ("node", "paced:50us,1gbit")
     fusion_rule: str = "tarantella"
     fusion_thresholds_bytes: tuple[float, ...] = ()
@@ -82,6 +83,7 @@ class PointKey(Noun, frozen=True):
     overlap: str
     global_batch: int
     repeat: int = 0
+    layout: str = ""
 
 
 class PredictedPoint(Noun, frozen=True):

@@ -22,12 +22,12 @@ class Mailbox:
     is done only then: a buffer that is written before its send is done shows in the result.
     """
 
-    def __init__(self, size: int, *, eager: bool) -> None:
+    def __init__(self, size: int, *, eager: bool, devices_a_node: int = 1) -> None:
         self.eager = eager
         self.sent: dict[tuple[int, int], list[_Message]] = defaultdict(list)
         self.asked: dict[tuple[int, int], int] = defaultdict(int)
         self.lock = threading.Lock()
-        self.ranks = [MemoryTransport(self, rank, size) for rank in range(size)]
+        self.ranks = [MemoryTransport(self, rank, size, devices_a_node) for rank in range(size)]
 
 
 class _Message:
@@ -61,11 +61,12 @@ class _Incoming:
 
 
 class MemoryTransport:
-    """One rank's end of a mailbox; counts what it sends."""
+    """One rank's end of a mailbox; counts what it sends, and how much of that to other nodes of the layout."""
 
-    def __init__(self, mailbox: Mailbox, rank: int, size: int) -> None:
+    def __init__(self, mailbox: Mailbox, rank: int, size: int, devices_a_node: int = 1) -> None:
         self.mailbox, self.rank, self.size, self.network = mailbox, rank, size, Network()
-        self.sent_bytes = self.sent_messages = 0
+        self.devices_a_node = devices_a_node
+        self.sent_bytes = self.sent_messages = self.across_bytes = self.across_messages = 0
         self.crowded = False
 
     def allocate(self, size_bytes: int) -> Any:
@@ -75,6 +76,9 @@ class MemoryTransport:
         assert 0 <= to < self.size and to != self.rank and data.flags.c_contiguous
         self.sent_bytes += data.nbytes
         self.sent_messages += 1
+        if to // self.devices_a_node != self.rank // self.devices_a_node:
+            self.across_bytes += data.nbytes
+            self.across_messages += 1
         message = _Message(data, self.mailbox.eager)
         self.mailbox.sent[self.rank, to].append(message)
         return message

@@ -63,11 +63,14 @@ def plans(draw: st.DrawFn, rules: tuple[str, ...] = FUSION_RULES) -> Plan:
     rule = draw(st.sampled_from(rules))
     devices, accumulate = draw(st.sampled_from([1, 2, 2, 3, 5])), draw(st.integers(1, 3))
     threshold = draw(st.one_of(st.none(), st.sampled_from([0.0, 1e4, 1e5, float("inf")])))
+    algorithm = draw(st.sampled_from(ALGORITHMS))
+    nodes = draw(st.sampled_from([n for n in range(1, devices + 1) if devices % n == 0]))
+    layout = f"{nodes}x{devices // nodes}" if algorithm == "hierarchical" else ""
     return Plan(
         devices=devices, accumulate=accumulate, global_batch=devices * accumulate * draw(st.integers(1, 9)),
         fusion_rule=rule,  # type: ignore[arg-type]
         fusion_threshold_bytes=threshold if rule in THRESHOLD_RULES else None,
-        algorithm=draw(st.sampled_from(ALGORITHMS)),  # type: ignore[arg-type]
+        algorithm=algorithm, layout=layout,  # type: ignore[arg-type]
         overlap=draw(st.sampled_from(OVERLAPS)),  # type: ignore[arg-type]
         cycle_s=draw(st.sampled_from([1e-4, 1e-2])),
     )  # fmt: skip

@@ -29,6 +29,9 @@ def collectives(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
         lengths = [0, 1, comm.size - 1, 997, int(draw.integers(2000))]
     cases = [(length, dtype) for length in lengths for dtype in ("float32", "float64")]
     wrong = {name: _wrong_sums(comm, link, name, cases) for name in ALGORITHMS}
+    for of_a_node in (k for k in range(2, comm.size + 1) if comm.size % k == 0):
+        of_nodes = transport(comm, Network(), of_a_node)
+        wrong["hierarchical"] += _wrong_sums(comm, of_nodes, "hierarchical", cases)
     broadcast_wrong = []
     for length, dtype in cases:
         rows = random_whole(comm.size, length, dtype, length)

@@ -101,6 +101,34 @@ def two_senders(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
     return found if comm.rank == 0 else None
 
 
+def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any] | None:
+    """Two nodes of two: seconds of messages from rank 0 inside its node and across; whether sums over both are right.
+
+    The sums are of all algorithms, with the seconds of the slowest rank.
+    """
+    link = transport(comm, Network.parse(argument["network"]), 2)
+    data = np.zeros(argument["size_bytes"] // 8)
+    took: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(argument["repeats"]):
+        for to in (1, 2):
+            comm.Barrier()
+            if link.rank == 0:
+                data[0] = now()
+                wait(link.send(data, to))
+            elif link.rank == to:
+                arrived = wait(link.receive(data, 0))
+                took[to].append(arrived - float(data[0]))
+    wrong = []
+    for algorithm in ("ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"):
+        rows = random_whole(comm.size, 1001, "float32", 0)
+        mine = rows[comm.rank].copy()
+        allreduce(link, mine, algorithm)
+        if not all(comm.allgather(np.array_equal(mine, np.sum(rows, axis=0)))):
+            wrong.append(algorithm)
+    gathered = comm.gather(took)
+    return {"inside_s": gathered[1][1], "across_s": gathered[2][2], "wrong": wrong} if gathered is not None else None
+
+
 def sums(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[str] | None:
     """Point-to-point algorithms and the broadcast on an emulated network: the cases that came out wrong or early."""
     link = transport(comm, Network.parse(argument["network"]))

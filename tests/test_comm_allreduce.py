@@ -15,7 +15,7 @@ from dpsim.comm.allreduce import chunk_bounds, start
 from dpsim.comm.broadcast import broadcast
 from dpsim.errors import ConfigError
 
-POINT_TO_POINT = ["ring", "recursive-doubling", "halving-doubling", "direct"]
+POINT_TO_POINT = ["ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
 RANKS = [1, 2, 3, 4, 5, 8]
 OnRanks = Callable[..., Any]
 

@@ -98,6 +98,19 @@ def test_two_senders_share_the_receivers_link(on_ranks: OnRanks) -> None:
     pytest.fail(f"in none of three measurements: late by {late_s}")
 
 
+def test_in_a_layout_only_messages_between_nodes_are_held_to_the_link(on_ranks: OnRanks) -> None:
+    argument = {"network": NETWORK, "size_bytes": LONG, "repeats": 15}
+    fastest_inside_s = np.inf
+    for _ in range(3):
+        found = on_ranks("ranks_paced:nodes", argument, devices=4)
+        assert found["wrong"] == []
+        assert min(found["across_s"]) >= LATENCY_S + LONG_S, "a message between nodes came early"
+        fastest_inside_s = min(fastest_inside_s, *found["inside_s"])
+        if fastest_inside_s < 0.5 * LONG_S:
+            return
+    pytest.fail(f"in none of three measurements: {fastest_inside_s} s inside a node")
+
+
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_every_point_to_point_algorithm_gives_the_sum(devices: int, on_ranks: OnRanks) -> None:
     assert on_ranks("ranks_paced:sums", {"network": NETWORK}, devices=devices) == []

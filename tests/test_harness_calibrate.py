@@ -11,6 +11,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.calibrate import CalibrateConfig, calibrate
 from dpsim.machine import SCHEMA, Machine
+from dpsim.predict import collective_cost
 
 TINY = {"max_bytes": 5000, "seconds": 0.3}
 
@@ -51,6 +52,22 @@ def test_an_emulated_link_is_never_faster_than_it_says() -> None:
             assert time_s >= rounds * (300e-6 + size / 2 / 12.5e6) - 1e-9
 
 
+def test_a_layout_has_tables_of_its_own_and_nothing_inside_a_node_is_held_to_the_link() -> None:
+    config = CalibrateConfig(
+        network="paced:300us,100mbit", devices=("2x1", "1x2"), algorithms=("hierarchical",), overlaps=("thread",),
+        **TINY,  # type: ignore[arg-type]
+    )  # fmt: skip
+    machine = calibrate(config, quiet)
+    assert [t.layout for t in machine.allreduce] == [t.layout for t in machine.overlap] == ["1x2", "2x1"]
+    inside, across = machine.allreduce
+    assert min(inside.time_s) < 300e-6 < min(across.time_s)
+    size = inside.sizes_bytes[-1]
+    assert collective_cost(machine, "hierarchical", 2, size, layout="1x2") == (inside.time_s[-1], False)
+    assert collective_cost(machine, "hierarchical", 2, size, layout="2x1") == (across.time_s[-1], False)
+    with pytest.raises(ConfigError, match="allowed: hierarchical on 1x2, hierarchical on 2x1"):
+        collective_cost(machine, "ring", 2, size, layout="1x2")
+
+
 def test_a_machine_survives_the_way_through_its_file(real: Machine, tmp_path: Path) -> None:
     codec.write(tmp_path / "machine.json", real)
     assert codec.read(tmp_path / "machine.json", Machine, "machine", SCHEMA) == real
@@ -60,6 +77,8 @@ def test_a_machine_survives_the_way_through_its_file(real: Machine, tmp_path: Pa
     ("given", "message"),
     [
         ({"devices": (1,)}, "at least one count above 1"),
+        ({"devices": (2, "2x0")}, "devices is '2x0'"),
+        ({"devices": (2,), "algorithms": ("hierarchical",)}, "on the flat layout 2"),
         ({"devices": (2, 2)}, "devices is [2, 2]"),
         ({"algorithms": ("ring", "ring")}, "algorithms is ['ring', 'ring']"),
         ({"network": "paced:50us,1gbit", "algorithms": ("mpi",)}, "hides its messages"),

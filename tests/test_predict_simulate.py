@@ -14,7 +14,8 @@ from predict_cases import machines, plans, workloads
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict import collective_cost, compute_slowdown, predict, scheduled, step_times, timeline
-from dpsim.predict.cost import at, beside_curve, rounds
+from dpsim.predict.cost import at, beside_curve
+from dpsim.predict.formulas import rounds
 from dpsim.predict.step import local_share
 from dpsim.schedule import COMMUNICATION
 from dpsim.workload import Workload
@@ -118,15 +119,15 @@ def witness(workload: Workload, machine: Machine, plan: Plan) -> tuple[float, fl
     poll_s, messages = 0.0, []
     for bucket in range(schedule.buckets if n > 1 else 0):
         size = int(schedule.bucket_size_bytes[bucket])
-        solo = collective_cost(machine, plan.algorithm, n, size)[0]
+        solo = collective_cost(machine, plan.algorithm, n, size, layout=plan.layout)[0]
         beside, loss = solo, 0.0
         if plan.overlap in ("poll", "thread"):
-            curve, poll_s = beside_curve(machine, plan.algorithm, n, plan.overlap)
+            curve, poll_s = beside_curve(machine, plan.algorithm, n, plan.overlap, layout=plan.layout)
             beside, loss = float(at(curve.points, 1, float(size))), float(at(curve.points, 2, float(size)))
         last = schedule.tensor_order[schedule.bucket_start[bucket + 1] - 1]
         layer = next(i for i, one in enumerate(workload.layers) if workload.tensors[last] in one.tensors)
         messages.append(Message(solo, beside, loss, layer))
-    w = Witness(plan.overlap, poll_s, rounds(plan.algorithm, n), now=workload.overhead_s * factor)
+    w = Witness(plan.overlap, poll_s, rounds(plan.algorithm, n, plan.layout), now=workload.overhead_s * factor)
     busy = [(0.0, w.now)]
     host = w.now
 

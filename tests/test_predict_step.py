@@ -32,7 +32,7 @@ from dpsim.predict import (
     predict_points,
     timeline,
 )
-from dpsim.predict.cost import rounds
+from dpsim.predict.formulas import rounds
 from dpsim.workload import Layer, Tensor, Workload
 
 QUICK = settings(deadline=None, max_examples=60)

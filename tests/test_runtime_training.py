@@ -79,6 +79,10 @@ def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
     devices: int, on_ranks: OnRanks, plain: Callable[[int], Any]
 ) -> None:
     every = cases() if devices < 3 else cases()[devices - 3 :: 2]  # 3 and 4 ranks take one half each
+    if devices > 1:
+        nodes = {2: "2x1", 3: "1x3", 4: "2x2"}[devices]
+        every += [case(f"{nodes} {o}", algorithm="hierarchical", overlap=o, layout=nodes) for o in OVERLAPS]
+        every.append(case("paced", "paced:50us,1gbit", algorithm="hierarchical", overlap="thread", layout=nodes))
     found = on_ranks("ranks_runtime:train", {"cases": every, "steps": STEPS}, devices=devices)
     for one, run in zip(every, found, strict=True):
         parameters, losses = plain(one["plan"]["global_batch"])

@@ -12,7 +12,9 @@ from dpsim.cli import flags, show
 EXAMPLES = """\
 Examples:
   dpsim calibrate --network node --devices 2 --output machine.json
-  dpsim calibrate --network paced:50us,1gbit --algorithm ring,direct"""
+  dpsim calibrate --network paced:50us,1gbit --algorithm ring,direct
+  dpsim calibrate --network paced:50us,1gbit --devices 2x2
+    --algorithm ring,hierarchical"""
 
 
 def calibrate(
@@ -39,7 +41,7 @@ def calibrate(
         algorithm = Network.parse(network).usual_algorithm
     chosen: dict[str, Any] = flags.given(
         network=network,
-        devices=flags.listed("--devices", devices, flags.whole("--devices")),
+        devices=flags.listed("--devices", devices, flags.devices_or_layout),
         algorithms=flags.listed("--algorithm", algorithm, str),
         overlaps=flags.listed("--overlap", overlap, str),
         model=model,
@@ -51,7 +53,8 @@ def calibrate(
         machine = harness.calibrate(harness.CalibrateConfig(**chosen), tell)
     codec.write(output, machine)
     points: list[dict[str, Any]] = [
-        {"devices": cost.devices, "algorithm": cost.algorithm, "size_bytes": size, "time_s": time_s}
+        {"devices": cost.devices, "layout": cost.layout or str(cost.devices), "algorithm": cost.algorithm}
+        | {"size_bytes": size, "time_s": time_s}
         for cost in machine.allreduce
         for size, time_s in zip(cost.sizes_bytes, cost.time_s, strict=True)
     ]
@@ -62,6 +65,6 @@ def calibrate(
     table = show.table("algorithm", "devices", "size", "allreduce")
     for point in points:
         size, time_s = format_size(point["size_bytes"]), format_duration(point["time_s"])
-        table.add_row(point["algorithm"], str(point["devices"]), size, time_s)
+        table.add_row(point["algorithm"], point["layout"], size, time_s)
     show.rich(table)
     print(f"machine file: {output} (network {machine.network}{', emulated' if machine.emulated_network else ''})")

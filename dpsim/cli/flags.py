@@ -29,8 +29,8 @@ DataSet = Annotated[
         " or npy:X.npy,Y.npy.",
     ),
 ]
-Devices = Annotated[int | None, Parameter(help="Number of devices: MPI ranks.")]
-DevicesList = Annotated[str | None, Parameter(help="Numbers of devices: 1,2,4.")]
+Devices = Annotated[str | None, Parameter(help="Number of devices (MPI ranks), or nodes x devices of a node: 2x4.")]
+DevicesList = Annotated[str | None, Parameter(help="Numbers of devices: 1,2,4, or layouts: 2x4.")]
 GlobalBatch = Annotated[int | None, Parameter(help="Samples a step, over all devices.")]
 LocalBatches = Annotated[str | None, Parameter(name="--local-batch", help="Samples on a device at once: 8,16,32.")]
 Accumulate = Annotated[int | None, Parameter(help="Micro-batches a step on each device.")]
@@ -45,9 +45,14 @@ Thresholds = Annotated[
     str | None,
     Parameter(name="--fusion-threshold", help="Like 0,32KiB,1MiB,inf; 0: one bucket a tensor; inf: one a step."),
 ]
-Algorithm = Annotated[str | None, Parameter(help="mpi, ring, recursive-doubling, halving-doubling or direct.")]
+Algorithm = Annotated[
+    str | None, Parameter(help="mpi, ring, recursive-doubling, halving-doubling, direct or hierarchical.")
+]
 Algorithms = Annotated[
-    str | None, Parameter(name="--algorithm", help="List of mpi, ring, recursive-doubling, halving-doubling, direct.")
+    str | None,
+    Parameter(
+        name="--algorithm", help="List of mpi, ring, recursive-doubling, halving-doubling, direct, hierarchical."
+    ),
 ]
 Overlap = Annotated[str | None, Parameter(help="auto, off, inline, poll or thread.")]
 Network = Annotated[
@@ -90,6 +95,22 @@ def whole(flag: str) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def layout(text: str) -> tuple[int, str]:
+    """(devices, layout) of what ``--devices`` was given: ``8`` or ``2x4``. Raises ``ConfigError``."""
+    from dpsim.layout import parse_devices
+
+    try:
+        return parse_devices(text)
+    except ConfigError as error:
+        raise ConfigError(f"--{error.given}", allowed=error.allowed) from error
+
+
+def devices_or_layout(text: str) -> int | str:
+    """What ``--devices`` was given as the number that it is, or the layout; for ``listed``."""
+    devices, of_nodes = layout(text)
+    return of_nodes or devices
 
 
 def networks(text: str | None) -> tuple[str, ...] | None:

@@ -19,7 +19,7 @@ def predict(
     *,
     workload: Annotated[Path, Parameter(help="A workload file, as dpsim profile writes it.")],
     machine: Annotated[Path, Parameter(help="A machine file, as dpsim calibrate writes it.")],
-    devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8.")],
+    devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8, or layouts: 2x4.")],
     global_batch: Annotated[int | None, Parameter(help="Samples a step over all devices: strong scaling.")] = None,
     local_batch: Annotated[
         int | None, Parameter(help="Samples a step on each device: weak scaling [the largest that was profiled].")
@@ -40,7 +40,7 @@ def predict(
     from dpsim.units import parse_size
 
     flags.writable(output)
-    counts = flags.listed("--devices", devices, flags.whole("--devices")) or ()
+    counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, parse_size) or ()
     chosen: dict[str, Any] = flags.given(
         rule=fusion_rule, algorithm=algorithm, overlap=overlap, accumulate=accumulate,
@@ -66,7 +66,7 @@ def _table(points: list[dict[str, Any]]) -> Any:
     for point in points:
         threshold = point["fusion_threshold_bytes"]
         table.add_row(
-            point["network"], str(point["devices"]), "-" if threshold is None else format_size(threshold),
+            point["network"], point["layout"], "-" if threshold is None else format_size(threshold),
             str(point["buckets"]), point["overlap"], format_duration(point["predicted_step_s"]),
             format_duration(point["predicted_exposed_communication_s"]), format_size(point["memory_bytes"]["total"]),
             ("" if point["fits"] else "does not fit ") + ("extrapolated" if point["extrapolated"] else ""),
@@ -79,8 +79,9 @@ def _sentence(best: dict[str, Any]) -> str:
 
     threshold = best["fusion_threshold_bytes"]
     with_threshold = "" if threshold is None else f" at threshold {format_size(threshold)}"
+    layout = "" if best["layout"] == str(best["devices"]) else f" ({best['layout']})"
     return (
-        f"{show.count_devices(best['devices'])}: fastest{with_threshold},"
+        f"{show.count_devices(best['devices'])}{layout}: fastest{with_threshold},"
         f" {format_duration(best['predicted_step_s'])} a step, speedup {best['speedup']:.2f},"
         f" scaling efficiency {best['scaling_efficiency']:.0%}"
     )

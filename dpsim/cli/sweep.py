@@ -54,7 +54,7 @@ def fusion_threshold(
     chosen: dict[str, Any] = flags.given(
         model=model,
         dataset=dataset,
-        devices=flags.listed("--devices", devices, flags.whole("--devices")),
+        devices=flags.listed("--devices", devices, flags.devices_or_layout),
         networks=flags.networks(network),
         fusion_rule=fusion_rule,
         fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, parse_size),

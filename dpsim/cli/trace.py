@@ -43,7 +43,10 @@ def trace(
 
     flags.writable(output)
     threshold = None if fusion_threshold is None else parse_size(fusion_threshold)
-    wanted = flags.given(network=network, devices=devices, fusion_threshold_bytes=threshold, overlap=overlap)
+    count, layout = (None, None) if devices is None else flags.layout(devices)
+    wanted = flags.given(
+        network=network, devices=count, layout=layout or None, fusion_threshold_bytes=threshold, overlap=overlap
+    )
     points: list[MeasuredPoint | PredictedPoint] = []
     if source != "predicted":
         points += [p for p in read_results(folder / "results.json").points if p.timeline is not None]
@@ -79,7 +82,7 @@ def _first(points: list[MeasuredPoint | PredictedPoint], wanted: dict[str, objec
             return key
     held = {
         "network": [key.network for key in kept],
-        "devices": [str(key.devices) for key in kept],
+        "devices": [key.layout or str(key.devices) for key in kept],
         "threshold": [format_size(key.fusion_threshold_bytes) for key in kept],
         "overlap": [key.overlap for key in kept],
     }

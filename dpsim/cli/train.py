@@ -51,9 +51,10 @@ def train(
     flags.writable(output)
     if network is not None and algorithm is None:
         algorithm = Network.parse(network).usual_algorithm
+    count, layout = (None, None) if devices is None else flags.layout(devices)
     threshold = None if fusion_threshold is None else parse_size(fusion_threshold)
     chosen: dict[str, Any] = flags.given(
-        model=model, dataset=dataset, devices=devices, global_batch=global_batch, accumulate=accumulate,
+        model=model, dataset=dataset, devices=count, layout=layout, global_batch=global_batch, accumulate=accumulate,
         fusion_rule=fusion_rule, fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap,
         network=network, steps=steps, epochs=epochs, seed=seed, stall_after_s=stall_after,
         label_smoothing=label_smoothing,

@@ -1,4 +1,4 @@
-"""Allreduce over point-to-point messages, in place: ring, recursive doubling, halving-doubling, direct, MPI's own.
+"""Allreduce over point-to-point messages, in place: ring, doubling, direct, hierarchical; and MPI's own.
 
 An algorithm is a generator: it starts a round of messages, yields them, and goes on once they are done. Who
 waits, and how, is not its business: the same code runs blocking, polled beside a backward pass, or on a thread.
@@ -24,6 +24,11 @@ def chunk_bounds(elements: int, chunks: int) -> list[int]:
     return [i * small + min(i, extra) for i in range(chunks + 1)]
 
 
+def _chunks(data: Array, number: int) -> list[Array]:
+    bounds = chunk_bounds(data.size, number)
+    return [data[bounds[i] : bounds[i + 1]] for i in range(number)]
+
+
 def _send(t: Transport, data: Array, to: int) -> list[Pending]:
     return [t.send(data, to)] if data.size else []
 
@@ -39,9 +44,8 @@ def _exchange(t: Transport, out: Array, into: Array, peer: int) -> list[Pending]
 def ring(t: Transport, data: Array) -> Rounds:
     """2(n-1) rounds around a ring: n-1 that reduce one chunk a rank, n-1 that pass the reduced chunks on."""
     n, rank = t.size, t.rank
-    bounds = chunk_bounds(data.size, n)
-    chunks = [data[bounds[i] : bounds[i + 1]] for i in range(n)]
-    scratch = np.empty(bounds[1], data.dtype)
+    chunks = _chunks(data, n)
+    scratch = np.empty_like(chunks[0])
     right, left = (rank + 1) % n, (rank - 1) % n
     for step in range(n - 1):
         mine = chunks[(rank - step - 1) % n]
@@ -52,28 +56,59 @@ def ring(t: Transport, data: Array) -> Rounds:
         yield _receive(t, chunks[(rank - step) % n], left) + _send(t, chunks[(rank - step + 1) % n], right)
 
 
-def direct(t: Transport, data: Array) -> Rounds:
-    """Two rounds: every rank sends slice j to rank j, adds what it gets, and sends its reduced slice to all."""
-    n, rank = t.size, t.rank
-    bounds = chunk_bounds(data.size, n)
-    chunks = [data[bounds[i] : bounds[i + 1]] for i in range(n)]
-    mine = chunks[rank]
-    scratch = np.empty((n - 1, mine.size), data.dtype)
-    peers = [(rank + shift) % n for shift in range(1, n)]
+def _reduce_scatter(t: Transport, chunks: list[Array], group: range) -> Rounds:
+    """One round after which chunk i of rank ``group[i]`` is the sum of that chunk over the group."""
+    n, place = len(group), group.index(t.rank)
+    if n == 1:
+        return
+    mine = chunks[place]
+    scratch = np.empty((n - 1, mine.size), mine.dtype)
+    peers = [(place + shift) % n for shift in range(1, n)]
     pending: list[Pending] = []
     for number, peer in enumerate(reversed(peers)):
-        pending += _receive(t, scratch[number], peer)
+        pending += _receive(t, scratch[number], group[peer])
     for peer in peers:
-        pending += _send(t, chunks[peer], peer)
+        pending += _send(t, chunks[peer], group[peer])
     yield pending
     for row in scratch:
         mine += row
-    pending = []
+
+
+def _all_gather(t: Transport, chunks: list[Array], group: range) -> Rounds:
+    """One round after which every rank of the group has chunk i of rank ``group[i]``."""
+    n, place = len(group), group.index(t.rank)
+    if n == 1:
+        return
+    peers = [(place + shift) % n for shift in range(1, n)]
+    pending: list[Pending] = []
     for peer in reversed(peers):
-        pending += _receive(t, chunks[peer], peer)
+        pending += _receive(t, chunks[peer], group[peer])
     for peer in peers:
-        pending += _send(t, mine, peer)
+        pending += _send(t, chunks[place], group[peer])
     yield pending
+
+
+def direct(t: Transport, data: Array) -> Rounds:
+    """Two rounds: every rank sends slice j to rank j, adds what it gets, and sends its reduced slice to all."""
+    everyone = range(t.size)
+    chunks = _chunks(data, t.size)
+    yield from _reduce_scatter(t, chunks, everyone)
+    yield from _all_gather(t, chunks, everyone)
+
+
+def hierarchical(t: Transport, data: Array) -> Rounds:
+    """Four rounds on m nodes of k devices: reduce-scatter in each node, ``direct`` among the ranks of one place of all
+    nodes on their slice, all-gather in each node. A rank sends 2 (k-1)/k n inside its node and 2 (m-1)/m n/k across.
+    """
+    k = t.devices_a_node
+    node, place = divmod(t.rank, k)
+    node_ranks, across = range(node * k, node * k + k), range(place, t.size, k)
+    chunks = _chunks(data, k)
+    slices = _chunks(chunks[place], t.size // k)
+    yield from _reduce_scatter(t, chunks, node_ranks)
+    yield from _reduce_scatter(t, slices, across)
+    yield from _all_gather(t, slices, across)
+    yield from _all_gather(t, chunks, node_ranks)
 
 
 def _fold(t: Transport, data: Array, scratch: Array) -> Generator[Sequence[Pending], None, tuple[int, int]]:
@@ -153,6 +188,7 @@ _ALGORITHMS: dict[str, Callable[[Transport, Array], Rounds]] = {
     "recursive-doubling": recursive_doubling,
     "halving-doubling": halving_doubling,
     "direct": direct,
+    "hierarchical": hierarchical,
 }
 
 

@@ -4,6 +4,8 @@ Each device has one full-duplex link. A message of s bytes sent at t leaves when
 occupies it for s / bandwidth, and arrives latency later (and not before the receiver's link has taken what
 came earlier). Times are absolute: a late look at one message does not delay the next. The bytes themselves
 travel at once through MPI; the receiver sees them when they are due.
+
+Messages between devices of one node of a layout are not the link's: they go as fast as this machine can.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
-from dpsim.comm.transport import Array, Pending, aligned_bytes, crowded
+from dpsim.comm.transport import Array, MpiTransport, Pending
 from dpsim.machine import Network, check_algorithm
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
@@ -67,22 +69,22 @@ class _Incoming:
         return self._due_s
 
 
-class PacedTransport:
-    """MPI messages held to ``network``'s latency and bandwidth. Emulated: label whatever it times as such."""
+class PacedTransport(MpiTransport):
+    """MPI messages between nodes held to ``network``'s latency and bandwidth. Emulated: label what it times as such."""
 
-    def __init__(self, comm: MPI.Intracomm, network: Network) -> None:
-        self.comm = comm
-        self.rank: int = comm.rank
-        self.size: int = comm.size
+    def __init__(self, comm: MPI.Intracomm, network: Network, devices_a_node: int = 1) -> None:
+        super().__init__(comm, devices_a_node)
         self.network = network
-        self.crowded = crowded(comm)
         self._outgoing_free_s = 0.0
         self._incoming_free_s = 0.0
 
-    def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
-        return aligned_bytes(size_bytes)
+    def _beside(self, rank: int) -> bool:
+        """Whether that rank is on this rank's node."""
+        return rank // self.devices_a_node == self.rank // self.devices_a_node
 
     def send(self, data: Array, to: int) -> Pending:
+        if self._beside(to):
+            return super().send(data, to)
         transmission_s = data.nbytes / self.network.bandwidth_bytes_per_s
         self._outgoing_free_s = max(now(), self._outgoing_free_s) + transmission_s
         header = np.array([self._outgoing_free_s + self.network.latency_s, transmission_s])
@@ -90,6 +92,8 @@ class PacedTransport:
         return _Outgoing(requests, header)
 
     def receive(self, data: Array, source: int) -> Pending:
+        if self._beside(source):
+            return super().receive(data, source)
         header = np.empty(2)
         requests = [self.comm.Irecv(header, source, _HEADER_TAG), self.comm.Irecv(data, source, _PAYLOAD_TAG)]
         return _Incoming(self, requests, header)

@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dpsim.errors import ConfigError
 from dpsim.machine import Network
 
 Array = NDArray[Any]
@@ -31,12 +32,14 @@ class Transport(Protocol):
     """Point-to-point messages between the ranks of one group, in order for each pair.
 
     ``crowded``: there are more ranks than cores here, so who waits must let the others have the core.
+    ``devices_a_node``: rank r is on node r // devices_a_node of the layout; 1 in a flat one.
     """
 
     rank: int
     size: int
     network: Network
     crowded: bool
+    devices_a_node: int
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """Memory for an arena, ``ALIGNMENT_BYTES`` aligned."""
@@ -77,12 +80,13 @@ class _MpiPending:
 class MpiTransport:
     """MPI's messages as they are: the network ``node``."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, devices_a_node: int = 1) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.network = Network()
         self.crowded = crowded(comm)
+        self.devices_a_node = devices_a_node
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         return aligned_bytes(size_bytes)
@@ -130,10 +134,15 @@ def all_done(pending: Sequence[Pending]) -> bool:
     return finished
 
 
-def transport(comm: MPI.Intracomm, network: Network) -> Transport:
-    """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix)."""
+def transport(comm: MPI.Intracomm, network: Network, devices_a_node: int = 1) -> Transport:
+    """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
+
+    Raises ``ConfigError`` where the ranks do not fill whole nodes.
+    """
+    if comm.size % devices_a_node:
+        raise ConfigError(f"{comm.size} ranks on nodes of {devices_a_node} devices", allowed="full nodes")
     if network.emulated:
         from dpsim.comm.paced import PacedTransport
 
-        return PacedTransport(comm.Dup(), network)
-    return MpiTransport(comm.Dup())
+        return PacedTransport(comm.Dup(), network, devices_a_node)
+    return MpiTransport(comm.Dup(), devices_a_node)

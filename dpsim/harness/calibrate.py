@@ -12,6 +12,7 @@ from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.environment import environment, stamp
+from dpsim.layout import check_hierarchy, parse_devices
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, check_algorithm
 from dpsim.plan import ALGORITHMS
 from dpsim.record import Environment
@@ -21,7 +22,7 @@ MECHANISMS = ("poll", "thread")
 
 
 class CalibrateConfig(Noun, frozen=True):
-    """What to calibrate: one network, the device counts, algorithms and overlap mechanisms, up to a size.
+    """What to calibrate: one network, the device counts or layouts, algorithms and overlap mechanisms, up to a size.
 
     ``seconds`` bounds the measuring of each table set (a device count and an algorithm). With a ``model`` (and
     its ``dataset`` and ``local_batch``) its own forward and backward are the computation beside which
@@ -29,7 +30,7 @@ class CalibrateConfig(Noun, frozen=True):
     """
 
     network: str = "node"
-    devices: tuple[int, ...] = (2,)
+    devices: tuple[int | str, ...] = (2,)
     algorithms: tuple[str, ...] = ("mpi",)
     overlaps: tuple[str, ...] = ("poll", "thread")
     max_bytes: int = 4 * 2**20
@@ -48,6 +49,8 @@ class CalibrateConfig(Noun, frozen=True):
             if algorithm not in ALGORITHMS:
                 raise unknown("algorithm", algorithm, ALGORITHMS)
             check_algorithm(algorithm, network)
+            for devices, layout in self.layouts():
+                check_hierarchy(algorithm, devices, layout)
         for overlap in self.overlaps:
             if overlap not in MECHANISMS:
                 raise unknown("overlap mechanism", overlap, MECHANISMS)
@@ -61,15 +64,19 @@ class CalibrateConfig(Noun, frozen=True):
         if not 4 <= self.max_bytes <= 2**33:
             raise ConfigError(f"max_bytes is {self.max_bytes}", allowed="4 bytes to 8 GiB")
 
+    def layouts(self) -> list[tuple[int, str]]:
+        """(devices, layout) of each of ``devices`` that communicates, fewest devices first."""
+        return sorted(pair for pair in map(parse_devices, self.devices) if pair[0] > 1)
+
 
 def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
     """Calibrate one network on as many ranks as the largest device count; the machine as it may be saved.
 
     Raises ``ConfigError`` for an unknown network or algorithm, ``CommunicationError`` where ranks fail.
     """
-    if max(config.devices, default=0) < 2:
+    if not config.layouts():
         raise ConfigError(f"calibrating devices {list(config.devices)}", allowed="at least one count above 1")
-    most = max(config.devices)
+    most = config.layouts()[-1][0]
     found = on_ranks(
         "dpsim.harness.ranks.calibrate:calibrate_on_ranks",
         dict(codec.to_builtins(config)),

@@ -116,7 +116,7 @@ def _point(item: Pair, scored: bool, noise: float | None, predictions: Predictio
     machines = [m for m in predictions.machines if m.network == key.network]
     emulated = key.network != NODE or any(m.emulated_network for m in machines)
     return ComparedPoint(
-        devices=key.devices, layout=str(key.devices), global_batch=key.global_batch,
+        devices=key.devices, layout=key.layout or str(key.devices), global_batch=key.global_batch,
         local_batch=key.global_batch / key.devices, fusion_rule=key.fusion_rule,
         fusion_threshold_bytes=key.fusion_threshold_bytes, buckets=item.runs[0].buckets, network=key.network,
         emulated_compute=predictions.workload.emulated_compute, emulated_network=emulated,

@@ -12,6 +12,7 @@ from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion import fuse
 from dpsim.harness.environment import stamp
+from dpsim.layout import parse_devices
 from dpsim.machine import Machine, Network, check_algorithm
 from dpsim.nn import build_model
 from dpsim.plan import OVERLAPS, Plan
@@ -43,10 +44,13 @@ def completed(experiment: Experiment) -> Experiment:
             f"{len(algorithms)} algorithms for {len(networks)} networks",
             allowed="one for all, or one a network in the same order",
         )
-    for what, values in (("devices", experiment.devices), ("networks", experiment.networks)):
-        if not values or len(set(values)) != len(values):
+    layouts = dict(map(parse_devices, experiment.devices))
+    for what, values, different in (
+        ("devices", experiment.devices, layouts), ("networks", experiment.networks, set(experiment.networks)),
+    ):  # fmt: skip
+        if not values or len(different) != len(values):
             raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
-    if max(experiment.devices) < 2:
+    if max(layouts) < 2:
         raise ConfigError(
             f"a sweep of the fusion threshold on devices {list(experiment.devices)}",
             allowed="at least one count above 1: a single device communicates nothing",
@@ -57,7 +61,8 @@ def completed(experiment: Experiment) -> Experiment:
         raise ConfigError(
             f"fusion rule {experiment.fusion_rule!r} has no threshold to sweep", allowed="tarantella, ddp, horovod"
         )
-    devices = tuple(sorted({1, *experiment.devices}))
+    layouts.setdefault(1, "")
+    devices = tuple(layouts[count] or count for count in sorted(layouts))
     return msgspec.structs.replace(
         experiment, algorithms=algorithms, fusion_thresholds_bytes=tuple(sorted(set(thresholds))), devices=devices
     )
@@ -92,10 +97,11 @@ def networks_of(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def make_plan(
-    experiment: Experiment, devices: int, algorithm: str, overlap: str, threshold: float | None, network: str
+    experiment: Experiment, devices: int | str, algorithm: str, overlap: str, threshold: float | None, network: str
 ) -> Plan:
+    count, layout = parse_devices(devices)
     plan = Plan(
-        devices=devices, global_batch=experiment.global_batch, fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
+        devices=count, layout=layout, global_batch=experiment.global_batch, fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
         fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
     )  # fmt: skip
     check_algorithm(algorithm, Network.parse(network))
@@ -104,7 +110,7 @@ def make_plan(
 
 def plan_of(experiment: Experiment, key: PointKey) -> Plan:
     threshold = key.fusion_threshold_bytes
-    return make_plan(experiment, key.devices, key.algorithm, key.overlap, threshold, key.network)
+    return make_plan(experiment, key.layout or key.devices, key.algorithm, key.overlap, threshold, key.network)
 
 
 def predict_experiment(
@@ -117,7 +123,7 @@ def predict_experiment(
         machine = machines[network]
         steps: dict[str, float] = {}
         for threshold, devices in itertools.product(experiment.fusion_thresholds_bytes, experiment.devices):
-            if devices > 1:
+            if devices != 1:
                 plan = make_plan(experiment, devices, algorithm, "off", threshold, network)
                 for name, step_s in choose_overlap(workload, machine, plan)[1].items():
                     steps[name] = min(step_s, steps.get(name, step_s))
@@ -138,10 +144,11 @@ def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str,
     first kind twice, as A/A pairs."""
     thresholds = experiment.fusion_thresholds_bytes
 
-    def key(devices: int, threshold: float, overlap: str, repeat: int = 0) -> PointKey:
+    def key(devices: int | str, threshold: float, overlap: str, repeat: int = 0) -> PointKey:
+        count, layout = parse_devices(devices)
         return PointKey(
-            network=network, devices=devices, fusion_rule=experiment.fusion_rule, fusion_threshold_bytes=threshold,
-            algorithm=algorithm, overlap=overlap, global_batch=experiment.global_batch, repeat=repeat,
+            network=network, devices=count, fusion_rule=experiment.fusion_rule, fusion_threshold_bytes=threshold,
+            algorithm=algorithm, overlap=overlap, global_batch=experiment.global_batch, repeat=repeat, layout=layout,
         )  # fmt: skip
 
     keys = [key(1, thresholds[-1], "off")]

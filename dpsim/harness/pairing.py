@@ -45,7 +45,7 @@ class Pair:
 def describe(key: PointKey) -> str:
     """``2 devices on node, 64 KiB, ring, overlap thread`` for messages."""
     size = format_size(key.fusion_threshold_bytes)
-    return f"{key.devices} devices on {key.network}, {size}, {key.algorithm}, overlap {key.overlap}"
+    return f"{key.layout or key.devices} devices on {key.network}, {size}, {key.algorithm}, overlap {key.overlap}"
 
 
 def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
@@ -81,7 +81,7 @@ def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], 
 def _order(key: PointKey) -> tuple[object, ...]:
     return (
         key.network != "node", key.network, key.devices, key.fusion_rule, key.algorithm, key.overlap,
-        key.global_batch, key.fusion_threshold_bytes, key.repeat,
+        key.global_batch, key.fusion_threshold_bytes, key.repeat, key.layout,
     )  # fmt: skip
 
 

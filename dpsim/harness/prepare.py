@@ -13,6 +13,7 @@ from dpsim.data import load_dataset
 from dpsim.harness.calibrate import CalibrateConfig, machine
 from dpsim.harness.environment import environment
 from dpsim.harness.profile import Profile, ProfileConfig
+from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.nn import build_model
 from dpsim.plan import Sgd
@@ -26,12 +27,12 @@ _SECONDS = 12.0
 
 
 class Preparation(Noun, frozen=True):
-    """What will be run: one model at one global batch on some device counts and (network, algorithm) pairs."""
+    """What will be run: one model at one global batch on some devices or layouts and (network, algorithm) pairs."""
 
     model: str
     dataset: str
     global_batch: int
-    devices: tuple[int, ...]
+    devices: tuple[int | str, ...]
     networks: tuple[tuple[str, str], ...]
     overlaps: tuple[str, ...]
     optimizer: Sgd
@@ -43,8 +44,9 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
 
     The machines' compute slowdown is the model's own, measured at the local batches that will be run.
     """
-    most = max(preparation.devices)
-    shares = {n: -(-preparation.global_batch // n) for n in preparation.devices}
+    counts = [parse_devices(token)[0] for token in preparation.devices]
+    most = max(counts)
+    shares = {n: -(-preparation.global_batch // n) for n in counts}
     profiling = ProfileConfig(
         model=preparation.model, dataset=preparation.dataset, local_batches=tuple(sorted(set(shares.values()))),
         optimizer=preparation.optimizer, crowd=tuple(shares.items()), seed=preparation.seed,

@@ -150,7 +150,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     )  # fmt: skip
     found = on_ranks(
         "dpsim.harness.ranks.measure:measure_on_ranks", codec.to_builtins(task),
-        devices=max(experiment.devices), progress=progress, pin=True,
+        devices=max(key.devices for key in keys), progress=progress, pin=True,
     )  # fmt: skip
     samples = codec.decode(found, Samples, "samples")
     return Results(

@@ -30,6 +30,7 @@ class TrainConfig(Noun, frozen=True):
     model: str = "cnn"
     dataset: str = "digits"
     devices: int = 1
+    layout: str = ""
     global_batch: int = 64
     epochs: int = 20
     steps: int | None = None
@@ -66,6 +67,7 @@ class TrainConfig(Noun, frozen=True):
             devices=self.devices, global_batch=self.global_batch, accumulate=self.accumulate,
             fusion_rule=self.fusion_rule, fusion_threshold_bytes=self.fusion_threshold_bytes,  # type: ignore[arg-type]
             algorithm=self.algorithm, overlap=overlap, optimizer=self.optimizer,  # type: ignore[arg-type]
+            layout=self.layout,
         )  # fmt: skip
 
 
@@ -92,7 +94,7 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
     workload, machines = prepare(
         Preparation(
             model=config.model, dataset=config.dataset, optimizer=config.optimizer, seed=config.seed,
-            global_batch=config.global_batch // config.accumulate, devices=(config.devices,),
+            global_batch=config.global_batch // config.accumulate, devices=(config.layout or config.devices,),
             networks=((config.network, config.algorithm),), overlaps=("poll", "thread"),
         ),
         progress,
@@ -102,7 +104,7 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
         overlap, steps = choose_overlap(workload, machine, config.plan())
         told = ", ".join(f"{name} {step_s * 1e3:.2f} ms" for name, step_s in steps.items())
         progress(f"overlap {overlap}, from the predicted steps: {told}")
-    alpha_s, beta = alpha_beta(machine, config.algorithm, config.devices)
+    alpha_s, beta = alpha_beta(machine, config.algorithm, config.devices, layout=config.layout)
     return msgspec.structs.replace(
         config, overlap=overlap, workload=workload, link_alpha_s=alpha_s, link_beta_s_per_byte=beta
     )

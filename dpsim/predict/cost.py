@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError, unknown
-from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
+from dpsim.layout import check_hierarchy, check_layout, node_counts
+from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.plan import ALGORITHMS
+from dpsim.predict.formulas import hierarchical_points, link_points
 
 Floats = NDArray[np.float64]
-_ONE_MIB = float(2**20)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,108 +73,91 @@ def _continued(points: Floats) -> Floats:
 
 
 def collective_cost(
-    machine: Machine, algorithm: str, devices: int, size_bytes: float, wire_dtype: str = "float32"
+    machine: Machine, algorithm: str, devices: int, size_bytes: float, wire_dtype: str = "float32", layout: str = ""
 ) -> tuple[float, bool]:
     """(seconds of one allreduce alone, whether that is extrapolated).
 
-    Within a table of this algorithm and device count: linear in bytes, the first value below the first size,
+    Within a table of this algorithm, device count and layout: linear in bytes, the first value below the first size,
     extrapolated along the last segment (``_continued``) above the last size.
     No such table: the link's formula, extrapolated if the machine has tables at all. One device costs 0.
     Raises ``ConfigError`` where the machine has neither.
     """
     if devices == 1:
         return 0.0, False
-    curve = solo_curve(machine, algorithm, devices, wire_dtype)
+    curve = solo_curve(machine, algorithm, devices, wire_dtype, layout)
     return float(at(curve.points, 1, float(size_bytes))), bool(size_bytes > curve.last_bytes)
 
 
-def solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32") -> Curve:
+def solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: str = "") -> Curve:
     """The allreduce's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``."""
-    key = ("solo", algorithm, devices, wire_dtype)
+    key = ("solo", algorithm, devices, wire_dtype, layout)
     curve = machine.memo.get(key)
     if curve is None:
-        curve = machine.memo[key] = _solo_curve(machine, algorithm, devices, wire_dtype)
+        curve = machine.memo[key] = _solo_curve(machine, algorithm, devices, wire_dtype, layout)
     found: Curve = curve
     return found
 
 
-def _solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str) -> Curve:
+def _solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str, layout: str) -> Curve:
     if algorithm not in ALGORITHMS:
         raise unknown("algorithm", algorithm, ALGORITHMS)
     if devices < 1:
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
     if devices == 1:
         return Curve(np.array([[0.0, 1.0], [0.0, 0.0]]), math.inf)
-    table = _fitting(machine.allreduce, algorithm, devices, wire_dtype)
+    check_layout(layout, devices)
+    check_hierarchy(algorithm, devices, layout)
+    table = _fitting(machine.allreduce, algorithm, devices, wire_dtype, layout)
     if table is not None:
         known = table.sizes_bytes[-1] if table.wire_dtype == wire_dtype else -1.0
         return Curve(_continued(np.array([table.sizes_bytes, table.time_s], np.float64)), known)
     if machine.link is None:
-        covered = sorted({(t.algorithm, t.devices) for t in machine.allreduce})
+        covered = sorted({(t.algorithm, t.layout or str(t.devices)) for t in machine.allreduce})
         raise ConfigError(
-            f"machine {machine.name!r} does not say what an allreduce by {algorithm!r} on {devices} devices costs",
+            f"machine {machine.name!r} does not say what an allreduce by {algorithm!r} on {layout or devices} devices"
+            " costs",
             allowed=", ".join(f"{name} on {count}" for name, count in covered),
             remedy="calibrate it, or add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
         )
-    return Curve(link_points(machine.link, algorithm, devices), -1.0 if machine.allreduce else math.inf)
+    nodes, of_a_node = node_counts(layout, devices)
+    if algorithm == "hierarchical":
+        points = hierarchical_points(machine.link, machine.link_in_node, nodes, of_a_node)
+    else:
+        only_node = machine.link_in_node if nodes == 1 else None
+        points = link_points(only_node or machine.link, algorithm, devices)
+    return Curve(points, -1.0 if machine.allreduce else math.inf)
 
 
-def _fitting(tables: tuple[AllreduceCost, ...], algorithm: str, devices: int, wire_dtype: str) -> AllreduceCost | None:
-    """The table of this algorithm and device count, of the same wire dtype if there is one."""
-    fitting = [t for t in tables if t.algorithm == algorithm and t.devices == devices]
+def _fitting(
+    tables: tuple[AllreduceCost, ...], algorithm: str, devices: int, wire_dtype: str, layout: str
+) -> AllreduceCost | None:
+    """The table of this algorithm, device count and layout, of the same wire dtype if there is one."""
+    fitting = [t for t in tables if (t.algorithm, t.devices, t.layout) == (algorithm, devices, layout)]
     same = [t for t in fitting if t.wire_dtype == wire_dtype]
     return next(iter(same or fitting), None)
 
 
-def link_points(link: Link, algorithm: str, devices: int) -> Floats:
-    """Points of the link's formula, which is a line in M (``mpi``: the lower of two lines).
-
-    ring, direct         2(n-1) alpha + 2(n-1)/n M beta + (n-1)/n M gamma
-    halving-doubling     2 log2(p) alpha + 2(p-1)/p M beta + (p-1)/p M gamma
-    recursive-doubling   log2(p) (alpha + M beta + M gamma)
-    mpi                  min(recursive-doubling, halving-doubling), as MPI libraries choose by size
-
-    p is the largest power of two <= n; where p < n the two logarithmic ones pay 2 (alpha + M beta) + M gamma more to
-    fold the other ranks in and to send them the sums. Source: ``reference formulas``, Thakur et al. 2005.
-    """
-    alpha, beta, gamma = link.latency_s, 1.0 / link.bandwidth_bytes_per_s, link.reduce_s_per_byte
-    n, rounds = devices, devices.bit_length() - 1
-    p = 2**rounds
-    fold, fold_slope = (0.0, 0.0) if p == n else (2 * alpha, 2 * beta + gamma)
-    doubling = (rounds * alpha + fold, rounds * (beta + gamma) + fold_slope)
-    halving = (2 * rounds * alpha + fold, (2 * beta + gamma) * (p - 1) / p + fold_slope)
-    ring = (2 * (n - 1) * alpha, (2 * beta + gamma) * (n - 1) / n)
-    if algorithm != "mpi":
-        base, slope = {"recursive-doubling": doubling, "halving-doubling": halving}.get(algorithm, ring)
-        return np.array([[0.0, _ONE_MIB], [base, base + slope * _ONE_MIB]])
-    gain = doubling[1] - halving[1]
-    if gain <= 0:
-        return np.array([[0.0, _ONE_MIB], [doubling[0], doubling[0] + doubling[1] * _ONE_MIB]])
-    cross = max((halving[0] - doubling[0]) / gain, 1.0)
-    sizes = np.array([0.0, cross, 2 * cross])
-    return np.array([sizes, np.minimum(doubling[0] + doubling[1] * sizes, halving[0] + halving[1] * sizes)])
-
-
 def beside_curve(
-    machine: Machine, algorithm: str, devices: int, overlap: str, wire_dtype: str = "float32"
+    machine: Machine, algorithm: str, devices: int, overlap: str, wire_dtype: str = "float32", layout: str = ""
 ) -> tuple[Curve, float]:
     """(curve with rows bytes, seconds beside a running backward, compute seconds lost; seconds of one poll).
 
     Without a table of this algorithm, device count and mechanism the allreduce takes as long as alone and takes no
     compute time away, as for a GPU's copy engines; that is extrapolated where the machine has tables of the mechanism.
     """
-    key = ("beside", algorithm, devices, overlap, wire_dtype)
+    key = ("beside", algorithm, devices, overlap, wire_dtype, layout)
     found = machine.memo.get(key)
     if found is None:
         of_mechanism = [t for t in machine.overlap if t.overlap == overlap]
-        fitting = [t for t in of_mechanism if t.algorithm == algorithm and t.devices == devices]
+        asked = (algorithm, devices, layout)
+        fitting = [t for t in of_mechanism if (t.algorithm, t.devices, t.layout) == asked]
         fitting.sort(key=lambda t: t.wire_dtype != wire_dtype)
         if fitting:
             table: OverlapCost = fitting[0]
             points = np.array([table.sizes_bytes, table.time_s, table.compute_loss_s], np.float64)
             found = (Curve(_continued(points), float(table.sizes_bytes[-1])), table.poll_s)
         else:
-            solo = solo_curve(machine, algorithm, devices, wire_dtype)
+            solo = solo_curve(machine, algorithm, devices, wire_dtype, layout)
             points = np.vstack([solo.points, np.zeros(solo.points.shape[1])])
             found = (Curve(points, -1.0 if of_mechanism else math.inf), 0.0)
         machine.memo[key] = found
@@ -181,22 +165,9 @@ def beside_curve(
     return result
 
 
-def rounds(algorithm: str, devices: int) -> int:
-    """Message rounds of an allreduce that follow one another, after each of which someone must look.
-
-    mpi 1; direct 2; ring 2(n-1); recursive doubling log2(p); halving-doubling 2 log2(p); the last two 2 more where n
-    is no power of two (p the largest one below it).
-    """
-    if devices == 1:
-        return 1
-    log2 = devices.bit_length() - 1
-    fold = 0 if 2**log2 == devices else 2
-    return {"mpi": 1, "direct": 2, "ring": 2 * (devices - 1), "recursive-doubling": log2 + fold}.get(
-        algorithm, 2 * log2 + fold
-    )
-
-
-def alpha_beta(machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32") -> tuple[float, float]:
+def alpha_beta(
+    machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: str = ""
+) -> tuple[float, float]:
     """(alpha_s, beta_s_per_byte) of the line alpha + beta M nearest to the allreduce's cost.
 
     Least squares of the relative error over the table's points, neither number below 0; the formula's own first value
@@ -204,12 +175,12 @@ def alpha_beta(machine: Machine, algorithm: str, devices: int, wire_dtype: str =
     """
     if devices == 1:
         return 0.0, 0.0
-    key = ("alpha_beta", algorithm, devices, wire_dtype)
+    key = ("alpha_beta", algorithm, devices, wire_dtype, layout)
     found = machine.memo.get(key)
     if found is None:
-        table = _fitting(machine.allreduce, algorithm, devices, wire_dtype)
+        table = _fitting(machine.allreduce, algorithm, devices, wire_dtype, layout)
         if table is None:
-            sizes, times = solo_curve(machine, algorithm, devices, wire_dtype).points
+            sizes, times = solo_curve(machine, algorithm, devices, wire_dtype, layout).points
             found = float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
         else:
             found = _line(np.array(table.sizes_bytes, np.float64), np.array(table.time_s))

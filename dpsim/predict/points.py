@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dpsim.errors import ConfigError, unknown
+from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, THRESHOLD_RULES, Plan
 from dpsim.predict.compare import choose_overlap
@@ -22,7 +23,7 @@ Record = dict[str, Any]
 def predict_points(
     workload: Workload,
     machine: Machine,
-    devices: Sequence[int],
+    devices: Sequence[int | str],
     thresholds: Sequence[float],
     rule: str = "tarantella",
     *,
@@ -33,7 +34,7 @@ def predict_points(
     accumulate: int = 1,
     relative_uncertainty: float = RELATIVE_UNCERTAINTY,
 ) -> tuple[list[Record], Record]:
-    """(points, summary) of every device count with every threshold, at one global or one local batch.
+    """(points, summary) of every device count or layout with every threshold, at one global or one local batch.
 
     With ``global_batch`` it is the same on any device count (strong scaling). With ``local_batch`` it grows with
     the devices (weak scaling), as it does without either: then the workload's largest profiled local batch is taken.
@@ -55,9 +56,9 @@ def predict_points(
     algorithm = algorithm or default_algorithm(machine)
     share = (local_batch or workload.local_batches[-1]) * accumulate
 
-    def plan_of(count: int, threshold: float | None) -> Plan:
+    def plan_of(count: int, threshold: float | None, layout: str = "") -> Plan:
         return Plan(
-            devices=count, global_batch=global_batch if global_batch is not None else share * count,
+            devices=count, layout=layout, global_batch=global_batch if global_batch is not None else share * count,
             accumulate=accumulate, fusion_rule=rule,  # type: ignore[arg-type]
             fusion_threshold_bytes=threshold, algorithm=algorithm,  # type: ignore[arg-type]
             overlap="off" if overlap == "auto" else overlap,  # type: ignore[arg-type]
@@ -66,11 +67,11 @@ def predict_points(
     points: list[Record] = []
     best: list[Record] = []
     single = predict(workload, machine, msgspec.structs.replace(plan_of(1, None), overlap="off"))
-    for count in devices:
+    for count, layout in map(parse_devices, devices):
         rows = []
         choices: list[float | None] = [None] if count == 1 or not thresholds else [*thresholds]
         for threshold in choices:
-            plan = plan_of(count, threshold)
+            plan = plan_of(count, threshold, layout)
             if overlap == "auto":
                 mechanism = choose_overlap(workload, machine, plan)[0]
                 plan = msgspec.structs.replace(plan, overlap=mechanism)
@@ -80,7 +81,7 @@ def predict_points(
         points += rows
         row = min(rows, key=lambda point: float(point["predicted_step_s"]))
         speedup = row["predicted_speedup"]
-        keys = ("devices", "fusion_threshold_bytes", "overlap", "buckets", "predicted_step_s", "images_per_s")
+        keys = ("devices", "layout", "fusion_threshold_bytes", "overlap", "buckets", "predicted_step_s", "images_per_s")
         best.append({key: row[key] for key in keys} | {"speedup": speedup, "scaling_efficiency": speedup / count})
     scaling = "weak" if global_batch is None else "strong"
     return points, {"scaling": scaling, "best": best, "extrapolated": any(point["extrapolated"] for point in points)}
@@ -99,7 +100,7 @@ def _point(workload: Workload, machine: Machine, plan: Plan, relative_uncertaint
     has_threshold = plan.devices > 1 and plan.fusion_rule in THRESHOLD_RULES
     return {
         "devices": plan.devices,
-        "layout": str(plan.devices),
+        "layout": plan.layout or str(plan.devices),
         "global_batch": plan.global_batch,
         "local_batch": plan.local_batch,
         "accumulate": plan.accumulate,

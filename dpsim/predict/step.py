@@ -14,7 +14,8 @@ from dpsim.errors import ConfigError
 from dpsim.lower import lower
 from dpsim.machine import Machine
 from dpsim.plan import Plan
-from dpsim.predict.cost import alpha_beta, beside_curve, compute_slowdown, rounds, solo_curve
+from dpsim.predict.cost import alpha_beta, beside_curve, compute_slowdown, solo_curve
+from dpsim.predict.formulas import rounds
 from dpsim.predict.horovod import joined
 from dpsim.predict.simulate import MODES, STEP, Operations, Prices, simulate
 from dpsim.schedule import ALLREDUCE, Schedule
@@ -126,7 +127,7 @@ def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
     """The plan's schedule, with alpha and beta from the machine where its fusion rule needs them."""
     if plan.fusion_rule != "mg-wfbp":
         return lower(workload, plan)
-    alpha_s, beta = alpha_beta(machine, plan.algorithm, plan.devices, plan.wire_dtype)
+    alpha_s, beta = alpha_beta(machine, plan.algorithm, plan.devices, plan.wire_dtype, plan.layout)
     return lower(workload, plan, alpha_s=alpha_s, beta_s_per_byte=beta)
 
 
@@ -150,11 +151,11 @@ def _prices(workload: Workload, machine: Machine, plan: Plan) -> tuple[Prices, f
     factor, beyond = compute_slowdown(machine, plan.devices)
     share = local_share(plan)
     layers, announces = _layer_arrays(workload, share, factor)
-    solo = solo_curve(machine, plan.algorithm, plan.devices, plan.wire_dtype)
+    solo = solo_curve(machine, plan.algorithm, plan.devices, plan.wire_dtype, plan.layout)
     beside, poll_s = solo, 0.0
     if plan.devices > 1 and plan.overlap in ("poll", "thread"):
-        beside, poll_s = beside_curve(machine, plan.algorithm, plan.devices, plan.overlap, plan.wire_dtype)
-    stages = rounds(plan.algorithm, plan.devices)
+        beside, poll_s = beside_curve(machine, plan.algorithm, plan.devices, plan.overlap, plan.wire_dtype, plan.layout)
+    stages = rounds(plan.algorithm, plan.devices, plan.layout)
     fixed = np.array(
         (workload.times(share).overhead_s * factor, workload.update_s * factor, poll_s, stages), np.float64
     )

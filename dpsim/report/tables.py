@@ -117,7 +117,7 @@ def _point_row(point: ComparedPoint, longest: float, algorithms: bool) -> tuple[
 
     mark = MEASURED_MARK * point.is_best_measured + PREDICTED_MARK * point.is_best_predicted
     cells = [
-        str(point.devices), format_size(point.fusion_threshold_bytes) if several else "",
+        point.layout, format_size(point.fusion_threshold_bytes) if several else "",
         str(point.buckets) if several else "", ms(point.measured_step_s),
         f"{ms(point.measured_low_s)} to {ms(point.measured_high_s)}",
         ms(point.predicted_step_s) + ("*" if point.extrapolated else ""), percent(point.error, sign=True),

@@ -53,6 +53,11 @@ class StepRunner:
         check_algorithm(plan.algorithm, transport.network)
         if transport.size != plan.devices:
             raise ConfigError(f"a plan for {plan.devices} devices on {transport.size} ranks", allowed="as many ranks")
+        if transport.devices_a_node != plan.devices_a_node:
+            raise ConfigError(
+                f"a plan for nodes of {plan.devices_a_node} on nodes of {transport.devices_a_node} devices",
+                allowed="the plan's own layout",
+            )
         self.replica, self.schedule, self.transport = replica, schedule, transport
         self.plan = plan
         self.arena = Arena(schedule, np.dtype(plan.wire_dtype), transport.allocate)

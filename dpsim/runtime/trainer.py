@@ -51,7 +51,7 @@ class Trainer:
     ) -> None:
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
-        self.transport: Transport = transport(comm, network)
+        self.transport: Transport = transport(comm, network, plan.devices_a_node)
         control = transport(comm, network) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf

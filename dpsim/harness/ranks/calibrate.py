@@ -18,6 +18,7 @@ from dpsim.comm.progress import progress
 from dpsim.comm.transport import Array, Transport, transport
 from dpsim.harness.calibrate import CalibrateConfig
 from dpsim.harness.ranks.load import Load, ReplicaLoad, StandIn, nothing
+from dpsim.layout import node_counts
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Network, OverlapCost
 
 Progress = Callable[[str], None]
@@ -37,19 +38,21 @@ class Calibrating:
         network = Network.parse(config.network)
         self._alone: list[_Alone] = []
         self._beside: list[_Beside] = []
-        self._crowds = [_Crowd(comm, n) for n in sorted(config.devices) if n > 1 and not config.model]
-        for devices in sorted(n for n in config.devices if n > 1):
+        counts = dict.fromkeys(devices for devices, _ in config.layouts())
+        self._crowds = [_Crowd(comm, devices) for devices in counts if not config.model]
+        for devices, layout in config.layouts():
+            of_a_node = node_counts(layout, devices)[1]
             group = first_ranks(comm, devices)
             for algorithm in config.algorithms:
                 if group is None:
                     continue
-                table = _Alone(group, transport(group, network), algorithm, config.max_bytes)
+                table = _Alone(group, transport(group, network, of_a_node), algorithm, layout, config.max_bytes)
                 self._alone.append(table)
                 load: Load = (
                     ReplicaLoad(config.model, config.dataset, config.local_batch) if config.model else StandIn()
                 )
                 for overlap in config.overlaps:
-                    self._beside.append(_Beside(table, transport(group, network), overlap, load))
+                    self._beside.append(_Beside(table, transport(group, network, of_a_node), overlap, load))
             quiet_barrier(comm)
 
     def round(self) -> None:
@@ -78,7 +81,7 @@ class Calibrating:
 def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """The calibration of one ``CalibrateConfig`` on running ranks; rank 0 returns its tables (plain values)."""
     config = codec.decode(argument, CalibrateConfig, "calibration")
-    counts = " and ".join(str(n) for n in sorted(config.devices) if n > 1)
+    counts = " and ".join(layout or str(devices) for devices, layout in config.layouts())
     report(f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}")
     calibrating = Calibrating(comm, config)
     end_s = now() + config.seconds
@@ -115,8 +118,8 @@ class _Alone:
     The buffer is rewritten before each one, as backward does.
     """
 
-    def __init__(self, group: MPI.Intracomm, link: Transport, algorithm: str, max_bytes: int) -> None:
-        self.group, self.link, self.algorithm = group, link, algorithm
+    def __init__(self, group: MPI.Intracomm, link: Transport, algorithm: str, layout: str, max_bytes: int) -> None:
+        self.group, self.link, self.algorithm, self.layout = group, link, algorithm, layout
         self.sizes = sizes(max_bytes)
         self._buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
         self._samples: dict[int, list[float]] = {size: [] for size in self.sizes}
@@ -137,7 +140,7 @@ class _Alone:
     def result(self) -> AllreduceCost:
         cost = _slowest(self.group, self._samples)
         return AllreduceCost(
-            algorithm=self.algorithm, devices=self.group.size, sizes_bytes=tuple(self.sizes),
+            algorithm=self.algorithm, devices=self.group.size, layout=self.layout, sizes_bytes=tuple(self.sizes),
             time_s=tuple(cost[size] for size in self.sizes),
         )  # fmt: skip
 
@@ -201,7 +204,7 @@ class _Beside:
             for size, row in self._losses.items()
         }
         return OverlapCost(
-            algorithm=self._alone.algorithm, devices=group.size,
+            algorithm=self._alone.algorithm, devices=group.size, layout=self._alone.layout,
             overlap=cast(Literal["poll", "thread"], self._overlap), sizes_bytes=tuple(self._points),
             time_s=tuple(times[size] for size in self._points),
             compute_loss_s=tuple(losses[size] for size in self._points),

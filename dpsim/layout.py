@@ -1,0 +1,55 @@
+"""Device layouts: ``8`` devices of which nothing more is known, or ``2x4``, 2 nodes of 4 devices each.
+
+Rank r is on node r // 4 of ``2x4``. In a flat layout (``8``, stored as the empty text) every device is its own node.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dpsim.errors import ConfigError
+
+_LAYOUT = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
+
+
+def parse_devices(token: int | str) -> tuple[int, str]:
+    """(devices, layout) of ``8``, which is (8, ""), or of ``2x4``, which is (8, "2x4"). Raises ``ConfigError``."""
+    text = str(token)
+    if text.isdecimal() and int(text) >= 1:
+        return int(text), ""
+    if not _LAYOUT.fullmatch(text):
+        raise ConfigError(
+            f"devices is {text!r}", allowed="a whole number of 1 or more, or nodes x devices of a node like 2x4"
+        )
+    nodes, of_a_node = node_counts(text, 1)
+    return nodes * of_a_node, text
+
+
+def node_counts(layout: str, devices: int) -> tuple[int, int]:
+    """(nodes, devices of a node) of ``2x4``: (2, 4); of a flat layout: (``devices``, 1). Raises ``ConfigError``."""
+    if not layout:
+        return devices, 1
+    match = _LAYOUT.fullmatch(layout)
+    if match is None:
+        raise ConfigError(f"layout is {layout!r}", allowed="nodes x devices of a node like 2x4, or nothing: flat")
+    return int(match.group(1)), int(match.group(2))
+
+
+def check_layout(layout: str, devices: int) -> None:
+    """Refuse a layout that is not one of ``devices`` devices."""
+    nodes, of_a_node = node_counts(layout, devices)
+    if nodes * of_a_node != devices:
+        raise ConfigError(
+            f"layout {layout} is {nodes * of_a_node} devices, and devices is {devices}",
+            allowed="a layout whose product is the number of devices",
+        )
+
+
+def check_hierarchy(algorithm: str, devices: int, layout: str) -> None:
+    """Refuse the hierarchical allreduce where nothing is known of nodes."""
+    if algorithm == "hierarchical" and devices > 1 and not layout:
+        raise ConfigError(
+            f"algorithm 'hierarchical' on the flat layout {devices}: nothing says which devices share a node",
+            allowed="a layout of nodes x devices of a node",
+            remedy=f"write it like --devices 2x{max(devices // 2, 1)}, or choose another --algorithm",
+        )

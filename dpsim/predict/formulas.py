@@ -1,0 +1,74 @@
+"""Closed forms of the allreduce algorithms: their rounds, and their cost by alpha, beta and gamma of a link."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.layout import node_counts
+from dpsim.machine import Link
+
+Floats = NDArray[np.float64]
+_ONE_MIB = float(2**20)
+
+
+def link_points(link: Link, algorithm: str, devices: int) -> Floats:
+    """Points of the link's formula, which is a line in M (``mpi``: the lower of two lines).
+
+    ring, direct         2(n-1) alpha + 2(n-1)/n M beta + (n-1)/n M gamma
+    halving-doubling     2 log2(p) alpha + 2(p-1)/p M beta + (p-1)/p M gamma
+    recursive-doubling   log2(p) (alpha + M beta + M gamma)
+    mpi                  min(recursive-doubling, halving-doubling), as MPI libraries choose by size
+
+    p is the largest power of two <= n; where p < n the two logarithmic ones pay 2 (alpha + M beta) + M gamma more to
+    fold the other ranks in and to send them the sums. Source: ``reference formulas``, Thakur et al. 2005.
+    """
+    alpha, beta, gamma = link.latency_s, 1.0 / link.bandwidth_bytes_per_s, link.reduce_s_per_byte
+    n, rounds = devices, devices.bit_length() - 1
+    p = 2**rounds
+    fold, fold_slope = (0.0, 0.0) if p == n else (2 * alpha, 2 * beta + gamma)
+    doubling = (rounds * alpha + fold, rounds * (beta + gamma) + fold_slope)
+    halving = (2 * rounds * alpha + fold, (2 * beta + gamma) * (p - 1) / p + fold_slope)
+    ring = (2 * (n - 1) * alpha, (2 * beta + gamma) * (n - 1) / n)
+    if algorithm != "mpi":
+        base, slope = {"recursive-doubling": doubling, "halving-doubling": halving}.get(algorithm, ring)
+        return np.array([[0.0, _ONE_MIB], [base, base + slope * _ONE_MIB]])
+    gain = doubling[1] - halving[1]
+    if gain <= 0:
+        return np.array([[0.0, _ONE_MIB], [doubling[0], doubling[0] + doubling[1] * _ONE_MIB]])
+    cross = max((halving[0] - doubling[0]) / gain, 1.0)
+    sizes = np.array([0.0, cross, 2 * cross])
+    return np.array([sizes, np.minimum(doubling[0] + doubling[1] * sizes, halving[0] + halving[1] * sizes)])
+
+
+def hierarchical_points(link: Link, link_in_node: Link | None, nodes: int, of_a_node: int) -> Floats:
+    """Points of the two-level formula for m nodes of k devices, a line in M.
+
+    2(k-1) alpha_in + (2 beta_in + gamma_in) (k-1)/k M  +  2(m-1) alpha + (2 beta + gamma) (m-1)/m M/k
+
+    The first part is the reduce-scatter and the all-gather inside a node, over ``link_in_node`` (without one: over
+    ``link``), the second ``direct`` among the nodes on a slice of M/k bytes, over ``link``.
+    """
+    base = slope = 0.0
+    for level, members, share in ((link_in_node or link, of_a_node, 1.0), (link, nodes, 1.0 / of_a_node)):
+        base += 2 * (members - 1) * level.latency_s
+        beta = 1.0 / level.bandwidth_bytes_per_s
+        slope += (2 * beta + level.reduce_s_per_byte) * (members - 1) / members * share
+    return np.array([[0.0, _ONE_MIB], [base, base + slope * _ONE_MIB]])
+
+
+def rounds(algorithm: str, devices: int, layout: str = "") -> int:
+    """Message rounds of an allreduce that follow one another, after each of which someone must look.
+
+    mpi 1; direct 2; ring 2(n-1); recursive doubling log2(p); halving-doubling 2 log2(p); the last two 2 more where n
+    is no power of two (p the largest one below it); hierarchical 2 a level that has more than one member.
+    """
+    if devices == 1:
+        return 1
+    if algorithm == "hierarchical":
+        return sum(2 for members in node_counts(layout, devices) if members > 1)
+    log2 = devices.bit_length() - 1
+    fold = 0 if 2**log2 == devices else 2
+    return {"mpi": 1, "direct": 2, "ring": 2 * (devices - 1), "recursive-doubling": log2 + fold}.get(
+        algorithm, 2 * log2 + fold
+    )
