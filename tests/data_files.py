@@ -13,11 +13,11 @@ Bytes = NDArray[np.uint8]
 
 
 def pictures(count: int, shape: tuple[int, ...], classes: int = 10, seed: int = 0) -> tuple[Bytes, Bytes]:
-    """Pictures [count, *shape] whose brightness tells their class, and labels [count] of all classes in turn."""
+    """Pictures [count, *shape] that resemble their class's own, and labels [count] of all classes in turn."""
+    random = np.random.default_rng(seed)
     labels = (np.arange(count) % classes).astype(np.uint8)
-    noise = np.random.default_rng(seed).integers(0, 40, (count, *shape))
-    bright = labels.reshape(-1, *[1] * len(shape)) * 20
-    return (noise + bright).astype(np.uint8), labels
+    typical, noise = random.integers(0, 216, (classes, *shape)), random.integers(0, 40, (count, *shape))
+    return (typical[labels] + noise).astype(np.uint8), labels
 
 
 def write_cifar(folder: Path, train: tuple[int, ...] = (12, 11, 10, 9, 8), test: int = 7) -> tuple[Bytes, Bytes]:
