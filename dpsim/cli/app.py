@@ -64,13 +64,13 @@ def build() -> App:
     return app
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code. Errors become text on stderr."""
+def run(arguments: Sequence[str], app: App | None = None) -> int:
+    """Run one command, of dpsim or of another application; returns the exit code. Errors become text on stderr."""
     here = launch.job()
     if here is not None and here.rank != 0:
         launch.serve()
     signal.signal(signal.SIGTERM, _terminated)
-    app = build()
+    app = app or build()
     try:
         code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -108,7 +108,7 @@ def _usage(app: App, error: CycloptsError) -> ConfigError:
     if isinstance(error.__cause__, ConfigError):
         return error.__cause__
     words = list(error.command_chain or ())
-    remedy = f"see {' '.join(['dpsim', *words])} --help"
+    remedy = f"see {' '.join([*app.name, *words])} --help"
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         parent = error.app if error.app is not None else app
         return unknown("command", error.unused_tokens[0], _names(parent), remedy=remedy)

@@ -39,19 +39,25 @@ def progress() -> Iterator[Progress]:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
-def as_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
-    """Print the command's one JSON object."""
+def json_object(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command prints for programs."""
     from dpsim import codec
     from dpsim.harness.environment import environment
 
-    shown = {
+    return {
         "schema": SCHEMA,
         "command": command,
         "environment": codec.to_builtins(environment()),
         "points": [dict(point) for point in points],
         "summary": dict(summary),
     }
-    print(codec.to_json(shown))
+
+
+def as_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+    """Print the command's one JSON object."""
+    from dpsim import codec
+
+    print(codec.to_json(json_object(command, points, summary)))
 
 
 def count_devices(number: int) -> str:

@@ -1,0 +1,73 @@
+"""``python -m dpsim.experiments.peers``: the same training by PyTorch and by dpsim, in turn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from dpsim.cli import flags, show
+from dpsim.cli.app import run
+
+_EXAMPLES = """\
+Examples:
+  python -m dpsim.experiments.peers --model mlp --devices 2
+  python -m dpsim.experiments.peers --model resnet20 --devices 2 --output peers.json"""
+
+
+def peers(
+    *,
+    model: Annotated[str | None, Parameter(help="mlp (784-2048-2048-2048-10), mlp:WIDTH,WIDTH or resnet20.")] = None,
+    devices: Annotated[str | None, Parameter(help="Ranks of dpsim and of DDP: 2 or 2,4. One rank is added.")] = None,
+    systems: Annotated[str | None, Parameter(help="Who competes: dpsim,ddp-gloo,ddp-mpi,torch.")] = None,
+    rounds: Annotated[int | None, Parameter(help="Rounds in which every system has its turn.")] = None,
+    steps: Annotated[int | None, Parameter(help="Steps that count at each turn, after two that do not.")] = None,
+    local_batch: Annotated[int | None, Parameter(help="Samples on a rank.")] = None,
+    seed: flags.Seed = None,
+    output: Annotated[Path | None, Parameter(help="Also write the JSON object to this file.")] = None,
+    json: flags.Json = False,
+) -> None:
+    """Time the same training in dpsim and in PyTorch, each at its best, in one interleaved run."""
+    from dpsim import codec
+    from dpsim.experiments.peers import result
+    from dpsim.experiments.peers.contest import Contest, hold
+    from dpsim.harness.environment import version
+
+    flags.writable(output)
+    chosen: dict[str, Any] = flags.given(
+        model=model, rounds=rounds, steps=steps, local_batch=local_batch, seed=seed,
+        devices=flags.listed("--devices", devices, flags.whole("--devices")),
+        systems=flags.listed("--systems", systems, str),
+    )  # fmt: skip
+    contest = Contest(**chosen)
+    with show.progress() as tell:
+        standings = hold(contest, tell)
+    points = result.points(contest, standings)
+    summary = result.summary(points) | {"rounds": contest.rounds, "torch": version("torch")}
+    if output is not None:
+        codec.write(output, show.json_object("peers", points, summary))
+    if json:
+        show.as_json("peers", points, summary)
+        return
+    table = show.table(*result.COLUMNS)
+    for row in result.rows(points):
+        table.add_row(*row)
+    show.rich(table)
+    print("\n".join(result.notes(standings)))
+    print(f"PyTorch {summary['torch']}, medians of {contest.rounds} interleaved rounds of {contest.steps} steps")
+
+
+def build() -> App:
+    """The command by itself, as ``dpsim.cli.app.run`` takes it."""
+    app = App(
+        name="python -m dpsim.experiments.peers", help_format="plaintext", help_epilogue=_EXAMPLES, version_flags=[],
+        suppress_keyboard_interrupt=False,
+    )  # fmt: skip
+    app.default(peers)
+    return app
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(sys.argv[1:], build()))

@@ -1,0 +1,80 @@
+"""Whether two systems train the same: weights in each other's layout, first gradients and losses compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dpsim.errors import DpsimError
+from dpsim.replica import Array
+
+CHECKED_STEPS = 10
+GRADIENT_TOLERANCE = 1e-3
+LOSS_TOLERANCE = 1e-3
+
+
+def to_torch(value: Array) -> Array:
+    """dpsim's layout to PyTorch's: convolution [K, K, in, out] -> [out, in, K, K], dense [in, out] -> [out, in]."""
+    return np.ascontiguousarray(value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T)
+
+
+def from_torch(value: Array) -> Array:
+    """PyTorch's layout to dpsim's: the inverse of ``to_torch``."""
+    return np.ascontiguousarray(value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T)
+
+
+def match(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """dpsim's tensor name of each of PyTorch's, the two given with their shapes in forward order.
+
+    Both models have the same layers in the same order, and in a layer weights (or gamma) before biases (beta).
+    Raises ``DpsimError`` where number or shapes differ.
+    """
+    names = dict(zip(theirs, ours, strict=False))
+    wrong = [
+        f"{name} {theirs[name]} and {our} {ours[our]}"
+        for name, our in names.items()
+        if theirs[name] != to_torch(np.empty(ours[our], np.bool_)).shape
+    ]
+    if len(ours) != len(theirs) or wrong:
+        raise DpsimError(
+            f"the two models are not the same: {len(theirs)} tensors in PyTorch's, {len(ours)} in dpsim's"
+            + (f"; shapes differ, first {wrong[0]}" if wrong else ""),
+            allowed="the same tensors in the same order",
+            remedy="this is a defect of dpsim.experiments.peers, please report it",
+        )
+    return names
+
+
+def gradient_errors(found: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
+    """max |found - reference| / max |reference| of every tensor; infinite where a value is not finite."""
+    errors = {}
+    for name, expected in reference.items():
+        difference = np.max(np.abs(found[name].astype(np.float64) - expected), initial=0.0)
+        largest = max(float(np.max(np.abs(expected), initial=0.0)), float(np.finfo(np.float32).tiny))
+        error = float(difference) / largest
+        errors[name] = error if np.isfinite(error) else float("inf")
+    return errors
+
+
+def loss_error(found: Sequence[float], reference: Sequence[float]) -> float:
+    """The largest relative difference of two equally long series of losses; infinite where one is not finite."""
+    ours, theirs = np.array(found, np.float64), np.array(reference, np.float64)
+    errors = np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-3)
+    return float(errors.max()) if np.isfinite(errors).all() else float("inf")
+
+
+def require_agreement(who: str, errors: Mapping[str, float], error: float) -> None:
+    """Correctness gates timing. Raises ``DpsimError`` naming the worst tensor, or the losses, beyond the tolerance."""
+    worst = max(errors, key=lambda name: errors[name])
+    reason = ""
+    if errors[worst] > GRADIENT_TOLERANCE:
+        reason = f"the first gradient of {worst} differs by {errors[worst]:.2g} of its largest element"
+    elif error > LOSS_TOLERANCE:
+        reason = f"the losses of {CHECKED_STEPS} steps differ by up to {error:.2g}"
+    if reason:
+        raise DpsimError(
+            f"{who} does not train as dpsim does: {reason}",
+            allowed=f"gradients within {GRADIENT_TOLERANCE:g}, losses within {LOSS_TOLERANCE:g}",
+            remedy="nothing is timed, for times of different work mean nothing; this is a defect, please report it",
+        )

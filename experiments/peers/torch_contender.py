@@ -1,0 +1,155 @@
+"""PyTorch as a contender: plain on one rank, DistributedDataParallel on several. Loads torch."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from numpy.typing import NDArray
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from dpsim.data import epoch_batches, load_dataset, shard
+from dpsim.experiments.peers.agreement import from_torch
+from dpsim.experiments.peers.setting import TorchSetting, Work
+from dpsim.experiments.peers.torch_models import build
+from dpsim.replica import Array
+
+_LOCAL_BUFFERS = {
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers": False
+}
+"""Running statistics stay each rank's own, as in dpsim. PyTorch 2.13 has given the argument another name."""
+
+
+def join_group(comm: MPI.Intracomm, folder: Path) -> None:
+    """What DDP needs once a process: gloo's group of all ranks, which meet in a file of their own."""
+    torch.set_num_threads(1)
+    if comm.size > 1:
+        meeting = comm.bcast(str(folder / "gloo") if comm.rank == 0 else None)
+        distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=comm.rank, world_size=comm.size)
+
+
+class TorchContender:
+    """One model over all ranks, and a second one that trains on each rank without communication (``no_sync``).
+
+    The second one never communicates, so that its weights may drift from rank to rank.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, work: Work, setting: TorchSetting) -> None:
+        self._comm, self._work, self._setting = comm, work, setting
+        self._together = _Training(comm, work, setting)
+        self._alone: _Training | None = None
+        self._losses: list[Any] = []
+
+    def step(self, *, communicate: bool) -> None:
+        if communicate:
+            self._losses.append(self._together.step())
+            return
+        if self._alone is None:
+            self._alone = _Training(self._comm, self._work, self._setting)
+        with self._alone.model.no_sync() if self._comm.size > 1 else contextlib.nullcontext():
+            self._losses.append(self._alone.step())
+
+    def loss_sums(self) -> list[float]:
+        losses, self._losses = self._losses, []
+        return [float(loss) * self._work.local_batch for loss in losses]
+
+    def gradients(self) -> dict[str, Array]:
+        return self._together.gradients()
+
+    def close(self) -> None:
+        pass
+
+
+class _Training:
+    """A model with its optimizer, batches and, on several ranks, DDP."""
+
+    def __init__(self, comm: MPI.Intracomm, work: Work, setting: TorchSetting) -> None:
+        bare, self._names = build(work)
+        if setting.memory_format == "channels-last":
+            bare = bare.to(memory_format=torch.channels_last)
+        self._bare, self.model = bare, bare
+        self._finish: Callable[[], None] = _nothing
+        self._scale = 1.0
+        if comm.size > 1:
+            self.model = DistributedDataParallel(
+                bare, gradient_as_bucket_view=setting.bucket_view, bucket_cap_mb=setting.bucket_cap_mb, **_LOCAL_BUFFERS
+            )
+            if setting.allreduce != "gloo":
+                self._scale = 1.0 / comm.size  # MPI adds; gloo's DDP divides by itself
+                self._finish = _reduce_by_mpi(self.model, comm, setting.allreduce)
+        sgd, kind = work.optimizer, {setting.optimizer: True}
+        self._optimizer = torch.optim.SGD(
+            bare.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay, **kind
+        )
+        self._loss = torch.nn.CrossEntropyLoss()
+        self._batches = _batches(work, comm.rank, channels_last=setting.memory_format == "channels-last")
+
+    def step(self) -> Any:
+        """One optimizer update; the mean loss of this rank's samples, still a tensor."""
+        x, labels = next(self._batches)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(self.model(x), labels)
+        (loss * self._scale if self._scale != 1.0 else loss).backward()
+        self._finish()
+        self._optimizer.step()
+        return loss.detach()
+
+    def gradients(self) -> dict[str, Array]:
+        """The last step's gradients, means over the global batch, by dpsim's names and in its layout."""
+        return {self._names[name]: from_torch(value.grad.numpy()) for name, value in self._bare.named_parameters()}
+
+
+def _batches(work: Work, rank: int, *, channels_last: bool) -> Iterator[tuple[Any, Any]]:
+    """This rank's share of dpsim's own batches, epoch after epoch, as [b, C, H, W] in the wanted memory format."""
+    dataset = load_dataset(work.dataset, work.seed)
+    pictures: NDArray[Any] = dataset.train_x
+    if not channels_last:
+        pictures = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
+    low, high = shard(work.global_batch, work.devices, rank)
+    for epoch in itertools.count():
+        for indices in epoch_batches(len(pictures), work.global_batch, work.seed, epoch):
+            mine = indices[low:high]
+            x = torch.from_numpy(pictures[mine])
+            yield x.permute(0, 3, 1, 2) if channels_last else x, torch.from_numpy(dataset.train_y[mine])
+
+
+def _reduce_by_mpi(model: Any, comm: MPI.Intracomm, when: str) -> Callable[[], None]:
+    """Have MPI add up DDP's buckets in place; returns what has to be called between backward and update."""
+    requests: list[MPI.Request] = []
+    held: list[NDArray[Any]] = []
+
+    def reduce(bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        if when == "hook":
+            comm.Allreduce(MPI.IN_PLACE, buffer.numpy())
+        elif when == "started":
+            requests.append(comm.Iallreduce(MPI.IN_PLACE, buffer.numpy()))
+        else:
+            held.append(buffer.numpy())
+        done = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    def finish() -> None:
+        MPI.Request.Waitall(requests)
+        for data in held:
+            comm.Allreduce(MPI.IN_PLACE, data)
+        requests.clear()
+        held.clear()
+
+    model.register_comm_hook(None, lambda _, bucket: reduce(bucket))  # DDP refuses annotations that it does not know
+    return finish
+
+
+def _nothing() -> None:
+    pass
