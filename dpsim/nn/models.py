@@ -11,10 +11,10 @@ from numpy.typing import DTypeLike
 from dpsim.errors import ConfigError, unknown
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.conv import Conv2D
+from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.dense import Dense
 from dpsim.nn.layer import Layer, Shape
 from dpsim.nn.network import Network
-from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops
 from dpsim.nn.relu import ReLU
 from dpsim.nn.shape import Flatten, GlobalAveragePool, MaxPool2D
@@ -43,7 +43,7 @@ def build_model(token: str, input_shape: Shape, classes: int, dtype: DTypeLike =
             f"model {token!r} for samples of shape {input_shape} and {classes} classes",
             allowed="samples of (height, width, channels), and 2 classes or more",
         )
-    ops = NumpyOps()
+    ops = CpuOps()
     build = _mlp if kind == "mlp" else _cnn
     return Network(build(widths, input_shape, classes, dtype, ops), ops)
 
