@@ -44,7 +44,7 @@ def test_layers_know_their_tensors_activations_and_channels() -> None:
         ("bn1.beta", (4,), "float32"),
     ]
     assert specs["conv1"].tensors[0].shape == (3, 3, 2, 4)
-    assert specs["conv1"].activation_bytes_per_sample == 8 * 8 * 9 * 2 * 4
+    assert specs["conv1"].activation_bytes_per_sample == 8 * 8 * 2 * 4
     assert specs["bn1"].activation_bytes_per_sample == 8 * 8 * 4 * 4 and specs["bn1"].batch_norm_channels == 4
     assert specs["relu1"].activation_bytes_per_sample == 8 * 8 * 4
     assert specs["dense1"].activation_bytes_per_sample == 4 * 4 and specs["dense1"].batch_norm_channels == 0

@@ -17,7 +17,7 @@ class BatchNorm(Layer):
 
     x [b, C] or [b, H, W, C]. In training, mean and (biased) variance are over all rows of the rank's batch, whatever
     its leaves, and the running statistics move by ``momentum`` towards them (the variance unbiased, as in PyTorch);
-    in evaluation the running statistics are used. Keeps the centred input for backward.
+    in evaluation the running statistics are used. Keeps its input for backward.
     """
 
     kind = "batch-norm"
@@ -44,21 +44,15 @@ class BatchNorm(Layer):
         y = self.buffers.take("y", x.shape)
         if not training:
             scale = gamma * (self.running_var + self.epsilon) ** -0.5
-            self.ops.channel_multiply(x, scale, out=y)
-            self.ops.channel_add(y, beta - self.running_mean * scale, out=y)
+            self.ops.channel_normalise(x, self.running_mean, scale, beta, out=y)
             return y
-        self._rows = x.size // x.shape[-1]
-        self._centred = self.buffers.take("centred", x.shape)
-        mean, var = self.buffers.take("mean", gamma.shape), self.buffers.take("var", gamma.shape)
-        self.ops.channel_sum(x, out=mean)
-        mean /= self._rows
-        self.ops.channel_add(x, -mean, out=self._centred)
-        self.ops.channel_dot(self._centred, self._centred, out=var)
+        self._x, self._rows = x, x.size // x.shape[-1]
+        self._mean, var = self.buffers.take("mean", gamma.shape), self.buffers.take("var", gamma.shape)
+        self.ops.channel_moments(x, self._mean, squares_C=var)
         var /= self._rows
         self._inverse_std = (var + self.epsilon) ** -0.5
-        self.ops.channel_multiply(self._centred, gamma * self._inverse_std, out=y)
-        self.ops.channel_add(y, beta, out=y)
-        self._update_running(mean, var)
+        self.ops.channel_normalise(x, self._mean, gamma * self._inverse_std, beta, out=y)
+        self._update_running(self._mean, var)
         return y
 
     def _update_running(self, mean: Array, var: Array) -> None:
@@ -71,18 +65,15 @@ class BatchNorm(Layer):
         # input_gradient needs these sums of this rank, and by then the bound arrays may hold those of all ranks.
         shape = self.gradients["gamma"].shape
         self._d_gamma, self._d_beta = self.buffers.take("d_gamma", shape), self.buffers.take("d_beta", shape)
-        self.ops.channel_dot(grad, self._centred, out=self._d_gamma)
+        self.ops.channel_normalise_sums(grad, self._x, self._mean, dot_C=self._d_gamma, sum_C=self._d_beta)
         self._d_gamma *= self._inverse_std
-        self.ops.channel_sum(grad, out=self._d_beta)
         self.gradients["gamma"][:] = self._d_gamma
         self.gradients["beta"][:] = self._d_beta
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        """dx = a (g - dbeta/M - centred inverse_std dgamma/M), a = gamma inverse_std, M rows; in place of ``grad``."""
+        """dx = a (g - dbeta/M - (x - mean) inverse_std dgamma/M), a = gamma inverse_std, M rows; in place of g."""
         scale = self.parameters["gamma"] * self._inverse_std
         per_row = scale / self._rows
-        self.ops.channel_multiply(self._centred, -per_row * self._inverse_std * self._d_gamma, out=self._centred)
-        self.ops.channel_add(self._centred, -per_row * self._d_beta, out=self._centred)
-        self.ops.channel_multiply(grad, scale, out=grad)
-        self.ops.add(grad, self._centred, out=grad)
+        slope, shift = -per_row * self._inverse_std * self._d_gamma, -per_row * self._d_beta
+        self.ops.channel_normalise_backward(grad, self._x, self._mean, scale, slope, shift)
         return grad

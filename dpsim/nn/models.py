@@ -10,11 +10,11 @@ from numpy.typing import DTypeLike
 from dpsim.errors import ConfigError
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.conv import Conv2D
+from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.dense import Dense
 from dpsim.nn.dropout import Dropout
 from dpsim.nn.layer import Layer, Shape
 from dpsim.nn.network import Network
-from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops
 from dpsim.nn.relu import ReLU
 from dpsim.nn.residual import Subsample, residual
@@ -48,7 +48,7 @@ def build_model(
             f"model {token!r} for samples of shape {input_shape} and {classes} classes",
             allowed="samples of (height, width, channels), and 2 classes or more",
         )
-    ops = NumpyOps()
+    ops = CpuOps()
     build = {"mlp": _mlp, "cnn": _cnn}.get(parsed.kind, _resnet)
     return Network(build(parsed, input_shape, classes, dtype, ops), ops, label_smoothing)
 

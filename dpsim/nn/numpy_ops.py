@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim import rng
+from dpsim.nn.ops import Workspace
 from dpsim.replica import Array
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
@@ -48,6 +49,26 @@ def _spread(values_nG: Array, channels: int, t: int) -> Array:
     if groups == 1:
         return values_nG[:, None]
     return np.tile(np.repeat(values_nG, channels // groups, axis=1), t)[:, None]
+
+
+def _unfold(name: str, x_bHWC: Array, kernel: int, stride: int, work: Workspace) -> Array:
+    """The windows of x as rows of K * K * C elements, one an output pixel (im2col), zero outside the picture."""
+    samples, height, width, channels = x_bHWC.shape
+    border, positions = kernel // 2, (samples, -(-height // stride), -(-width // stride))
+    # Only ever written inside, so the border stays zero.
+    padded = work.take(f"{name} padded", (samples, height + kernel - 1, width + kernel - 1, channels))
+    np.copyto(padded[:, border : border + height, border : border + width], x_bHWC)
+    # The K pixels of a kernel row are neighbours in memory: one overlapping view copies runs of K * C elements.
+    by_sample, by_row, by_pixel, _ = padded.strides
+    windows: Array = np.ndarray(
+        (*positions, kernel, kernel * channels),
+        padded.dtype,
+        buffer=padded,
+        strides=(by_sample, stride * by_row, stride * by_pixel, by_row, padded.itemsize),
+    )
+    columns = work.take(f"{name} columns", (math.prod(positions), kernel * kernel * channels))
+    np.copyto(columns.reshape(windows.shape), windows)
+    return columns
 
 
 class NumpyOps:
@@ -88,21 +109,51 @@ class NumpyOps:
     def keep_where(self, x: Array, mask: Array) -> None:
         np.multiply(x, mask, out=x)
 
-    def unfold(self, x_bHWC: Array, kernel: int, padded: Array, columns: Array) -> None:
-        samples, height, width, channels = x_bHWC.shape
-        border = kernel // 2
-        np.copyto(padded[:, border : border + height, border : border + width], x_bHWC)
-        # The K pixels of a kernel row are neighbours in memory: one overlapping view copies runs of K * C elements.
-        windows: Array = np.ndarray(
-            (samples, height, width, kernel, kernel * channels),
-            padded.dtype,
-            buffer=padded,
-            strides=(*padded.strides[:3], padded.strides[1], padded.itemsize),
-        )
-        np.copyto(columns.reshape(windows.shape), windows)
+    def channel_moments(self, x: Array, mean_C: Array, squares_C: Array) -> None:
+        self.channel_sum(x, out=mean_C)
+        mean_C /= x.size // x.shape[-1]
+        centred = x - mean_C
+        self.channel_dot(centred, centred, out=squares_C)
 
-    def flip_kernel(self, weight_KKio: Array, out_KKoi: Array) -> None:
-        np.copyto(out_KKoi, weight_KKio[::-1, ::-1].transpose(0, 1, 3, 2))
+    def channel_normalise(self, x: Array, mean_C: Array, scale_C: Array, shift_C: Array, out: Array) -> None:
+        self.channel_add(x, -mean_C, out=out)
+        self.channel_multiply(out, scale_C, out=out)
+        self.channel_add(out, shift_C, out=out)
+
+    def channel_normalise_sums(self, grad: Array, x: Array, mean_C: Array, dot_C: Array, sum_C: Array) -> None:
+        self.channel_dot(grad, x - mean_C, out=dot_C)
+        self.channel_sum(grad, out=sum_C)
+
+    def channel_normalise_backward(
+        self, grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array
+    ) -> None:
+        self.channel_multiply(grad, a_C, out=grad)
+        np.add(grad, (x - mean_C) * b_C + c_C, out=grad)
+
+    def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
+        kernel, _, _, outputs = weight_KKio.shape
+        columns = _unfold("x", x_bHWi, kernel, stride, work)
+        np.matmul(columns, weight_KKio.reshape(-1, outputs), out=out_bhwo.reshape(-1, outputs))
+
+    def conv2d_weight_gradient(
+        self, x_bHWi: Array, grad_bhwo: Array, stride: int, out_KKio: Array, work: Workspace
+    ) -> None:
+        kernel, _, _, outputs = out_KKio.shape
+        columns = _unfold("x", x_bHWi, kernel, stride, work)
+        np.matmul(columns.T, grad_bhwo.reshape(-1, outputs), out=out_KKio.reshape(-1, outputs))
+
+    def conv2d_input_gradient(
+        self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace
+    ) -> None:
+        """The same operation on the output gradient, zero at the pixels left out, with the kernel flipped."""
+        kernel, _, inputs, outputs = weight_KKio.shape
+        if stride > 1:
+            full = work.take("full gradient", (*out_bHWi.shape[:3], outputs))
+            full[:, ::stride, ::stride] = grad_bhwo
+            grad_bhwo = full
+        columns = _unfold("gradient", grad_bhwo, kernel, 1, work)
+        flipped = weight_KKio[::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, inputs)
+        np.matmul(columns, flipped, out=out_bHWi.reshape(-1, inputs))
 
     def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
         height, width = 2 * out.shape[1], 2 * out.shape[2]

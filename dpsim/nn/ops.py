@@ -15,6 +15,13 @@ from numpy.typing import DTypeLike, NDArray
 from dpsim.replica import Array
 
 
+class Workspace(Protocol):
+    """Lends work arrays by name, of one dtype; what lies in one stays there until the next request of that name."""
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Zero when fresh. One sample's elements stay at their place for any number of samples."""
+
+
 class Ops(Protocol):
     """What a backend provides. Legend: b samples, H W height and width, C channels, K kernel size."""
 
@@ -46,14 +53,35 @@ class Ops(Protocol):
     def keep_where(self, x: Array, mask: Array) -> None:
         """x = x where mask else 0, in place."""
 
-    def unfold(self, x_bHWC: Array, kernel: int, padded: Array, columns: Array) -> None:
-        """columns[b, h, w, i, j, c] = x[b, h + i - K//2, w + j - K//2, c], zero outside the picture (im2col).
+    def channel_moments(self, x: Array, mean_C: Array, squares_C: Array) -> None:
+        """mean = the mean of the rows of x, squares = the sum over rows of (x - mean)^2, a channel at a time."""
 
-        ``padded`` is work space [b, H + K - 1, W + K - 1, C] whose border is zero, and stays so.
+    def channel_normalise(self, x: Array, mean_C: Array, scale_C: Array, shift_C: Array, out: Array) -> None:
+        """out = (x - mean) scale + shift, a channel at a time; ``out`` may be ``x``."""
+
+    def channel_normalise_sums(self, grad: Array, x: Array, mean_C: Array, dot_C: Array, sum_C: Array) -> None:
+        """dot = sum over rows of grad (x - mean), sum = sum over rows of grad."""
+
+    def channel_normalise_backward(
+        self, grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array
+    ) -> None:
+        """grad = a grad + b (x - mean) + c, in place, a channel at a time."""
+
+    def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
+        """out[b,h,w,o] = sum over i,j,c of x[b, s h + i - K//2, s w + j - K//2, c] W[i,j,c,o], zero outside; s stride.
+
+        h = ceil(H / s), w = ceil(W / s).
         """
 
-    def flip_kernel(self, weight_KKio: Array, out_KKoi: Array) -> None:
-        """The kernel of the convolution that takes output gradients to input gradients."""
+    def conv2d_weight_gradient(
+        self, x_bHWi: Array, grad_bhwo: Array, stride: int, out_KKio: Array, work: Workspace
+    ) -> None:
+        """The gradient of the weights of ``conv2d``, a sum over the samples."""
+
+    def conv2d_input_gradient(
+        self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace
+    ) -> None:
+        """The gradient of the input of ``conv2d``."""
 
     def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
         """Maximum over windows of 2 x 2; the masks remember which of each pair won (the first one of a tie)."""

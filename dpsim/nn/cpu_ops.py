@@ -1,0 +1,83 @@
+"""``CpuOps``: the operations that take the time, in vector code; the rest, and other dtypes than two, in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpsim.kernels import batch_norm, conv, elementwise
+from dpsim.nn.numpy_ops import NumpyOps
+from dpsim.nn.ops import Workspace
+from dpsim.replica import Array
+
+
+def _suit(first: Array, *others: Array) -> bool:
+    """Whether kernels take these arrays: of one dtype they know, and dense in memory."""
+    dtype = first.dtype
+    return (
+        dtype in (np.float32, np.float64)
+        and first.flags.c_contiguous
+        and all(other.dtype == dtype and other.flags.c_contiguous for other in others)
+    )
+
+
+class CpuOps(NumpyOps):
+    """Stateless; see ``Ops`` for what each operation computes, and ``dpsim.kernels`` for how."""
+
+    def add(self, a: Array, b: Array, out: Array) -> None:
+        if not _suit(a, b, out):
+            return super().add(a, b, out)
+        elementwise.add(a, b, out)
+
+    def relu(self, x: Array, out: Array, mask: Array) -> None:
+        if not _suit(x, out):
+            return super().relu(x, out, mask)
+        elementwise.relu(x, out, mask)
+
+    def keep_where(self, x: Array, mask: Array) -> None:
+        if not _suit(x):
+            return super().keep_where(x, mask)
+        elementwise.keep_where(x, mask)
+
+    def channel_moments(self, x: Array, mean_C: Array, squares_C: Array) -> None:
+        if not _suit(x, mean_C, squares_C):
+            return super().channel_moments(x, mean_C, squares_C)
+        batch_norm.channel_moments(x, mean_C, squares_C)
+
+    def channel_normalise(self, x: Array, mean_C: Array, scale_C: Array, shift_C: Array, out: Array) -> None:
+        if not _suit(x, mean_C, scale_C, shift_C, out):
+            return super().channel_normalise(x, mean_C, scale_C, shift_C, out)
+        batch_norm.channel_normalise(x, mean_C, scale_C, shift_C, out)
+
+    def channel_normalise_sums(self, grad: Array, x: Array, mean_C: Array, dot_C: Array, sum_C: Array) -> None:
+        if not _suit(grad, x, mean_C, dot_C, sum_C):
+            return super().channel_normalise_sums(grad, x, mean_C, dot_C, sum_C)
+        batch_norm.channel_normalise_sums(grad, x, mean_C, dot_C, sum_C)
+
+    def channel_normalise_backward(
+        self, grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array
+    ) -> None:
+        if not _suit(grad, x, mean_C, a_C, b_C, c_C):
+            return super().channel_normalise_backward(grad, x, mean_C, a_C, b_C, c_C)
+        batch_norm.channel_normalise_backward(grad, x, mean_C, a_C, b_C, c_C)
+
+    def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
+        if not _suit(x_bHWi, weight_KKio, out_bhwo):
+            return super().conv2d(x_bHWi, weight_KKio, stride, out_bhwo, work)
+        conv.conv2d(x_bHWi, weight_KKio, stride, out_bhwo)
+
+    def conv2d_weight_gradient(
+        self, x_bHWi: Array, grad_bhwo: Array, stride: int, out_KKio: Array, work: Workspace
+    ) -> None:
+        if not _suit(x_bHWi, grad_bhwo, out_KKio):
+            return super().conv2d_weight_gradient(x_bHWi, grad_bhwo, stride, out_KKio, work)
+        conv.conv2d_weight_gradient(x_bHWi, grad_bhwo, stride, out_KKio)
+
+    def conv2d_input_gradient(
+        self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace
+    ) -> None:
+        if not _suit(grad_bhwo, weight_KKio, out_bHWi):
+            return super().conv2d_input_gradient(grad_bhwo, weight_KKio, stride, out_bHWi, work)
+        kernel, _, inputs, outputs = weight_KKio.shape
+        exchanged_KKoi = work.take("exchanged weight", (kernel, kernel, outputs, inputs))
+        np.copyto(exchanged_KKoi, weight_KKio.transpose(0, 1, 3, 2))
+        conv.conv2d_input_gradient(grad_bhwo, exchanged_KKoi, stride, out_bHWi)

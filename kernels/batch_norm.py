@@ -1,0 +1,172 @@
+"""Batch normalisation: statistics of rows, the normalisation itself, and both halves of its backward pass.
+
+Meaning: ``channel_moments`` and ``channel_normalise*`` of ``NumpyOps`` in dpsim.nn.
+Memory passes: each array that is named is read once and ``out`` is written once. Sums are taken over blocks of rows,
+and those of the blocks one after another, so that float32 keeps its accuracy over long columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dpsim.kernels.cache import compiled
+from dpsim.kernels.vector import Kernel, Value, Variable
+
+Array = NDArray[Any]
+_VECTORS = 4  # of channels at once
+_BLOCK = 64  # rows: with four vectors of channels they fill half of an L1 cache
+_Parts = list[tuple[Value, int]]
+
+
+def channel_moments(x: Array, mean_C: Array, squares_C: Array) -> None:
+    """mean = the mean of the rows of x, squares = the sum of their squared distances from it; a channel at a time.
+
+    Each block of rows is read from memory once: its own mean and squares are joined to those of the blocks before it
+    (Chan, Golub and LeVeque 1983), which is as exact as two passes.
+    """
+    _moments(x.dtype.name, x.shape[-1])(x, mean_C, squares_C, x.size // x.shape[-1])
+
+
+def channel_normalise(x: Array, mean_C: Array, scale_C: Array, shift_C: Array, out: Array) -> None:
+    """out = (x - mean) scale + shift."""
+    _normalise(x.dtype.name, x.shape[-1])(x, mean_C, scale_C, shift_C, out, x.size // x.shape[-1])
+
+
+def channel_normalise_sums(grad: Array, x: Array, mean_C: Array, dot_C: Array, sum_C: Array) -> None:
+    """dot = sum over rows of grad (x - mean), sum = sum over rows of grad."""
+    _sums(x.dtype.name, x.shape[-1])(grad, x, mean_C, dot_C, sum_C, x.size // x.shape[-1])
+
+
+def channel_normalise_backward(grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array) -> None:
+    """grad = a grad + b (x - mean) + c, in place."""
+    _backward(x.dtype.name, x.shape[-1])(grad, x, mean_C, a_C, b_C, c_C, x.size // x.shape[-1])
+
+
+def _for_channels(k: Kernel, channels: int, body: Callable[[_Parts], None]) -> None:
+    """``body`` for some vectors of channels at a time, as (first channel, lanes in use)."""
+
+    def some(first: Value, count: int) -> None:
+        body([(first + at, min(k.lanes, count - at)) for at in range(0, count, k.lanes)])
+
+    k.in_parts(channels, _VECTORS * k.lanes, some)
+
+
+def _for_rows(k: Kernel, first: Value, end: Value, several: int, body: Callable[[Value, int], None]) -> None:
+    """``body(row, place)`` for all rows; ``several`` at once, so that their sums (by place) wait for nobody."""
+    whole = first + (end - first) // several * several
+    with k.loop(first, whole, several) as row:
+        for place in range(several):
+            body(row + place, place)
+    with k.loop(whole, end) as row:
+        body(row, 0)
+
+
+def _total(sums: list[Variable]) -> Value:
+    """Four or fewer sums in one, pair by pair."""
+    values = [one.get() for one in sums]
+    while len(values) > 1:
+        values = [values[i] + values[i + 1] for i in range(0, len(values), 2)]
+    return values[0]
+
+
+@compiled
+def _moments(dtype: str, channels: int) -> Kernel:
+    k = Kernel(dtype, ("x", "mean", "squares"), ("rows",))
+    rows = k["rows"]
+
+    def some(parts: _Parts) -> None:
+        several = 4 if len(parts) == 1 else 2
+        means, squares = ([k.variable() for _ in parts] for _ in range(2))
+        with k.loop(0, rows, _BLOCK) as start:
+            end = (start + _BLOCK).at_most(rows)
+            here, before, after = (end - start).as_number(), start.as_number(), end.as_number()
+            share, weight = k.vector(here / after), k.vector(before * here / after)
+            sums = [[k.variable() for _ in range(several)] for _ in parts]
+
+            def add(row: Value, place: int) -> None:
+                for (at, n), total in zip(parts, sums, strict=True):
+                    total[place].add(k.load(k["x"], row * channels + at, n))
+
+            _for_rows(k, start, end, several, add)
+            centres = [_total(total) / k.vector(here) for total in sums]
+            distances = [[k.variable() for _ in range(several)] for _ in parts]
+
+            def add_square(row: Value, place: int) -> None:
+                for (at, n), centre, total in zip(parts, centres, distances, strict=True):
+                    distance = k.load(k["x"], row * channels + at, n) - centre
+                    total[place].add_product(distance, distance)
+
+            _for_rows(k, start, end, several, add_square)
+            for mean, square, centre, total in zip(means, squares, centres, distances, strict=True):
+                gap = centre - mean.get()
+                square.set(square.get() + (_total(total) + gap * gap * weight))
+                mean.set(mean.get() + gap * share)
+        for (at, n), mean, square in zip(parts, means, squares, strict=True):
+            k.store(k["mean"], at, mean.get(), n)
+            k.store(k["squares"], at, square.get(), n)
+
+    _for_channels(k, channels, some)
+    return k
+
+
+@compiled
+def _normalise(dtype: str, channels: int) -> Kernel:
+    k = Kernel(dtype, ("x", "mean", "scale", "shift", "out"), ("rows",))
+
+    def some(parts: _Parts) -> None:
+        constants = [[k.load(k[name], at, n) for name in ("mean", "scale", "shift")] for at, n in parts]
+        with k.loop(0, k["rows"]) as row:
+            for (at, n), (mean, scale, shift) in zip(parts, constants, strict=True):
+                place = row * channels + at
+                k.store(k["out"], place, k.fma(k.load(k["x"], place, n) - mean, scale, shift), n)
+
+    _for_channels(k, channels, some)
+    return k
+
+
+@compiled
+def _sums(dtype: str, channels: int) -> Kernel:
+    k = Kernel(dtype, ("grad", "x", "mean", "dot", "sum"), ("rows",))
+    rows = k["rows"]
+
+    def some(parts: _Parts) -> None:
+        several = 4 if len(parts) == 1 else 2 if len(parts) == 2 else 1
+        means = [k.load(k["mean"], at, n) for at, n in parts]
+        dots, totals = ([k.variable() for _ in parts] for _ in range(2))
+        with k.loop(0, rows, _BLOCK) as start:
+            block_dots, block_totals = ([[k.variable() for _ in range(several)] for _ in parts] for _ in range(2))
+
+            def add(row: Value, place: int) -> None:
+                for (at, n), mean, dot, total in zip(parts, means, block_dots, block_totals, strict=True):
+                    grad = k.load(k["grad"], row * channels + at, n)
+                    dot[place].add_product(grad, k.load(k["x"], row * channels + at, n) - mean)
+                    total[place].add(grad)
+
+            _for_rows(k, start, (start + _BLOCK).at_most(rows), several, add)
+            for all_of, block in zip(dots + totals, block_dots + block_totals, strict=True):
+                all_of.add(_total(block))
+        for (at, n), dot, total in zip(parts, dots, totals, strict=True):
+            k.store(k["dot"], at, dot.get(), n)
+            k.store(k["sum"], at, total.get(), n)
+
+    _for_channels(k, channels, some)
+    return k
+
+
+@compiled
+def _backward(dtype: str, channels: int) -> Kernel:
+    k = Kernel(dtype, ("grad", "x", "mean", "a", "b", "c"), ("rows",))
+
+    def some(parts: _Parts) -> None:
+        constants = [[k.load(k[name], at, n) for name in ("mean", "a", "b", "c")] for at, n in parts]
+        with k.loop(0, k["rows"]) as row:
+            for (at, n), (mean, a, b, c) in zip(parts, constants, strict=True):
+                place = row * channels + at
+                centred = k.load(k["x"], place, n) - mean
+                k.store(k["grad"], place, k.fma(a, k.load(k["grad"], place, n), k.fma(b, centred, c)), n)
+
+    _for_channels(k, channels, some)
+    return k

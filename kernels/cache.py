@@ -1,0 +1,177 @@
+"""Machine code of kernels, compiled once and kept on disk.
+
+A file is found by the hash of everything its content depends on: the sources of this folder, what is asked of the
+kernel, the processor, LLVM. So an edited kernel is another file, and nothing is ever out of date. What was not used for
+some weeks is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from dpsim.kernels.vector import Kernel
+
+Function = Callable[..., None]
+P = ParamSpec("P")
+
+_KEPT_S = 60 * 86_400
+_DIGEST_BYTES = 32
+
+
+class Counts:
+    """How many kernels this process compiled, and how many it found compiled."""
+
+    compiled = 0
+    found = 0
+
+
+counts = Counts()
+_one_at_a_time = threading.Lock()  # LLVM's compiler and loader are not for several threads at once
+
+
+def folder() -> Path:
+    """Where machine code is kept: ``$DPSIM_CACHE_DIR``, else ``dpsim`` in the user's cache folder."""
+    if own := os.environ.get("DPSIM_CACHE_DIR"):
+        return Path(own) / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpsim" / "kernels"
+
+
+def compiled(write: Callable[P, Kernel]) -> Callable[P, Function]:
+    """Makes a function that writes a kernel into one that returns it compiled.
+
+    The compiled kernel takes C-contiguous arrays of its dtype, then indices, then numbers. It runs without Python's
+    lock and looks at no dtype and no shape: its caller answers for them. Where no cache folder can be written, every
+    process compiles for itself. The arguments of ``write`` must have a ``repr`` that tells them apart.
+    """
+    functions: dict[object, Function] = {}
+
+    def find(*args: P.args, **kwargs: P.kwargs) -> Function:
+        what = (args, *kwargs.items())
+        if what not in functions:
+            with _one_at_a_time:
+                functions[what] = _find(write, *args, **kwargs)
+        return functions[what]
+
+    return find
+
+
+def _find(write: Callable[P, Kernel], *args: P.args, **kwargs: P.kwargs) -> Function:
+    key = _key(write.__module__, write.__name__, args, kwargs)
+    symbol = f"kernel_{key}"
+    path = folder() / f"{write.__name__.strip('_')}-{key}.o"
+    code = _read(path)
+    if code is None:
+        code = _compile(write(*args, **kwargs), symbol)
+        counts.compiled += 1
+        _write(path, code)
+    else:
+        counts.found += 1
+    return _callable(symbol, code)
+
+
+@functools.cache
+def _circumstances() -> bytes:
+    """What every kernel's machine code depends on."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    processor = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), llvm.get_default_triple())
+    return b"\0".join([*(file.read_bytes() for file in sources), *map(str.encode, (*processor, llvmlite.__version__))])
+
+
+def _key(*what: object) -> str:
+    return hashlib.sha256(_circumstances() + repr(what).encode()).hexdigest()[:32]
+
+
+def _target_machine() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(),
+        opt=3, reloc="pic", codemodel="jitdefault", jit=True,
+    )  # fmt: skip
+
+
+@functools.cache
+def _compiler() -> Any:
+    return _target_machine()
+
+
+@functools.cache
+def _engine() -> Any:
+    """Holds the machine code of all kernels; it takes a target machine for itself."""
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+
+
+def _compile(kernel: Kernel, symbol: str) -> bytes:
+    """A line with the types of the arguments, and an object file."""
+    module = llvm.parse_assembly(kernel.text(symbol))
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    passes = llvm.create_pass_builder(_compiler(), options)
+    passes.getModulePassManager().run(module, passes)
+    return f"{kernel.signature}\n".encode() + bytes(_compiler().emit_object(module))
+
+
+def _callable(symbol: str, code: bytes) -> Function:
+    signature, _, machine_code = code.partition(b"\n")
+    engine = _engine()
+    engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
+    engine.finalize_object()
+    kinds = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+    arguments = signature.decode()
+    call = ctypes.CFUNCTYPE(None, *(kinds[kind] for kind in arguments))(engine.get_function_address(symbol))
+    arrays = arguments.count("p")
+
+    def run(*values: Any) -> None:
+        call(*[_pointer(array) for array in values[:arrays]], *values[arrays:])
+
+    return run
+
+
+def _pointer(array: Any) -> Any:
+    try:
+        return ctypes.byref(ctypes.c_char.from_buffer(array))  # half the time of array.ctypes
+    except (TypeError, ValueError):  # read-only, without elements, or not contiguous
+        if not array.flags.c_contiguous:
+            raise
+        return array.ctypes.data
+
+
+def _read(path: Path) -> bytes | None:
+    """The code kept in a file; None where there is none, or it is not what was written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    if hashlib.sha256(code).digest() != digest:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return code
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Keep code for other processes, if the folder lets us; a reader sees all of a file or nothing."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(file.name, path)
+        for other in path.parent.iterdir():
+            if other.stat().st_mtime < time.time() - _KEPT_S:
+                other.unlink()

@@ -1,0 +1,63 @@
+"""The rectifier and its backward pass, and the sum of two arrays: each array read or written once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dpsim.kernels.cache import compiled
+from dpsim.kernels.vector import Element, Kernel
+
+Array = NDArray[Any]
+
+
+def relu(x: Array, out: Array, mask: Array) -> None:
+    """out = max(x, 0), mask = x > 0 (a byte an element); NaN stays NaN."""
+    _relu(x.dtype.name)(x, out, mask, x.size)
+
+
+def keep_where(x: Array, mask: Array) -> None:
+    """x = x where mask else 0, in place."""
+    _keep_where(x.dtype.name)(x, mask, x.size)
+
+
+def add(x: Array, y: Array, out: Array) -> None:
+    """out = x + y; ``out`` may be either of them."""
+    _add(x.dtype.name)(x, y, out, x.size)
+
+
+@compiled
+def _relu(dtype: str) -> Kernel:
+    kernel = Kernel(dtype, ("x", "out", "mask"), ("size",))
+
+    def body(e: Element) -> None:
+        x = e["x"]
+        e["out"] = (x <= 0.0).choose(0.0, x)
+        e.set_mask("mask", x > 0.0)
+
+    kernel.elementwise(kernel["size"], body)
+    return kernel
+
+
+@compiled
+def _keep_where(dtype: str) -> Kernel:
+    kernel = Kernel(dtype, ("x", "mask"), ("size",))
+
+    def body(e: Element) -> None:
+        x = e["x"]
+        e["x"] = e.mask("mask").choose(x, 0.0)
+
+    kernel.elementwise(kernel["size"], body)
+    return kernel
+
+
+@compiled
+def _add(dtype: str) -> Kernel:
+    kernel = Kernel(dtype, ("x", "y", "out"), ("size",))
+
+    def body(e: Element) -> None:
+        e["out"] = e["x"] + e["y"]
+
+    kernel.elementwise(kernel["size"], body)
+    return kernel

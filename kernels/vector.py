@@ -1,0 +1,294 @@
+"""Writes a kernel in vector code: Python that runs once, and in which arithmetic on ``Value``s emits LLVM instructions.
+
+LLVM vectorises few of the loops that matter here (a convolution left to it runs 25 times slower), so a kernel says
+itself what lies in a vector register. Its text depends on its specification and the width of a register alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import llvmlite.binding as llvm
+import llvmlite.ir as ir
+import numpy as np
+from numpy.typing import DTypeLike
+
+_INDEX = ir.IntType(64)
+_BYTE = ir.IntType(8)
+_NUMBERS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
+_NAME = "the kernel"
+_FEATURES = llvm.get_host_cpu_features()
+_VECTOR_BYTES = 64 if _FEATURES.get("avx512f") else 32 if _FEATURES.get("avx2") else 16
+
+ACCUMULATORS = 16 if _VECTOR_BYTES == 64 else 12
+"""Sums a kernel may keep in registers at once, of the 32 or 16 there are."""
+
+
+def lanes(dtype: DTypeLike) -> int:
+    """Numbers in a vector register."""
+    return _VECTOR_BYTES // np.dtype(dtype).itemsize
+
+
+def balanced(total: int, most: int) -> int:
+    """The size of equal parts of ``total``, as few as parts of at most ``most`` allow; 5 in parts of up to 4: 3."""
+    parts = -(-total // most)
+    return -(-total // parts)
+
+
+class Value:
+    """An index, a number, a vector of numbers or a mask, known when the kernel runs."""
+
+    def __init__(self, kernel: Kernel, value: Any) -> None:
+        self.kernel, self.ir = kernel, value
+
+    def _binary(self, other: Value | float, index_operation: str, operation: str) -> Value:
+        right = self.kernel.constant(other, self.ir.type)
+        name = index_operation if self.ir.type == _INDEX else operation
+        return Value(self.kernel, getattr(self.kernel.builder, name)(self.ir, right))
+
+    def __add__(self, other: Value | float) -> Value:
+        return self._binary(other, "add", "fadd")
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self._binary(other, "sub", "fsub")
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self._binary(other, "mul", "fmul")
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return self._binary(other, "", "fdiv")
+
+    def __floordiv__(self, other: Value | int) -> Value:
+        """Of indices that are not negative."""
+        return self._binary(other, "sdiv", "")
+
+    def __mod__(self, other: Value | int) -> Value:
+        """Of indices that are not negative."""
+        return self._binary(other, "srem", "")
+
+    def _compare(self, sign: str, other: Value | float) -> Value:
+        build, right = self.kernel.builder, self.kernel.constant(other, self.ir.type)
+        compare = build.icmp_signed if self.ir.type == _INDEX else build.fcmp_ordered
+        return Value(self.kernel, compare(sign, self.ir, right))
+
+    def __lt__(self, other: Value | float) -> Value:
+        return self._compare("<", other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        """False where either is NaN."""
+        return self._compare(">", other)
+
+    def __le__(self, other: Value | float) -> Value:
+        """False where either is NaN."""
+        return self._compare("<=", other)
+
+    def choose(self, yes: Value | float, no: Value | float) -> Value:
+        """``yes`` where this mask is set, else ``no``; one of them is a ``Value``."""
+        kind = yes.ir.type if isinstance(yes, Value) else no.ir.type  # type: ignore[union-attr]
+        yes, no = self.kernel.constant(yes, kind), self.kernel.constant(no, kind)
+        return Value(self.kernel, self.kernel.builder.select(self.ir, yes, no))
+
+    def at_least(self, other: Value | int) -> Value:
+        """The larger of two indices."""
+        return (self < other).choose(other, self)
+
+    def at_most(self, other: Value | int) -> Value:
+        """The smaller of two indices."""
+        return (self > other).choose(other, self)
+
+    def sqrt(self) -> Value:
+        return self.kernel.square_root(self)
+
+    def as_number(self) -> Value:
+        """An index as a floating-point number."""
+        return Value(self.kernel, self.kernel.builder.sitofp(self.ir, self.kernel.number))
+
+
+class Variable:
+    """A value that changes while the kernel runs, such as a sum; it lives in a register."""
+
+    def __init__(self, kernel: Kernel, first: Value) -> None:
+        self._kernel, self._type = kernel, first.ir.type
+        with kernel.builder.goto_entry_block():
+            self._place = kernel.builder.alloca(self._type)
+        self.set(first)
+
+    def set(self, value: Value) -> None:
+        self._kernel.builder.store(value.ir, self._place)
+
+    def get(self) -> Value:
+        return Value(self._kernel, self._kernel.builder.load(self._place, typ=self._type))
+
+    def add(self, value: Value) -> None:
+        self.set(self.get() + value)
+
+    def add_product(self, a: Value, b: Value) -> None:
+        """Add a * b, rounded once."""
+        self.set(self._kernel.fma(a, b, self.get()))
+
+
+class Kernel:
+    """A function being written. Its arguments are arrays of ``dtype``, then indices, then numbers of ``dtype``."""
+
+    def __init__(
+        self, dtype: DTypeLike, arrays: tuple[str, ...], indices: tuple[str, ...] = (), numbers: tuple[str, ...] = ()
+    ) -> None:
+        self.dtype = np.dtype(dtype)
+        self.lanes = lanes(dtype)
+        self.number = _NUMBERS[self.dtype.name]
+        self._vector = ir.VectorType(self.number, self.lanes)
+        self.signature = "p" * len(arrays) + "i" * len(indices) + self.dtype.char * len(numbers)
+        types = [*[ir.PointerType()] * len(arrays), *[_INDEX] * len(indices), *[self.number] * len(numbers)]
+        """Types of the arguments, a letter each: p pointer, i index, f and d numbers of 4 and 8 bytes."""
+        self.module = ir.Module()
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), types), _NAME)
+        self.builder = ir.IRBuilder(function.append_basic_block("entry"))
+        names = (*arrays, *indices, *numbers)
+        self._arguments = {n: Value(self, argument) for n, argument in zip(names, function.args, strict=True)}
+
+    def text(self, symbol: str) -> str:
+        """The finished kernel as LLVM assembly, a function of that name. Write nothing more to it."""
+        self.builder.ret_void()
+        return str(self.module).replace(f'@"{_NAME}"', f'@"{symbol}"')
+
+    def __getitem__(self, argument: str) -> Value:
+        return self._arguments[argument]
+
+    def constant(self, value: Value | float, kind: Any) -> Any:
+        """``value`` as an LLVM value of a type; a number fills all lanes of a vector."""
+        if isinstance(value, Value):
+            return value.ir
+        if isinstance(kind, ir.VectorType):
+            return ir.Constant(kind, [ir.Constant(kind.element, value)] * kind.count)
+        return ir.Constant(kind, value)
+
+    def vector(self, value: Value | float) -> Value:
+        """A vector with ``value`` in every lane."""
+        if not isinstance(value, Value):
+            return Value(self, self.constant(value, self._vector))
+        lane, nothing = ir.IntType(32), ir.Constant(self._vector, ir.Undefined)
+        first = self.builder.insert_element(nothing, value.ir, ir.Constant(lane, 0))
+        every = ir.Constant(ir.VectorType(lane, self.lanes), None)
+        return Value(self, self.builder.shuffle_vector(first, nothing, every))
+
+    def variable(self, first: Value | float = 0.0) -> Variable:
+        """A variable; a Python number makes it a vector."""
+        return Variable(self, first if isinstance(first, Value) else self.vector(first))
+
+    def load(self, array: Value, at: Value | int, count: int | None = None) -> Value:
+        """The vector ``array[at : at + lanes]``; of a smaller ``count`` only so many are read, the others are zero."""
+        return Value(self, self._load(self._vector, array, at, count))
+
+    def load_number(self, array: Value, at: Value | int) -> Value:
+        return Value(self, self._load(self.number, array, at, None))
+
+    def _load(self, kind: Any, array: Value, at: Value | int, count: int | None) -> Any:
+        address = self._address(array, at)
+        if count is None or count == self.lanes:
+            return self.builder.load(address, typ=kind, align=self.dtype.itemsize)
+        mask = self._first(count)
+        return self._call("masked.load", kind, [address, mask, self.constant(0.0, kind)], ".p0")
+
+    def store(self, array: Value, at: Value | int, value: Value, count: int | None = None) -> None:
+        """Write a number, or a vector; of a smaller ``count`` only its first so many lanes."""
+        address = self._address(array, at)
+        if count is None or count == self.lanes:
+            self.builder.store(value.ir, address, align=self.dtype.itemsize)
+        else:
+            self._call("masked.store", ir.VoidType(), [value.ir, address, self._first(count)], ".p0")
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once where the processor has such an instruction (all of them or none)."""
+        if _VECTOR_BYTES == 16 and not _FEATURES.get("fma") and not _FEATURES.get("neon"):
+            return a * b + c
+        return Value(self, self._call("fma", a.ir.type, [a.ir, b.ir, c.ir]))
+
+    def square_root(self, x: Value) -> Value:
+        return Value(self, self._call("sqrt", x.ir.type, [x.ir]))
+
+    def _call(self, name: str, result: Any, arguments: list[Any], suffix: str = "") -> Any:
+        """Call an LLVM function that is overloaded on the type of this kernel's vectors or numbers."""
+        kind = self.number if self.number in (result, arguments[0].type) else self._vector
+        lanes_name = f"v{self.lanes}" if kind == self._vector else ""
+        full = f"llvm.{name}.{lanes_name}f{8 * self.dtype.itemsize}{suffix}"
+        kinds = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.builder.call(self.module.declare_intrinsic(full, (), kinds), arguments)
+
+    def _address(self, array: Value, at: Value | int) -> Any:
+        return self.builder.gep(array.ir, [self.constant(at, _INDEX)], inbounds=True, source_etype=self.number)
+
+    def _first(self, count: int) -> Any:
+        bit = ir.IntType(1)
+        return ir.Constant(ir.VectorType(bit, self.lanes), [ir.Constant(bit, i < count) for i in range(self.lanes)])
+
+    @contextlib.contextmanager
+    def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
+        """``for i in range(start, stop, step)``."""
+        build, before = self.builder, self.builder.block
+        head, body, after = (build.append_basic_block(part) for part in ("head", "body", "after"))
+        build.branch(head)
+        build.position_at_end(head)
+        i = build.phi(_INDEX)
+        i.add_incoming(self.constant(start, _INDEX), before)
+        build.cbranch(build.icmp_signed("<", i, self.constant(stop, _INDEX)), body, after)
+        build.position_at_end(body)
+        yield Value(self, i)
+        i.add_incoming(build.add(i, ir.Constant(_INDEX, step)), build.block)
+        build.branch(head)
+        build.position_at_end(after)
+
+    def in_parts(self, total: int, size: int, body: Callable[[Value, int], None]) -> None:
+        """``body(start, count)`` for parts of ``size`` in a loop, and once more for what is left of ``total``."""
+        whole = total // size * size
+        if whole:
+            with self.loop(0, whole, size) as start:
+                body(start, size)
+        if total > whole:
+            body(Value(self, ir.Constant(_INDEX, whole)), total - whole)
+
+    def elementwise(self, n: Value, body: Callable[[Element], None]) -> None:
+        """``body`` for each of ``n`` elements of flat arrays: vector by vector, then number by number, all alike."""
+        whole = n // self.lanes * self.lanes
+        with self.loop(0, whole, self.lanes) as i:
+            body(Element(self, i, vector=True))
+        with self.loop(whole, n) as i:
+            body(Element(self, i, vector=False))
+
+
+class Element:
+    """One place of flat arrays, in an ``elementwise`` kernel."""
+
+    def __init__(self, kernel: Kernel, at: Value, *, vector: bool) -> None:
+        self._kernel, self._at, self._vector = kernel, at, vector
+
+    def __getitem__(self, array: str) -> Value:
+        load = self._kernel.load if self._vector else self._kernel.load_number
+        return load(self._kernel[array], self._at)
+
+    def __setitem__(self, array: str, value: Value) -> None:
+        self._kernel.store(self._kernel[array], self._at, value)
+
+    def mask(self, array: str) -> Value:
+        """From an array with a byte an element, 0 or 1."""
+        build = self._kernel.builder
+        kind = self._bytes()
+        found = build.load(self._byte_address(array), typ=kind, align=1)
+        return Value(self._kernel, build.icmp_unsigned("!=", found, ir.Constant(kind, None)))
+
+    def set_mask(self, array: str, mask: Value) -> None:
+        build = self._kernel.builder
+        build.store(build.zext(mask.ir, self._bytes()), self._byte_address(array), align=1)
+
+    def _bytes(self) -> Any:
+        return ir.VectorType(_BYTE, self._kernel.lanes) if self._vector else _BYTE
+
+    def _byte_address(self, array: str) -> Any:
+        kernel = self._kernel
+        return kernel.builder.gep(kernel[array].ir, [self._at.ir], inbounds=True, source_etype=_BYTE)
+
+    def number(self, argument: str) -> Value:
+        """An argument that is one number, as wide as the element."""
+        value = self._kernel[argument]
+        return self._kernel.vector(value) if self._vector else value
