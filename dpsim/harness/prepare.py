@@ -15,7 +15,7 @@ from dpsim.harness.environment import environment
 from dpsim.harness.profile import Profile, ProfileConfig
 from dpsim.machine import Machine
 from dpsim.nn import build_model
-from dpsim.plan import Sgd
+from dpsim.optimizer import Optimizer
 from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
 
@@ -34,7 +34,7 @@ class Preparation(Noun, frozen=True):
     devices: tuple[int, ...]
     networks: tuple[tuple[str, str], ...]
     overlaps: tuple[str, ...]
-    optimizer: Sgd
+    optimizer: Optimizer
     seed: int = 0
 
 

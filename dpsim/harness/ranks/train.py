@@ -12,6 +12,7 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.harness.train import TrainConfig, TrainResult
+from dpsim.learning_rate import learning_rate
 from dpsim.lower import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
@@ -31,10 +32,20 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         schedule = lower(
             config.workload, plan, alpha_s=config.link_alpha_s, beta_s_per_byte=config.link_beta_s_per_byte
         )
-    trainer = Trainer(replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule)
-    total = trainer.steps_per_epoch * config.epochs
+    steps_per_epoch = -(-len(dataset.train_y) // plan.global_batch)
+    total = steps_per_epoch * config.epochs
     if config.steps is not None:
         total = min(total, config.steps)
+
+    def rate(step: int) -> float:
+        return learning_rate(
+            config.rate_schedule, plan.optimizer.learning_rate, step,
+            global_batch=plan.global_batch, steps_per_epoch=steps_per_epoch, total_steps=total,
+        )  # fmt: skip
+
+    trainer = Trainer(
+        replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule, rate=rate
+    )
     losses: list[float] = []
     samples: list[int] = []
     ends: list[float] = []
