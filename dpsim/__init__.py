@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from dpsim.data import load_dataset as load_dataset
     from dpsim.nn import FunctionReplica as FunctionReplica
     from dpsim.nn import build_model as build_model
+    from dpsim.optimizer import AdamW as AdamW
+    from dpsim.optimizer import Sgd as Sgd
     from dpsim.plan import Plan as Plan
-    from dpsim.plan import Sgd as Sgd
     from dpsim.record import TrainResult as TrainResult
     from dpsim.replica import Batch as Batch
     from dpsim.replica import BatchSums as BatchSums
@@ -37,7 +38,8 @@ _HOMES = {
     "dpsim.comm.identity": ("local_rank", "local_size", "rank", "size"),
     "dpsim.data": ("Dataset", "load_dataset"),
     "dpsim.nn": ("FunctionReplica", "build_model"),
-    "dpsim.plan": ("Plan", "Sgd"),
+    "dpsim.optimizer": ("AdamW", "Sgd"),
+    "dpsim.plan": ("Plan",),
     "dpsim.record": ("TrainResult",),
     "dpsim.replica": ("Batch", "BatchSums", "LayerSpec", "Replica", "StepEvents"),
     "dpsim.runtime.fit": ("Callback", "Epoch", "OnRank"),

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.layout import check_hierarchy, check_layout, node_counts
+from dpsim.optimizer import Optimizer, Sgd
 
 FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
 Algorithm = Literal["mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
@@ -17,20 +18,6 @@ THRESHOLD_RULES = ("tarantella", "horovod", "ddp")
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 OVERLAPS: tuple[str, ...] = get_args(Overlap)
 DEFAULT_THRESHOLD_BYTES = {"tarantella": 32_768.0, "horovod": 128.0 * 2**20, "ddp": 25.0 * 2**20}
-
-
-class Sgd(Noun, frozen=True):
-    """SGD in PyTorch's form: v = momentum v + g + weight_decay w; w -= learning_rate v."""
-
-    learning_rate: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        for key, low in (("learning_rate", 0.0), ("momentum", 0.0), ("weight_decay", 0.0)):
-            value = getattr(self, key)
-            if not (math.isfinite(value) and value >= low):
-                raise ConfigError(f"{key} is {value}", allowed=f"a finite number >= {low:g}")
 
 
 class Plan(Noun, frozen=True):
@@ -51,7 +38,7 @@ class Plan(Noun, frozen=True):
     algorithm: Algorithm = "mpi"
     overlap: Overlap = "off"
     batch_norm: Literal["local"] = "local"
-    optimizer: Sgd = Sgd()
+    optimizer: Optimizer = Sgd()
     wire_dtype: Literal["float32", "float64"] = "float32"
     strategy: Literal["data-parallel"] = "data-parallel"
     layout: str = ""

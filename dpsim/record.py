@@ -9,7 +9,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
-from dpsim.plan import Sgd
+from dpsim.optimizer import Optimizer, Sgd
 from dpsim.timeline import TimelineRecord
 from dpsim.workload import Workload
 
@@ -37,7 +37,7 @@ class Experiment(Noun, frozen=True):
     global_batch: int = 512
     algorithms: tuple[str, ...] = ()
     overlap: str = "auto"
-    optimizer: Sgd = Sgd(learning_rate=0.01)
+    optimizer: Optimizer = Sgd(learning_rate=0.01)
     seed: int = 0
     budget_s: float = 45.0
     interval: float = 0.02

@@ -78,7 +78,8 @@ class Workload(Noun, frozen=True, dict=True):
     interpolated, outside them extrapolated along the nearest segment (or in proportion if there is one).
     ``update_s`` is the optimizer's time a step; ``overhead_s + b overhead_per_sample_s`` the time a step of local
     batch b spends outside the
-    layers and the update (fetching the batch, the loss, bookkeeping).
+    layers and the update (fetching the batch, the loss, bookkeeping). ``optimizer_slots`` is how many arrays of the
+    parameters' size the optimizer keeps, where it is not the plan's that counts.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Workload(Noun, frozen=True, dict=True):
     overhead_s: float = 0.0
     overhead_per_sample_s: float = 0.0
     state_bytes: int = 0
-    optimizer_slots: int = 1
+    optimizer_slots: int | None = None
     emulated_compute: bool = False
     source: str = ""
     schema: str = SCHEMA
@@ -115,7 +116,7 @@ class Workload(Noun, frozen=True, dict=True):
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{key} is {value}", allowed="finite seconds >= 0")
         sizes = {"gradient bytes": self.gradient_bytes, "state_bytes": self.state_bytes}
-        for what, size in (sizes | {"optimizer_slots": self.optimizer_slots}).items():
+        for what, size in (sizes | {"optimizer_slots": self.optimizer_slots or 0}).items():
             if not 0 <= size <= _MOST_BYTES:
                 raise ConfigError(f"workload {self.name!r} has {size} {what}", allowed="0 to 2^60")
 

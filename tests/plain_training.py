@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from dpsim.data import Dataset, epoch_batches
-from dpsim.plan import Sgd
+from dpsim.optimizer import Optimizer, Sgd
 from dpsim.replica import Array
 
 
 def plain_training(
-    initial: dict[str, Array], dataset: Dataset, global_batch: int, sgd: Sgd, steps: int, seed: int
+    initial: dict[str, Array], dataset: Dataset, global_batch: int, optimizer: Optimizer, rates: list[float], seed: int
 ) -> tuple[dict[str, Array], list[float]]:
-    """Parameters and mean losses after some steps of an mlp of two dense layers, in float64 throughout."""
+    """Parameters and mean losses after a step at each of ``rates``, of an mlp of two dense layers, in float64."""
     w = {name: value.astype(np.float64) for name, value in initial.items()}
-    velocity = {name: np.zeros_like(value) for name, value in w.items()}
+    first, second = ({name: np.zeros_like(value) for name, value in w.items()} for _ in range(2))
     losses: list[float] = []
     epoch = 0
-    while len(losses) < steps:
+    while len(losses) < len(rates):
         for batch in epoch_batches(len(dataset.train_y), global_batch, seed, epoch):
             x = dataset.train_x[batch].reshape(len(batch), -1).astype(np.float64)
             labels = dataset.train_y[batch]
@@ -33,11 +33,21 @@ def plain_training(
                 "dense1.weight": x.T @ back, "dense1.bias": back.sum(axis=0),
                 "dense2.weight": hidden.T @ slope, "dense2.bias": slope.sum(axis=0),
             }  # fmt: skip
+            rate, t = rates[len(losses) - 1], len(losses)
             for name in w:
                 mean = gradient[name] / len(batch)
-                velocity[name] = sgd.momentum * velocity[name] + mean + sgd.weight_decay * w[name]
-                w[name] = w[name] - sgd.learning_rate * velocity[name]
-            if len(losses) == steps:
+                if isinstance(optimizer, Sgd):
+                    mean = mean + optimizer.weight_decay * w[name]
+                    first[name] = optimizer.momentum * first[name] + mean
+                    move = mean + optimizer.momentum * first[name] if optimizer.nesterov else first[name]
+                else:
+                    first[name] = optimizer.beta1 * first[name] + (1 - optimizer.beta1) * mean
+                    second[name] = optimizer.beta2 * second[name] + (1 - optimizer.beta2) * mean**2
+                    root = np.sqrt(second[name] / (1 - optimizer.beta2**t))
+                    move = first[name] / (1 - optimizer.beta1**t) / (root + optimizer.epsilon)
+                    move = move + optimizer.weight_decay * w[name]
+                w[name] = w[name] - rate * move
+            if len(losses) == len(rates):
                 break
         epoch += 1
     return w, losses

@@ -25,13 +25,15 @@ Report = Callable[[str], None]
 
 
 def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | None = None) -> Trainer:
-    """A trainer of ``case``: model, dataset, network, seed and the fields of a plan."""
+    """A trainer of ``case``: model, dataset, network, seed, the fields of a plan, and the rates of its steps."""
     dataset = dataset or load_dataset(case["dataset"])
     replica = build_model(case["model"], dataset.input_shape, dataset.classes)
     plan = codec.decode(case["plan"] | {"devices": comm.size}, Plan, "plan")
     schedule = lower(describe(replica, "model"), plan, alpha_s=case.get("alpha_s", 1e-4), beta_s_per_byte=1e-8)
     network = Network.parse(case.get("network", "node"))
-    return Trainer(replica, dataset, plan, comm, network, seed=case.get("seed", 0), schedule=schedule)
+    rates = case.get("rates")
+    rate = None if rates is None else rates.__getitem__
+    return Trainer(replica, dataset, plan, comm, network, seed=case.get("seed", 0), schedule=schedule, rate=rate)
 
 
 def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
@@ -47,7 +49,8 @@ def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list
             outcome = trainer.runner.run(share, samples)
             losses.append(float(comm.allreduce(outcome.sums.loss)) / samples)
             empty = empty or len(share.labels) == 0
-        bits = comm.allgather(hashlib.sha256(arena.parameters.tobytes() + arena.velocity.tobytes()).hexdigest())
+        kept = (arena.parameters, *arena.optimizer_state.values())
+        bits = comm.allgather(hashlib.sha256(b"".join(flat.tobytes() for flat in kept)).hexdigest())
         digests = comm.allgather(trainer.digest())
         buckets = [arena.buckets(k, k + 1) for k in range(schedule.buckets)]
         found.append({
@@ -60,7 +63,7 @@ def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list
                 for view in trainer.runner.gradients.values()
             ),
             "rank_without_samples": any(comm.allgather(empty)),
-            "dtypes": sorted({str(a.dtype) for a in (arena.parameters, arena.gradients, arena.velocity)}),
+            "dtypes": sorted({str(a.dtype) for a in (*kept, arena.gradients)}),
         })  # fmt: skip
         trainer.close()
     return found
@@ -72,7 +75,7 @@ def padding_is_zero(trainer: Trainer) -> bool:
     outside = np.ones(len(arena.gradients), bool)
     for view in arena.views(outside).values():
         view[...] = False
-    return not any(flat[outside].any() for flat in (arena.parameters, arena.gradients, arena.velocity))
+    return not any(flat[outside].any() for flat in (arena.parameters, arena.gradients, *arena.optimizer_state.values()))
 
 
 def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, bool]:

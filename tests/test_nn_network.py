@@ -12,9 +12,9 @@ from nn_setup import Recorder, batch_for, bound, gradients_of
 
 from dpsim.data import epoch_batches, load_dataset, shard
 from dpsim.errors import ConfigError
-from dpsim.nn import build_model, first_nonfinite_layer, sgd_update
+from dpsim.nn import build_model, first_nonfinite_layer, update
 from dpsim.nn.network import Network
-from dpsim.plan import Sgd
+from dpsim.optimizer import Sgd
 from dpsim.replica import Array, Batch, Replica
 
 MODELS = ["mlp:5,4", "cnn:3,4,5"]
@@ -176,8 +176,8 @@ def test_every_array_of_a_step_keeps_its_dtype(token: str, dtype: type, monkeypa
     network.evaluate(x, labels)
     velocity = {name: np.zeros_like(value) for name, value in parameters.items()}
     for name in parameters:
-        flat = (array[name].ravel() for array in (parameters, gradients, velocity))
-        sgd_update(*flat, Sgd(weight_decay=0.1), 1 / 8)
+        w, g, v = (array[name].ravel() for array in (parameters, gradients, velocity))
+        update(w, g, {"velocity": v}, Sgd(weight_decay=0.1), 0.05, 1 / 8, 1)
     assert not wrong
     held = arrays_in(network)
     assert len(held) > 20
@@ -276,7 +276,7 @@ def test_the_cnn_learns_digits_in_a_few_epochs() -> None:
             share = Batch(x=digits.train_x[batch], labels=digits.train_y[batch], leaves=(0, len(batch)))
             network.forward_backward(share, Recorder())
             for name, value in parameters.items():
-                flat = (array[name].reshape(-1) for array in (gradients, velocity))
-                sgd_update(value.reshape(-1), *flat, Sgd(), 1 / len(batch))
+                g, v = (array[name].reshape(-1) for array in (gradients, velocity))
+                update(value.reshape(-1), g, {"velocity": v}, Sgd(), 0.05, 1 / len(batch), 1)
     sums = network.evaluate(digits.test_x, digits.test_y)
     assert sums.correct / sums.samples > 0.95

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from nn_setup import Recorder, batch_for, bound
 
-from dpsim.nn import Network, build_model, sgd_update
-from dpsim.plan import Sgd
+from dpsim.nn import Network, build_model, update
+from dpsim.optimizer import Sgd
 from dpsim.replica import Array, Batch
 
 torch = pytest.importorskip("torch")
@@ -68,7 +68,8 @@ def test_three_steps_of_training_equal_pytorchs(token: str, decay: float) -> Non
         for name, parameter in named.items():
             close(torch_order(gradients[name]), parameter.grad.numpy(), name)
             parameter.grad /= 9
-            sgd_update(parameters[name].ravel(), gradients[name].ravel(), velocity[name].ravel(), sgd, 1 / 9)
+            w, g, v = (array[name].ravel() for array in (parameters, gradients, velocity))
+            update(w, g, {"velocity": v}, sgd, 0.1, 1 / 9, step + 1)
         optimizer.step()
         for name, parameter in named.items():
             close(torch_order(parameters[name]), parameter.detach().numpy(), name)

@@ -19,6 +19,7 @@ from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import machine as bench_machine
 from dpsim.experiments.bench_predict import resnet50
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, OverlapCost
+from dpsim.optimizer import AdamW, Optimizer, Sgd
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict import (
     alpha_beta,
@@ -215,6 +216,12 @@ def test_memory_by_part() -> None:
     assert memory(w, plan(devices=1), machine()).communication_buffers == 0
     assert memory(w, plan(fusion_rule="horovod"), machine()).communication_buffers == 800
     assert memory(w, plan(accumulate=2), machine()).activations == 40
+
+
+@pytest.mark.parametrize(("optimizer", "slots"), [(Sgd(), 1), (AdamW(), 2)])
+def test_memory_counts_the_optimizers_slots(optimizer: Optimizer, slots: int) -> None:
+    assert memory(workload(), plan(optimizer=optimizer), machine()).optimizer_state == slots * 800
+    assert memory(workload(optimizer_slots=3), plan(optimizer=optimizer), machine()).optimizer_state == 3 * 800
 
 
 def test_points_have_the_fixed_names_and_one_device_is_predicted_once() -> None:

@@ -26,7 +26,7 @@ def test_every_tensor_is_a_view_of_its_bucket_and_of_the_arena(workload: Workloa
     gradients, parameters = arena.views(arena.gradients), arena.views(arena.parameters)
     shapes = {tensor.name: tensor.shape for tensor in workload.tensors}
     assert {name: view.shape for name, view in gradients.items()} == shapes
-    for flat in (arena.gradients, arena.parameters, arena.velocity):
+    for flat in (arena.gradients, arena.parameters, *arena.optimizer_state.values()):
         assert flat.ctypes.data % 64 == 0 and flat.dtype == dtype and not flat.any()
         assert len(flat) == len(arena.gradients)
     for number in range(schedule.buckets):

@@ -37,7 +37,7 @@ def test_nan_in_one_ranks_data_names_the_step_and_the_input(overlap: str, on_ran
 
 def test_divergence_names_the_step_and_the_layer(on_ranks: OnRanks) -> None:
     argument = spoilt("off", spoil=False)
-    argument["plan"]["optimizer"] = {"learning_rate": 1e30}
+    argument["plan"]["optimizer"] = {"kind": "sgd", "learning_rate": 1e30}
     with pytest.raises(NotFiniteError, match=r"in step \d; .* layer 'dense\d'"):
         on_ranks("ranks_runtime:not_finite", argument, devices=2)
 

@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 from plain_training import plain_training
 
+from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.nn import build_model
-from dpsim.plan import Sgd
+from dpsim.optimizer import AdamW, Optimizer, Sgd
 
 MODEL, DATASET, SEED, STEPS = "mlp:7", "synthetic:3x2x1,classes=3,train=25,test=11", 5, 5
-SGD = {"learning_rate": 0.2, "momentum": 0.9, "weight_decay": 0.01}
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": Sgd(learning_rate=0.2, momentum=0.9, weight_decay=0.01),
+    "nesterov": Sgd(learning_rate=0.1, momentum=0.8, weight_decay=0.01, nesterov=True),
+    "adamw": AdamW(learning_rate=0.01, epsilon=1e-3, weight_decay=0.1),
+}
 RULES: list[dict[str, Any]] = [
     {"fusion_rule": "tarantella", "fusion_threshold_bytes": 0},
     {"fusion_rule": "tarantella", "fusion_threshold_bytes": 65536},
@@ -34,9 +39,14 @@ ALGORITHMS = ["mpi", "ring", "recursive-doubling", "halving-doubling", "direct"]
 OnRanks = Callable[..., Any]
 
 
-def case(name: str, network: str = "node", **plan: Any) -> dict[str, Any]:
-    plan = {"global_batch": 12, "optimizer": SGD} | plan
-    return {"name": name, "model": MODEL, "dataset": DATASET, "seed": SEED, "network": network, "plan": plan}
+def case(
+    name: str, network: str = "node", optimizer: str = "sgd", changing: bool = False, **plan: Any
+) -> dict[str, Any]:
+    """Training in which every step has the optimizer's own rate, or (``changing``) each step another one."""
+    plan = {"global_batch": 12, "optimizer": codec.to_builtins(OPTIMIZERS[optimizer])} | plan
+    rates = [OPTIMIZERS[optimizer].learning_rate / (1 + changing * step) for step in range(STEPS)]
+    run = {"optimizer": optimizer, "rates": rates}
+    return {"name": name, "model": MODEL, "dataset": DATASET, "seed": SEED, "network": network, "plan": plan} | run
 
 
 def cases() -> list[dict[str, Any]]:
@@ -56,27 +66,31 @@ def cases() -> list[dict[str, Any]]:
     for overlap, rule in itertools.product(OVERLAPS, (RULES[0], RULES[7])):
         name = f"paced {rule['fusion_rule']} {overlap}"
         found.append(case(name, network="paced:50us,1gbit", algorithm="ring", overlap=overlap, **rule))
+    for optimizer, overlap in itertools.product(OPTIMIZERS, ("off", "thread")):
+        found.append(case(f"{optimizer} {overlap}", optimizer=optimizer, changing=True, overlap=overlap, **small))
     return found
 
 
 @pytest.fixture(scope="module")
-def plain() -> Callable[[int], tuple[dict[str, Any], list[float]]]:
-    """The plain loop's parameters and losses by global batch, each computed once."""
-    found: dict[int, tuple[dict[str, Any], list[float]]] = {}
+def plain() -> Callable[[dict[str, Any]], tuple[dict[str, Any], list[float]]]:
+    """The plain loop's parameters and losses of a case, each computed once."""
+    found: dict[Any, tuple[dict[str, Any], list[float]]] = {}
     dataset = load_dataset(DATASET)
     initial = build_model(MODEL, dataset.input_shape, dataset.classes).initial_parameters(SEED)
 
-    def at(global_batch: int) -> tuple[dict[str, Any], list[float]]:
-        if global_batch not in found:
-            found[global_batch] = plain_training(initial, dataset, global_batch, Sgd(**SGD), STEPS, SEED)
-        return found[global_batch]
+    def at(one: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
+        global_batch, optimizer, rates = one["plan"]["global_batch"], one["optimizer"], one["rates"]
+        key = (global_batch, optimizer, *rates)
+        if key not in found:
+            found[key] = plain_training(initial, dataset, global_batch, OPTIMIZERS[optimizer], rates, SEED)
+        return found[key]
 
     return at
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
-    devices: int, on_ranks: OnRanks, plain: Callable[[int], Any]
+    devices: int, on_ranks: OnRanks, plain: Callable[[dict[str, Any]], Any]
 ) -> None:
     every = cases() if devices < 3 else cases()[devices - 3 :: 2]  # 3 and 4 ranks take one half each
     if devices > 1:
@@ -85,7 +99,7 @@ def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
         every.append(case("paced", "paced:50us,1gbit", algorithm="hierarchical", overlap="thread", layout=nodes))
     found = on_ranks("ranks_runtime:train", {"cases": every, "steps": STEPS}, devices=devices)
     for one, run in zip(every, found, strict=True):
-        parameters, losses = plain(one["plan"]["global_batch"])
+        parameters, losses = plain(one)
         np.testing.assert_allclose(run["losses"], losses, rtol=1e-5, err_msg=one["name"])
         assert run["parameters"].keys() == parameters.keys()
         for name, value in run["parameters"].items():

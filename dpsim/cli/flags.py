@@ -62,9 +62,25 @@ Networks = Annotated[str | None, Parameter(name="--network", help="Networks to c
 Steps = Annotated[int | None, Parameter(help="Steps to train, instead of epochs.")]
 Epochs = Annotated[int | None, Parameter(help="Passes over the training samples.")]
 Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shuffling.")]
-LearningRate = Annotated[float | None, Parameter(help="SGD's learning rate.")]
-Momentum = Annotated[float | None, Parameter(help="SGD's momentum.")]
-WeightDecay = Annotated[float | None, Parameter(help="SGD's weight decay.")]
+LearningRate = Annotated[float | None, Parameter(help="Learning rate (sgd 0.05, adamw 0.001).")]
+Momentum = Annotated[float | None, Parameter(help="SGD's momentum (0.9).")]
+WeightDecay = Annotated[float | None, Parameter(help="Weight decay; AdamW's is decoupled (sgd 0.001, adamw 0.01).")]
+Optimizer = Annotated[str | None, Parameter(help="sgd (the default) or adamw.")]
+Nesterov = Annotated[bool | None, Parameter(negative="", help="SGD with Nesterov's momentum.")]
+RateDecay = Annotated[
+    str | None,
+    Parameter(
+        name="--schedule",
+        help="Of the learning rate: constant; step:10,15 (a tenth from epoch 10 and from 15 on; step:10,15,gamma=0.2"
+        " a fifth); cosine; cosine:0.01 (ends at a hundredth).",
+    ),
+]
+WarmupEpochs = Annotated[
+    float | None, Parameter(help="Epochs over which the learning rate rises; from the unscaled rate if it is scaled.")
+]
+ReferenceBatch = Annotated[
+    int | None, Parameter(help="Scale the learning rate by the global batch over this many samples.")
+]
 StallAfter = Annotated[
     float | None, Parameter(help="Seconds of waiting after which a stall is reported (60); 0 or inf: never.")
 ]

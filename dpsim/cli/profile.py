@@ -20,12 +20,16 @@ def profile(
     dataset: flags.DataSet = None,
     local_batch: flags.LocalBatches = None,
     seed: flags.Seed = None,
+    optimizer: flags.Optimizer = None,
     output: Annotated[Path, Parameter(help="The workload file to write.")] = Path("workload.json"),
     json: flags.Json = False,
 ) -> None:
     """Measure a model's layers on this machine: writes a workload file."""
+    import msgspec
+
     from dpsim import codec
     from dpsim.harness import profile as harness
+    from dpsim.optimizer import changed
     from dpsim.units import format_duration, format_size
 
     flags.writable(output)
@@ -33,8 +37,10 @@ def profile(
     chosen: dict[str, Any] = flags.given(
         model=model, dataset=dataset, seed=seed, local_batches=None if batches is None else tuple(sorted(set(batches)))
     )
+    config = harness.ProfileConfig(**chosen)
+    config = msgspec.structs.replace(config, optimizer=changed(config.optimizer, optimizer, {}))
     with show.progress() as tell:
-        workload = harness.profile(harness.ProfileConfig(**chosen), tell)
+        workload = harness.profile(config, tell)
     codec.write(output, workload)
     points = []
     for batch in workload.local_batches:

@@ -34,6 +34,11 @@ def train(
     learning_rate: flags.LearningRate = None,
     momentum: flags.Momentum = None,
     weight_decay: flags.WeightDecay = None,
+    optimizer: flags.Optimizer = None,
+    nesterov: flags.Nesterov = None,
+    schedule: flags.RateDecay = None,
+    warmup_epochs: flags.WarmupEpochs = None,
+    reference_batch: flags.ReferenceBatch = None,
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     stall_after: flags.StallAfter = None,
     label_smoothing: flags.LabelSmoothing = None,
@@ -44,8 +49,9 @@ def train(
 
     from dpsim import codec
     from dpsim.harness import train as harness
+    from dpsim.learning_rate import parse_decay
     from dpsim.machine import Network
-    from dpsim.plan import Sgd
+    from dpsim.optimizer import changed
     from dpsim.units import format_duration, parse_size
 
     flags.writable(output)
@@ -59,9 +65,15 @@ def train(
         network=network, steps=steps, epochs=epochs, seed=seed, stall_after_s=stall_after,
         label_smoothing=label_smoothing,
     )  # fmt: skip
-    sgd: dict[str, Any] = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
+    settings = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    decay = None if schedule is None else parse_decay(schedule)
+    rate = flags.given(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
     config = harness.TrainConfig(**chosen)
-    config = msgspec.structs.replace(config, optimizer=Sgd(**(msgspec.structs.asdict(config.optimizer) | sgd)))
+    config = msgspec.structs.replace(
+        config,
+        optimizer=changed(config.optimizer, optimizer, settings),
+        rate_schedule=msgspec.structs.replace(config.rate_schedule, **rate),
+    )
     with show.progress() as tell:
         result = harness.train(config, tell)
     if output is not None:

@@ -16,7 +16,7 @@ from dpsim.harness.profile import Profile, ProfileConfig
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.nn import build_model
-from dpsim.plan import Sgd
+from dpsim.optimizer import Optimizer
 from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
 
@@ -35,7 +35,7 @@ class Preparation(Noun, frozen=True):
     devices: tuple[int | str, ...]
     networks: tuple[tuple[str, str], ...]
     overlaps: tuple[str, ...]
-    optimizer: Sgd
+    optimizer: Optimizer
     seed: int = 0
 
 

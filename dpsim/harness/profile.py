@@ -9,7 +9,7 @@ from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError
 from dpsim.machine import ComputeSlowdown
-from dpsim.plan import Sgd
+from dpsim.optimizer import Optimizer, Sgd
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
@@ -25,7 +25,7 @@ class ProfileConfig(Noun, frozen=True):
     model: str = "cnn"
     dataset: str = "digits"
     local_batches: tuple[int, ...] = (8, 16, 32, 64)
-    optimizer: Sgd = Sgd()
+    optimizer: Optimizer = Sgd()
     crowd: tuple[tuple[int, int], ...] = ()
     seed: int = 0
     seconds: float = 4.0

@@ -10,9 +10,11 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
+from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, check_algorithm
 from dpsim.nn.losses import check_label_smoothing
-from dpsim.plan import OVERLAPS, Plan, Sgd
+from dpsim.optimizer import Optimizer, Sgd
+from dpsim.plan import OVERLAPS, Plan
 from dpsim.record import TrainResult
 from dpsim.runtime.stall import check_stall_after
 from dpsim.workload import Workload
@@ -41,7 +43,8 @@ class TrainConfig(Noun, frozen=True):
     fusion_threshold_bytes: float | None = None
     overlap: str = "off"
     accumulate: int = 1
-    optimizer: Sgd = Sgd(weight_decay=1e-3)
+    optimizer: Optimizer = Sgd(weight_decay=1e-3)
+    rate_schedule: RateSchedule = RateSchedule()
     workload: Workload | None = None
     link_alpha_s: float = 0.0
     link_beta_s_per_byte: float = 0.0

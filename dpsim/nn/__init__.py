@@ -4,7 +4,7 @@ from dpsim.nn.finite import first_nonfinite_layer
 from dpsim.nn.function import FunctionReplica
 from dpsim.nn.models import build_model
 from dpsim.nn.network import Network
-from dpsim.nn.optimizer import sgd_update
+from dpsim.nn.optimizer import update
 from dpsim.nn.tokens import MODELS
 
-__all__ = ["MODELS", "FunctionReplica", "Network", "build_model", "first_nonfinite_layer", "sgd_update"]
+__all__ = ["MODELS", "FunctionReplica", "Network", "build_model", "first_nonfinite_layer", "update"]

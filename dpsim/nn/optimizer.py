@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from dpsim.kernels import update
-from dpsim.plan import Sgd
+from collections.abc import Mapping
+
+from dpsim.kernels.update import adamw, sgd
+from dpsim.optimizer import Optimizer, Sgd
 from dpsim.replica import Array
 
 
-def sgd_update(parameters: Array, gradients: Array, velocity: Array, sgd: Sgd, scale: float) -> None:
-    """v = momentum v + (scale g + weight_decay w); w -= learning_rate v, in place (PyTorch's form, no dampening).
+def update(
+    parameters: Array,
+    gradients: Array,
+    state: Mapping[str, Array],
+    optimizer: Optimizer,
+    learning_rate: float,
+    scale: float,
+    step: int,
+) -> None:
+    """One step of ``optimizer`` (whose formula its docstring has) with g = scale * ``gradients``, in place.
 
-    Flat arrays of one dtype and length, which they keep; ``gradients`` are sums over samples and ``scale`` = 1/B.
+    All arrays are flat, of one dtype and length, which they keep; ``state`` has one for each of the optimizer's
+    ``slots``, zero before the first step. ``gradients`` are sums over samples and ``scale`` = 1/B. ``learning_rate``
+    is that of this step, in place of the optimizer's own; ``step`` counts from 1. Each element's result depends on
+    nothing but that element.
     """
-    update.sgd(
-        parameters, gradients, velocity, float(scale), sgd.momentum, sgd.weight_decay, sgd.learning_rate, nesterov=False
-    )
+    w, g, rate, scale = parameters, gradients, float(learning_rate), float(scale)
+    if isinstance(optimizer, Sgd):
+        momentum, decay = optimizer.momentum, optimizer.weight_decay
+        sgd(w, g, state["velocity"], scale, momentum, decay, rate, optimizer.nesterov)
+        return
+    beta1, beta2 = optimizer.beta1, optimizer.beta2
+    adamw(
+        w, g, state["first_moment"], state["second_moment"], scale, beta1, beta2, optimizer.epsilon,
+        optimizer.weight_decay, rate, 1 - beta1**step, 1 - beta2**step,
+    )  # fmt: skip

@@ -31,8 +31,9 @@ class Memory(Noun, frozen=True):
 def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     """total = P + state + P + slots P + b A + the largest bucket.
 
-    P: gradient bytes (parameters have the same), slots: the workload's ``optimizer_slots``, b: samples of one
-    micro-batch on the device with most of them, A: activation bytes a sample (all layers' are kept until backward).
+    P: gradient bytes (parameters have the same), slots: the workload's ``optimizer_slots``, or else those of the
+    plan's optimizer (SGD 1, AdamW 2), b: samples of one micro-batch on the device with most of them, A: activation
+    bytes a sample (all layers' are kept until backward).
     An allreduce needs room for one bucket more than the gradients themselves: the largest (Horovod: its fusion buffer,
     the threshold or all gradients, whichever is less).
     """
@@ -43,7 +44,8 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     if plan.devices > 1 and gradients:
         largest = int(scheduled(workload, machine, plan).bucket_size_bytes.max())
         buffers = max(largest, int(min(plan.threshold_bytes, gradients))) if plan.fusion_rule == "horovod" else largest
-    parameters, optimizer_state = gradients + workload.state_bytes, workload.optimizer_slots * gradients
+    slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
+    parameters, optimizer_state = gradients + workload.state_bytes, slots * gradients
     total = parameters + gradients + optimizer_state + activations + buffers
     return Memory(
         parameters=parameters, gradients=gradients, optimizer_state=optimizer_state, activations=activations,

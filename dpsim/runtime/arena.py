@@ -1,4 +1,4 @@
-"""Memory of one training run: gradients bucket after bucket, parameters and velocity at the same offsets."""
+"""Memory of one training run: gradients bucket after bucket, parameters and optimizer state at the same offsets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ALIGNMENT_BYTES = 64
 class Arena:
     """Flat arrays whose slices are the buckets and whose reshaped slices are the tensors.
 
-    ``gradients``, ``parameters`` and ``velocity`` are 1-D of one length and dtype. Tensors of a bucket stand
-    without gaps in the order in which backward makes them final, so a bucket is one message; buckets start
+    ``gradients``, ``parameters`` and each slot of ``optimizer_state`` are 1-D of one length and dtype. Tensors of a
+    bucket stand without gaps in the order in which backward makes them final, so a bucket is one message; buckets start
     at 64-byte boundaries (the gaps stay zero and never count toward a bucket's size).
     """
 
@@ -38,7 +38,9 @@ class Arena:
         size_bytes = max(offset, 1) * dtype.itemsize
         self.gradients: Array = allocate(size_bytes).view(dtype)
         self.parameters: Array = allocate(size_bytes).view(dtype)
-        self.velocity: Array = allocate(size_bytes).view(dtype)
+        self.optimizer_state: dict[str, Array] = {
+            slot: allocate(size_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
+        }
         self._bounds = bounds
 
     def buckets(self, first: int, stop: int) -> Array:

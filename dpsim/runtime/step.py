@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from dpsim.comm.progress import Progress, progress
 from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
-from dpsim.nn import Network, first_nonfinite_layer, sgd_update
+from dpsim.nn import Network, first_nonfinite_layer, update
 from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
@@ -43,11 +44,12 @@ class StepRunner:
     It owns the run's memory (``arena``) and hands it to the replica. ``initialise`` must be called once.
     ``control`` carries the decisions of a rule that packs buckets while running (Horovod's); such a rule needs
     one of its own, since its messages must not mix with the gradients'. ``row`` is where it says what it does.
+    ``rate`` gives the learning rate of each step, counted from 0; without it the optimizer's own stays.
     """
 
     def __init__(
         self, replica: Replica, schedule: Schedule, transport: Transport, control: Transport | None = None,
-        row: Row | None = None,
+        row: Row | None = None, rate: Callable[[int], float] | None = None,
     ) -> None:  # fmt: skip
         plan = schedule.plan
         check_algorithm(plan.algorithm, transport.network)
@@ -69,6 +71,7 @@ class StepRunner:
         self.replica.bind(self.parameters, self.gradients)
         self.steps = 0
         self.row = Row() if row is None else row
+        self._rate = rate or (lambda step: plan.optimizer.learning_rate)
         self._layers = replica.layers
         last = next(layer for layer in reversed(self._layers) if layer.tensors)
         self._telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
@@ -86,10 +89,11 @@ class StepRunner:
         self._numbers = {name: number for number, name in enumerate(self._operations)}
 
     def initialise(self, seed: int) -> None:
-        """Parameters from the replica's own initial values, velocity zero."""
+        """Parameters from the replica's own initial values, optimizer state zero."""
         for name, value in self.replica.initial_parameters(seed).items():
             self.parameters[name][...] = value
-        self.arena.velocity[...] = 0
+        for slot in self.arena.optimizer_state.values():
+            slot[...] = 0
 
     def run(self, share: Batch, global_samples: int, begin_s: float | None = None) -> StepOutcome:
         """One optimizer update from this rank's share (one leaf) of a batch of ``global_samples``.
@@ -118,10 +122,11 @@ class StepRunner:
         if self._communicates:
             self._finish_communication()
             self._check_reduced(x, labels)
-        plan = self.plan
-        sgd_update(
-            self.arena.parameters, self.arena.gradients, self.arena.velocity, plan.optimizer, 1.0 / global_samples
-        )
+        arena, optimizer = self.arena, self.plan.optimizer
+        update(
+            arena.parameters, arena.gradients, arena.optimizer_state, optimizer,
+            self._rate(self.steps), 1.0 / global_samples, self.steps + 1,
+        )  # fmt: skip
         marks = self._marks
         marks.end_s = now()
         marks.compute.append(("update", marks.end_s))

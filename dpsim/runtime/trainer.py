@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -33,7 +33,8 @@ class Trainer:
     """Trains ``replica`` on ``dataset`` as ``plan`` says, on the ranks of ``comm`` (as many as the plan's devices).
 
     Every rank draws the same global batches and takes its own share of samples; rank 0's initial state is
-    broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. A rank that
+    broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. ``rate``
+    gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
     waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never).
     """
 
@@ -48,6 +49,7 @@ class Trainer:
         seed: int = 0,
         schedule: Schedule | None = None,
         stall_after_s: float = 0.0,
+        rate: Callable[[int], float] | None = None,
     ) -> None:
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
@@ -56,7 +58,7 @@ class Trainer:
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
         mine = board.Board(comm) if watched else None
-        self.runner = StepRunner(replica, self.schedule, self.transport, control, mine.row if mine else None)
+        self.runner = StepRunner(replica, self.schedule, self.transport, control, mine.row if mine else None, rate)
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         self.runner.initialise(seed)
         with self.waiting(board.INITIAL_STATE):
@@ -107,10 +109,11 @@ class Trainer:
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
 
     def digest(self) -> str:
-        """SHA-256 of parameters, velocity and state, tensor by tensor in name order."""
-        velocity = self.runner.arena.views(self.runner.arena.velocity)
+        """SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order."""
+        arena = self.runner.arena
+        optimizer_state = [arena.views(slot) for slot in arena.optimizer_state.values()]
         sha = hashlib.sha256()
-        for part in (self.runner.parameters, velocity, self.replica.state()):
+        for part in (self.runner.parameters, *optimizer_state, self.replica.state()):
             for name in sorted(part):
                 sha.update(name.encode())
                 sha.update(np.ascontiguousarray(part[name]).tobytes())
@@ -127,7 +130,8 @@ class Trainer:
 
     def _broadcast_state(self) -> None:
         """Parameters, optimizer state and running statistics of rank 0, on every rank."""
-        for data in (self.runner.arena.parameters, self.runner.arena.velocity):
+        arena = self.runner.arena
+        for data in (arena.parameters, *arena.optimizer_state.values()):
             broadcast(self.transport, data)
         for name in sorted(self.replica.state()):
             broadcast(self.transport, self.replica.state()[name].reshape(-1))

@@ -9,7 +9,8 @@ import msgspec
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
-from dpsim.plan import Plan, Sgd
+from dpsim.optimizer import Sgd
+from dpsim.plan import Plan
 from dpsim.units import format_size
 
 OWN = "dpsim"

@@ -175,7 +175,8 @@ def _workload(config: ProfileConfig, replica: Any, cases: dict[int, _Case]) -> W
     )
     return Workload(
         name=bare.name, local_batches=tuple(batches), layers=layers, state_bytes=bare.state_bytes,
-        update_s=float(np.median(columns[:, -2])), overhead_s=overhead_s, overhead_per_sample_s=per_sample_s,
+        optimizer_slots=len(config.optimizer.slots), update_s=float(np.median(columns[:, -2])),
+        overhead_s=overhead_s, overhead_per_sample_s=per_sample_s,
         source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch",
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.harness.advice import batch_norm_warning
 from dpsim.harness.train import TrainConfig
+from dpsim.learning_rate import learning_rate
 from dpsim.lower import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
@@ -32,13 +33,21 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         schedule = lower(
             config.workload, plan, alpha_s=config.link_alpha_s, beta_s_per_byte=config.link_beta_s_per_byte
         )
-    trainer = Trainer(
-        replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule,
-        stall_after_s=config.stall_after_s,
-    )  # fmt: skip
-    total = trainer.steps_per_epoch * config.epochs
+    steps_per_epoch = -(-len(dataset.train_y) // plan.global_batch)
+    total = steps_per_epoch * config.epochs
     if config.steps is not None:
         total = min(total, config.steps)
+
+    def rate(step: int) -> float:
+        return learning_rate(
+            config.rate_schedule, plan.optimizer.learning_rate, step,
+            global_batch=plan.global_batch, steps_per_epoch=steps_per_epoch, total_steps=total,
+        )  # fmt: skip
+
+    trainer = Trainer(
+        replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule, rate=rate,
+        stall_after_s=config.stall_after_s,
+    )  # fmt: skip
     result = fit(trainer, total, [OnRank(_Tell(report))])
     return dict(codec.to_builtins(result)) if comm.rank == 0 else None
 

@@ -1,0 +1,87 @@
+"""Which optimizer a plan has: ``Sgd`` or ``AdamW``, told apart by ``kind`` in a file. Its update is in ``dpsim.nn``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import msgspec
+
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, unknown
+
+
+class Sgd(Noun, frozen=True, tag_field="kind", tag="sgd"):
+    """SGD in PyTorch's form: v = momentum v + g + weight_decay w; w -= learning_rate v.
+
+    With ``nesterov``: w -= learning_rate (g + weight_decay w + momentum v).
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "learning_rate", "momentum", "weight_decay")
+        if self.nesterov and not self.momentum:
+            raise ConfigError(
+                "Nesterov's form with momentum 0", allowed="a momentum > 0", remedy="leave --nesterov out"
+            )
+
+
+class AdamW(Noun, frozen=True, tag_field="kind", tag="adamw"):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), in PyTorch's form; t counts steps from 1.
+
+    w *= 1 - learning_rate weight_decay; m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
+    w -= learning_rate / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon).
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
+
+    learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "learning_rate", "weight_decay")
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ConfigError(f"epsilon is {self.epsilon}", allowed="a finite number > 0")
+        for key in ("beta1", "beta2"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ConfigError(f"{key} is {getattr(self, key)}", allowed="0 or more, less than 1")
+
+
+Optimizer = Sgd | AdamW
+"""``slots`` names the arrays of the parameters' size that each keeps from step to step."""
+
+
+def changed(base: Optimizer, name: str | None, settings: dict[str, Any]) -> Optimizer:
+    """``base`` with some settings replaced; its own defaults instead where ``name`` is that of another optimizer.
+
+    Raises ``ConfigError`` for an unknown name, and for a setting that the optimizer does not have.
+    """
+    kinds: dict[str, type[Sgd] | type[AdamW]] = {"sgd": Sgd, "adamw": AdamW}
+    if name is not None and name not in kinds:
+        raise unknown("optimizer", name, kinds)
+    kind = type(base) if name is None else kinds[name]
+    kept = msgspec.structs.asdict(base) if isinstance(base, kind) else {}
+    for key in settings:
+        if key not in kind.__struct_fields__:
+            raise ConfigError(
+                f"{key} is {settings[key]}, and {kind.__struct_config__.tag} has none",
+                allowed=", ".join(kind.__struct_fields__),
+                remedy=f"leave --{key.replace('_', '-')} out, or choose another --optimizer",
+            )
+    return kind(**(kept | settings))
+
+
+def _check_not_negative(optimizer: Noun, *keys: str) -> None:
+    for key in keys:
+        value = getattr(optimizer, key)
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{key} is {value}", allowed="a finite number >= 0")
