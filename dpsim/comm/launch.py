@@ -8,23 +8,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
-import json
 import os
+import secrets
 import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import dpsim
-from dpsim.comm import rank_output
+from dpsim.comm import channel, ending, rank_output
 from dpsim.comm.rank_output import JobFailed as JobFailed
 from dpsim.errors import CommunicationError, ConfigError
 
@@ -99,17 +98,16 @@ def on_ranks(
         from dpsim.comm import given_ranks
 
         return given_ranks.run(task, argument, devices=devices, progress=progress, pin=pin)
-    command = [*_mpiexec(), "-n", str(devices)]
-    with tempfile.TemporaryDirectory(prefix="dpsim-") as name:
-        folder = Path(name)
-        request = {"argument": argument, "devices": devices, "pin": pin}
-        (folder / "argument.json").write_text(json.dumps(request), encoding="utf-8")
-        paths = [str(folder / "argument.json"), str(folder / "result.json")]
-        command += [sys.executable, "-P", "-m", "dpsim.comm.worker", task, *paths]
-        code, seen = _run(command, devices, folder, _environment(env), progress or _ignore, timeout_s)
-        if code == 0 and (folder / "result.json").exists():
-            return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        raise rank_output.failure(folder, code, seen, devices)
+    name = f"dpsim-job-{secrets.token_hex(8)}"
+    command = [*_mpiexec(), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.comm.worker", task, name]
+    seen = rank_output.Seen()
+    request = {"argument": argument, "devices": devices, "pin": pin}
+    listener = channel.Listener(devices, request, seen, progress or _ignore)
+    with contextlib.closing(listener):
+        code = _run(command, name, listener, seen, _environment(env), timeout_s)
+    if code == 0 and seen.result:
+        return seen.result[0]
+    raise rank_output.failure(code, seen, devices)
 
 
 def _ignore(_: str) -> None:
@@ -157,48 +155,33 @@ def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _run(
-    command: list[str], devices: int, folder: Path, environment: dict[str, str], progress: Progress,
+    command: list[str], name: str, listener: channel.Listener, seen: rank_output.Seen, environment: dict[str, str],
     timeout_s: float | None,
-) -> tuple[int, rank_output.Seen]:  # fmt: skip
+) -> int:  # fmt: skip
     """Run the job to its end, passing on what the ranks say. Whatever happens, no process is left behind."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    seen = rank_output.Seen()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        for rank in range(devices):
-            pipe = stack.enter_context(_pipe(folder / f"pipe-{rank}", devices))
-            selector.register(pipe, selectors.EVENT_READ, rank_output.RankPipe(rank, seen, progress))
+        environment |= listener.listen(selector, everywhere=False)
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment, start_new_session=True, preexec_fn=_end_with_parent(),
         )  # fmt: skip
-        stack.callback(_stop, process, folder, seen)
+        stack.callback(ending.stop, process, name, seen)
         lines = rank_output.Lines(seen)
         for output in (process.stdout, process.stderr):
             assert output is not None
             stack.enter_context(output)
             os.set_blocking(output.fileno(), False)
             selector.register(output, selectors.EVENT_READ, rank_output.Splitter(lines.ordinary))
-        _follow(process, selector, folder, deadline)
+        _follow(process, selector, seen, deadline)
         for key in selector.get_map().values():
             key.data.end()
-    return process.returncode, seen
-
-
-def _pipe(path: Path, devices: int) -> BinaryIO:
-    """The reading end of a new named pipe."""
-    try:
-        os.mkfifo(path)
-        return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
-    except OSError as error:
-        raise CommunicationError(
-            f"cannot start {devices} ranks: {error.strerror}",
-            remedy="use fewer devices, or raise the limit of open files (ulimit -n)",
-        ) from error
+    return process.returncode
 
 
 def _follow(
-    process: subprocess.Popen[bytes], selector: selectors.BaseSelector, folder: Path, deadline: float | None
+    process: subprocess.Popen[bytes], selector: selectors.BaseSelector, seen: rank_output.Seen, deadline: float | None
 ) -> None:
     """Pass output on until the job has ended, or has had a failed rank for 5 s, or its time is over."""
     failed_since: float | None = None
@@ -207,13 +190,13 @@ def _follow(
         ready = selector.select(0 if ended else 0.05)
         for key, _ in ready:
             if not key.data.read(key.fd):
-                selector.unregister(key.fd)
+                selector.unregister(key.fileobj)
                 key.data.end()
         if ended and not ready:
             break
         if ended:
             continue
-        if failed_since is None and any(folder.glob("error-*.json")):
+        if failed_since is None and seen.errors:
             failed_since = time.monotonic()
         if failed_since is not None and time.monotonic() > failed_since + 5:
             break
@@ -228,25 +211,6 @@ def _end_with_parent() -> Callable[[], None] | None:
     libc = ctypes.CDLL(None, use_errno=True)
     set_parent_death_signal = 1
     return lambda: libc.prctl(set_parent_death_signal, signal.SIGTERM) and None
-
-
-def _stop(process: subprocess.Popen[bytes], folder: Path, seen: rank_output.Seen) -> None:
-    """End ``mpiexec`` and every rank that is still there."""
-    try:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(2)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for pid in seen.pids.values():
-            with contextlib.suppress(OSError):
-                if str(folder).encode() in Path("/proc", str(pid), "cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
 
 
 def serve() -> NoReturn:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dpsim import errors
@@ -46,9 +44,17 @@ class JobFailed(CommunicationError):
 
 @dataclass
 class Seen:
-    """What is known of a job's ranks: their process ids, which of them ended first, and what the launcher told."""
+    """What is known of a job's ranks.
 
-    pids: dict[int, int] = field(default_factory=dict)
+    ``pids``: host and process id by rank; ``errors``: what failed, as ``worker.describe`` puts it; ``faults``: what
+    Python wrote as a rank crashed, in the order of the crashes; ``result``: rank 0's result, in a list of one;
+    ``rank`` and ``signal``: what the launcher told of a rank that was killed.
+    """
+
+    pids: dict[int, tuple[str, int]] = field(default_factory=dict)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    faults: dict[int, str] = field(default_factory=dict)
+    result: list[Any] = field(default_factory=list)
     first_ended: int | None = None
     rank: int | None = None
     signal: int | None = None
@@ -83,32 +89,6 @@ class Splitter:
             self._rest = b""
 
 
-class RankPipe(Splitter):
-    """One rank's own pipe: a number is its process id, text is progress, and the end of the file is its end.
-
-    A dying process closes its files early: in which order these ends come tells which rank died first, where
-    ``mpiexec`` may name one that it killed itself.
-    """
-
-    def __init__(self, rank: int, seen: Seen, progress: Callable[[str], None]) -> None:
-        super().__init__(self._take)
-        self._rank, self._seen, self._progress = rank, seen, progress
-
-    def read(self, handle: int) -> bool:
-        """As in ``Splitter``."""
-        if super().read(handle):
-            return True
-        self._seen.ended(self._rank)
-        return False
-
-    def _take(self, line: str) -> None:
-        value = json.loads(line)
-        if isinstance(value, int):
-            self._seen.pids[self._rank] = value
-        else:
-            self._progress(value)
-
-
 class Lines:
     """Passes the ranks' lines on to stderr and keeps back what the launcher says about a failure."""
 
@@ -117,7 +97,17 @@ class Lines:
         self._block: list[str] | None = None
 
     def ordinary(self, line: str) -> None:
-        """One line that a rank or the launcher wrote."""
+        """One line that a rank or the launcher wrote to stderr, or that goes there."""
+        if self._kept(line) and line.strip("\0 \t\r"):
+            print(line, file=sys.stderr, flush=True)
+
+    def own(self, line: str) -> None:
+        """One line of stdout that stays one, blank or not."""
+        if self._kept(line):
+            print(line, flush=True)
+
+    def _kept(self, line: str) -> bool:
+        """Whether a line is a rank's own, not the launcher's."""
         if _OPENMPI_RULE.match(line):
             if self._block is not None:
                 self._note("\n".join(self._block))
@@ -126,8 +116,9 @@ class Lines:
             self._block.append(line)
         elif _MPICH_NOISE.match(line):
             self._note(line)
-        elif line.strip("\0 \t\r"):
-            print(line, file=sys.stderr, flush=True)
+        else:
+            return True
+        return False
 
     def _note(self, text: str) -> None:
         if match := _SIGNAL.search(text):
@@ -136,20 +127,12 @@ class Lines:
             self._seen.rank, self._seen.signal = int(match.group(1)), int(match.group(2))
 
 
-def save_error(folder: Path, record: dict[str, Any], rank: int) -> None:
-    """Write one rank's failure where ``failure`` finds it, whole or not at all."""
-    partial = folder / f".error-{rank}.partial"
-    partial.write_text(json.dumps(record), encoding="utf-8")
-    partial.replace(folder / f"error-{rank}.json")
-
-
-def failure(folder: Path, code: int, seen: Seen, devices: int) -> DpsimError:
+def failure(code: int, seen: Seen, devices: int) -> DpsimError:
     """The error to raise for a job that ended badly: the first failure, and no consequence of it."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("error-*.json")]
-    records.sort(key=lambda r: (r["consequence"], r["time"]))
+    records = sorted(seen.errors, key=lambda r: (r["consequence"], r["time"]))
     if records and not (records[0]["consequence"] and seen.signal):
         return _raised(records[0], devices)
-    if (fault := _fault(folder, devices)) is not None:
+    if (fault := _fault(seen.faults, devices)) is not None:
         return fault
     rank = seen.rank if seen.rank is not None else seen.first_ended
     who = f"rank {rank} of {devices}" if rank is not None else f"one of {devices} ranks"
@@ -161,13 +144,11 @@ def failure(folder: Path, code: int, seen: Seen, devices: int) -> DpsimError:
     return JobFailed(f"{who} ended with exit code {code}", rank=rank, remedy="its last words may stand above")
 
 
-def _fault(folder: Path, devices: int) -> JobFailed | None:
+def _fault(faults: dict[int, str], devices: int) -> JobFailed | None:
     """The crash that Python's faulthandler wrote down on some rank, if any."""
-    for path in sorted(folder.glob("fault-*.txt"), key=lambda path: path.stat().st_mtime_ns):
-        text = path.read_text(encoding="utf-8", errors="replace")
+    for rank, text in faults.items():
         for words, number in _FAULTS.items():
             if text.startswith(f"Fatal Python error: {words}"):
-                rank = int(path.stem.removeprefix("fault-"))
                 given = f"rank {rank} of {devices} was killed by {number.name}"
                 return JobFailed(given, remedy=_REMEDIES.get(number, ""), rank=rank, traceback=text)
     return None

@@ -1,24 +1,23 @@
 """One rank of a job that ``dpsim.comm.launch`` started.
 
-``python -m dpsim.comm.worker MODULE:FUNCTION ARGUMENT.json RESULT.json``
+``python -m dpsim.comm.worker MODULE:FUNCTION JOB``, where JOB is a word by which the job's processes can be told
 """
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import importlib
 import io
-import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpsim import errors
-from dpsim.comm import rank_output
+from dpsim.comm import channel, ending, launch
 from dpsim.errors import CommunicationError, ConfigError, DpsimError
 
 if TYPE_CHECKING:
@@ -27,17 +26,15 @@ if TYPE_CHECKING:
 Task = Callable[["MPI.Intracomm", dict[str, Any], Callable[[str], None]], Any]
 
 
-def main(task: str, argument_path: str, result_path: str) -> None:
-    """Run the task on this rank. A failure is saved for the launcher and ends the whole job."""
-    folder = Path(result_path).parent
+def main(task: str) -> None:
+    """Run the task on this rank. A failure is told to the launcher and ends the whole job."""
     _write_whole_lines()
+    here = launch.job()
+    line = channel.connect(here.rank if here is not None else 0)
     try:
-        request = json.loads(Path(argument_path).read_text(encoding="utf-8"))
+        faulthandler.enable(line)
+        request = line.request
         comm = world()
-        pipe = os.open(folder / f"pipe-{comm.rank}", os.O_WRONLY)
-        _tell(pipe, os.getpid())
-        fault = (folder / f"fault-{comm.rank}.txt").open("w", encoding="utf-8")
-        faulthandler.enable(fault)
         if comm.size != request["devices"]:
             raise CommunicationError(
                 f"mpiexec was asked for {request['devices']} ranks, and MPI sees {comm.size}",
@@ -46,14 +43,12 @@ def main(task: str, argument_path: str, result_path: str) -> None:
             )
         if request["pin"]:
             pin(comm)
-        result = load(task)(comm, request["argument"], _progress(pipe, comm.rank))
+        tell = _progress(line) if comm.rank == 0 else _ignore
+        result = load(task)(comm, request["argument"], tell)
         if comm.rank == 0:
-            partial = folder / "result.partial"
-            partial.write_text(json.dumps(result), encoding="utf-8")
-            partial.replace(result_path)
+            line.send("result", result)
     except BaseException as error:
-        rank = _rank()
-        rank_output.save_error(folder, describe(error, rank), rank)
+        line.send("error", describe(error, _rank()))
         abort(error)
 
 
@@ -65,7 +60,7 @@ def _write_whole_lines() -> None:
 
 
 def world() -> MPI.Intracomm:
-    """MPI's world, started if need be. Raises ``CommunicationError`` where no MPI library can be loaded."""
+    """MPI's world, started if need be; collective. Raises ``CommunicationError`` where no MPI library can be loaded."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -73,7 +68,17 @@ def world() -> MPI.Intracomm:
             f"mpi4py cannot load an MPI library: {error}",
             remedy="install one into this Python: pip install 'dpsim[mpich]'",
         ) from error
+    _forget_shared_files()
     return MPI.COMM_WORLD
+
+
+@functools.cache
+def _forget_shared_files() -> None:
+    """Once, as soon as all ranks have started MPI: a killed job then leaves nothing in /dev/shm."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+    ending.forget_shared_files()
 
 
 def load(task: str) -> Task:
@@ -130,19 +135,17 @@ def _rank() -> int:
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized():
         return int(module.COMM_WORLD.Get_rank())
-    from dpsim.comm.launch import job
-
-    here = job()
+    here = launch.job()
     return here.rank if here is not None else 0
 
 
-def _tell(pipe: int, value: Any) -> None:
-    os.write(pipe, (json.dumps(value) + "\n").encode())
+def _progress(line: channel.Line) -> Callable[[str], None]:
+    return lambda text: line.send("progress", text)
 
 
-def _progress(pipe: int, rank: int) -> Callable[[str], None]:
-    return (lambda text: _tell(pipe, text)) if rank == 0 else (lambda _: None)
+def _ignore(_: str) -> None:
+    pass
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
