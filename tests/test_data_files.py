@@ -329,6 +329,23 @@ def test_arrays_that_make_no_data_set_are_explained(arrays: dict[str, Any], text
         (lambda data: data[:6] + b"\7" + data[7:], "is not in .npy format"),
         (lambda data: data.replace(b"'<u2'", b"'|V2'").replace(b"'|u1'", b"'|O '"), "holds elements of type '|O '"),
         (lambda data: data.replace(b"(60,", b"(xx,"), "has a damaged header"),
+        (
+            lambda data: data.replace(b"(60,), }".ljust(40), b"(0, 99999999999999999999)}".ljust(40)),
+            "has the shape (0, 9",
+        ),
+        (lambda data: data.replace(b"(60,), }".ljust(40), b"(60, 99999999999999999999)}".ljust(40)), "has 60 bytes of"),
+        (
+            lambda data: (
+                data[:8]
+                + b"\xff\xff"
+                + b"'descr':'|u1','fortran_order':True,'shape':("
+                + b"9" * 65491
+                + b")"
+                + bytes(60)
+            ),
+            "has a damaged header",
+        ),
+        (lambda data: data[:60] + b"(" + b"1," * 60 + b")".ljust(60), "has a damaged header"),
     ],
 )
 def test_damaged_npy_files_are_explained(spoil: Callable[[bytes], bytes], text: str, tmp_path: Path) -> None:

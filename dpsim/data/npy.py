@@ -23,7 +23,7 @@ _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}  # of the header's length, by version
 _NUMBERS = re.compile(r"[<>|=]?([iu][1248]|f[248])")
 _DESCR = re.compile(r"'descr'\s*:\s*(?:'([^']*)'|(\[))")
 _FORTRAN = re.compile(r"'fortran_order'\s*:\s*(True|False)")
-_SHAPE = re.compile(r"'shape'\s*:\s*\(([\d,\s]*)\)")
+_SHAPE = re.compile(r"'shape'\s*:\s*\(([\d,\s]{0,99})\)")  # fewer dimensions than NumPy's 64
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1
 _ODD = (ValueError, NotImplementedError, OverflowError)  # what zipfile raises, too, for numbers that make no sense
@@ -94,8 +94,10 @@ def _array(data: bytes, where: str) -> NDArray[Any]:
                       "save it as numbers, for example with .astype(numpy.float32)")  # fmt: skip
     dtype = np.dtype(descr[1])
     shape = tuple(int(side) for side in re.findall(r"\d+", shape_text[1]))
-    if math.prod(shape) * dtype.itemsize != len(data) - start:
-        raise refused(f"has {len(data) - start} bytes of elements",
-                      f"{math.prod(shape) * dtype.itemsize} bytes: shape {shape} of {dtype}")  # fmt: skip
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        raise refused(f"has the shape {shape}", "arrays with elements")
+    if size != len(data) - start:
+        raise refused(f"has {len(data) - start} bytes of elements", f"{size} bytes: shape {shape} of {dtype}")
     flat = np.frombuffer(data, dtype, offset=start)
     return np.ascontiguousarray(flat.reshape(shape[::-1]).T) if fortran[1] == "True" else flat.reshape(shape)
