@@ -16,6 +16,7 @@ from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
 from dpsim.nn import Network, first_nonfinite_layer, sgd_update
+from dpsim.nn.rehearse import rehearse
 from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
@@ -79,6 +80,13 @@ class StepRunner:
         for name, value in self.replica.initial_parameters(seed).items():
             self.parameters[name][...] = value
         self.arena.velocity[...] = 0
+
+    def rehearse(self) -> None:
+        """Compute one sample and update nothing: every kernel of a step is then compiled. Overwrites gradients."""
+        if isinstance(self.replica, Network):
+            rehearse(self.replica)
+        nothing = self.arena.parameters[:0]
+        sgd_update(nothing, nothing, nothing, self.plan.optimizer, 1.0)
 
     def run(self, share: Batch, global_samples: int, begin_s: float | None = None) -> StepOutcome:
         """One optimizer update from this rank's share (one leaf) of a batch of ``global_samples``.

@@ -18,6 +18,7 @@ from dpsim.lower import lower
 from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Replica
+from dpsim.runtime.compiled import compile_once
 from dpsim.runtime.describe import describe
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
@@ -48,6 +49,7 @@ class Trainer:
         self.transport: Transport = transport(comm, network)
         control = transport(comm, network) if self.schedule.dynamic else None
         self.runner = StepRunner(replica, self.schedule, self.transport, control)
+        compile_once(self.runner.rehearse, comm)
         self.runner.initialise(seed)
         self._broadcast_state()
         self._batches = self._global_batches()
