@@ -19,9 +19,9 @@ from dpsim.kernels import cache, elementwise
 PROGRAM = """
 import numpy as np
 from dpsim.kernels import cache, elementwise
-x = np.arange(100, dtype=np.float32)
-elementwise.add(x, x, x)
-assert x[99] == 198
+x = np.arange(-50, 50, dtype=np.float32)
+elementwise.relu(x, x, np.zeros(100, bool))
+assert x[0] == 0 and x[99] == 49
 print(cache.counts.compiled, cache.counts.found)
 """
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -81,7 +81,7 @@ def test_without_a_folder_to_write_to_kernels_still_run(python: Python, tmp_path
 
 
 def test_what_was_not_used_for_months_is_removed(python: Python, tmp_path: Path) -> None:
-    old, young = tmp_path / "kernels" / "add-0.o", tmp_path / "kernels" / "add-1.o"
+    old, young = tmp_path / "kernels" / "relu-0.o", tmp_path / "kernels" / "relu-1.o"
     old.parent.mkdir()
     for file, age_s in ((old, 100 * 86_400), (young, 86_400)):
         file.write_text("")
@@ -91,14 +91,16 @@ def test_what_was_not_used_for_months_is_removed(python: Python, tmp_path: Path)
 
 
 def test_arrays_that_are_not_dense_are_refused() -> None:
-    x = np.zeros((4, 4), np.float32)
+    x, mask = np.ones((4, 4), np.float32), np.zeros((4, 4), bool)
     with pytest.raises((TypeError, ValueError)):
-        elementwise.add(x.T[1:], x[1:], x[1:])
-    read_only = np.ones(4, np.float32)
-    read_only.flags.writeable = False
-    out = np.empty(4, np.float32)
-    elementwise.add(read_only, read_only, out)
-    assert (out == 2).all()
+        elementwise.relu(x.T[1:], x[1:], mask[1:])
+
+
+def test_arrays_that_may_not_be_written_are_read() -> None:
+    x, out, mask = np.ones(4, np.float32), np.empty(4, np.float32), np.zeros(4, bool)
+    x.flags.writeable = False
+    elementwise.relu(x, out, mask)
+    assert (out == 1).all() and mask.all()
 
 
 def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
