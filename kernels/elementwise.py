@@ -1,4 +1,4 @@
-"""The rectifier and its backward pass, and the sum of two arrays: each array read or written once."""
+"""The rectifier and its backward pass: each array read or written once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,6 @@ def keep_where(x: Array, mask: Array) -> None:
     _keep_where(x.dtype.name)(x, mask, x.size)
 
 
-def add(x: Array, y: Array, out: Array) -> None:
-    """out = x + y; ``out`` may be either of them."""
-    _add(x.dtype.name)(x, y, out, x.size)
-
-
 @compiled
 def _relu(dtype: str) -> Kernel:
     kernel = Kernel(dtype, ("x", "out", "mask"), ("size",))
@@ -47,17 +42,6 @@ def _keep_where(dtype: str) -> Kernel:
     def body(e: Element) -> None:
         x = e["x"]
         e["x"] = e.mask("mask").choose(x, 0.0)
-
-    kernel.elementwise(kernel["size"], body)
-    return kernel
-
-
-@compiled
-def _add(dtype: str) -> Kernel:
-    kernel = Kernel(dtype, ("x", "y", "out"), ("size",))
-
-    def body(e: Element) -> None:
-        e["out"] = e["x"] + e["y"]
 
     kernel.elementwise(kernel["size"], body)
     return kernel

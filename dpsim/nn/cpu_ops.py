@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dpsim.kernels import batch_norm, conv, elementwise
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Workspace
 from dpsim.replica import Array
+
+_LINE_BYTES = 64
 
 
 def _suit(first: Array, *others: Array) -> bool:
@@ -23,10 +28,12 @@ def _suit(first: Array, *others: Array) -> bool:
 class CpuOps(NumpyOps):
     """Stateless; see ``Ops`` for what each operation computes, and ``dpsim.kernels`` for how."""
 
-    def add(self, a: Array, b: Array, out: Array) -> None:
-        if not _suit(a, b, out):
-            return super().add(a, b, out)
-        elementwise.add(a, b, out)
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """At the beginning of a cache line, so that no vector lies across two."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        memory = np.zeros(size + _LINE_BYTES, np.uint8)
+        first = -memory.ctypes.data % _LINE_BYTES
+        return memory[first : first + size].view(dtype).reshape(shape)
 
     def relu(self, x: Array, out: Array, mask: Array) -> None:
         if not _suit(x, out):

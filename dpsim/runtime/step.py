@@ -18,6 +18,7 @@ from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
 from dpsim.nn import Network, first_nonfinite_layer, update
+from dpsim.nn.rehearse import rehearse
 from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
@@ -94,6 +95,14 @@ class StepRunner:
             self.parameters[name][...] = value
         for slot in self.arena.optimizer_state.values():
             slot[...] = 0
+
+    def rehearse(self) -> None:
+        """Compute one sample and update nothing: every kernel of a step is then compiled. Overwrites gradients."""
+        if isinstance(self.replica, Network):
+            rehearse(self.replica)
+        nothing = self.arena.parameters[:0]
+        state = {name: slot[:0] for name, slot in self.arena.optimizer_state.items()}
+        update(nothing, nothing, state, self.plan.optimizer, 0.0, 1.0, 1)
 
     def run(self, share: Batch, global_samples: int, begin_s: float | None = None) -> StepOutcome:
         """One optimizer update from this rank's share (one leaf) of a batch of ``global_samples``.

@@ -21,6 +21,7 @@ from dpsim.lower import lower
 from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Replica
+from dpsim.runtime.compiled import compile_once
 from dpsim.runtime.describe import describe
 from dpsim.runtime.stall import StallWatch, check_stall_after
 from dpsim.runtime.step import StepOutcome, StepRunner
@@ -60,6 +61,7 @@ class Trainer:
         mine = board.Board(comm) if watched else None
         self.runner = StepRunner(replica, self.schedule, self.transport, control, mine.row if mine else None, rate)
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
+        compile_once(self.runner.rehearse, comm)
         self.runner.initialise(seed)
         with self.waiting(board.INITIAL_STATE):
             self._broadcast_state()

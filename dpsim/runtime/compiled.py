@@ -1,0 +1,22 @@
+"""Kernels are compiled before the first step, by one rank of each node for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+from dpsim.comm.group import quiet_barrier
+
+
+def compile_once(rehearse: Callable[[], None], comm: MPI.Intracomm) -> None:
+    """``rehearse`` what needs kernels on each node's first rank, then on the others, which find everything compiled.
+
+    Who waits sleeps. Collective over ``comm``.
+    """
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    for turn in (node.rank == 0, node.rank > 0):
+        if turn:
+            rehearse()
+        quiet_barrier(comm)
+    node.Free()

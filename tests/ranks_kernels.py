@@ -1,0 +1,28 @@
+"""Tasks of the kernels' tests on ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from dpsim.data import load_dataset
+from dpsim.kernels.cache import counts
+from dpsim.machine import Network
+from dpsim.nn import build_model
+from dpsim.plan import Plan
+from dpsim.runtime.trainer import Trainer
+
+
+def compiled(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> list[tuple[int, int]]:
+    """A few steps of training: kernels compiled and kernels found compiled, on each rank."""
+    dataset = load_dataset("synthetic:6x6x2,classes=3,train=40,test=10")
+    replica = build_model("cnn:3,5", dataset.input_shape, dataset.classes)
+    trainer = Trainer(replica, dataset, Plan(devices=comm.size, global_batch=8), comm, Network())
+    before = counts.compiled + counts.found
+    for _ in range(3):
+        trainer.step()
+    trainer.evaluate()
+    trainer.close()
+    return comm.allgather((counts.compiled, counts.found, counts.compiled + counts.found - before))
