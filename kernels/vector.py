@@ -26,6 +26,10 @@ ACCUMULATORS = 16 if _VECTOR_BYTES == 64 else 12
 """Sums a kernel may keep in registers at once, of the 32 or 16 there are."""
 
 
+WIDE = _VECTOR_BYTES == 64
+"""Whether there are 32 vector registers of 64 bytes, not 16 of fewer."""
+
+
 def lanes(dtype: DTypeLike) -> int:
     """Numbers in a vector register."""
     return _VECTOR_BYTES // np.dtype(dtype).itemsize
@@ -208,6 +212,20 @@ class Kernel:
     def square_root(self, x: Value) -> Value:
         return Value(self, self._call("sqrt", x.ir.type, [x.ir]))
 
+    def sum_of_lanes(self, vector: Value) -> Value:
+        """The lanes' sum as a number: the upper half is added to the lower, again and again."""
+        build, lane, total = self.builder, ir.IntType(32), vector.ir
+        while (half := total.type.count // 2) >= 1:
+            parts = [
+                build.shuffle_vector(
+                    total, ir.Constant(total.type, ir.Undefined),
+                    ir.Constant(ir.VectorType(lane, half), [ir.Constant(lane, first + i) for i in range(half)]),
+                )
+                for first in (0, half)
+            ]  # fmt: skip
+            total = build.fadd(*parts)
+        return Value(self, build.extract_element(total, ir.Constant(lane, 0)))
+
     def _call(self, name: str, result: Any, arguments: list[Any], suffix: str = "") -> Any:
         """Call an LLVM function that is overloaded on the type of this kernel's vectors or numbers."""
         kind = self.number if self.number in (result, arguments[0].type) else self._vector
@@ -247,6 +265,15 @@ class Kernel:
                 body(start, size)
         if total > whole:
             body(Value(self, ir.Constant(_INDEX, whole)), total - whole)
+
+    def in_tiles(self, total: Value, sizes: tuple[int, ...], body: Callable[[Value, int], None]) -> None:
+        """``body(start, size)`` for tiles of the first size while they fit, then of the next; the last one divides."""
+        start = Value(self, ir.Constant(_INDEX, 0))
+        for size in sizes:
+            end = start + (total - start) // size * size
+            with self.loop(start, end, size) as at:
+                body(at, size)
+            start = end
 
     def elementwise(self, n: Value, body: Callable[[Element], None]) -> None:
         """``body`` for each of ``n`` elements of flat arrays: vector by vector, then number by number, all alike."""

@@ -7,12 +7,16 @@ import math
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dpsim.kernels import batch_norm, conv, elementwise
+from dpsim.kernels import batch_norm, conv, elementwise, matmul
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Workspace
 from dpsim.replica import Array
 
 _LINE_BYTES = 64
+
+_FEW_SAMPLES = 256
+_LARGE_WEIGHTS = 1 << 17  # elements
+_LONG = 64  # elements of a sum that lies along the rows of both matrices
 
 
 def _suit(first: Array, *others: Array) -> bool:
@@ -34,6 +38,18 @@ class CpuOps(NumpyOps):
         memory = np.zeros(size + _LINE_BYTES, np.uint8)
         first = -memory.ctypes.data % _LINE_BYTES
         return memory[first : first + size].view(dtype).reshape(shape)
+
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
+        """BLAS but for the products with large weights and few samples, of which it copies the weights first."""
+        (rows, inner), columns = a.shape, b.shape[1]
+        if rows <= _FEW_SAMPLES and inner * columns >= _LARGE_WEIGHTS and _suit(a, b, out):
+            matmul.product(a, b, out)
+        elif rows <= _FEW_SAMPLES and inner >= _LONG and inner * columns >= _LARGE_WEIGHTS and _suit(a, b.T, out):
+            matmul.product_with_transposed(a, b.T, out)
+        elif inner <= _FEW_SAMPLES and rows * columns >= _LARGE_WEIGHTS and _suit(a.T, b, out):
+            matmul.transposed_product(a.T, b, out)
+        else:
+            super().matmul(a, b, out)
 
     def relu(self, x: Array, out: Array, mask: Array) -> None:
         if not _suit(x, out):

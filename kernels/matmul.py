@@ -1,0 +1,134 @@
+"""Products of matrices one of which has few rows: a batch, its weights, and the gradients of both.
+
+BLAS first copies the large matrix into an order of its own; with the 64 rows of a local batch that takes as long as a
+third of the product. Here every matrix is read where it lies. An element's sum is taken in the same order whatever the
+number of rows, so in the first two products a sample's result does not depend on the batch it is in.
+Legend: M rows (samples), K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dpsim.kernels.cache import compiled
+from dpsim.kernels.vector import WIDE, Kernel, Value, lanes
+
+Array = NDArray[Any]
+
+_BLOCK = (8, 3) if WIDE else (6, 2)
+"""Rows, and vectors of columns, whose sums stay in registers: 24 of 32, or 12 of 16."""
+_DOT_BLOCK = (4, 6) if WIDE else (3, 3)
+
+
+def product(x_MK: Array, w_KN: Array, out_MN: Array) -> None:
+    """out = x w. Reads w once from memory a block of columns; a sum goes through k in order."""
+    (m, k), n = x_MK.shape, w_KN.shape[1]
+    _product(x_MK.dtype.name, n % lanes(x_MK.dtype))(x_MK, w_KN, out_MN, m, k, n)
+
+
+def product_with_transposed(g_MN: Array, w_KN: Array, out_MK: Array) -> None:
+    """out = g w^T. A sum has a part a lane, each going through n in order; the parts are added pair by pair."""
+    (m, n), k = g_MN.shape, w_KN.shape[0]
+    _with_transposed(g_MN.dtype.name, n % lanes(g_MN.dtype))(g_MN, w_KN, out_MK, m, k, n)
+
+
+def transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
+    """out = x^T g. Writes out once, row after row; a sum goes through the samples in order."""
+    (m, k), n = x_MK.shape, g_MN.shape[1]
+    _transposed(x_MK.dtype.name, n % lanes(x_MK.dtype))(x_MK, g_MN, out_KN, m, k, n)
+
+
+def _columns(kernel: Kernel, n: Value, tail: int, body: Callable[[Value, list[int]], None]) -> None:
+    """``body(first column, elements of each vector)`` for blocks of vectors, single vectors, and the last ``tail``."""
+    one, most = kernel.lanes, _BLOCK[1]
+    kernel.in_tiles(n - tail, (most * one, one), lambda at, size: body(at, [one] * (size // one)))
+    if tail:
+        body(n - tail, [tail])
+
+
+@compiled
+def _product(dtype: str, tail: int) -> Kernel:
+    kernel = Kernel(dtype, ("x", "w", "out"), ("m", "k", "n"))
+    x, w, out, m, k, n = (kernel[name] for name in ("x", "w", "out", "m", "k", "n"))
+
+    def columns(first: Value, counts: list[int]) -> None:
+        places = [first + v * kernel.lanes for v in range(len(counts))]
+
+        def rows(row: Value, size: int) -> None:
+            starts = [(row + i) * k for i in range(size)]
+            sums = [[kernel.variable() for _ in counts] for _ in range(size)]
+            with kernel.loop(0, k) as j:
+                weights = [kernel.load(w, j * n + at, count) for at, count in zip(places, counts, strict=True)]
+                for start, of_row in zip(starts, sums, strict=True):
+                    element = kernel.vector(kernel.load_number(x, start + j))
+                    for total, weight in zip(of_row, weights, strict=True):
+                        total.add_product(element, weight)
+            for i, of_row in enumerate(sums):
+                for at, count, total in zip(places, counts, of_row, strict=True):
+                    kernel.store(out, (row + i) * n + at, total.get(), count)
+
+        kernel.in_tiles(m, (_BLOCK[0], 1), rows)
+
+    _columns(kernel, n, tail, columns)
+    return kernel
+
+
+@compiled
+def _transposed(dtype: str, tail: int) -> Kernel:
+    kernel = Kernel(dtype, ("x", "g", "out"), ("m", "k", "n"))
+    x, g, out, m, k, n = (kernel[name] for name in ("x", "g", "out", "m", "k", "n"))
+
+    def rows(row: Value, size: int) -> None:
+        def columns(first: Value, counts: list[int]) -> None:
+            places = [first + v * kernel.lanes for v in range(len(counts))]
+            sums = [[kernel.variable() for _ in counts] for _ in range(size)]
+            with kernel.loop(0, m) as sample:
+                grads = [kernel.load(g, sample * n + at, count) for at, count in zip(places, counts, strict=True)]
+                for i, of_row in enumerate(sums):
+                    element = kernel.vector(kernel.load_number(x, sample * k + row + i))
+                    for total, grad in zip(of_row, grads, strict=True):
+                        total.add_product(element, grad)
+            for i, of_row in enumerate(sums):
+                for at, count, total in zip(places, counts, of_row, strict=True):
+                    kernel.store(out, (row + i) * n + at, total.get(), count)
+
+        _columns(kernel, n, tail, columns)
+
+    kernel.in_tiles(k, (_BLOCK[0], 1), rows)
+    return kernel
+
+
+@compiled
+def _with_transposed(dtype: str, tail: int) -> Kernel:
+    kernel = Kernel(dtype, ("g", "w", "out"), ("m", "k", "n"))
+    g, w, out, m, k, n = (kernel[name] for name in ("g", "w", "out", "m", "k", "n"))
+
+    def inputs(first: Value, width: int) -> None:
+        weight_starts = [(first + j) * n for j in range(width)]
+
+        def rows(row: Value, size: int) -> None:
+            grad_starts = [(row + i) * n for i in range(size)]
+            sums = [[kernel.variable() for _ in range(width)] for _ in range(size)]
+
+            def add(at: Value, count: int) -> None:
+                weights = [kernel.load(w, start + at, count) for start in weight_starts]
+                for start, of_row in zip(grad_starts, sums, strict=True):
+                    grad = kernel.load(g, start + at, count)
+                    for total, weight in zip(of_row, weights, strict=True):
+                        total.add_product(grad, weight)
+
+            with kernel.loop(0, n - tail, kernel.lanes) as at:
+                add(at, kernel.lanes)
+            if tail:
+                add(n - tail, tail)
+            for i, of_row in enumerate(sums):
+                for j, total in enumerate(of_row):
+                    kernel.store(out, (row + i) * k + first + j, kernel.sum_of_lanes(total.get()))
+
+        kernel.in_tiles(m, (_DOT_BLOCK[0], 1), rows)
+
+    kernel.in_tiles(k, (_DOT_BLOCK[1], 1), inputs)
+    return kernel

@@ -1,0 +1,72 @@
+"""Products with few rows against NumPy's, on awkward shapes; a sample's result does not depend on its batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dpsim.kernels import matmul
+from dpsim.nn.cpu_ops import CpuOps
+from dpsim.nn.numpy_ops import NumpyOps
+
+extent = st.integers(1, 70)
+dtypes = st.sampled_from(["float32", "float64"])
+
+
+def drawn(seed: int, shape: tuple[int, int], dtype: str) -> NDArray[Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def empty(*shape: int, dtype: str) -> NDArray[Any]:
+    return np.full(shape, np.nan, dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(extent, extent, extent, dtypes, st.integers(0, 2**32))
+def test_the_three_products_of_a_dense_layer(m: int, k: int, n: int, dtype: str, seed: int) -> None:
+    x, w, g = drawn(seed, (m, k), dtype), drawn(seed + 1, (k, n), dtype), drawn(seed + 2, (m, n), dtype)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == "float32" else {"rtol": 1e-11, "atol": 1e-11}
+    y, dw, dx = empty(m, n, dtype=dtype), empty(k, n, dtype=dtype), empty(m, k, dtype=dtype)
+    matmul.product(x, w, y)
+    matmul.transposed_product(x, g, dw)
+    matmul.product_with_transposed(g, w, dx)
+    np.testing.assert_allclose(y, x @ w, **tolerance)
+    np.testing.assert_allclose(dw, x.T @ g, **tolerance)
+    np.testing.assert_allclose(dx, g @ w.T, **tolerance)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 40), extent, extent, st.integers(0, 2**32))
+def test_a_samples_bits_do_not_depend_on_its_batch(m: int, k: int, n: int, seed: int) -> None:
+    x, w, g = drawn(seed, (m, k), "float32"), drawn(seed + 1, (k, n), "float32"), drawn(seed + 2, (m, n), "float32")
+    some = slice(m // 3, m // 3 + max(1, m // 2))
+    for product, of, out in ((matmul.product, x, n), (matmul.product_with_transposed, g, k)):
+        whole, part = empty(m, out, dtype="float32"), empty(len(x[some]), out, dtype="float32")
+        product(of, w, whole)
+        product(of[some], w, part)
+        assert np.array_equal(whole[some], part)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(("m", "k", "n"), [(5, 400, 401), (300, 400, 401), (5, 401, 10), (5, 7, 9), (0, 400, 401)])
+def test_the_operation_takes_every_layout_and_size(m: int, k: int, n: int, dtype: str) -> None:
+    x, w, g = drawn(0, (m, k), dtype), drawn(1, (k, n), dtype), drawn(2, (m, n), dtype)
+    tolerance = 1e-2 if dtype == "float16" else 1e-3
+    for a, b in ((x, w), (x.T, g), (g, w.T)):
+        ours, theirs = empty(len(a), b.shape[1], dtype=dtype), empty(len(a), b.shape[1], dtype=dtype)
+        CpuOps().matmul(a, b, ours)
+        NumpyOps().matmul(a, b, theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance * 30)
+
+
+def test_nan_and_infinity_arrive_in_their_row_alone() -> None:
+    x, w = np.ones((9, 400), np.float32), np.ones((400, 401), np.float32)
+    x[3, 5], x[8, 399] = np.nan, np.inf
+    y = empty(9, 401, dtype="float32")
+    CpuOps().matmul(x, w, y)
+    assert np.isnan(y[3]).all() and np.isposinf(y[8]).all() and np.isfinite(np.delete(y, [3, 8], axis=0)).all()
