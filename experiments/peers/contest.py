@@ -138,7 +138,7 @@ class _Field(contextlib.ExitStack):
         reference = self._references.setdefault(work.devices, losses)
         errors: dict[str, float] = replies[0]["gradient_errors"]
         error = loss_error(losses, reference)
-        require_agreement(f"{system} on {work.devices} ranks ({shown(setting)})", errors, error)
+        require_agreement(f"{system} on {work.devices} ranks ({shown(setting)})", work.kind, errors, error)
         self._ready[system, work.devices, setting] = (job, number)
         return float(max(errors.values())), error
 
