@@ -13,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nn_setup import Recorder, batch_for, bound
 
 from dpsim.cli.app import run
 from dpsim.data import epoch_batches, load_dataset
@@ -31,6 +32,8 @@ from dpsim.experiments.peers.setting import (
     first_setting,
     shown,
 )
+from dpsim.nn import MODELS, build_model
+from dpsim.replica import Batch
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 GLOO = TorchSetting(allreduce="gloo")
@@ -100,14 +103,16 @@ def test_tensors_are_matched_by_their_order_and_shapes() -> None:
 
 
 def test_other_gradients_or_losses_are_not_timed() -> None:
-    reference = {"a": np.array([1.0, -4.0]), "b": np.array([0.5])}
-    errors = agreement.gradient_errors({"a": np.array([1.0, -4.4]), "b": np.array([0.5])}, reference)
+    reference = {"a": np.array([3.0, -4.0]), "b": np.array([0.5])}
+    errors = agreement.gradient_errors({"a": np.array([3.0, -4.5]), "b": np.array([0.5])}, reference)
     assert errors == {"a": pytest.approx(0.1), "b": 0.0}
     with pytest.raises(DpsimError, match=r"someone does not train as dpsim does: the first gradient of a differs"):
-        agreement.require_agreement("someone", errors, 0.0)
+        agreement.require_agreement("someone", "resnet20", errors, 0.0)
+    with pytest.raises(DpsimError, match=r"the first gradient of a differs by 0.01 .*\n.*within 0.001"):
+        agreement.require_agreement("someone", "mlp", {"a": 0.01}, 0.0)
     with pytest.raises(DpsimError, match=r"the losses of 10 steps differ"):
-        agreement.require_agreement("someone", {"a": 1e-6}, agreement.loss_error([2.0, 1.0], [2.0, 1.1]))
-    agreement.require_agreement("someone", {"a": 1e-6}, agreement.loss_error([2.0, 1.0], [2.0, 1.0 + 1e-6]))
+        agreement.require_agreement("someone", "mlp", {"a": 1e-6}, agreement.loss_error([2.0, 1.0], [2.0, 1.001]))
+    agreement.require_agreement("someone", "mlp", {"a": 1e-6}, agreement.loss_error([2.0, 1.0], [2.0, 1.0 + 1e-6]))
     for bad in (np.nan, np.inf):
         assert agreement.gradient_errors({"a": np.array([bad, 1.0])}, {"a": np.ones(2)}) == {"a": float("inf")}
         assert agreement.loss_error([bad], [1.0]) == float("inf")
@@ -308,11 +313,38 @@ def test_every_system_trains_the_same(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @needs_torch
+@pytest.mark.parametrize("model", ["mlp:12,9", "resnet20"])
+def test_gradients_are_the_same_in_float64(model: str) -> None:
+    if model.startswith("resnet") and model not in MODELS:
+        pytest.skip("dpsim has no resnet20 yet")
+    import torch
+
+    from dpsim.experiments.peers.torch_models import build as build_in_torch
+
+    work = Work(model=model, devices=1)
+    module, names = build_in_torch(work)
+    network = build_model(work.token, work.shape, 10, np.float64)
+    parameters, gradients = bound(network)
+    x, labels = batch_for(network, 5, classes=10)
+    for name, value in module.double().named_parameters():
+        parameters[names[name]][...] = agreement.from_torch(value.detach().numpy())
+    sums = network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 5)), Recorder())
+    pictures = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
+    loss = torch.nn.functional.cross_entropy(module(pictures), torch.from_numpy(labels), reduction="sum")
+    loss.backward()
+    assert sums.loss == pytest.approx(loss.item(), rel=1e-10)
+    found = {names[name]: agreement.from_torch(value.grad.numpy()) for name, value in module.named_parameters()}
+    assert max(agreement.gradient_errors(found, gradients).values()) < 1e-9
+
+
+@needs_torch
 def test_resnet20_has_the_published_size() -> None:
+    import torch
+
     from dpsim.experiments.peers.torch_models import resnet20
 
     model = resnet20(3)
     assert sum(value.numel() for value in model.parameters()) == 269_722
-    x = __import__("torch").randn(2, 3, 32, 32)
+    x = torch.randn(2, 3, 32, 32)
     assert model(x).shape == (2, 10)
     assert len([value for value in model.parameters() if value.ndim == 4]) == 19

@@ -10,8 +10,12 @@ from dpsim.errors import DpsimError
 from dpsim.replica import Array
 
 CHECKED_STEPS = 10
-GRADIENT_TOLERANCE = 1e-3
-LOSS_TOLERANCE = 1e-3
+LOSS_TOLERANCE = 1e-4
+GRADIENT_TOLERANCE = {"mlp": 1e-3, "resnet20": 5e-2}
+"""Relative, by kind of model. Rounding decides on which side of zero some of the 12 million inputs of ResNet-20's
+rectifiers lie, and each of those moves a gradient by a whole sample's part: 2e-3 contiguous and 1.4e-2 channels-last
+were measured, where the losses agree to 2e-6. In float64 the gradients are equal to 1e-9, says a test.
+"""
 
 
 def to_torch(value: Array) -> Array:
@@ -47,12 +51,11 @@ def match(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, .
 
 
 def gradient_errors(found: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
-    """max |found - reference| / max |reference| of every tensor; infinite where a value is not finite."""
+    """|found - reference| / |reference| of every tensor (2-norms); infinite where a value is not finite."""
     errors = {}
     for name, expected in reference.items():
-        difference = np.max(np.abs(found[name].astype(np.float64) - expected), initial=0.0)
-        largest = max(float(np.max(np.abs(expected), initial=0.0)), float(np.finfo(np.float32).tiny))
-        error = float(difference) / largest
+        difference = float(np.linalg.norm(found[name].astype(np.float64) - expected))
+        error = difference / max(float(np.linalg.norm(expected)), float(np.finfo(np.float32).tiny))
         errors[name] = error if np.isfinite(error) else float("inf")
     return errors
 
@@ -64,17 +67,17 @@ def loss_error(found: Sequence[float], reference: Sequence[float]) -> float:
     return float(errors.max()) if np.isfinite(errors).all() else float("inf")
 
 
-def require_agreement(who: str, errors: Mapping[str, float], error: float) -> None:
+def require_agreement(who: str, kind: str, errors: Mapping[str, float], error: float) -> None:
     """Correctness gates timing. Raises ``DpsimError`` naming the worst tensor, or the losses, beyond the tolerance."""
-    worst = max(errors, key=lambda name: errors[name])
+    worst, tolerance = max(errors, key=lambda name: errors[name]), GRADIENT_TOLERANCE[kind]
     reason = ""
-    if errors[worst] > GRADIENT_TOLERANCE:
-        reason = f"the first gradient of {worst} differs by {errors[worst]:.2g} of its largest element"
+    if errors[worst] > tolerance:
+        reason = f"the first gradient of {worst} differs by {errors[worst]:.2g} of its norm"
     elif error > LOSS_TOLERANCE:
         reason = f"the losses of {CHECKED_STEPS} steps differ by up to {error:.2g}"
     if reason:
         raise DpsimError(
             f"{who} does not train as dpsim does: {reason}",
-            allowed=f"gradients within {GRADIENT_TOLERANCE:g}, losses within {LOSS_TOLERANCE:g}",
+            allowed=f"gradients within {tolerance:g}, losses within {LOSS_TOLERANCE:g}",
             remedy="nothing is timed, for times of different work mean nothing; this is a defect, please report it",
         )

@@ -25,7 +25,7 @@ from dpsim.experiments.peers.setting import ONE_RANK, OWN, SYSTEMS, Change, Sett
 
 Progress = Callable[[str], None]
 WARM_STEPS = 2
-_SEARCH_VISITS = 3
+_SEARCH_VISITS = 4
 _JOB_FIELDS = ("pin", "thread_level")
 
 
@@ -65,7 +65,7 @@ class Contest(Noun, frozen=True):
 
 
 class Tried(Noun, frozen=True):
-    """A setting and the median step of its visits in the search, in which it was compared with those beside it."""
+    """A setting and the least median step of its visits, made in turn with those of the same ``choice``."""
 
     setting: Setting
     step_s: float
@@ -138,7 +138,7 @@ class _Field(contextlib.ExitStack):
         reference = self._references.setdefault(work.devices, losses)
         errors: dict[str, float] = replies[0]["gradient_errors"]
         error = loss_error(losses, reference)
-        require_agreement(f"{system} on {work.devices} ranks ({shown(setting)})", errors, error)
+        require_agreement(f"{system} on {work.devices} ranks ({shown(setting)})", work.kind, errors, error)
         self._ready[system, work.devices, setting] = (job, number)
         return float(max(errors.values())), error
 
@@ -191,7 +191,7 @@ def _prepared(field: _Field, contest: Contest, system: str, work: Work, tell: Pr
             for index in random.permutation(len(settings)):
                 setting = settings[index]
                 samples[setting].append(field.visit(system, work.devices, setting, communicate=True))
-        return [statistics.median(samples[setting]) for setting in settings]
+        return [min(samples[setting]) for setting in settings]  # a few visits: what disturbs them only adds time
 
     def drop(setting: Setting) -> None:
         field.drop(system, work.devices, setting)

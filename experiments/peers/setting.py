@@ -33,7 +33,7 @@ class Work(Noun, frozen=True):
     model: str
     devices: int
     local_batch: int = 64
-    optimizer: Sgd = Sgd(learning_rate=0.01, momentum=0.9, weight_decay=1e-3)
+    optimizer: Sgd = Sgd(learning_rate=0.001, momentum=0.9, weight_decay=1e-3)
     seed: int = 0
 
     def __post_init__(self) -> None:
