@@ -67,7 +67,8 @@ def sample_bits(
     counters[..., 2] = stream & 0xFFFFFFFF
     counters[..., 3] = (seed >> 32) & 0xFFFFFFFF
     words = philox(counters.reshape(-1, 4), (zlib.crc32(purpose.encode()), seed & 0xFFFFFFFF))
-    return words.astype("<u4", copy=False).view("<u2").reshape(samples, -1)[:, :elements]
+    halves = words.astype("<u4", copy=False).view("<u2")
+    return halves.reshape(samples, 8 * counters.shape[1])[:, :elements]
 
 
 def uniform(

@@ -11,9 +11,12 @@ from dpsim.errors import ConfigError
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.conv import Conv2D
 from dpsim.nn.dense import Dense
+from dpsim.nn.dropout import Dropout
 from dpsim.nn.layer import Layer
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.relu import ReLU
+from dpsim.nn.residual import Subsample
+from dpsim.nn.sample_norm import GroupNorm, InstanceNorm, LayerNorm
 from dpsim.nn.shape import Flatten, GlobalAveragePool, MaxPool2D
 from dpsim.replica import Array, Leaves
 
@@ -31,6 +34,19 @@ LAYERS: dict[str, Callable[[], Layer]] = {
     "max pool, odd": lambda: MaxPool2D("l", OPS, (5, 3, 2), F8),
     "average pool": lambda: GlobalAveragePool("l", OPS, (3, 4, 2), F8),
     "flatten": lambda: Flatten("l", OPS, (2, 3, 2), F8),
+    "conv 3x3, stride 2": lambda: Conv2D("l", OPS, (4, 5, 2), 3, F8, stride=2),
+    "conv 1x1, stride 2": lambda: Conv2D("l", OPS, (5, 4, 2), 3, F8, kernel=1, stride=2),
+    "conv 5x5, stride 3": lambda: Conv2D("l", OPS, (7, 4, 1), 2, F8, kernel=5, stride=3),
+    "subsample": lambda: Subsample("l", OPS, (4, 5, 3), 6, F8),
+    "subsample by 3": lambda: Subsample("l", OPS, (7, 3, 2), 2, F8, stride=3),
+    "layer norm 2-D": lambda: LayerNorm("l", OPS, (5,), F8),
+    "layer norm 4-D": lambda: LayerNorm("l", OPS, (3, 2, 4), F8),
+    "group norm 2-D": lambda: GroupNorm("l", OPS, (6,), F8, groups=2),
+    "group norm 4-D": lambda: GroupNorm("l", OPS, (3, 2, 6), F8, groups=3),
+    "group norm of one group": lambda: GroupNorm("l", OPS, (2, 3, 4), F8, groups=1),
+    "instance norm": lambda: InstanceNorm("l", OPS, (3, 4, 2), F8),
+    "dropout 2-D": lambda: Dropout("l", OPS, (9,), F8, rate=0.4),
+    "dropout 4-D": lambda: Dropout("l", OPS, (3, 2, 4), F8, rate=0.4),
 }
 SAMPLES = 7
 
@@ -106,6 +122,28 @@ def test_convolution_is_its_definition() -> None:
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     expected = sum(padded[:, i : i + 4, j : j + 5] @ weight[i, j] for i in range(3) for j in range(3))
     np.testing.assert_allclose(layer.forward(x, (0, 2), training=True), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "kernel", "stride"), [((4, 5, 2), 3, 2), ((5, 4, 2), 1, 2), ((7, 7, 1), 5, 3)])
+def test_a_stride_takes_every_so_manyth_pixel_of_the_whole_convolution(
+    shape: tuple[int, int, int], kernel: int, stride: int
+) -> None:
+    whole, strided = (Conv2D("l", OPS, shape, 3, F8, kernel=kernel, stride=s) for s in (1, stride))
+    bind(whole), bind(strided)
+    x = input_of(whole, 2)
+    y = strided.forward(x, (0, 2), training=True)
+    assert y.shape[1:] == strided.output_shape
+    np.testing.assert_allclose(y, whole.forward(x, (0, 2), training=True)[:, ::stride, ::stride], rtol=1e-12)
+
+
+def test_a_subsample_puts_half_of_the_new_channels_in_front() -> None:
+    layer = Subsample("l", OPS, (3, 4, 2), 5, F8)
+    x = input_of(layer, 2)
+    y = layer.forward(x, (0, 2), training=True)
+    assert y.shape == (2, 2, 2, 5)
+    assert np.array_equal(y[..., 1:3], x[:, ::2, ::2]) and not y[..., :1].any() and not y[..., 3:].any()
+    with pytest.raises(ConfigError, match="no fewer channels"):
+        Subsample("l", OPS, (3, 4, 2), 1, F8)
 
 
 def test_an_even_kernel_is_refused() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from dpsim.errors import ConfigError
 from dpsim.nn import build_model
+from dpsim.nn.sample_norm import GroupNorm
 
 
 def described(token: str, shape: tuple[int, int, int]) -> list[str]:
@@ -27,6 +28,25 @@ def test_a_cnn_pools_where_it_widens_and_pools_large_pictures_more() -> None:
     assert pictures("cnn:4,4,8", 8) == ["8x8x4", "8x8x4", "4x4x4", "4x4x8"]
     assert pictures("cnn:4,8,16", 6) == ["6x6x4", "3x3x4", "3x3x8", "3x3x16"]
     assert pictures("cnn:4,4,4", 32) == ["32x32x4", "16x16x4", "16x16x4", "8x8x4", "8x8x4"]
+
+
+def test_norm_and_dropout_come_from_the_token() -> None:
+    assert described("mlp:6,norm=layer,dropout=0.2", (2, 3, 1)) == [
+        "flatten 6", "dense 6", "layer-norm 6", "relu 6", "dropout 6", "dense 10",
+    ]  # fmt: skip
+    kinds = {norm: described(f"cnn:4,norm={norm}", (4, 4, 1))[1].split()[0] for norm in ("batch", "layer", "group")}
+    assert kinds == {"batch": "batch-norm", "layer": "layer-norm", "group": "group-norm"}
+    assert described("cnn:norm=none,dropout=0.5", (8, 8, 1))[:2] == ["conv 8x8x32", "relu 8x8x32"]
+    assert described("cnn:norm=none,dropout=0.5", (8, 8, 1))[-2:] == ["dropout 64", "dense 10"]
+    assert described("cnn:4,dropout=0", (4, 4, 1)) == described("cnn:4", (4, 4, 1))
+    assert not any(text.startswith("batch") for text in described("resnet20:norm=instance", (8, 8, 1)))
+    assert described("resnet20:dropout=0.1", (8, 8, 1))[-2:] == ["dropout 64", "dense 10"]
+
+
+def test_a_group_norm_has_8_groups_or_as_many_as_leave_two_channels_each() -> None:
+    layers = build_model("mlp:64,16,12,8,6,5,2,norm=group", (2, 2, 1), 3).chain
+    normed = [layer for layer in layers if isinstance(layer, GroupNorm)]
+    assert [layer.groups for layer in normed] == [8, 8, 2, 4, 1, 1, 1]
 
 
 def test_the_default_cnn_has_enough_tensors_to_fuse() -> None:

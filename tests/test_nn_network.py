@@ -17,7 +17,7 @@ from dpsim.nn.network import Network
 from dpsim.optimizer import Sgd
 from dpsim.replica import Array, Batch, Replica
 
-MODELS = ["mlp:5,4", "cnn:3,4,5"]
+MODELS = ["mlp:5,4", "cnn:3,4,5", "mlp:9,8,norm=layer,dropout=0.2", "cnn:4,6,norm=group,dropout=0.2"]
 SHAPE = (6, 5, 2)
 
 
@@ -73,10 +73,11 @@ def test_ranks_with_two_leaves_each_add_up_to_the_bits_of_one_rank_with_four() -
     assert all(whole[name].tobytes() == (halves[0][name] + halves[1][name]).tobytes() for name in whole)
 
 
+@pytest.mark.parametrize("token", [MODELS[0], *MODELS[2:]])
 @settings(max_examples=25, deadline=None)
 @given(samples=st.integers(0, 20), devices=st.integers(1, 8))
-def test_gradients_of_the_shares_of_ranks_add_up_to_those_of_the_batch(samples: int, devices: int) -> None:
-    network = small("mlp:5,4")
+def test_gradients_of_the_shares_of_ranks_add_up_to_those_of_the_batch(token: str, samples: int, devices: int) -> None:
+    network = small(token)
     x, labels = batch_for(network, samples)
     _, gradients = bound(network)
     sums = network.forward_backward(Batch(x=x, labels=labels, leaves=(0, samples)), Recorder())
@@ -86,7 +87,7 @@ def test_gradients_of_the_shares_of_ranks_add_up_to_those_of_the_batch(samples: 
     for rank in range(devices):
         start, stop = shard(samples, devices, rank)
         part = network.forward_backward(
-            Batch(x=x[start:stop], labels=labels[start:stop], leaves=(0, stop - start)), Recorder()
+            Batch(x=x[start:stop], labels=labels[start:stop], leaves=(0, stop - start), first_sample=start), Recorder()
         )
         loss, correct, count = loss + part.loss, correct + part.correct, count + part.samples
         for name in total:

@@ -230,7 +230,7 @@ class NumpyOps:
         np.multiply(rows, _spread(inverse_std, channels, t), out=rows)
 
     def random_mask(self, purpose: str, seed: int, step: int, first_sample: int, dropped: int, out: Array) -> None:
-        flat = out.reshape(len(out), -1)
+        flat = out.reshape(len(out), math.prod(out.shape[1:]))
         bits = rng.sample_bits(purpose, seed, flat.shape, stream=step, first_sample=first_sample)
         np.greater_equal(bits, dropped, out=flat)
 

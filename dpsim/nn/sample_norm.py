@@ -37,7 +37,7 @@ class GroupNorm(Layer):
                 remedy="choose another norm, or larger pictures or more channels",
             )
         super().__init__(name, ops, shape, shape, dtype, gamma=(channels,), beta=(channels,))
-        self._row_shape, self._groups = (positions, channels), groups
+        self.groups, self._row_shape = groups, (positions, channels)
         self._rows_per_sample = math.prod(shape) // (positions * channels)
         kept = math.prod(shape) + self._rows_per_sample * groups
         self.activation_bytes_per_sample = kept * self.dtype.itemsize
@@ -52,7 +52,7 @@ class GroupNorm(Layer):
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         y, self._normalised = self.buffers.take("y", x.shape), self.buffers.take("normalised", x.shape)
-        self._inverse_std = self.buffers.take("inverse std", (len(x) * self._rows_per_sample, self._groups))
+        self._inverse_std = self.buffers.take("inverse std", (len(x) * self._rows_per_sample, self.groups))
         self.ops.normalise(self._rows(x), self.epsilon, out=self._rows(self._normalised), inverse_std=self._inverse_std)
         self.ops.channel_multiply(self._normalised, self.parameters["gamma"], out=y)
         self.ops.channel_add(y, self.parameters["beta"], out=y)
