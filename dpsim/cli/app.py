@@ -68,8 +68,11 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     """Run one command, of dpsim or of another application; returns the exit code. Errors become text on stderr."""
     here = launch.job()
     if here is not None and here.rank != 0:
-        launch.serve()
-    signal.signal(signal.SIGTERM, _terminated)
+        try:
+            launch.serve()
+        except KeyboardInterrupt:
+            return 130  # rank 0 says so
+    _end_in_order()
     app = app or build()
     try:
         code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
@@ -97,6 +100,13 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
 def _complain(error: DpsimError) -> int:
     print(f"dpsim: {error}", file=sys.stderr)
     return 2
+
+
+def _end_in_order() -> None:
+    """Let SIGTERM, and SIGHUP of a terminal that goes away, unwind as an error does; ``nohup`` keeps its meaning."""
+    signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _terminated)
 
 
 def _terminated(number: int, _: FrameType | None) -> None:

@@ -6,8 +6,10 @@ Rank 0 decides. The other ranks wait, asleep, for the tasks it names, and end wh
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
+import socket
 import sys
 import time
 import traceback
@@ -82,6 +84,7 @@ def _check_size(world: MPI.Intracomm) -> None:
 def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.Progress | None) -> Any:
     from mpi4py import MPI
 
+    _introduce()
     part = world.rank < request["devices"]
     comm = MPI.Intracomm(world.Split(0 if part else MPI.UNDEFINED, world.rank))
     if not part:
@@ -97,6 +100,8 @@ def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.P
             time.sleep(0.5)  # when every rank fails alike, rank 0 is the one to say so
         if isinstance(error, DpsimError):
             print(f"dpsim: {error}", file=sys.stderr)
+        elif isinstance(error, KeyboardInterrupt):  # every rank hears of it
+            print("dpsim: interrupted\n" * (world.rank == 0), end="", file=sys.stderr)
         else:
             print(f"dpsim: rank {world.rank} of {world.size} failed\n", file=sys.stderr)
             traceback.print_exception(error)
@@ -107,6 +112,17 @@ def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.P
         if affinity is not None:
             os.sched_setaffinity(0, affinity)
         comm.Free()
+
+
+@functools.cache
+def _introduce() -> None:
+    """Say once which process is which rank, where the launcher names a killed one by its process alone (hydra)."""
+    world, here = worker.world(), launch.job()
+    if here is None or here.launcher != "mpiexec" or "OMPI_COMM_WORLD_RANK" in os.environ:
+        return
+    told = world.gather(f"rank {world.rank}: {os.getpid()} on {socket.gethostname()}")
+    if told is not None:
+        print(f"dpsim: process ids: {', '.join(told)}", file=sys.stderr, flush=True)
 
 
 def one_thread() -> Any:

@@ -1,0 +1,115 @@
+"""Kills and Ctrl-C, from outside and at any time: the job ends, says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dpsim.comm import launch
+from dpsim.comm.ending import shared_files
+
+ROOT = Path(__file__).parents[1]
+OnRanks = Callable[..., Any]
+WITHIN_S = 10.0
+
+
+@pytest.mark.parametrize(
+    ("devices", "phase", "overlap"),
+    [
+        (2, "start", "off"),
+        (2, "training", "thread"),
+        (3, "training", "off"),
+        (4, "training", "poll"),
+        (3, "evaluation", "off"),
+    ],
+)
+def test_a_rank_killed_in_any_phase_is_named_at_once(devices: int, phase: str, overlap: str, on_ranks: OnRanks) -> None:
+    begin_s = time.monotonic()
+    with pytest.raises(launch.JobFailed, match=f"rank {devices - 1} of {devices} was killed by SIGKILL") as caught:
+        on_ranks("ranks_faults:killed", {"phase": phase, "overlap": overlap}, devices=devices)
+    assert caught.value.rank == devices - 1
+    assert time.monotonic() - begin_s < 2 * WITHIN_S  # with the start
+
+
+def begun(tmp_path: Path, *before: str) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+    """A training command in a process group of its own, as a shell starts it, once it trains; and its processes."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = [*before, sys.executable, "-m", "dpsim", "train", "--model", "mlp:6", "--epochs", "10000"]
+    process = subprocess.Popen(
+        [*command, "--devices", "2"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    while (line := process.stderr.readline()) and not line.startswith(b"epoch"):
+        pass
+    assert line, "it ended early"
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+def all_gone(family: list[psutil.Process]) -> bool:
+    _, left = psutil.wait_procs(family, timeout=WITHIN_S)
+    return not left
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ("Ctrl-C", 130),
+        ("Ctrl-C three times", 130),
+        ("SIGTERM to the parent", 143),
+        ("SIGHUP to the parent", 129),
+        ("SIGKILL to the parent", -9),
+        ("SIGKILL to a rank", 1),
+    ],
+)
+def test_however_a_job_ends_no_process_and_no_file_is_left(ending: str, expected: int, tmp_path: Path) -> None:
+    process, family = begun(tmp_path)
+    ranks = [one for one in family if one.cmdline()[0] == sys.executable]
+    assert [shared_files(rank.pid) for rank in ranks] == [set(), set()]  # nothing has a name: nothing can be left
+    if ending.startswith("Ctrl-C"):
+        for _ in range(3 if "three" in ending else 1):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+    else:
+        number = signal.Signals[ending.split()[0]]
+        os.kill(process.pid if "parent" in ending else ranks[1].pid, number)
+    begin_s = time.monotonic()
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, b"Traceback" in said) == (expected, False), said.decode()
+    assert all_gone(family)
+    assert time.monotonic() - begin_s < WITHIN_S
+    assert list(tmp_path.iterdir()) == []
+    last = {130: "dpsim: interrupted", 1: "dpsim: rank 1 of 2 was killed by SIGKILL"}.get(expected, "")
+    assert last in said.decode()
+
+
+def test_under_a_launcher_a_killed_rank_ends_the_others_and_can_be_told_by_its_process(tmp_path: Path) -> None:
+    mpiexec = launch.mpiexec_path()
+    assert mpiexec is not None
+    process, family = begun(tmp_path, mpiexec, "-n", "2")
+    ranks = [one for one in family if one.cmdline()[0] == sys.executable]
+    assert [shared_files(rank.pid) for rank in ranks] == [set(), set()]
+    ranks[1].kill()
+    process.communicate(timeout=WITHIN_S)
+    assert process.returncode != 0
+    assert all_gone(family)
+
+
+def test_under_a_launcher_ctrl_c_is_one_line(tmp_path: Path) -> None:
+    mpiexec = launch.mpiexec_path()
+    assert mpiexec is not None
+    process, family = begun(tmp_path, mpiexec, "-n", "2")
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=WITHIN_S)
+    assert said.decode().count("dpsim: interrupted") == 1
+    assert "Traceback" not in said.decode()
+    assert all_gone(family)
