@@ -16,11 +16,16 @@ SCHEMA = "dpsim.output/1"
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A function that shows a line: the same line over and over on a terminal, a log line elsewhere."""
+    """A function that shows a line: the same line over and over on a terminal, a log line elsewhere.
+
+    A text that begins with ``warning:`` stays to be read.
+    """
     terminal = sys.stderr.isatty()
 
     def tell(text: str) -> None:
-        if terminal:
+        if terminal and text.startswith("warning:"):
+            print(f"\r\x1b[2K{text}", file=sys.stderr, flush=True)
+        elif terminal:
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\x1b[2K{text[:width]}", end="", file=sys.stderr, flush=True)
         elif text:
