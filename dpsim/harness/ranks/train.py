@@ -175,7 +175,7 @@ class _Saving:
         self._trainer, self._run, self._report = trainer, run_of(config), report
         self._folder: CheckpointFolder | None = None
         self.failure = ""
-        self.elsewhere = not same_folder(config)
+        self.elsewhere = trainer.comm.bcast(not same_folder(config))  # rank 0 alone needs the file system
         if config.checkpoint is not None and trainer.comm.rank == 0:
             self._folder = CheckpointFolder(Path(config.checkpoint), trainer.runner.steps)
 
