@@ -6,6 +6,7 @@ Infinity is the string ``"inf"``. Unknown keys fail and name the nearest known o
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import json
 import math
@@ -21,6 +22,7 @@ import msgspec
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
 
 T = TypeVar("T", bound="Noun")
+PARTIAL = ".partial"
 
 
 class Noun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,23 +67,39 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole (temporary file, fsync, rename), so that a reader never sees half of it."""
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: whoever reads it, even after a kill or a crash, sees the old one or the new.
+
+    Temporary file in the same folder, fsync, rename, fsync of the folder. Raises ``OSError``, leaving nothing behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
             raise
+    finally:
+        os.close(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all. Raises ``ConfigError``."""
+    try:
+        write_bytes(path, text.encode("utf-8"))
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror or error}",

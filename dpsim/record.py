@@ -168,8 +168,10 @@ def read_results(path: Path) -> Results:
 class TrainResult(Noun, frozen=True):
     """What a training run came to. ``losses`` are mean training losses, one a step; times are medians.
 
-    ``step_s`` is of the steps with a whole batch, each from the slowest rank's end of the step before it to its own
-    (0 where there is only one step), and ``images_per_s`` is such a batch over it.
+    ``step_s`` is of the steps with a whole batch but the first, each from the last rank's begin to the slowest rank's
+    end (0 where there is none), and ``images_per_s`` is such a batch over it. A run that was resumed did
+    ``first_step`` steps before, whose losses it has, but not their times. ``checkpoint_failure`` says why the last
+    checkpoint could not be written (empty where it could).
     """
 
     devices: int
@@ -181,3 +183,5 @@ class TrainResult(Noun, frozen=True):
     exposed_communication_s: float
     digest: str
     losses: tuple[float, ...]
+    first_step: int = 0
+    checkpoint_failure: str = ""

@@ -104,16 +104,15 @@ def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Repor
 
 
 def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
-    """Every case: the sums over the test set after some steps, on every rank, and whether ranks then hold the same."""
+    """Every case: the sums over the test set after some steps, on every rank."""
     found = []
     for case in argument["cases"]:
         trainer = open_trainer(comm, case)
         for _ in range(argument["steps"]):
             trainer.step()
         sums: list[BatchSums] = comm.allgather(trainer.evaluate())
-        digests = comm.allgather(trainer.digest())
         trainer.close()
-        found.append({"sums": [codec.to_builtins(s) for s in sums], "same_digest": len(set(digests)) == 1})
+        found.append({"sums": [codec.to_builtins(s) for s in sums]})
     return found
 
 

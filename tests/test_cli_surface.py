@@ -18,7 +18,8 @@ RUN = (
 SURFACE = {
     "doctor": "--json",
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
-    " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --stall-after --label-smoothing",
+    " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
+    " --stall-after --label-smoothing",
     "profile": "--model --dataset --local-batch --seed --optimizer --output --json",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"

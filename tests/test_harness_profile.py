@@ -10,6 +10,7 @@ import pytest
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.profile import Profile, ProfileConfig, profile
+from dpsim.optimizer import AdamW
 from dpsim.workload import Workload
 
 BATCHES = (4, 16, 256)
@@ -21,7 +22,12 @@ def quiet(_: str) -> None:
 
 @pytest.fixture(scope="module")
 def profiled() -> Workload:
-    return profile(ProfileConfig(model="mlp:64,32", local_batches=(256, 4, 16, 4), seconds=0.5), quiet)
+    config = ProfileConfig(model="mlp:64,32", local_batches=(256, 4, 16, 4), seconds=0.5, optimizer=AdamW())
+    return profile(config, quiet)
+
+
+def test_a_workload_tells_how_much_its_optimizer_keeps(profiled: Workload) -> None:
+    assert profiled.optimizer_slots == 2
 
 
 def test_every_layer_has_one_time_a_local_batch(profiled: Workload) -> None:

@@ -132,9 +132,3 @@ def test_evaluation_counts_every_test_sample_once_at_any_device_count(on_ranks: 
             for sums in run["sums"]:
                 assert (sums["samples"], sums["correct"]) == (size, alone["correct"])
                 assert sums["loss"] == pytest.approx(alone["loss"], rel=1e-6)
-
-
-def test_after_an_evaluation_all_ranks_hold_the_same_running_statistics(on_ranks: OnRanks) -> None:
-    one = case("statistics") | {"model": "cnn:3,4", "dataset": "synthetic:6x5x2,classes=3,train=24,test=6"}
-    (run,) = on_ranks("ranks_runtime:evaluated", {"cases": [one], "steps": 3}, devices=3)
-    assert run["same_digest"]

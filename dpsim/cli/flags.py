@@ -87,6 +87,17 @@ StallAfter = Annotated[
 LabelSmoothing = Annotated[
     float | None, Parameter(help="Share of the training loss that asks for every class alike: 0 (none), 0.1.")
 ]
+CheckpointFolder = Annotated[
+    Path | None, Parameter(name="--checkpoint", help="Folder for checkpoints: one at the end; the last two are kept.")
+]
+CheckpointEvery = Annotated[int | None, Parameter(help="Steps from one checkpoint to the next.")]
+Resume = Annotated[
+    Path | None,
+    Parameter(
+        help="Go on from the newest checkpoint in this folder, with the model, data and settings that it names;"
+        " --devices, the network's and fusion's flags may differ, --epochs and --steps count from the beginning."
+    ),
+]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]
@@ -144,7 +155,7 @@ def given(**flags: object) -> dict[str, object]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def writable(path: Path | None, *, folder: bool = False) -> None:
+def writable(path: Path | None, *, folder: bool = False, flag: str = "--output") -> None:
     """Refuse an output path that cannot be written, before the work and not after it. Raises ``ConfigError``."""
     if path is None:
         return
@@ -165,7 +176,7 @@ def writable(path: Path | None, *, folder: bool = False) -> None:
     if reason:
         what = "a folder" if folder else "a file"
         raise ConfigError(
-            f"cannot write --output {path}: {reason}",
+            f"cannot write {flag} {path}: {reason}",
             allowed=f"{what} in a place that you may write to",
-            remedy="choose another one with --output",
+            remedy=f"choose another one with {flag}",
         )

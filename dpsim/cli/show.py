@@ -18,15 +18,14 @@ SCHEMA = "dpsim.output/1"
 def progress() -> Iterator[Progress]:
     """A function that shows a line: the same line over and over on a terminal, a log line elsewhere.
 
-    What begins with ``warning: `` is shown whole, and stays.
+    A text that begins with ``warning:`` stays to be read.
     """
     terminal = sys.stderr.isatty()
 
     def tell(text: str) -> None:
-        if terminal:
-            if text.startswith("warning: "):
-                print(f"\r\x1b[2K{text}", file=sys.stderr, flush=True)
-                return
+        if terminal and text.startswith("warning:"):
+            print(f"\r\x1b[2K{text}", file=sys.stderr, flush=True)
+        elif terminal:
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\x1b[2K{text[:width]}", end="", file=sys.stderr, flush=True)
         elif text:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
 
+if TYPE_CHECKING:
+    from dpsim.record import TrainResult
+
 EXAMPLES = """\
 Examples:
   dpsim train --model cnn --devices 2 --global-batch 64 --epochs 5
   dpsim train --model mlp:512,256 --fusion-threshold 1MiB --json
+  dpsim train --optimizer adamw --schedule cosine --warmup-epochs 2
+  dpsim train --checkpoint run1 --checkpoint-every 100
+  dpsim train --resume run1
   mpiexec -n 2 dpsim train --devices 2"""
 
 
@@ -39,6 +45,9 @@ def train(
     schedule: flags.RateDecay = None,
     warmup_epochs: flags.WarmupEpochs = None,
     reference_batch: flags.ReferenceBatch = None,
+    checkpoint: flags.CheckpointFolder = None,
+    checkpoint_every: flags.CheckpointEvery = None,
+    resume: flags.Resume = None,
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     stall_after: flags.StallAfter = None,
     label_smoothing: flags.LabelSmoothing = None,
@@ -48,13 +57,16 @@ def train(
     import msgspec
 
     from dpsim import codec
+    from dpsim.errors import DpsimError
     from dpsim.harness import train as harness
+    from dpsim.harness.resume import check_same_training, resumed
     from dpsim.learning_rate import parse_decay
     from dpsim.machine import Network
     from dpsim.optimizer import changed
-    from dpsim.units import format_duration, parse_size
+    from dpsim.units import parse_size
 
     flags.writable(output)
+    flags.writable(checkpoint, folder=True, flag="--checkpoint")
     if network is not None and algorithm is None:
         algorithm = Network.parse(network).usual_algorithm
     count, layout = (None, None) if devices is None else flags.layout(devices)
@@ -62,27 +74,48 @@ def train(
     chosen: dict[str, Any] = flags.given(
         model=model, dataset=dataset, devices=count, layout=layout, global_batch=global_batch, accumulate=accumulate,
         fusion_rule=fusion_rule, fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap,
-        network=network, steps=steps, epochs=epochs, seed=seed, stall_after_s=stall_after,
-        label_smoothing=label_smoothing,
+        network=network, steps=steps, epochs=epochs, seed=seed,
+        checkpoint=None if checkpoint is None else str(checkpoint), checkpoint_every=checkpoint_every,
+        stall_after_s=stall_after, label_smoothing=label_smoothing,
     )  # fmt: skip
     settings = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     decay = None if schedule is None else parse_decay(schedule)
     rate = flags.given(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
-    config = harness.TrainConfig(**chosen)
-    config = msgspec.structs.replace(
-        config,
-        optimizer=changed(config.optimizer, optimizer, settings),
-        rate_schedule=msgspec.structs.replace(config.rate_schedule, **rate),
-    )
     with show.progress() as tell:
+        base = harness.TrainConfig()
+        if resume is not None:
+            base = resumed(resume, tell)
+            if fusion_rule is not None:
+                chosen.setdefault("fusion_threshold_bytes", None)  # the old one belongs to the old rule
+            if epochs is not None:
+                chosen.setdefault("steps", None)  # else the old end would hold
+        config = msgspec.structs.replace(
+            base,
+            optimizer=changed(base.optimizer, optimizer, settings),
+            rate_schedule=msgspec.structs.replace(base.rate_schedule, **rate),
+            **chosen,
+        )
+        if resume is not None:
+            check_same_training(base, config)
         result = harness.train(config, tell)
     if output is not None:
         codec.write(output, result)
     if json:
         summary = codec.to_builtins(result)
         show.as_json("train", [codec.to_builtins(config) | {"losses": summary.pop("losses", [])}], summary)
-        return
+    else:
+        _print(result)
+    if result.checkpoint_failure:
+        raise DpsimError(result.checkpoint_failure)
+
+
+def _print(result: TrainResult) -> None:
+    from dpsim.units import format_duration
+
     print(f"test accuracy {result.test_accuracy:.2%}, final loss {result.final_loss:.4g}")
     ran = f"{result.steps} steps, {show.count_devices(result.devices)}"
-    print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} a step, {ran}")
+    if result.first_step == result.steps:
+        print(f"{ran}, all of them done before")
+    else:
+        print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} a step, {ran}")
     print(f"digest of the parameters {result.digest}")

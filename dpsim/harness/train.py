@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -24,6 +25,10 @@ Progress = Callable[[str], None]
 
 class TrainConfig(Noun, frozen=True):
     """What to train and how; ``steps`` (if given) ends training before ``epochs`` do.
+
+    ``checkpoint`` is a folder: checkpoints go there every ``checkpoint_every`` steps (if given) and at the end.
+    ``resume`` is a checkpoint to go on from (``dpsim.harness.resume.resumed`` makes such a configuration); ``epochs``
+    and ``steps`` count from the beginning of training all the same.
 
     ``overlap`` may be ``auto``. It, and fusion rule ``mg-wfbp``, need a profile and a calibration, which ``train``
     takes first and puts into ``workload``, ``link_alpha_s`` and ``link_beta_s_per_byte``.
@@ -50,12 +55,27 @@ class TrainConfig(Noun, frozen=True):
     link_beta_s_per_byte: float = 0.0
     stall_after_s: float = 60.0
     label_smoothing: float = 0.0
+    checkpoint: str | None = None
+    checkpoint_every: int | None = None
+    resume: str | None = None
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ConfigError(f"epochs is {self.epochs}", allowed="1 or more")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise ConfigError(
+                f"checkpoint_every is {self.checkpoint_every}",
+                allowed="1 step or more",
+                remedy="leave --checkpoint-every out for one checkpoint, at the end",
+            )
+        if self.checkpoint_every is not None and self.checkpoint is None:
+            raise ConfigError(
+                "checkpoints are wanted, and no folder for them",
+                allowed="checkpoint_every with checkpoint",
+                remedy="name a folder with --checkpoint",
+            )
         if self.overlap not in ("auto", *OVERLAPS):
             raise unknown("overlap", self.overlap, ("auto", *OVERLAPS))
         check_stall_after(self.stall_after_s)
@@ -75,7 +95,15 @@ class TrainConfig(Noun, frozen=True):
 
 
 def train(config: TrainConfig, progress: Progress) -> TrainResult:
-    """Train on ``config.devices`` ranks. Raises ``NotFiniteError``, ``ConfigError``, ``CommunicationError``."""
+    """Train on ``config.devices`` ranks.
+
+    A checkpoint that cannot be written is told of, and training goes on; see the result's ``checkpoint_failure``.
+    Raises ``NotFiniteError``, ``ConfigError``, ``CommunicationError``; ``FileFormatError`` for a bad checkpoint.
+    """
+    if config.checkpoint is not None and not same_folder(config):
+        from dpsim.runtime.checkpoint import check_unused
+
+        check_unused(Path(config.checkpoint))
     config = _decided(config, progress)
     found = on_ranks(
         "dpsim.harness.ranks.train:train_on_ranks",
@@ -83,6 +111,13 @@ def train(config: TrainConfig, progress: Progress) -> TrainResult:
         devices=config.devices, progress=progress, pin=True,
     )  # fmt: skip
     return codec.decode(found, TrainResult, "training result")
+
+
+def same_folder(config: TrainConfig) -> bool:
+    """Whether checkpoints go where the one is that the run goes on from."""
+    if config.checkpoint is None or config.resume is None:
+        return False
+    return Path(config.checkpoint).resolve() == Path(config.resume).resolve().parent
 
 
 def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpsim.comm import board
 from dpsim.record import TrainResult
-from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
 
@@ -18,8 +15,8 @@ from dpsim.runtime.trainer import Trainer
 class Epoch:
     """An epoch that has ended (the last one may have been cut short): sums over all ranks' samples in it.
 
-    ``number`` counts from 1; ``loss`` is the mean training loss a sample in nats, ``accuracy`` of the training
-    samples as they were met; ``steps`` of ``total_steps`` are done.
+    ``number`` counts from 1; ``loss`` is the mean training loss a sample in nats, ``accuracy`` that of the training
+    samples as they were met (since the run was resumed, if it was); ``steps`` of ``total_steps`` are done.
     """
 
     number: int
@@ -73,31 +70,31 @@ class OnRank(Callback):
 
 
 def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) -> TrainResult:
-    """Train to step ``total_steps``, then test. Collective; the same result on every rank. Closes the trainer."""
-    comm, per_epoch = trainer.comm, trainer.steps_per_epoch
-    outcomes: list[StepOutcome] = []
+    """Train to step ``total_steps``, then test. Collective; the same result on every rank. Closes the trainer.
+
+    A trainer that was restored from a checkpoint goes on from the step it is at.
+    """
+    log, first_step = trainer.log, trainer.runner.steps
     for callback in callbacks:
         callback.on_train_begin(trainer)
-    for step in range(1, total_steps + 1):
-        outcomes.append(trainer.step())
+    for step in range(first_step + 1, total_steps + 1):
+        outcome = trainer.step()
         for callback in callbacks:
-            callback.on_step_end(trainer, outcomes[-1])
-        if step % per_epoch == 0 or step == total_steps:
-            epoch = _epoch(trainer, outcomes[(step - 1) // per_epoch * per_epoch :], step, total_steps)
+            callback.on_step_end(trainer, outcome)
+        if step % trainer.steps_per_epoch == 0 or step == total_steps:
+            epoch = _epoch(trainer, step, total_steps)
             for callback in callbacks:
                 callback.on_epoch_end(trainer, epoch)
     test = trainer.evaluate()
-    samples = [outcome.global_samples for outcome in outcomes]
     with trainer.waiting(board.RESULTS):
-        losses = [sum(column) for column in zip(*comm.allgather([o.sums.loss for o in outcomes]), strict=True)]
-        full, step_s = _full_steps(trainer, outcomes)
-        exposed = _least_exposed_s(trainer, outcomes)
+        log.gather()
+        step_s, images_per_s, exposed_s = log.times()
+    with trainer.averaged_state():
+        digest = trainer.digest()
     result = TrainResult(
         devices=trainer.plan.devices, steps=total_steps, test_accuracy=test.correct / test.samples,
-        final_loss=losses[-1] / samples[-1], step_s=step_s,
-        images_per_s=full / step_s if step_s else 0.0,
-        exposed_communication_s=exposed, digest=trainer.digest(),
-        losses=tuple(loss / size for loss, size in zip(losses, samples, strict=True)),
+        final_loss=log.losses[-1], step_s=step_s, images_per_s=images_per_s, exposed_communication_s=exposed_s,
+        digest=digest, losses=tuple(log.losses), first_step=first_step,
     )  # fmt: skip
     trainer.close()
     for callback in callbacks:
@@ -105,25 +102,8 @@ def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) 
     return result
 
 
-def _epoch(trainer: Trainer, outcomes: Sequence[StepOutcome], step: int, total_steps: int) -> Epoch:
-    mine = (sum(o.sums.loss for o in outcomes), sum(o.sums.correct for o in outcomes))
+def _epoch(trainer: Trainer, step: int, total_steps: int) -> Epoch:
     with trainer.waiting(board.EPOCH_LOSS):
-        loss, correct = (sum(column) for column in zip(*trainer.comm.allgather(mine), strict=True))
-    samples = sum(outcome.global_samples for outcome in outcomes)
-    number = (step - 1) // trainer.steps_per_epoch + 1
-    return Epoch(number=number, loss=loss / samples, accuracy=correct / samples, steps=step, total_steps=total_steps)
-
-
-def _full_steps(trainer: Trainer, outcomes: Sequence[StepOutcome]) -> tuple[int, float]:
-    """Samples of a whole batch, and the median seconds of the steps that have one and a step before them."""
-    ends = [max(column) for column in zip(*trainer.comm.allgather([o.marks.end_s for o in outcomes]), strict=True)]
-    samples = [outcome.global_samples for outcome in outcomes[1:]]  # the last batch of an epoch may be short
-    full = max(samples, default=0)
-    times = [b - a for (a, b), size in zip(itertools.pairwise(ends), samples, strict=True) if size == full]
-    return full, statistics.median(times) if times else 0.0
-
-
-def _least_exposed_s(trainer: Trainer, outcomes: Sequence[StepOutcome]) -> float:
-    """Median over steps of the exposed communication of the rank that had least: the others waited for it."""
-    waits = trainer.comm.allgather([exposed_s(outcome.marks) for outcome in outcomes])
-    return float(statistics.median(min(column) for column in zip(*waits, strict=True)))
+        trainer.log.gather()
+    number, loss, accuracy = trainer.log.epoch()
+    return Epoch(number=number, loss=loss, accuracy=accuracy, steps=step, total_steps=total_steps)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -23,6 +25,7 @@ from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.compiled import compile_once
 from dpsim.runtime.describe import describe
+from dpsim.runtime.log import TrainLog
 from dpsim.runtime.stall import StallWatch, check_stall_after
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
@@ -65,14 +68,17 @@ class Trainer:
         self.runner.initialise(seed)
         with self.waiting(board.INITIAL_STATE):
             self._broadcast_state()
-        self._batches = self._global_batches()
         self.epoch = 0
+        self._batches = self._global_batches()
+        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch)
 
     def step(self) -> StepOutcome:
         """Train on the next global batch; the next epoch begins when the data set is used up."""
         begin_s = now()
         share, samples = self.next_share()
-        return self.runner.run(share, samples, begin_s)
+        outcome = self.runner.run(share, samples, begin_s)
+        self.log.add(outcome)
+        return outcome
 
     def next_share(self) -> tuple[Batch, int]:
         """This rank's share of the next global batch, and that batch's size."""
@@ -92,23 +98,46 @@ class Trainer:
     def evaluate(self) -> BatchSums:
         """Sums over the whole test set, each rank taking a share; exact at any device count.
 
-        Running statistics, which each rank gathers from its own samples, are first replaced by their mean
-        over the ranks.
+        With the mean over the ranks of running statistics (see ``averaged_state``); nothing of training changes.
         """
-        self.runner.row.evaluates()
-        with self.waiting(board.EVALUATION):
-            self._average_state()
         self.runner.row.evaluates()
         low, high = shard(len(self.dataset.test_y), self.plan.devices, self.comm.rank)
         loss, correct = 0.0, 0
-        for start in range(low, high, _EVALUATION_BATCH):
-            stop = min(start + _EVALUATION_BATCH, high)
-            sums = self.replica.evaluate(*self.dataset.test_batch(start, stop))
-            loss, correct = loss + sums.loss, correct + sums.correct
+        with self.averaged_state():
+            for start in range(low, high, _EVALUATION_BATCH):
+                stop = min(start + _EVALUATION_BATCH, high)
+                sums = self.replica.evaluate(*self.dataset.test_batch(start, stop))
+                loss, correct = loss + sums.loss, correct + sums.correct
         totals = np.array([loss, correct, high - low])
         with self.waiting(board.EVALUATION):
             allreduce(self.transport, totals, "recursive-doubling")
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
+
+    @contextlib.contextmanager
+    def averaged_state(self) -> Iterator[None]:
+        """Within it, running statistics, which each rank gathers from its own samples, are their mean over the ranks.
+
+        Collective. Afterwards each rank has its own again.
+        """
+        state = sorted(self.replica.state().items())
+        own = [value.copy() for _, value in state]
+        try:
+            with self.waiting(board.EVALUATION):
+                for _, value in state:
+                    flat = value.reshape(-1)
+                    allreduce(self.transport, flat, "recursive-doubling")
+                    flat /= self.plan.devices
+            self.runner.row.evaluates()
+            yield
+        finally:
+            for (_, value), before in zip(state, own, strict=True):
+                value[...] = before
+
+    def go_on_from(self, step: int) -> None:
+        """Count ``step`` steps as done: the next batch, learning rate and random numbers are those of the next one."""
+        self.runner.steps = step
+        self.epoch, batches = divmod(step, self.steps_per_epoch)
+        self._batches = itertools.islice(self._global_batches(), batches, None)
 
     def digest(self) -> str:
         """SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order."""
@@ -137,12 +166,6 @@ class Trainer:
             broadcast(self.transport, data)
         for name in sorted(self.replica.state()):
             broadcast(self.transport, self.replica.state()[name].reshape(-1))
-
-    def _average_state(self) -> None:
-        for name in sorted(self.replica.state()):
-            value = self.replica.state()[name].reshape(-1)
-            allreduce(self.transport, value, "recursive-doubling")
-            value /= self.plan.devices
 
     def _global_batches(self) -> Iterator[NDArray[np.int64]]:
         while True:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from mpi4py import MPI
 
 from dpsim import codec
+from dpsim.comm import board
+from dpsim.comm.clock import now
 from dpsim.data import load_dataset
+from dpsim.errors import ConfigError
 from dpsim.harness.advice import batch_norm_warning
-from dpsim.harness.train import TrainConfig
+from dpsim.harness.resume import check_same_training, run_of, stored
+from dpsim.harness.train import TrainConfig, same_folder
 from dpsim.learning_rate import learning_rate
 from dpsim.lower import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
+from dpsim.record import TrainResult
+from dpsim.runtime.checkpoint import CheckpointFolder, NotWritten, read
 from dpsim.runtime.fit import Callback, Epoch, OnRank, fit
+from dpsim.runtime.snapshot import restore, snapshot
+from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
+from dpsim.units import format_duration, format_size
 
 Progress = Callable[[str], None]
 
@@ -24,6 +35,18 @@ Progress = Callable[[str], None]
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """One ``TrainConfig`` on running ranks; rank 0 returns a ``TrainResult`` (plain values)."""
     config = codec.decode(argument, TrainConfig, "training")
+    trainer, total = _trainer(comm, config, report)
+    _restore(trainer, config, total)
+    if trainer.runner.steps:
+        report(f"going on after step {trainer.runner.steps}, towards {total} steps")
+    saving = _Saving(trainer, config, total, report)
+    result = fit(trainer, total, [OnRank(_Tell(report)), saving])
+    result = msgspec.structs.replace(result, checkpoint_failure=saving.failure)
+    return dict(codec.to_builtins(result)) if comm.rank == 0 else None
+
+
+def _trainer(comm: MPI.Intracomm, config: TrainConfig, report: Progress) -> tuple[Trainer, int]:
+    """A trainer as configured, and how many steps the run has."""
     dataset = load_dataset(config.dataset, config.seed)
     replica = build_model(config.model, dataset.input_shape, dataset.classes, label_smoothing=config.label_smoothing)
     plan, schedule = config.plan(), None
@@ -48,8 +71,25 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule, rate=rate,
         stall_after_s=config.stall_after_s,
     )  # fmt: skip
-    result = fit(trainer, total, [OnRank(_Tell(report))])
-    return dict(codec.to_builtins(result)) if comm.rank == 0 else None
+    return trainer, total
+
+
+def _restore(trainer: Trainer, config: TrainConfig, total: int) -> None:
+    """Put the trainer where the checkpoint to resume from is (rank 0 reads it), if there is one."""
+    if config.resume is None:
+        return
+    checkpoint = None
+    if trainer.comm.rank == 0:
+        checkpoint = read(Path(config.resume))
+        check_same_training(stored(checkpoint), config)
+    losses = restore(trainer, checkpoint)
+    if len(losses) > total:
+        raise ConfigError(
+            f"the checkpoint is of step {len(losses)}, and the run would end at step {total}",
+            allowed=f"{len(losses)} steps or more, counted from the beginning of training",
+            remedy="raise --epochs or --steps",
+        )
+    trainer.log.go_on_from(losses)
 
 
 class _Tell(Callback):
@@ -61,3 +101,47 @@ class _Tell(Callback):
     def on_epoch_end(self, trainer: Trainer, epoch: Epoch) -> None:
         done = f"{epoch.steps} of {epoch.total_steps} steps"
         self._report(f"epoch {epoch.number}: training loss {epoch.loss:.4f} ({done})")
+
+
+class _Saving(Callback):
+    """Writes a run's checkpoints, on rank 0, and tells how that went; a failure does not end the run."""
+
+    def __init__(self, trainer: Trainer, config: TrainConfig, total: int, report: Progress) -> None:
+        self._run, self._report, self._total = run_of(config), report, total
+        self._wanted, self._every = config.checkpoint is not None, config.checkpoint_every
+        self._folder: CheckpointFolder | None = None
+        self.failure = ""
+        self._elsewhere = trainer.comm.bcast(not same_folder(config))  # rank 0 alone needs the file system
+        if config.checkpoint is not None and trainer.comm.rank == 0:
+            self._folder = CheckpointFolder(Path(config.checkpoint), trainer.runner.steps)
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        if self._wanted and self._elsewhere and trainer.runner.steps == self._total:
+            self._save(trainer)
+
+    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+        step = trainer.runner.steps
+        if self._wanted and (step == self._total or (self._every and step % self._every == 0)):
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, result: TrainResult) -> None:
+        if self._folder is not None:
+            self._folder.close()
+
+    def _save(self, trainer: Trainer) -> None:
+        """A checkpoint of the state between two steps; collective."""
+        begin_s = now()
+        with trainer.waiting(board.CHECKPOINT):
+            trainer.log.gather()
+            checkpoint = snapshot(trainer, trainer.log.losses, self._run)
+        if self._folder is None or checkpoint is None:
+            return
+        try:
+            size = self._folder.write(checkpoint)
+        except NotWritten as error:
+            self.failure = str(error)
+            self._report(f"warning: {error.given}; training goes on")
+        else:
+            self.failure = ""
+            took = format_duration(now() - begin_s)
+            self._report(f"checkpoint of step {checkpoint.header.step}: {format_size(size)} in {took}")

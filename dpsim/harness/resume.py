@@ -1,0 +1,63 @@
+"""Going on with a run from its checkpoints: what it was started with, and which of that may be another now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.harness.train import TrainConfig
+from dpsim.learning_rate import Cosine
+from dpsim.runtime.checkpoint import Checkpoint, newest
+
+_HOW_IT_IS_RUN = {
+    "devices", "network", "algorithm", "fusion_rule", "fusion_threshold_bytes", "overlap", "accumulate", "epochs",
+    "steps", "workload", "link_alpha_s", "link_beta_s_per_byte", "checkpoint", "checkpoint_every", "resume", "layout",
+    "stall_after_s",
+}  # fmt: skip
+"""Fields of a ``TrainConfig`` that may be another when a run goes on; all others decide what is trained."""
+
+
+def resumed(folder: Path, progress: Callable[[str], None]) -> TrainConfig:
+    """The configuration of the run whose newest valid checkpoint in ``folder`` is gone on from, into that folder.
+
+    Tells of newer ones that are damaged. Raises ``FileFormatError`` where there is none.
+    """
+    path, checkpoint, damaged = newest(folder)
+    for error in damaged:
+        progress(f"warning: {error.given}; going on from the one before it, {path.name}")
+    config = stored(checkpoint)
+    return msgspec.structs.replace(config, checkpoint=str(folder), resume=str(path))
+
+
+def stored(checkpoint: Checkpoint) -> TrainConfig:
+    """The configuration that a checkpoint was written under. Raises ``FileFormatError``."""
+    return codec.decode(checkpoint.header.run, TrainConfig, "run in the checkpoint")
+
+
+def run_of(config: TrainConfig) -> dict[str, Any]:
+    """What a checkpoint keeps of a configuration: without what was measured for it."""
+    bare = msgspec.structs.replace(config, workload=None, link_alpha_s=0.0, link_beta_s_per_byte=0.0)
+    return dict(codec.to_builtins(bare))
+
+
+def check_same_training(before: TrainConfig, config: TrainConfig) -> None:
+    """Refuse to go on with another training than the one that was begun. Raises ``ConfigError``."""
+    names = [name for name in TrainConfig.__struct_fields__ if name not in _HOW_IT_IS_RUN]
+    if isinstance(config.rate_schedule.decay, Cosine):
+        names += ["epochs", "steps"]  # a cosine's rate depends on the end of the run in every step
+    differing = [
+        f"{name} is {getattr(before, name)} in the checkpoint, {getattr(config, name)} here"
+        for name in names
+        if getattr(before, name) != getattr(config, name)
+    ]
+    if differing:
+        raise ConfigError(
+            f"this is not the run that the checkpoint is of: {'; '.join(differing)}",
+            allowed="other devices, network, fusion, overlap, and a later end if the schedule is not a cosine",
+            remedy="leave out the flags that differ, or train afresh into another folder with --checkpoint",
+        )

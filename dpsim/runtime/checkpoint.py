@@ -1,0 +1,229 @@
+"""Checkpoint files: everything that a run needs to go on exactly as if it had never stopped.
+
+``FOLDER/checkpoint-STEP.safetensors`` holds tensors and, as metadata, a header (JSON) and one SHA-256 over both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, DpsimError, FileFormatError
+from dpsim.plan import Plan
+from dpsim.replica import Array
+from dpsim.units import format_size
+
+SCHEMA = "dpsim.checkpoint/1"
+_KEPT = 2
+_NAME = re.compile(r"checkpoint-(\d+)\.safetensors")
+
+
+class Header(Noun, frozen=True):
+    """What a checkpoint says of itself beside its tensors.
+
+    ``step`` updates were done: ``epoch`` whole epochs and ``batch`` batches of the next. ``run`` is for whoever
+    started the run (plain values); the runtime does not look into it.
+    """
+
+    step: int
+    epoch: int
+    batch: int
+    seed: int
+    training_samples: int
+    plan: Plan
+    run: dict[str, Any]
+    schema: str = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """A header, and tensors by name: ``parameters/NAME``, ``optimizer/SLOT/NAME``, ``state/RANK/NAME``, ``losses``."""
+
+    header: Header
+    tensors: Mapping[str, Array]
+
+
+class NotWritten(DpsimError):
+    """A checkpoint could not be written; the ones before it are as they were."""
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """The bytes of a checkpoint file."""
+    # Other than C-contiguous arrays are silently saved wrong by safetensors 0.8.
+    tensors = {name: np.asarray(value, order="C") for name, value in checkpoint.tensors.items()}
+    header = codec.to_json(checkpoint.header, indent=None)
+    data: bytes = save(tensors, metadata={"header": header, "sha256": _digest(header, tensors)})
+    return data
+
+
+def _digest(header: str, tensors: Mapping[str, Array]) -> str:
+    """SHA-256 of the header and of every tensor's name, dtype, shape and bytes, in name order (not file order)."""
+    sha = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        sha.update(f"\n{name} {value.dtype.str} {value.shape} ".encode())
+        sha.update(value.reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()
+
+
+def read(path: Path) -> Checkpoint:
+    """A checkpoint, verified. Raises ``FileFormatError``."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise FileFormatError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
+    except (SafetensorError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise _damaged(path, f"it is cut off or no safetensors file ({error})") from error
+    header = metadata.get("header", "")
+    if metadata.get("sha256") != _digest(header, tensors):
+        raise _damaged(path, "its content does not have the SHA-256 that it names")
+    raw = json.loads(header)
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        found = raw.get("schema") if isinstance(raw, dict) else raw
+        raise FileFormatError(
+            f"the checkpoint {path} has the format {found!r}",
+            allowed=f"{SCHEMA!r}",
+            remedy="resume with the version of dpsim that wrote it",
+        )
+    return Checkpoint(header=codec.decode(raw, Header, f"checkpoint {path}"), tensors=tensors)
+
+
+def _damaged(path: Path, why: str) -> FileFormatError:
+    return FileFormatError(
+        f"the checkpoint {path} is damaged: {why}",
+        allowed="a file as dpsim wrote it",
+        remedy="resume from an older checkpoint: move this file away",
+    )
+
+
+def checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of every file in ``folder`` that has a checkpoint's name, oldest first; none if it is no folder."""
+    if not folder.is_dir():
+        return []
+    named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in named if match)
+
+
+def newest(folder: Path) -> tuple[Path, Checkpoint, tuple[FileFormatError, ...]]:
+    """The newest checkpoint in ``folder`` that is valid, and what is wrong with each newer one.
+
+    Raises ``FileFormatError`` where there is none.
+    """
+    found = checkpoints(folder)
+    if not found:
+        raise FileFormatError(
+            f"there is no checkpoint in {folder}" if folder.is_dir() else f"there is no folder {folder}",
+            allowed="a folder with files checkpoint-STEP.safetensors",
+            remedy="give the folder that --checkpoint named",
+        )
+    wrong: list[FileFormatError] = []
+    for _, path in reversed(found):
+        try:
+            return path, read(path), tuple(wrong)
+        except FileFormatError as error:
+            wrong.append(error)
+    raise FileFormatError(
+        f"no checkpoint in {folder} can be used: {'; '.join(error.given for error in wrong)}",
+        allowed=wrong[0].allowed,
+        remedy="train afresh into another folder with --checkpoint",
+    )
+
+
+def check_unused(folder: Path) -> None:
+    """Refuse a folder in which another run has left its checkpoints. Raises ``ConfigError``."""
+    found = checkpoints(folder)
+    if found:
+        raise ConfigError(
+            f"the folder {folder} has checkpoints already, the newest of step {found[-1][0]}",
+            allowed="a folder without checkpoints",
+            remedy=f"go on with that run by --resume {folder}, or choose another folder with --checkpoint",
+        )
+
+
+class CheckpointFolder:
+    """Where one run writes its checkpoints, and no other run meanwhile; keeps the last two.
+
+    What a killed run has left half written, or not yet removed, is removed. Checkpoints of later steps than ``step``,
+    where the run goes on, are damaged (or it would go on from them), and set aside under another name.
+    Raises ``ConfigError``.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write checkpoints to {folder}: {error.strerror or error}",
+                allowed="a folder that you may write to",
+                remedy="choose another one with --checkpoint",
+            ) from error
+        self._lock()
+        for path in folder.glob(f".checkpoint-*{codec.PARTIAL}"):
+            path.unlink(missing_ok=True)
+        for later, path in checkpoints(folder):
+            if later > step:
+                path.replace(path.with_name(f"{path.name}.damaged"))
+        self._keep_last()
+
+    def _lock(self) -> None:
+        """Hold the folder until this process ends, however it ends."""
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._handle)
+            raise ConfigError(
+                f"another run is writing its checkpoints to {self.folder}",
+                allowed="a folder for each run",
+                remedy="choose another one with --checkpoint, or wait for that run's end",
+            ) from error
+        except OSError:  # a file system without locks: go on without this protection
+            return
+
+    def write(self, checkpoint: Checkpoint) -> int:
+        """Write a checkpoint durably, then remove the oldest beyond two; returns its bytes. Raises ``NotWritten``."""
+        step = checkpoint.header.step
+        data = encode(checkpoint)
+        try:
+            codec.write_bytes(self.folder / f"checkpoint-{step}.safetensors", data)
+        except OSError as error:
+            raise NotWritten(
+                f"cannot write the checkpoint of step {step} ({format_size(len(data))}) to {self.folder}: "
+                f"{error.strerror or error}; {self._free()}, the checkpoints before it are as they were",
+                remedy="make room there, or resume with another folder: --resume OLD --checkpoint NEW",
+            ) from error
+        self._keep_last()
+        return len(data)
+
+    def _keep_last(self) -> None:
+        for _, path in checkpoints(self.folder)[:-_KEPT]:
+            with contextlib.suppress(OSError):  # one checkpoint too many does no harm
+                path.unlink()
+
+    def _free(self) -> str:
+        try:
+            return f"{format_size(shutil.disk_usage(self.folder).free)} are free there"
+        except OSError as error:
+            return f"its free space cannot be told ({error.strerror or error})"
+
+    def close(self) -> None:
+        """Let other runs write to the folder."""
+        os.close(self._handle)

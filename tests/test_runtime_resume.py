@@ -1,0 +1,140 @@
+"""A run that is stopped and goes on is the run that was never stopped: the same bits, on 1 to 4 ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.learning_rate import Cosine, RateSchedule, learning_rate
+from dpsim.optimizer import AdamW, Optimizer, Sgd
+from dpsim.runtime.checkpoint import Checkpoint, encode, read
+
+OnRanks = Callable[..., Any]
+STEPS = 10
+DATASET = "synthetic:6x5x2,classes=3,train=25,test=6"
+SGD = Sgd(learning_rate=0.05, momentum=0.9, weight_decay=0.01)
+NESTEROV = Sgd(learning_rate=0.05, momentum=0.9, nesterov=True)
+ADAMW = AdamW(learning_rate=0.01)
+WARMING_UP = RateSchedule(warmup_epochs=2.0, reference_batch=2, decay=Cosine(final_fraction=0.1))
+
+
+def case(name: str, stop: int, optimizer: Optimizer = SGD, schedule: RateSchedule | None = None, **plan: Any) -> Any:
+    """7 samples a step of 25: 4 steps an epoch, the last of 4 samples; the model has running statistics."""
+    rate = schedule or RateSchedule()
+    rates = [
+        learning_rate(rate, optimizer.learning_rate, step, global_batch=7, steps_per_epoch=4, total_steps=STEPS)
+        for step in range(STEPS + 3)
+    ]
+    plan = {"global_batch": 7, "fusion_threshold_bytes": 100, "optimizer": codec.to_builtins(optimizer)} | plan
+    return {"name": name, "model": "cnn:3,4", "dataset": DATASET, "seed": 5, "plan": plan, "rates": rates, "stop": stop}
+
+
+def cases(devices: int) -> list[dict[str, Any]]:
+    """Stops at random steps: within an epoch, at its end, within the warm-up."""
+    random = np.random.default_rng(devices)
+    found = []
+    for optimizer, overlap in ((SGD, "off"), (SGD, "thread"), (ADAMW, "off"), (ADAMW, "thread"), (NESTEROV, "poll")):
+        stop = int(random.integers(1, STEPS))
+        name = f"{type(optimizer).__name__} {overlap} {len(found)}"
+        found.append(case(name, stop, optimizer, overlap=overlap))
+    found.append(case("midway in the warm-up", int(random.integers(1, 8)), SGD, WARMING_UP))
+    found.append(case("after the warm-up", 9, ADAMW, WARMING_UP, overlap="thread"))
+    found.append(case("at an epoch's end", 4, ADAMW))
+    found.append(case("at the beginning", 0, SGD))
+    if devices <= 3:
+        found.append(case("two micro-batches", int(random.integers(1, STEPS)), SGD, accumulate=2))
+    return found
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_a_run_that_went_on_has_the_bits_of_one_that_never_stopped(
+    devices: int, on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    every = cases(devices)
+    argument = {"cases": every, "steps": STEPS, "folder": str(tmp_path)}
+    found = on_ranks("ranks_resume:interrupted", argument, devices=devices)
+    for one, run in zip(every, found, strict=True):
+        assert run["same_on_each_rank"] == [True] * devices, one["name"]
+        assert run["same_losses"] == [True] * devices, one["name"]
+        assert run["padding_is_zero"], one["name"]
+        if one["stop"]:  # each rank has running statistics of its own, and has got those back
+            assert run["different_states"] == devices, one["name"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[OnRanks], tuple[dict[str, Any], Path]]:
+    """A case, and a checkpoint of it that two ranks wrote at step 5."""
+    folder = tmp_path_factory.mktemp("written")
+    one = case("two", 5, ADAMW)
+
+    def make(on_ranks: OnRanks) -> tuple[dict[str, Any], Path]:
+        path = folder / "two" / "checkpoint-5.safetensors"
+        if not path.exists():
+            on_ranks("ranks_resume:interrupted", {"cases": [one], "steps": STEPS, "folder": str(folder)}, devices=2)
+        return one, path
+
+    return make
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_on_another_number_of_devices_statistics_are_the_mean(
+    devices: int, on_ranks: OnRanks, written: Callable[[OnRanks], tuple[dict[str, Any], Path]]
+) -> None:
+    one, path = written(on_ranks)
+    kept = read(path).tensors
+    found = on_ranks("ranks_resume:restored", {"case": one, "path": str(path)}, devices=devices)
+    assert found["step"] == 5 and found["alike"]
+    assert found["state"]
+    for name, value in found["state"].items():
+        assert not np.array_equal(kept[f"state/0/{name}"], kept[f"state/1/{name}"])
+        mean = (kept[f"state/0/{name}"] + kept[f"state/1/{name}"]) / 2
+        np.testing.assert_allclose(value, mean, rtol=1e-6)
+    for name, value in found["parameters"].items():
+        np.testing.assert_array_equal(np.float32(value), kept[f"parameters/{name}"])
+    assert np.isfinite(found["losses"]).all()
+
+
+def test_a_checkpoint_of_another_training_is_refused(
+    on_ranks: OnRanks, written: Callable[[OnRanks], tuple[dict[str, Any], Path]]
+) -> None:
+    one, path = written(on_ranks)
+    plan = one["plan"]
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"model": "cnn:3,5"}, "bn2.beta is ((4,), 'float32') there, ((5,), 'float32') here"),
+        ({"model": "cnn:3"}, "is ((4,), 'float32') there, None here"),
+        ({"seed": 6}, "seed is 5 there, 6 here"),
+        ({"dataset": DATASET.replace("train=25", "train=26")}, "number of training samples is 25 there, 26 here"),
+        ({"plan": plan | {"optimizer": codec.to_builtins(AdamW(learning_rate=0.02))}}, "optimizer is AdamW"),
+        ({"plan": plan | {"optimizer": codec.to_builtins(SGD)}}, "optimizer is AdamW"),
+        ({"plan": plan | {"global_batch": 8}}, "global batch is 7 there, 8 here"),
+        ({"plan": plan | {"wire_dtype": "float64"}}, "((3,), 'float32') there, ((3,), 'float64') here"),
+    ]
+    cases = [one | change for change, _ in others]
+    answers = on_ranks("ranks_resume:refused", {"cases": cases, "path": str(path)}, devices=1)
+    for answer, (_, message) in zip(answers, others, strict=True):
+        assert "the checkpoint is of another training" in answer
+        assert message in answer
+
+
+def test_a_position_that_contradicts_its_step_is_refused(
+    on_ranks: OnRanks, written: Callable[[OnRanks], tuple[dict[str, Any], Path]], tmp_path: Path
+) -> None:
+    one, path = written(on_ranks)
+    kept = read(path)
+    header = msgspec.structs.replace(kept.header, batch=kept.header.batch + 1)
+    (tmp_path / "wrong").write_bytes(encode(Checkpoint(header=header, tensors=kept.tensors)))
+    with pytest.raises(ConfigError, match="position is 6 there, 5 here"):
+        on_ranks("ranks_resume:restored", {"case": one, "path": str(tmp_path / "wrong")}, devices=1)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_an_evaluation_uses_the_mean_of_statistics_and_changes_nothing(devices: int, on_ranks: OnRanks) -> None:
+    found = on_ranks("ranks_resume:evaluated_midway", {"case": case("looked", 0)}, devices=devices)
+    assert found == {"same": True, "sums_agree": True, "digests": 1, "is_mean": True, "states": devices}
