@@ -1,7 +1,8 @@
 """How fast the kernels are: ``python -m dpsim.experiments.bench_kernels`` times them.
 
-The shapes are those of ResNet-20 and of the network 784-2048-2048-2048-10. Each is checked against NumPy before it is timed, in turns with NumPy. Local batch 64, float32, one thread, whose core
-time is taken: other processes disturb it least. ``--json`` prints one object.
+The shapes are those of ResNet-20 and of the network 784-2048-2048-2048-10, local batch 64, float32. Each kernel is
+checked against NumPy before it is timed, and timed in turns with NumPy: the core time of one thread, which other
+processes disturb least. ``--json`` prints one object.
 """
 
 from __future__ import annotations
