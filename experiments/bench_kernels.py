@@ -93,15 +93,14 @@ def convolutions() -> Iterator[Case]:
 
 
 def products() -> Iterator[Case]:
-    """The large layers of the network 784-2048-2048-2048-10."""
+    """The large layers of the network 784-2048-2048-2048-10, forward and both backward passes."""
     for inputs, outputs in DENSE:
         x, weight, grad = normal(0, BATCH, inputs), normal(1, inputs, outputs), normal(2, BATCH, outputs)
         y, dx, dw = (CPU.zeros(array.shape, np.float32) for array in (grad, x, weight))
-        work = Buffers(CPU, np.float32)
         flops, shape = 2.0 * BATCH * inputs * outputs, f"{inputs}->{outputs}"
-        yield case("dense", shape, flops, "GFLOP", (y,), x, weight, y, work)
-        yield case("dense_weight_gradient", shape, flops, "GFLOP", (dw,), x, grad, dw, work)
-        yield case("dense_input_gradient", shape, flops, "GFLOP", (dx,), grad, weight, dx, work)
+        yield case("matmul", f"{shape} forward", flops, "GFLOP", (y,), x, weight, y)
+        yield case("matmul", f"{shape} weights", flops, "GFLOP", (dw,), x.T, grad, dw)
+        yield case("matmul", f"{shape} input", flops, "GFLOP", (dx,), grad, weight.T, dx)
 
 
 def activations() -> Iterator[Case]:

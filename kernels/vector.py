@@ -164,39 +164,34 @@ class Kernel:
             return ir.Constant(kind, [ir.Constant(kind.element, value)] * kind.count)
         return ir.Constant(kind, value)
 
-    def index(self, value: int) -> Value:
-        return Value(self, ir.Constant(_INDEX, value))
-
     def vector(self, value: Value | float) -> Value:
         """A vector with ``value`` in every lane."""
         if not isinstance(value, Value):
             return Value(self, self.constant(value, self._vector))
-        return Value(self, self._splat(value.ir))
+        lane, nothing = ir.IntType(32), ir.Constant(self._vector, ir.Undefined)
+        first = self.builder.insert_element(nothing, value.ir, ir.Constant(lane, 0))
+        every = ir.Constant(ir.VectorType(lane, self.lanes), None)
+        return Value(self, self.builder.shuffle_vector(first, nothing, every))
 
     def variable(self, first: Value | float = 0.0) -> Variable:
         """A variable; a Python number makes it a vector."""
         return Variable(self, first if isinstance(first, Value) else self.vector(first))
 
-    def scratch(self, vectors: int) -> Value:
-        """An array of the kernel's own for some vectors, without first values."""
-        with self.builder.goto_entry_block():
-            return Value(self, self.builder.alloca(self._vector, size=ir.Constant(_INDEX, vectors)))
-
-    def load(self, array: Value, at: Value | int, count: Value | int | None = None) -> Value:
+    def load(self, array: Value, at: Value | int, count: int | None = None) -> Value:
         """The vector ``array[at : at + lanes]``; of a smaller ``count`` only so many are read, the others are zero."""
         return Value(self, self._load(self._vector, array, at, count))
 
     def load_number(self, array: Value, at: Value | int) -> Value:
         return Value(self, self._load(self.number, array, at, None))
 
-    def _load(self, kind: Any, array: Value, at: Value | int, count: Value | int | None) -> Any:
+    def _load(self, kind: Any, array: Value, at: Value | int, count: int | None) -> Any:
         address = self._address(array, at)
         if count is None or count == self.lanes:
             return self.builder.load(address, typ=kind, align=self.dtype.itemsize)
         mask = self._first(count)
         return self._call("masked.load", kind, [address, mask, self.constant(0.0, kind)], ".p0")
 
-    def store(self, array: Value, at: Value | int, value: Value, count: Value | int | None = None) -> None:
+    def store(self, array: Value, at: Value | int, value: Value, count: int | None = None) -> None:
         """Write a number, or a vector; of a smaller ``count`` only its first so many lanes."""
         address = self._address(array, at)
         if count is None or count == self.lanes:
@@ -224,16 +219,9 @@ class Kernel:
     def _address(self, array: Value, at: Value | int) -> Any:
         return self.builder.gep(array.ir, [self.constant(at, _INDEX)], inbounds=True, source_etype=self.number)
 
-    def _first(self, count: Value | int) -> Any:
-        """A mask of the first ``count`` lanes."""
-        numbers = ir.Constant(ir.VectorType(_INDEX, self.lanes), list(range(self.lanes)))
-        return self.builder.icmp_signed("<", numbers, self._splat(self.constant(count, _INDEX)))
-
-    def _splat(self, value: Any) -> Any:
-        kind, lane = ir.VectorType(value.type, self.lanes), ir.IntType(32)
-        nothing = ir.Constant(kind, ir.Undefined)
-        first = self.builder.insert_element(nothing, value, ir.Constant(lane, 0))
-        return self.builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(lane, self.lanes), None))
+    def _first(self, count: int) -> Any:
+        bit = ir.IntType(1)
+        return ir.Constant(ir.VectorType(bit, self.lanes), [ir.Constant(bit, i < count) for i in range(self.lanes)])
 
     @contextlib.contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
@@ -258,7 +246,7 @@ class Kernel:
             with self.loop(0, whole, size) as start:
                 body(start, size)
         if total > whole:
-            body(self.index(whole), total - whole)
+            body(Value(self, ir.Constant(_INDEX, whole)), total - whole)
 
     def elementwise(self, n: Value, body: Callable[[Element], None]) -> None:
         """``body`` for each of ``n`` elements of flat arrays: vector by vector, then number by number, all alike."""

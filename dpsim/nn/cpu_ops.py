@@ -7,13 +7,12 @@ import math
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dpsim.kernels import batch_norm, conv, elementwise, matmul
+from dpsim.kernels import batch_norm, conv, elementwise
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Workspace
 from dpsim.replica import Array
 
 _LINE_BYTES = 64
-_LARGE_WEIGHTS = 2**19  # elements: of smaller ones, BLAS is the faster by some microseconds
 
 
 def _suit(first: Array, *others: Array) -> bool:
@@ -67,28 +66,6 @@ class CpuOps(NumpyOps):
         if not _suit(grad, x, mean_C, a_C, b_C, c_C):
             return super().channel_normalise_backward(grad, x, mean_C, a_C, b_C, c_C)
         batch_norm.channel_normalise_backward(grad, x, mean_C, a_C, b_C, c_C)
-
-    def dense(self, x_bi: Array, weight_io: Array, out_bo: Array, work: Workspace) -> None:
-        if weight_io.size < _LARGE_WEIGHTS or not _suit(x_bi, weight_io, out_bo):
-            return super().dense(x_bi, weight_io, out_bo, work)
-        matmul.matmul(x_bi, weight_io, out_bo)
-
-    def dense_weight_gradient(self, x_bi: Array, grad_bo: Array, out_io: Array, work: Workspace) -> None:
-        if out_io.size < _LARGE_WEIGHTS or not _suit(x_bi, grad_bo, out_io):
-            return super().dense_weight_gradient(x_bi, grad_bo, out_io, work)
-        x_ib = work.take("transposed input", x_bi.shape[::-1])
-        np.copyto(x_ib, x_bi.T)
-        matmul.matmul(x_ib, grad_bo, out_io)
-
-    def dense_input_gradient(self, grad_bo: Array, weight_io: Array, out_bi: Array, work: Workspace) -> None:
-        """As the transposed gradient of the transposed input: then the weights are read as they lie, and once."""
-        if weight_io.size < _LARGE_WEIGHTS or not _suit(grad_bo, weight_io, out_bi):
-            return super().dense_input_gradient(grad_bo, weight_io, out_bi, work)
-        grad_ob = work.take("transposed gradient", grad_bo.shape[::-1])
-        out_ib = work.take("transposed input", out_bi.shape[::-1])
-        np.copyto(grad_ob, grad_bo.T)
-        matmul.matmul(weight_io, grad_ob, out_ib)
-        np.copyto(out_bi, out_ib.T)
 
     def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
         if not _suit(x_bHWi, weight_KKio, out_bhwo):

@@ -27,17 +27,17 @@ class Dense(Layer):
         self._x = x
         y = self.buffers.take("y", (len(x), *self.output_shape))
         for start, stop in leaf_ranges(leaves):
-            self.ops.dense(x[start:stop], self.parameters["weight"], y[start:stop], self.buffers)
+            self.ops.matmul(x[start:stop], self.parameters["weight"], out=y[start:stop])
         self.ops.channel_add(y, self.parameters["bias"], out=y)
         return y
 
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
-        ops, x, work = self.ops, self._x, self.buffers
-        self.leaf_sum("weight", leaves, lambda a, b, out: ops.dense_weight_gradient(x[a:b], grad[a:b], out, work))
+        ops, x = self.ops, self._x
+        self.leaf_sum("weight", leaves, lambda a, b, out: ops.matmul(x[a:b].T, grad[a:b], out=out))
         self.leaf_sum("bias", leaves, lambda a, b, out: ops.channel_sum(grad[a:b], out=out))
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         dx = self.buffers.take("dx", (len(grad), *self.input_shape))
         for start, stop in leaf_ranges(leaves):
-            self.ops.dense_input_gradient(grad[start:stop], self.parameters["weight"], dx[start:stop], self.buffers)
+            self.ops.matmul(grad[start:stop], self.parameters["weight"].T, out=dx[start:stop])
         return dx

@@ -58,6 +58,9 @@ class NumpyOps:
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
+        np.matmul(a, b, out=out)
+
     def add(self, a: Array, b: Array, out: Array) -> None:
         np.add(a, b, out=out)
 
@@ -104,15 +107,6 @@ class NumpyOps:
     ) -> None:
         self.channel_multiply(grad, a_C, out=grad)
         np.add(grad, (x - mean_C) * b_C + c_C, out=grad)
-
-    def dense(self, x_bi: Array, weight_io: Array, out_bo: Array, work: Workspace) -> None:
-        np.matmul(x_bi, weight_io, out=out_bo)
-
-    def dense_weight_gradient(self, x_bi: Array, grad_bo: Array, out_io: Array, work: Workspace) -> None:
-        np.matmul(x_bi.T, grad_bo, out=out_io)
-
-    def dense_input_gradient(self, grad_bo: Array, weight_io: Array, out_bi: Array, work: Workspace) -> None:
-        np.matmul(grad_bo, weight_io.T, out=out_bi)
 
     def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
         kernel, _, _, outputs = weight_KKio.shape

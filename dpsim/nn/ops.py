@@ -30,6 +30,9 @@ class Ops(Protocol):
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         """While it is open, infinities and NaN come up without a warning (the caller checks the loss)."""
 
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
+        """out = a b; transposed views are allowed for a and b."""
+
     def add(self, a: Array, b: Array, out: Array) -> None: ...
 
     def channel_sum(self, x: Array, out: Array) -> None:
@@ -63,15 +66,6 @@ class Ops(Protocol):
         self, grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array
     ) -> None:
         """grad = a grad + b (x - mean) + c, in place, a channel at a time."""
-
-    def dense(self, x_bi: Array, weight_io: Array, out_bo: Array, work: Workspace) -> None:
-        """out = x W."""
-
-    def dense_weight_gradient(self, x_bi: Array, grad_bo: Array, out_io: Array, work: Workspace) -> None:
-        """The gradient of the weights of ``dense``, a sum over the samples."""
-
-    def dense_input_gradient(self, grad_bo: Array, weight_io: Array, out_bi: Array, work: Workspace) -> None:
-        """The gradient of the input of ``dense``."""
 
     def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
         """out[b,h,w,o] = sum over i,j,c of x[b, s h + i - K//2, s w + j - K//2, c] W[i,j,c,o], zero outside; s stride.
