@@ -1,7 +1,8 @@
-"""How fast the kernels are: ``python -m dpsim.experiments.bench_kernels`` times them on the shapes of ResNet-20.
+"""How fast the kernels are: ``python -m dpsim.experiments.bench_kernels`` times them.
 
-Each is checked against NumPy before it is timed, in turns with NumPy. Local batch 64, float32, one thread, whose core
-time is taken: other processes disturb it least. ``--json`` prints one object.
+The shapes are those of ResNet-20 and of the network 784-2048-2048-2048-10, local batch 64, float32. Each kernel is
+checked against NumPy before it is timed, and timed in turns with NumPy: the core time of one thread, which other
+processes disturb least. ``--json`` prints one object.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CPU, NUMPY = CpuOps(), NumpyOps()
 BATCH = 64
 REPEATS = 15
 CONVOLUTIONS = ((32, 3, 16, 1), (32, 16, 16, 1), (32, 16, 32, 2), (16, 32, 32, 1), (16, 32, 64, 2), (8, 64, 64, 1))
+DENSE = ((784, 2048), (2048, 2048))
 ACTIVATIONS = ((32, 16), (16, 32), (8, 64))
 PARAMETERS = 272_474
 
@@ -90,6 +92,17 @@ def convolutions() -> Iterator[Case]:
             yield case("conv2d_input_gradient", shape, flops, "GFLOP", (dx,), grad, weight, stride, dx, work)
 
 
+def products() -> Iterator[Case]:
+    """The large layers of the network 784-2048-2048-2048-10, forward and both backward passes."""
+    for inputs, outputs in DENSE:
+        x, weight, grad = normal(0, BATCH, inputs), normal(1, inputs, outputs), normal(2, BATCH, outputs)
+        y, dx, dw = (CPU.zeros(array.shape, np.float32) for array in (grad, x, weight))
+        flops, shape = 2.0 * BATCH * inputs * outputs, f"{inputs}->{outputs}"
+        yield case("matmul", f"{shape} forward", flops, "GFLOP", (y,), x, weight, y)
+        yield case("matmul", f"{shape} weights", flops, "GFLOP", (dw,), x.T, grad, dw)
+        yield case("matmul", f"{shape} input", flops, "GFLOP", (dx,), grad, weight.T, dx)
+
+
 def activations() -> Iterator[Case]:
     """What is done to each activation between two convolutions, in passes over memory."""
     for side, channels in ACTIVATIONS:
@@ -150,7 +163,7 @@ def main() -> None:
     as_json = parser.parse_args().json
     rows = []
     threadpool_limits(1)
-    for one in (*convolutions(), *activations(), *updates()):
+    for one in (*convolutions(), *products(), *activations(), *updates()):
         row = measure(one)
         rows.append(row)
         if not as_json:
