@@ -60,6 +60,12 @@ def test_progress_names_the_epoch_its_loss_and_the_steps() -> None:
     assert "3 of 6 steps" in told[0] and "6 of 6 steps" in told[1]
 
 
+def test_label_smoothing_reaches_the_ranks() -> None:
+    small = {"model": "mlp:4", "dataset": "synthetic:2x2x1,classes=2,train=20,test=4", "steps": 1}
+    plain, smoothed = (train(TrainConfig(**small, label_smoothing=e), quiet) for e in (0.0, 0.5))  # type: ignore[arg-type]
+    assert plain.losses != smoothed.losses and plain.digest != smoothed.digest
+
+
 def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need() -> None:
     told: list[str] = []
     config = TrainConfig(
@@ -94,6 +100,7 @@ def test_more_devices_than_samples_are_refused() -> None:
     [
         ({"epochs": 0}, "epochs is 0"),
         ({"steps": 0}, "steps is 0"),
+        ({"label_smoothing": 1.0}, "label smoothing is 1.0"),
         ({"overlap": "threads"}, "did you mean 'thread'"),
         ({"algorithm": "rings"}, "did you mean 'ring'"),
         ({"fusion_rule": "tarantela"}, "did you mean 'tarantella'"),

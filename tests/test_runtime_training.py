@@ -113,6 +113,34 @@ def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
     assert any(run["rank_without_samples"] for run in found) == (devices > 1)  # 25 samples = 12 + 12 + 1
 
 
+def sample_cases() -> list[dict[str, Any]]:
+    """Models in which nothing depends on the other samples of a rank: norms of a sample, dropout by its name."""
+    small = ("mlp:7,norm=layer,dropout=0.4", "cnn:4,8,norm=instance,dropout=0.2")
+    found = []
+    for model, accumulate in (*itertools.product(small, (1, 2)), ("resnet20:norm=group,dropout=0.1", 1)):
+        sgd = {"optimizer": SGD | {"learning_rate": 0.01}}
+        one = case(f"{model} in {accumulate}", accumulate=accumulate, overlap="poll", **sgd)
+        found.append(one | {"model": model, "dataset": "synthetic:4x5x1,classes=3,train=25,test=3"})
+    return found
+
+
+def test_norms_of_a_sample_and_dropout_do_not_depend_on_the_number_of_ranks(on_ranks: OnRanks) -> None:
+    every = sample_cases()
+    alone: list[dict[str, Any]] = []
+    for devices in (1, 2, 3, 4):
+        found = on_ranks("ranks_runtime:train", {"cases": every, "steps": 3}, devices=devices)
+        alone = alone or found
+        for number, (one, run) in enumerate(zip(every, found, strict=True)):
+            expected = alone[number - number % 2]  # of the same model, in one micro-batch
+            what = f"{one['name']} on {devices}"
+            np.testing.assert_allclose(run["losses"], expected["losses"], rtol=2e-5, err_msg=what)
+            for name, value in run["parameters"].items():
+                np.testing.assert_allclose(
+                    value, expected["parameters"][name], rtol=1e-3, atol=1e-4, err_msg=f"{what}: {name}"
+                )
+            assert run["same_bits"] and run["dtypes"] == ["float32"]
+
+
 @pytest.mark.parametrize("devices", [2, 3])
 def test_rank_0s_parameters_and_running_statistics_are_everyones(devices: int, on_ranks: OnRanks) -> None:
     argument = {"model": "cnn:3,4", "dataset": "synthetic:6x5x2,classes=3,train=24,test=6"}

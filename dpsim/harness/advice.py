@@ -25,8 +25,9 @@ def batch_norm_warning(layers: Sequence[LayerSpec], plan: Plan) -> str | None:
     spread = f"{plan.global_batch} samples a step over {plan.devices} device{'s' * (plan.devices != 1)}"
     if plan.accumulate > 1:
         spread += f" and {plan.accumulate} micro-batches"
+    layers_take = "1 batch-norm layer takes its" if count == 1 else f"{count} batch-norm layers take their"
     return (
-        f"{count} batch-norm layers take their statistics from {local} samples ({spread}): below {LEAST_LOCAL_BATCH} "
+        f"{layers_take} statistics from {local} sample{'s' * (local != 1)} ({spread}): below {LEAST_LOCAL_BATCH} "
         "the test error rises (Wu and He 2018: ResNet-50 on ImageNet 23.7 % at 16 a device, 27.3 % at 4, 34.7 % at 2); "
         f"to do: --global-batch {least} or more, fewer devices or micro-batches, or a model with norm=group"
     )
