@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     except launch.JobFailed as error:
         print(error.traceback, end="", file=sys.stderr)
         _complain(error)
-        return 1
+        return error.exit_code
     except DpsimError as error:
         return _complain(error)
     except KeyboardInterrupt:
