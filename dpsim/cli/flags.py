@@ -50,6 +50,7 @@ WeightDecay = Annotated[float | None, Parameter(help="SGD's weight decay.")]
 StallAfter = Annotated[
     float | None, Parameter(help="Seconds of waiting after which a stall is reported (60); 0 or inf: never.")
 ]
+Hostfile = Annotated[Path | None, Parameter(help="Hosts to start ranks on, lines like node1:4 or node1 slots=4.")]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]

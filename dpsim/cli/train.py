@@ -36,12 +36,14 @@ def train(
     weight_decay: flags.WeightDecay = None,
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     stall_after: flags.StallAfter = None,
+    hostfile: flags.Hostfile = None,
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured."""
     import msgspec
 
     from dpsim import codec
+    from dpsim.comm import hosts
     from dpsim.harness import train as harness
     from dpsim.machine import Network
     from dpsim.plan import Sgd
@@ -59,7 +61,7 @@ def train(
     sgd: dict[str, Any] = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
     config = harness.TrainConfig(**chosen)
     config = msgspec.structs.replace(config, optimizer=Sgd(**(msgspec.structs.asdict(config.optimizer) | sgd)))
-    with show.progress() as tell:
+    with hosts.hostfile(hostfile), show.progress() as tell:
         result = harness.train(config, tell)
     if output is not None:
         codec.write(output, result)
