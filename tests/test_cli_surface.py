@@ -15,25 +15,30 @@ Dpsim = Callable[..., tuple[int, str, str]]
 RUN = (
     "--model --dataset --devices --global-batch --fusion-rule --fusion-threshold --algorithm --overlap --network --seed"
 )
+JOB = "--devices --cpus --time --name --output --account --queue --partition --dry-run"
 SURFACE = {
     "doctor": "--json",
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
-    " --stall-after --label-smoothing",
+    " --stall-after --label-smoothing --hostfile",
     "profile": "--model --dataset --local-batch --seed --optimizer --output --json",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
     " --fusion-threshold --algorithm --overlap --output --json",
     "report": "FOLDER --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
+    "launch local": "COMMAND --devices --hostfile",
+    "launch slurm": f"COMMAND {JOB}",
+    "launch pbs": f"COMMAND {JOB}",
     "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",
 }
 
 
 def test_commands_and_flags() -> None:
     application = app.build()
-    commands = {name for name in application if not name.startswith("-")} - {"sweep"}
-    commands |= {f"sweep {name}" for name in application["sweep"] if not name.startswith("-")}
+    commands = {name for name in application if not name.startswith("-")} - {"sweep", "launch"}
+    for group in ("sweep", "launch"):
+        commands |= {f"{group} {name}" for name in application[group] if not name.startswith("-")}
     assert commands == set(SURFACE)
     for command, expected in SURFACE.items():
         found = application
@@ -43,7 +48,7 @@ def test_commands_and_flags() -> None:
         assert names == set(expected.split()), command
 
 
-@pytest.mark.parametrize("command", ["", "sweep", *SURFACE])
+@pytest.mark.parametrize("command", ["", "sweep", "launch", *SURFACE])
 def test_help_has_examples(command: str, dpsim: Dpsim) -> None:
     code, out, err = dpsim(*command.split(), "--help")
     assert (code, err) == (0, "")

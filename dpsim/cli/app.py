@@ -21,6 +21,7 @@ from cyclopts import (
 
 import dpsim
 from dpsim.cli import calibrate, doctor, predict, profile, report, sweep, trace, train
+from dpsim.cli import launch as launching
 from dpsim.comm import launch
 from dpsim.errors import ConfigError, DpsimError, unknown
 
@@ -38,6 +39,12 @@ Examples:
   dpsim sweep fusion-threshold
   dpsim sweep fusion-threshold --devices 1,2 --network node,paced:50us,1gbit
   dpsim sweep fusion-threshold --fusion-threshold 0,32KiB,inf --output mine"""
+
+_LAUNCH_EXAMPLES = """\
+Examples:
+  dpsim launch local --devices 2 -- train.py --lr 0.1
+  dpsim launch slurm --devices 2x4 -- train --model cnn --global-batch 512
+  dpsim launch pbs --devices 2x4 --dry-run -- train.py"""
 
 
 def build() -> App:
@@ -60,6 +67,14 @@ def build() -> App:
     )  # fmt: skip
     sweeps.command(sweep.fusion_threshold, help_epilogue=sweep.EXAMPLES)
     app.command(sweeps)
+    launches = App(
+        name="launch", help="Run a script or a command on ranks, here or by a scheduler.", help_format="plaintext",
+        help_epilogue=_LAUNCH_EXAMPLES,
+    )  # fmt: skip
+    launches.command(launching.local, help_epilogue=launching.LOCAL_EXAMPLES)
+    launches.command(launching.slurm, help_epilogue=launching.SLURM_EXAMPLES)
+    launches.command(launching.pbs, help_epilogue=launching.PBS_EXAMPLES)
+    app.command(launches)
     app.register_install_completion_command(help="Install completion for your shell.", help_epilogue="")
     return app
 
@@ -83,7 +98,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     except launch.JobFailed as error:
         print(error.traceback, end="", file=sys.stderr)
         _complain(error)
-        return 1
+        return error.exit_code
     except DpsimError as error:
         return _complain(error)
     except KeyboardInterrupt:

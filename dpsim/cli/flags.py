@@ -98,6 +98,7 @@ Resume = Annotated[
         " --devices, the network's and fusion's flags may differ, --epochs and --steps count from the beginning."
     ),
 ]
+Hostfile = Annotated[Path | None, Parameter(help="Hosts to start ranks on, lines like node1:4 or node1 slots=4.")]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]

@@ -51,12 +51,14 @@ def train(
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     stall_after: flags.StallAfter = None,
     label_smoothing: flags.LabelSmoothing = None,
+    hostfile: flags.Hostfile = None,
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured."""
     import msgspec
 
     from dpsim import codec
+    from dpsim.comm import hosts
     from dpsim.errors import DpsimError
     from dpsim.harness import train as harness
     from dpsim.harness.resume import check_same_training, resumed
@@ -81,7 +83,7 @@ def train(
     settings = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     decay = None if schedule is None else parse_decay(schedule)
     rate = flags.given(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
-    with show.progress() as tell:
+    with hosts.hostfile(hostfile), show.progress() as tell:
         base = harness.TrainConfig()
         if resume is not None:
             base = resumed(resume, tell)

@@ -28,38 +28,40 @@ _CONNECT_S, _SEND_S = 5.0, 60.0
 
 
 class Listener:
-    """The launching side: takes the ranks' connections and passes on what comes in."""
+    """The launching side: takes the ranks' connections and passes on what comes in.
 
-    def __init__(self, devices: int, request: dict[str, Any], seen: Seen, progress: Callable[[str], None]) -> None:
+    It listens from the start, on this machine's loopback or ``everywhere``; ``environment`` is what the ranks'
+    environment needs to find it.
+    """
+
+    def __init__(
+        self, devices: int, request: dict[str, Any], seen: Seen, progress: Callable[[str], None], *, everywhere: bool
+    ) -> None:
         self._request = (json.dumps(request) + "\n").encode()
-        self._devices, self._seen, self._progress = devices, seen, progress
+        self._seen, self._progress = seen, progress
         self._secret = secrets.token_hex(16)
+        self._server = _listening(devices, everywhere=everywhere)
         self._open: list[socket.socket] = []
-
-    def listen(self, selector: selectors.BaseSelector, *, everywhere: bool) -> dict[str, str]:
-        """Begin to listen, on this machine's loopback or ``everywhere``; returns what the ranks' environment needs."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        try:
-            if soft != resource.RLIM_INFINITY and soft < self._devices + _SPARE_FILES:
-                raise OSError(f"{soft} open files are allowed")
-            server = socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=self._devices)
-        except OSError as error:
-            raise CommunicationError(
-                f"cannot start {self._devices} ranks: {error.strerror or error}",
-                remedy="use fewer devices, or raise the limit of open files (ulimit -n)",
-            ) from error
-        self._open.append(server)
-        selector.register(server, selectors.EVENT_READ, _Door(self, selector, server))
-        port = server.getsockname()[1]
+        self._present: set[int] = set()
+        port = self._server.getsockname()[1]
         places = own_addresses() if everywhere else ["127.0.0.1"]
-        return {VARIABLE: " ".join([self._secret, *(f"{place}:{port}" for place in places)])}
+        self.environment = {VARIABLE: " ".join([self._secret, *(f"{place}:{port}" for place in places)])}
+
+    def serve(self, selector: selectors.BaseSelector) -> None:
+        """Let ranks in from now on; what they say is read as ``selector`` tells that it is there."""
+        selector.register(self._server, selectors.EVENT_READ, _Door(self, selector))
 
     def close(self) -> None:
-        for one in self._open:
+        for one in (self._server, *self._open):
             one.close()
 
-    def accept(self, selector: selectors.BaseSelector, server: socket.socket) -> None:
-        connection, _ = server.accept()
+    @property
+    def connected(self) -> bool:
+        """Whether some rank is connected."""
+        return bool(self._present)
+
+    def accept(self, selector: selectors.BaseSelector) -> None:
+        connection, _ = self._server.accept()
         self._open.append(connection)
         connection.settimeout(_SEND_S)
         selector.register(connection, selectors.EVENT_READ, _RankLine(self, connection))
@@ -71,6 +73,7 @@ class Listener:
             return None
         rank = int(told["rank"])
         self._seen.pids[rank] = (str(told["host"]), int(told["pid"]))
+        self._present.add(rank)
         connection.sendall(self._request)
         return rank
 
@@ -87,17 +90,31 @@ class Listener:
             self._seen.result = [value]
 
     def ended(self, rank: int) -> None:
+        self._present.discard(rank)
         self._seen.ended(rank)
+
+
+def _listening(devices: int, *, everywhere: bool) -> socket.socket:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        if soft != resource.RLIM_INFINITY and soft < devices + _SPARE_FILES:
+            raise OSError(f"{soft} open files are allowed")
+        return socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=devices)
+    except OSError as error:
+        raise CommunicationError(
+            f"cannot start {devices} ranks: {error.strerror or error}",
+            remedy="use fewer devices, or raise the limit of open files (ulimit -n)",
+        ) from error
 
 
 class _Door:
     """Reads nothing: each event is a rank that connects."""
 
-    def __init__(self, listener: Listener, selector: selectors.BaseSelector, server: socket.socket) -> None:
-        self._listener, self._selector, self._server = listener, selector, server
+    def __init__(self, listener: Listener, selector: selectors.BaseSelector) -> None:
+        self._listener, self._selector = listener, selector
 
     def read(self, _: int) -> bool:
-        self._listener.accept(self._selector, self._server)
+        self._listener.accept(self._selector)
         return True
 
     def end(self) -> None:

@@ -15,7 +15,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from dpsim.comm import launch, worker
+from dpsim.comm import channel, launch, worker
 from dpsim.errors import CommunicationError, ConfigError, DpsimError
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.P
 def _introduce() -> None:
     """Say once which process is which rank, where the launcher names a killed one by its process alone (hydra)."""
     world, here = worker.world(), launch.job()
-    if here is None or here.launcher != "mpiexec" or "OMPI_COMM_WORLD_RANK" in os.environ:
+    if here is None or here.launcher != "mpiexec" or {"OMPI_COMM_WORLD_RANK", channel.VARIABLE} & os.environ.keys():
         return
     told = world.gather(f"rank {world.rank}: {os.getpid()} on {socket.gethostname()}")
     if told is not None:

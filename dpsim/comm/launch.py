@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import math
 import os
 import secrets
 import selectors
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import dpsim
-from dpsim.comm import channel, ending, rank_output
+from dpsim.comm import channel, ending, hosts, rank_output
 from dpsim.comm.rank_output import JobFailed as JobFailed
 from dpsim.errors import CommunicationError, ConfigError
 
@@ -33,6 +34,7 @@ THREAD_PINS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NU
 """Each rank computes with one thread, unless the user has set these."""
 
 _INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
+_LATE_WORDS_S = 2.0
 _LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (batch script, interactive shell)
 
 
@@ -75,13 +77,15 @@ def on_ranks(
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
     pin: bool = False,
+    stdout: bool = False,
 ) -> Any:
     """Rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
 
     The function is called on every rank as ``function(comm, argument, progress)``; argument and result are
     plain JSON values (infinity allowed). Progress of rank 0 reaches ``progress``, everything the ranks print
     goes to stderr. ``env`` adds variables to the ranks' environment, ``timeout_s`` bounds the whole job
-    and ``pin`` binds each rank to a core; ``env`` and ``timeout_s`` mean nothing to ranks that already run.
+    and ``pin`` binds each rank to a core; ``env`` and ``timeout_s`` mean nothing to ranks that already run. With
+    ``stdout`` what the ranks print to stdout goes there. The hosts are those of ``dpsim.comm.hosts.chosen``.
 
     Inside an MPI job the given ranks are used; there only rank 0 returns, and the other ranks serve until it
     ends and then raise ``SystemExit(0)``.
@@ -99,12 +103,14 @@ def on_ranks(
 
         return given_ranks.run(task, argument, devices=devices, progress=progress, pin=pin)
     name = f"dpsim-job-{secrets.token_hex(8)}"
-    command = [*_mpiexec(), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.comm.worker", task, name]
+    machines = hosts.chosen(devices)
+    command = [*_mpiexec(machines), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.comm.worker", task, name]
     seen = rank_output.Seen()
     request = {"argument": argument, "devices": devices, "pin": pin}
-    listener = channel.Listener(devices, request, seen, progress or _ignore)
+    listener = channel.Listener(devices, request, seen, progress or _ignore, everywhere=hosts.elsewhere(machines))
     with contextlib.closing(listener):
-        code = _run(command, name, listener, seen, _environment(env), timeout_s)
+        environment = _environment(env) | listener.environment
+        code = _run(command, name, listener, seen, environment, timeout_s, stdout=stdout)
     if code == 0 and seen.result:
         return seen.result[0]
     raise rank_output.failure(code, seen, devices)
@@ -136,13 +142,17 @@ def mpiexec_flavour(path: str) -> str:
     return "mpich" if "HYDRA" in text or "Intel" in text else "unknown"
 
 
-def _mpiexec() -> list[str]:
+def _mpiexec(machines: tuple[hosts.Host, ...]) -> list[str]:
     path = mpiexec_path()
     if path is None:
         raise CommunicationError("there is no mpiexec beside this Python or on PATH", remedy=_INSTALL)
-    if mpiexec_flavour(path) == "openmpi":
-        return [path, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
-    return [path]
+    flavour = mpiexec_flavour(path)
+    flags = hosts.mpiexec_arguments(machines, flavour)
+    if flavour != "openmpi":
+        return [path, *flags]
+    for variable in (channel.VARIABLE, "PYTHONPATH", *THREAD_PINS) if machines else ():
+        flags += ["-x", variable]  # mpich hands on the whole environment, Open MPI only to its own machine
+    return [path, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", *flags]
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
@@ -156,43 +166,51 @@ def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
 
 def _run(
     command: list[str], name: str, listener: channel.Listener, seen: rank_output.Seen, environment: dict[str, str],
-    timeout_s: float | None,
+    timeout_s: float | None, *, stdout: bool,
 ) -> int:  # fmt: skip
     """Run the job to its end, passing on what the ranks say. Whatever happens, no process is left behind."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        environment |= listener.listen(selector, everywhere=False)
+        listener.serve(selector)
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment, start_new_session=True, preexec_fn=_end_with_parent(),
         )  # fmt: skip
         stack.callback(ending.stop, process, name, seen)
         lines = rank_output.Lines(seen)
-        for output in (process.stdout, process.stderr):
+        for output, act in (
+            (process.stdout, lines.own if stdout else lines.ordinary),
+            (process.stderr, lines.ordinary),
+        ):
             assert output is not None
             stack.enter_context(output)
             os.set_blocking(output.fileno(), False)
-            selector.register(output, selectors.EVENT_READ, rank_output.Splitter(lines.ordinary))
-        _follow(process, selector, seen, deadline)
+            selector.register(output, selectors.EVENT_READ, rank_output.Splitter(act))
+        _follow(process, selector, listener, seen, deadline)
         for key in selector.get_map().values():
             key.data.end()
     return process.returncode
 
 
 def _follow(
-    process: subprocess.Popen[bytes], selector: selectors.BaseSelector, seen: rank_output.Seen, deadline: float | None
-) -> None:
+    process: subprocess.Popen[bytes], selector: selectors.BaseSelector, listener: channel.Listener,
+    seen: rank_output.Seen, deadline: float | None,
+) -> None:  # fmt: skip
     """Pass output on until the job has ended, or has had a failed rank for 5 s, or its time is over."""
     failed_since: float | None = None
+    late_until = math.inf
     while True:
         ended = process.poll() is not None
-        ready = selector.select(0 if ended else 0.05)
+        if ended:  # the last words of ranks elsewhere may arrive after mpiexec's end
+            late_until = min(late_until, time.monotonic() + _LATE_WORDS_S)
+        late = ended and listener.connected and time.monotonic() < late_until
+        ready = selector.select(0 if ended and not late else 0.05)
         for key, _ in ready:
             if not key.data.read(key.fd):
                 selector.unregister(key.fileobj)
                 key.data.end()
-        if ended and not ready:
+        if ended and not ready and not late:
             break
         if ended:
             continue

@@ -35,11 +35,16 @@ _REMEDIES: dict[int, str] = {
 
 
 class JobFailed(CommunicationError):
-    """A rank crashed or was killed. ``rank`` is None where it is not known; ``traceback`` is the rank's, or empty."""
+    """A rank crashed or was killed. ``rank`` is None where it is not known; ``traceback`` is the rank's, or empty.
 
-    def __init__(self, given: str, *, remedy: str = "", rank: int | None = None, traceback: str = "") -> None:
+    ``exit_code`` is what a command that fails so exits with: a script's own, where the rank ran one.
+    """
+
+    def __init__(
+        self, given: str, *, remedy: str = "", rank: int | None = None, traceback: str = "", exit_code: int = 1
+    ) -> None:
         super().__init__(given, remedy=remedy)
-        self.rank, self.traceback = rank, traceback
+        self.rank, self.traceback, self.exit_code = rank, traceback, exit_code
 
 
 @dataclass
@@ -160,4 +165,6 @@ def _raised(record: dict[str, Any], devices: int) -> DpsimError:
         again: DpsimError = known(record["given"], allowed=record["allowed"], remedy=record["remedy"])
         return again
     given = f"rank {record['rank']} of {devices} failed: {record['line']}"
+    if record["exit_code"] is not None:
+        return JobFailed(given, rank=record["rank"], exit_code=record["exit_code"])
     return JobFailed(given, rank=record["rank"], traceback=record["traceback"])

@@ -114,10 +114,18 @@ def describe(error: BaseException, rank: int) -> dict[str, Any]:
         "given": getattr(error, "given", ""),
         "allowed": getattr(error, "allowed", ""),
         "remedy": getattr(error, "remedy", ""),
+        "exit_code": _exit_code(error),
         "line": "".join(traceback.format_exception_only(error)).strip(),
         "traceback": "".join(traceback.format_exception(error)),
         "consequence": type(error).__module__.startswith("mpi4py") or isinstance(error, KeyboardInterrupt),
     }
+
+
+def _exit_code(error: BaseException) -> int | None:
+    """What ``sys.exit`` asked for, as a process ends with it; None for any other error."""
+    if not isinstance(error, SystemExit):
+        return None
+    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def abort(error: BaseException) -> None:
