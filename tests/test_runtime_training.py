@@ -118,9 +118,9 @@ def sample_cases() -> list[dict[str, Any]]:
     small = ("mlp:7,norm=layer,dropout=0.4", "cnn:4,8,norm=instance,dropout=0.2")
     found = []
     for model, accumulate in (*itertools.product(small, (1, 2)), ("resnet20:norm=group,dropout=0.1", 1)):
-        sgd = {"optimizer": SGD | {"learning_rate": 0.01}}
-        one = case(f"{model} in {accumulate}", accumulate=accumulate, overlap="poll", **sgd)
-        found.append(one | {"model": model, "dataset": "synthetic:4x5x1,classes=3,train=25,test=3"})
+        one = case(f"{model} in {accumulate}", accumulate=accumulate, overlap="poll")
+        gentle = {"model": model, "dataset": "synthetic:4x5x1,classes=3,train=25,test=3", "rates": [0.01] * STEPS}
+        found.append(one | gentle)
     return found
 
 
