@@ -39,7 +39,8 @@ def _group_sums(rows_nRI: Array, others_nRI: Array | None, channels: int, groups
         sums: Array = np.einsum(",".join(["ni"] * len(flat)) + "->n", *flat)
         return sums[:, None]
     sums = np.einsum(",".join(["nri"] * len(factors)) + "->ni", *factors)
-    sums = sums.reshape(n, -1, groups, channels // groups).sum(axis=(1, 3))
+    sums = np.add.reduce(sums.reshape(n, -1, channels), axis=1)  # channel by channel first: short rows add slowly
+    sums = np.add.reduce(sums.reshape(n, groups, -1), axis=2)
     return sums
 
 
