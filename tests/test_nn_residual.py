@@ -10,7 +10,7 @@ from nn_setup import Recorder, batch_for, bound, gradients_of
 
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.errors import ConfigError
-from dpsim.nn import Network, build_model, first_nonfinite_layer, sgd_update
+from dpsim.nn import Network, build_model, first_nonfinite_layer, update
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.conv import Conv2D
 from dpsim.nn.dense import Dense
@@ -21,7 +21,7 @@ from dpsim.nn.relu import ReLU
 from dpsim.nn.residual import Subsample, residual
 from dpsim.nn.sample_norm import GroupNorm
 from dpsim.nn.shape import Flatten, GlobalAveragePool
-from dpsim.plan import Sgd
+from dpsim.optimizer import Sgd
 from dpsim.replica import Batch
 
 OPS = NumpyOps()
@@ -195,7 +195,7 @@ def test_the_resnet_learns_digits_in_two_epochs() -> None:
             share = Batch(x=digits.train_x[batch], labels=digits.train_y[batch], leaves=(0, len(batch)))
             network.forward_backward(share, Recorder())
             for name, value in parameters.items():
-                flat = (array[name].reshape(-1) for array in (gradients, velocity))
-                sgd_update(value.reshape(-1), *flat, Sgd(), 1 / len(batch))
+                flat = [array[name].reshape(-1) for array in (gradients, velocity)]
+                update(value.reshape(-1), flat[0], {"velocity": flat[1]}, Sgd(), 0.05, 1 / len(batch), 1)
     sums = network.evaluate(digits.test_x, digits.test_y)
     assert sums.correct / sums.samples > 0.88
