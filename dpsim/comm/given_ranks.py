@@ -9,6 +9,7 @@ import atexit
 import functools
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -96,11 +97,14 @@ def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.P
                 worker.pin(comm)
             return worker.load(request["task"])(comm, request["argument"], progress or (lambda _: None))
     except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         if world.rank != 0:
-            time.sleep(0.5)  # when every rank fails alike, rank 0 is the one to say so
+            time.sleep(3.0 if interrupted else 0.5)  # when every rank fails alike, rank 0 is the one to say so
         if isinstance(error, DpsimError):
             print(f"dpsim: {error}", file=sys.stderr)
-        elif isinstance(error, KeyboardInterrupt):  # every rank hears of it
+        elif interrupted:
             print("dpsim: interrupted\n" * (world.rank == 0), end="", file=sys.stderr)
         else:
             print(f"dpsim: rank {world.rank} of {world.size} failed\n", file=sys.stderr)

@@ -28,13 +28,13 @@ def run_script(path: str, arguments: Sequence[str], *, devices: int) -> None:
     Raises ``JobFailed`` with the script's traceback, or its exit code, when it fails on a rank.
     """
     check_script(path)
-    argument = {"path": str(Path(path).absolute()), "name": path, "arguments": list(arguments)}
+    argument = {"path": str(Path(path).absolute()), "arguments": list(arguments)}
     on_ranks("dpsim.comm.script:script_on_rank", argument, devices=devices, stdout=True)
 
 
 def script_on_rank(comm: MPI.Intracomm, argument: dict[str, Any], progress: Callable[[str], None]) -> None:
     """The task: the script as ``python SCRIPT ARGUMENTS`` would run it."""
-    sys.argv = [argument["name"], *argument["arguments"]]
+    sys.argv = [argument["path"], *argument["arguments"]]
     sys.path.insert(0, str(Path(argument["path"]).parent))
     try:
         runpy.run_path(argument["path"], run_name="__main__")

@@ -130,7 +130,8 @@ def _exit_code(error: BaseException) -> int | None:
 
 def abort(error: BaseException) -> None:
     """End all ranks now: an exception on one would leave the others waiting for ever."""
-    code = 2 if isinstance(error, DpsimError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    if (code := _exit_code(error)) is None:
+        code = 2 if isinstance(error, DpsimError) else 130 if isinstance(error, KeyboardInterrupt) else 1
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     module = sys.modules.get("mpi4py.MPI")

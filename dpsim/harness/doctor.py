@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpsim.codec import Noun
-from dpsim.comm import launch
+from dpsim.comm import hosts, launch
 from dpsim.errors import DpsimError
 from dpsim.harness import environment
 from dpsim.units import format_duration, format_size
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 SHARED_PROBE_BYTES = 128 * 2**20
 RANKS = 2
+_JOB_KEYS = {"Slurm": "SLURM_JOB_ID", "PBS": "PBS_JOBID"}
 
 
 class Finding(Noun, frozen=True):
@@ -55,16 +57,27 @@ def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Callable[
 def _launcher() -> Finding:
     here = launch.job()
     if here is not None:
-        return Finding(name="launcher", state="ok", found=f"inside a job of {here.launcher}, {here.size} ranks")
+        found = f"inside a job of {here.launcher}, {here.size} ranks; {_schedulers()}"
+        return Finding(name="launcher", state="ok", found=found)
     path = launch.mpiexec_path()
     if path is None:
         remedy = "pip install 'dpsim[mpich]'"
         return Finding(name="launcher", state="fail", found="no mpiexec beside this Python or on PATH", remedy=remedy)
     try:
         flavour = launch.mpiexec_flavour(path)
+        chosen = hosts.chosen(1)
     except DpsimError as error:
         return Finding(name="launcher", state="fail", found=error.given, remedy=error.remedy)
-    return Finding(name="launcher", state="ok", found=f"{flavour}: {path}")
+    version = environment.launcher() if flavour != "unknown" else flavour
+    listed = f"; hosts {', '.join(f'{host.name}:{host.slots}' for host in chosen)}" if chosen else ""
+    return Finding(name="launcher", state="ok", found=f"{version}: {path}{listed}; {_schedulers()}")
+
+
+def _schedulers() -> str:
+    """What of Slurm and PBS is here, and whether this is a job of theirs."""
+    present = [name for name in ("srun", "sbatch", "qsub") if shutil.which(name) is not None]
+    inside = [f"{name} job {os.environ[key]}" for name, key in _JOB_KEYS.items() if key in os.environ]
+    return f"{', '.join(present) or 'no srun, sbatch or qsub'}; {'in ' + inside[0] if inside else 'in no batch job'}"
 
 
 def _mpi() -> Finding:

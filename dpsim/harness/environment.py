@@ -31,7 +31,7 @@ def environment() -> Environment:
         processor=_processor(),
         cores=cores(),
         memory_bytes=psutil.virtual_memory().total,
-        mpi=f"{_launcher()}, mpi4py {version('mpi4py')}",
+        mpi=f"{launcher()}, mpi4py {version('mpi4py')}",
         numpy=version("numpy"),
         numba=version("numba"),
         blas=blas(),
@@ -87,7 +87,7 @@ def _processor() -> str:
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
-def _launcher() -> str:
+def launcher() -> str:
     """Name and version of the MPI whose ``mpiexec`` would start ranks here, without loading MPI."""
     path = launch.mpiexec_path()
     if path is None:

@@ -16,6 +16,8 @@ from dpsim.errors import ConfigError
 _STAGGER_S = 0.1
 """How much later each further rank of a node looks, so that only one of them speaks."""
 
+_ASLEEP_PERIODS = 3
+
 _PLACES = {
     board.INITIAL_STATE: "for the initial parameters",
     board.EVALUATION: "in the evaluation",
@@ -64,11 +66,13 @@ class StallWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        period_s = min(1.0, self._after_s / 4)
+        period_s, looked_s = min(1.0, self._after_s / 4), now()
         while not self._ended.wait(period_s):
             bucket, last_done = self._look()
             self._board.row.note(bucket=bucket, last_done=last_done)
-            self._report()
+            if now() - looked_s < _ASLEEP_PERIODS * period_s:  # else this rank was stopped itself
+                self._report()
+            looked_s = now()
 
     def _report(self) -> None:
         row = self._board.row
