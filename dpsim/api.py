@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -29,23 +29,26 @@ def fit(
     dataset: Dataset | str,
     *,
     global_batch: int,
-    epochs: int = 1,
+    epochs: int | None = None,
     steps: int | None = None,
     seed: int = 0,
     network: str = "node",
+    rate: Callable[[int], float] | None = None,
+    stall_after_s: float = 60.0,
     callbacks: Sequence[Callback] = (),
     **plan: Any,
 ) -> TrainResult:
     """Train ``replica`` on every rank of this job, then test it. Every rank calls it and gets the same result.
 
     ``dataset`` is a token (``digits``) or a ``Dataset``; ``global_batch`` samples a step are shared among the ranks;
-    ``steps`` ends training before ``epochs`` do; ``plan`` takes the other fields of ``dpsim.Plan`` (``optimizer``,
-    ``fusion_rule``, ``fusion_threshold_bytes``, ``algorithm``, ``overlap``, ``accumulate`` ...).
+    ``steps`` may end training before ``epochs`` do (1 epoch without either); ``rate`` gives the learning rate of each
+    step, counted from 0; stalls of ``stall_after_s`` and longer are told on stderr; ``plan`` takes the other fields of
+    ``dpsim.Plan`` (``optimizer``, ``fusion_rule``, ``fusion_threshold_bytes``, ``algorithm``, ``overlap`` ...).
 
     Start it with ``dpsim launch local --devices 2 script.py``, or ``mpiexec -n 2 python script.py``.
     Raises ``ConfigError``, ``NotFiniteError``; on several ranks an uncaught exception ends all of them.
     """
-    if epochs < 1 or (steps is not None and steps < 1):
+    if min(1 if epochs is None else epochs, 1 if steps is None else steps) < 1:
         raise ConfigError(f"{epochs} epochs and {steps} steps", allowed="1 or more of each")
     comm = worker.world()
     if comm.size > 1:
@@ -58,9 +61,11 @@ def fit(
     check_algorithm(chosen.algorithm, where)
     data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset
     with one_thread():
-        trainer = Trainer(replica, data, chosen, comm, where, seed=seed)
-        total = trainer.steps_per_epoch * epochs
-        return loop.fit(trainer, total if steps is None else min(steps, total), callbacks)
+        trainer = Trainer(replica, data, chosen, comm, where, seed=seed, rate=rate, stall_after_s=stall_after_s)
+        ends = [] if steps is None else [steps]
+        if epochs is not None or steps is None:
+            ends.append(trainer.steps_per_epoch * (epochs or 1))
+        return loop.fit(trainer, min(ends), callbacks)
 
 
 def _end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -141,7 +141,7 @@ def test_a_dry_run_prints_the_script_and_hands_nothing_in(schedulers: Path, dpsi
         "job-name=mine", "nodes=2", "ntasks-per-node=4", "cpus-per-task=2", "time=00:30:00",
         "output=mine-%j.out", "account=a", "partition=q",
     ]  # fmt: skip
-    assert out.endswith(f"{sys.executable} -m dpsim train --model cnn --devices 8\n")
+    assert out.endswith(f"{sys.executable} -m dpsim train --model cnn --devices 2x4\n")
     assert "export OMP_NUM_THREADS=2\n" in out
     assert not (schedulers / "sbatch").exists() and not (schedulers / "srun").exists()
     _, out, _ = dpsim("launch", "pbs", *asked, "--dry-run", "--", "train", "--devices=3")

@@ -60,7 +60,7 @@ Network = Annotated[
 ]
 Networks = Annotated[str | None, Parameter(name="--network", help="Networks to compare: node,paced:50us,1gbit.")]
 Steps = Annotated[int | None, Parameter(help="Steps to train, instead of epochs.")]
-Epochs = Annotated[int | None, Parameter(help="Passes over the training samples.")]
+Epochs = Annotated[int | None, Parameter(help="Passes over the training samples (20, unless --steps is given).")]
 Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shuffling.")]
 LearningRate = Annotated[float | None, Parameter(help="Learning rate (sgd 0.05, adamw 0.001).")]
 Momentum = Annotated[float | None, Parameter(help="SGD's momentum (0.9).")]

@@ -91,6 +91,8 @@ def train(
                 chosen.setdefault("fusion_threshold_bytes", None)  # the old one belongs to the old rule
             if epochs is not None:
                 chosen.setdefault("steps", None)  # else the old end would hold
+            if steps is not None:
+                chosen.setdefault("epochs", None)
         config = msgspec.structs.replace(
             base,
             optimizer=changed(base.optimizer, optimizer, settings),

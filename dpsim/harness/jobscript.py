@@ -148,5 +148,5 @@ def _command(job: BatchJob) -> list[str]:
     command = [sys.executable, "-m", "dpsim", *job.command]
     flags = [word.partition("=")[0] for word in job.command]
     if job.command[0] == "train" and "--devices" not in flags:
-        command += ["--devices", str(job.ranks)]
+        command += ["--devices", f"{job.nodes}x{job.ranks_per_node}" if job.nodes > 1 else str(job.ranks)]
     return command

@@ -21,10 +21,11 @@ from dpsim.runtime.stall import check_stall_after
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
+_EPOCHS = 20
 
 
 class TrainConfig(Noun, frozen=True):
-    """What to train and how; ``steps`` (if given) ends training before ``epochs`` do.
+    """What to train and how; ``steps`` or ``epochs`` say when it ends (``total_steps``).
 
     ``checkpoint`` is a folder: checkpoints go there every ``checkpoint_every`` steps (if given) and at the end.
     ``resume`` is a checkpoint to go on from (``dpsim.harness.resume.resumed`` makes such a configuration); ``epochs``
@@ -39,7 +40,7 @@ class TrainConfig(Noun, frozen=True):
     devices: int = 1
     layout: str = ""
     global_batch: int = 64
-    epochs: int = 20
+    epochs: int | None = None
     steps: int | None = None
     seed: int = 0
     network: str = "node"
@@ -60,7 +61,7 @@ class TrainConfig(Noun, frozen=True):
     resume: str | None = None
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
+        if self.epochs is not None and self.epochs < 1:
             raise ConfigError(f"epochs is {self.epochs}", allowed="1 or more")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
@@ -82,6 +83,13 @@ class TrainConfig(Noun, frozen=True):
         check_label_smoothing(self.label_smoothing)
         self.plan()
         check_algorithm(self.algorithm, Network.parse(self.network))
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Steps of the whole run: ``steps``, or ``epochs``, or the earlier end of both; 20 epochs without either."""
+        if self.steps is not None and self.epochs is None:
+            return self.steps
+        by_epochs = steps_per_epoch * (_EPOCHS if self.epochs is None else self.epochs)
+        return by_epochs if self.steps is None else min(by_epochs, self.steps)
 
     def plan(self) -> Plan:
         """The plan of this run, ``auto`` standing for ``off`` until it is decided. Raises ``ConfigError``."""

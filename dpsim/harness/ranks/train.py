@@ -57,9 +57,7 @@ def _trainer(comm: MPI.Intracomm, config: TrainConfig, report: Progress) -> tupl
             config.workload, plan, alpha_s=config.link_alpha_s, beta_s_per_byte=config.link_beta_s_per_byte
         )
     steps_per_epoch = -(-len(dataset.train_y) // plan.global_batch)
-    total = steps_per_epoch * config.epochs
-    if config.steps is not None:
-        total = min(total, config.steps)
+    total = config.total_steps(steps_per_epoch)
 
     def rate(step: int) -> float:
         return learning_rate(
