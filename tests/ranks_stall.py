@@ -20,7 +20,7 @@ from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, StepEvents
 from dpsim.runtime.trainer import Trainer
 
-LATE_STEP, LATE_S, STALL_AFTER_S = 3, 1.0, 0.3
+LATE_STEP, LATE_S, STALL_AFTER_S = 3, 0.8, 0.2
 Report = Callable[[str], None]
 
 

@@ -100,12 +100,13 @@ def _take_part(world: MPI.Intracomm, request: dict[str, Any], progress: launch.P
         interrupted = isinstance(error, KeyboardInterrupt)
         if interrupted:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if world.rank != 0:
-            time.sleep(3.0 if interrupted else 0.5)  # when every rank fails alike, rank 0 is the one to say so
+            time.sleep(min(world.rank, 6))  # all hear of it; a rank that waits inside MPI cannot say so
+        elif world.rank != 0:
+            time.sleep(0.5)  # when every rank fails alike, rank 0 is the one to say so
         if isinstance(error, DpsimError):
             print(f"dpsim: {error}", file=sys.stderr)
         elif interrupted:
-            print("dpsim: interrupted\n" * (world.rank == 0), end="", file=sys.stderr)
+            print("dpsim: interrupted", file=sys.stderr)
         else:
             print(f"dpsim: rank {world.rank} of {world.size} failed\n", file=sys.stderr)
             traceback.print_exception(error)
