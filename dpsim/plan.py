@@ -11,11 +11,14 @@ from dpsim.layout import check_hierarchy, check_layout, node_counts
 
 FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
 Algorithm = Literal["mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
+WireDtype = Literal["float32", "float64", "float16", "bfloat16"]
 Overlap = Literal["off", "inline", "poll", "thread"]
 FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
 THRESHOLD_RULES = ("tarantella", "horovod", "ddp")
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 OVERLAPS: tuple[str, ...] = get_args(Overlap)
+SIXTEEN_BITS = ("float16", "bfloat16")
+SIXTEEN_BIT_ALGORITHMS = ("direct", "hierarchical")
 DEFAULT_THRESHOLD_BYTES = {"tarantella": 32_768.0, "horovod": 128.0 * 2**20, "ddp": 25.0 * 2**20}
 
 
@@ -33,6 +36,16 @@ class Sgd(Noun, frozen=True):
                 raise ConfigError(f"{key} is {value}", allowed=f"a finite number >= {low:g}")
 
 
+def check_wire(wire_dtype: str | None, algorithm: str) -> None:
+    """Refuse 16 bits with an algorithm that would round every partial sum on its way."""
+    if wire_dtype in SIXTEEN_BITS and algorithm not in SIXTEEN_BIT_ALGORITHMS:
+        raise ConfigError(
+            f"algorithm {algorithm!r} cannot send {wire_dtype}: it would round the partial sums of every round",
+            allowed=", ".join(SIXTEEN_BIT_ALGORITHMS),
+            remedy="choose one of them with --algorithm, or leave --wire-dtype out",
+        )
+
+
 class Plan(Noun, frozen=True):
     """How a workload is run on ``devices`` devices.
 
@@ -40,6 +53,7 @@ class Plan(Noun, frozen=True):
     much), ddp (likewise, its first bucket at 1 MiB at most) and horovod (a maximum); ``None`` takes the
     rule's own default, and 0 is one bucket a tensor under every rule. ``cycle_s`` is Horovod's cycle.
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
+    ``wire_dtype`` is what gradients are sent as (``dpsim.comm.wire``); ``None``: as the tensors are.
     """
 
     devices: int
@@ -52,7 +66,7 @@ class Plan(Noun, frozen=True):
     overlap: Overlap = "off"
     batch_norm: Literal["local"] = "local"
     optimizer: Sgd = Sgd()
-    wire_dtype: Literal["float32", "float64"] = "float32"
+    wire_dtype: WireDtype | None = None
     strategy: Literal["data-parallel"] = "data-parallel"
     layout: str = ""
 
@@ -64,6 +78,7 @@ class Plan(Noun, frozen=True):
             raise ConfigError(f"devices is {self.devices}", allowed="1 or more")
         check_layout(self.layout, self.devices)
         check_hierarchy(self.algorithm, self.devices, self.layout)
+        check_wire(self.wire_dtype, self.algorithm)
         if self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate}", allowed="1 or more")
         if self.global_batch < self.devices * self.accumulate:
@@ -90,6 +105,11 @@ class Plan(Noun, frozen=True):
     def local_batch(self) -> float:
         """Samples a device computes at once, on average (an unequal share is a fraction here)."""
         return self.global_batch / (self.devices * self.accumulate)
+
+    @property
+    def priced_wire_dtype(self) -> str:
+        """The wire dtype of the cost tables that price this plan: what travels as it is counts as float32."""
+        return self.wire_dtype or "float32"
 
     @property
     def devices_a_node(self) -> int:

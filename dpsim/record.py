@@ -9,7 +9,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
-from dpsim.plan import Sgd
+from dpsim.plan import Sgd, WireDtype
 from dpsim.timeline import TimelineRecord
 from dpsim.workload import Workload
 
@@ -41,6 +41,7 @@ class Experiment(Noun, frozen=True):
     seed: int = 0
     budget_s: float = 45.0
     interval: float = 0.02
+    wire_dtype: WireDtype | None = None
     schema: str = EXPERIMENT_SCHEMA
 
     def __post_init__(self) -> None:

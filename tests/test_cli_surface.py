@@ -17,14 +17,16 @@ RUN = (
 )
 SURFACE = {
     "doctor": "--json",
-    "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json",
+    "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --wire-dtype --output"
+    " --json",
     "profile": "--model --dataset --local-batch --seed --output --json",
-    "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json",
+    "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --wire-dtype --budget"
+    " --output --json",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
-    " --fusion-threshold --algorithm --overlap --output --json",
+    " --fusion-threshold --algorithm --overlap --wire-dtype --output --json",
     "report": "FOLDER --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
-    "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",
+    "sweep fusion-threshold": f"{RUN} --wire-dtype --budget --experiment --output --json",
 }
 
 

@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 
@@ -52,6 +52,10 @@ Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shufflin
 LearningRate = Annotated[float | None, Parameter(help="SGD's learning rate.")]
 Momentum = Annotated[float | None, Parameter(help="SGD's momentum.")]
 WeightDecay = Annotated[float | None, Parameter(help="SGD's weight decay.")]
+WireDtype = Annotated[
+    Literal["float32", "float64", "float16", "bfloat16"] | None,
+    Parameter(name="--wire-dtype", help="What gradients are sent as; sums are in float32 [as they are]."),
+]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]
@@ -92,6 +96,18 @@ def devices_or_layout(text: str) -> int | str:
     """What ``--devices`` was given as the number that it is, or the layout; for ``listed``."""
     devices, of_nodes = layout(text)
     return of_nodes or devices
+
+
+def usual_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
+    """The algorithm that was named; else the one that what was given asks for: a 16-bit wire, or a network's own."""
+    from dpsim.machine import Network
+    from dpsim.plan import SIXTEEN_BITS
+
+    if algorithm is not None:
+        return algorithm
+    if wire_dtype in SIXTEEN_BITS:
+        return "direct"
+    return None if network is None else Network.parse(network).usual_algorithm
 
 
 def networks(text: str | None) -> tuple[str, ...] | None:

@@ -34,6 +34,7 @@ def train(
     learning_rate: flags.LearningRate = None,
     momentum: flags.Momentum = None,
     weight_decay: flags.WeightDecay = None,
+    wire_dtype: flags.WireDtype = None,
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     json: flags.Json = False,
 ) -> None:
@@ -42,19 +43,17 @@ def train(
 
     from dpsim import codec
     from dpsim.harness import train as harness
-    from dpsim.machine import Network
     from dpsim.plan import Sgd
     from dpsim.units import format_duration, parse_size
 
     flags.writable(output)
-    if network is not None and algorithm is None:
-        algorithm = Network.parse(network).usual_algorithm
+    algorithm = flags.usual_algorithm(algorithm, network, wire_dtype)
     count, layout = (None, None) if devices is None else flags.layout(devices)
     threshold = None if fusion_threshold is None else parse_size(fusion_threshold)
     chosen: dict[str, Any] = flags.given(
         model=model, dataset=dataset, devices=count, layout=layout, global_batch=global_batch, accumulate=accumulate,
         fusion_rule=fusion_rule, fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap,
-        network=network, steps=steps, epochs=epochs, seed=seed,
+        network=network, steps=steps, epochs=epochs, seed=seed, wire_dtype=wire_dtype,
     )  # fmt: skip
     sgd: dict[str, Any] = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
     config = harness.TrainConfig(**chosen)

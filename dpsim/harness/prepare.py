@@ -16,7 +16,7 @@ from dpsim.harness.profile import Profile, ProfileConfig
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.nn import build_model
-from dpsim.plan import Sgd
+from dpsim.plan import Sgd, WireDtype
 from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
 
@@ -37,6 +37,7 @@ class Preparation(Noun, frozen=True):
     overlaps: tuple[str, ...]
     optimizer: Sgd
     seed: int = 0
+    wire_dtype: WireDtype | None = None
 
 
 def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dict[str, Machine]]:
@@ -65,6 +66,7 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
                 dataset=preparation.dataset,
                 local_batch=shares[most],
                 max_bytes=max(size, 1024),
+                wire_dtype=preparation.wire_dtype,
             )
         )
         for network, algorithm in preparation.networks
