@@ -8,17 +8,15 @@ from typing import Literal, get_args
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.layout import check_hierarchy, check_layout, node_counts
+from dpsim.wire_dtype import WireDtype, check_wire
 
 FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
 Algorithm = Literal["mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
-WireDtype = Literal["float32", "float64", "float16", "bfloat16"]
 Overlap = Literal["off", "inline", "poll", "thread"]
 FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
 THRESHOLD_RULES = ("tarantella", "horovod", "ddp")
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 OVERLAPS: tuple[str, ...] = get_args(Overlap)
-SIXTEEN_BITS = ("float16", "bfloat16")
-SIXTEEN_BIT_ALGORITHMS = ("direct", "hierarchical")
 DEFAULT_THRESHOLD_BYTES = {"tarantella": 32_768.0, "horovod": 128.0 * 2**20, "ddp": 25.0 * 2**20}
 
 
@@ -34,16 +32,6 @@ class Sgd(Noun, frozen=True):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= low):
                 raise ConfigError(f"{key} is {value}", allowed=f"a finite number >= {low:g}")
-
-
-def check_wire(wire_dtype: str | None, algorithm: str) -> None:
-    """Refuse 16 bits with an algorithm that would round every partial sum on its way."""
-    if wire_dtype in SIXTEEN_BITS and algorithm not in SIXTEEN_BIT_ALGORITHMS:
-        raise ConfigError(
-            f"algorithm {algorithm!r} cannot send {wire_dtype}: it would round the partial sums of every round",
-            allowed=", ".join(SIXTEEN_BIT_ALGORITHMS),
-            remedy="choose one of them with --algorithm, or leave --wire-dtype out",
-        )
 
 
 class Plan(Noun, frozen=True):

@@ -9,8 +9,9 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
-from dpsim.plan import Sgd, WireDtype
+from dpsim.plan import Sgd
 from dpsim.timeline import TimelineRecord
+from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
 EXPERIMENT_SCHEMA = "dpsim.experiment/1"

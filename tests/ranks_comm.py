@@ -18,7 +18,8 @@ from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport, transport
 from dpsim.comm.wire import Wire
 from dpsim.machine import Network
-from dpsim.plan import ALGORITHMS, SIXTEEN_BITS
+from dpsim.plan import ALGORITHMS
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 Report = Callable[[str], None]
 

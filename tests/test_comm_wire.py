@@ -20,10 +20,11 @@ from dpsim.errors import ConfigError
 from dpsim.harness.train import TrainConfig, train
 from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
-from dpsim.plan import SIXTEEN_BITS, Plan
+from dpsim.plan import Plan
 from dpsim.predict import alpha_beta, collective_cost
 from dpsim.predict.cost import beside_curve
 from dpsim.predict.points import default_algorithm
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative error of one rounding of a normal number."""

@@ -101,7 +101,7 @@ def devices_or_layout(text: str) -> int | str:
 def usual_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
     """The algorithm that was named; else the one that what was given asks for: a 16-bit wire, or a network's own."""
     from dpsim.machine import Network
-    from dpsim.plan import SIXTEEN_BITS
+    from dpsim.wire_dtype import SIXTEEN_BITS
 
     if algorithm is not None:
         return algorithm

@@ -14,7 +14,7 @@ import numpy as np
 from dpsim.comm.transport import Array, Pending, Transport, wait
 from dpsim.comm.wire import Wire
 from dpsim.errors import unknown
-from dpsim.plan import check_wire
+from dpsim.wire_dtype import check_wire
 
 Rounds = Generator[Sequence[Pending], None, None]
 """Yields the messages of one round after another; the data is reduced when it ends."""

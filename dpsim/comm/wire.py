@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
 from dpsim.kernels import wire as kernels
-from dpsim.plan import SIXTEEN_BITS
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint16]

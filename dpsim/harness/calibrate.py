@@ -14,8 +14,9 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.harness.environment import environment, stamp
 from dpsim.layout import check_hierarchy, parse_devices
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, check_algorithm
-from dpsim.plan import ALGORITHMS, WireDtype, check_wire
+from dpsim.plan import ALGORITHMS
 from dpsim.record import Environment
+from dpsim.wire_dtype import WireDtype, check_wire
 
 Progress = Callable[[str], None]
 MECHANISMS = ("poll", "thread")

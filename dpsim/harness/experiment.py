@@ -15,10 +15,11 @@ from dpsim.harness.environment import stamp
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine, Network, check_algorithm
 from dpsim.nn import build_model
-from dpsim.plan import OVERLAPS, SIXTEEN_BITS, Plan
+from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, timeline
 from dpsim.record import Environment, Experiment, PointKey, PredictedPoint, Predictions
 from dpsim.runtime.describe import describe
+from dpsim.wire_dtype import SIXTEEN_BITS
 from dpsim.workload import Workload
 
 _THRESHOLDS = 9

@@ -16,8 +16,9 @@ from dpsim.harness.profile import Profile, ProfileConfig
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.nn import build_model
-from dpsim.plan import Sgd, WireDtype
+from dpsim.plan import Sgd
 from dpsim.runtime.describe import describe
+from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]

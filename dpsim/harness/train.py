@@ -11,7 +11,8 @@ from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Network, check_algorithm
-from dpsim.plan import OVERLAPS, Plan, Sgd, WireDtype
+from dpsim.plan import OVERLAPS, Plan, Sgd
+from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dpsim.layout import node_counts
 from dpsim.machine import Link
-from dpsim.plan import SIXTEEN_BITS
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 Floats = NDArray[np.float64]
 _ONE_MIB = float(2**20)

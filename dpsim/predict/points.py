@@ -11,10 +11,11 @@ import msgspec
 from dpsim.errors import ConfigError, unknown
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
-from dpsim.plan import OVERLAPS, SIXTEEN_BIT_ALGORITHMS, SIXTEEN_BITS, THRESHOLD_RULES, Plan, WireDtype
+from dpsim.plan import OVERLAPS, THRESHOLD_RULES, Plan
 from dpsim.predict.compare import choose_overlap
 from dpsim.predict.memory import memory
 from dpsim.predict.step import RELATIVE_UNCERTAINTY, Prediction, interval, predict
+from dpsim.wire_dtype import SIXTEEN_BIT_ALGORITHMS, SIXTEEN_BITS, WireDtype
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
