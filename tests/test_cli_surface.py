@@ -14,19 +14,19 @@ Python = Callable[..., subprocess.CompletedProcess[str]]
 Dpsim = Callable[..., tuple[int, str, str]]
 RUN = (
     "--model --dataset --devices --global-batch --fusion-rule --fusion-threshold --algorithm --overlap --network --seed"
+    " --wire-dtype"
 )
 SURFACE = {
     "doctor": "--json",
-    "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --wire-dtype --output"
-    " --json",
+    "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json",
     "profile": "--model --dataset --local-batch --seed --output --json",
-    "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --wire-dtype --budget"
-    " --output --json",
+    "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
+    " --wire-dtype",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
     " --fusion-threshold --algorithm --overlap --wire-dtype --output --json",
     "report": "FOLDER --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
-    "sweep fusion-threshold": f"{RUN} --wire-dtype --budget --experiment --output --json",
+    "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",
 }
 
 

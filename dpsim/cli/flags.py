@@ -42,6 +42,10 @@ Algorithms = Annotated[
     ),
 ]
 Overlap = Annotated[str | None, Parameter(help="auto, off, inline, poll or thread.")]
+WireDtype = Annotated[
+    Literal["float32", "float64", "float16", "bfloat16"] | None,
+    Parameter(name="--wire-dtype", help="What gradients are sent as; sums are in float32 [as they are]."),
+]
 Network = Annotated[
     str | None, Parameter(help="node (this machine as it is), or paced:LATENCY,BANDWIDTH like paced:50us,1gbit.")
 ]
@@ -52,10 +56,6 @@ Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shufflin
 LearningRate = Annotated[float | None, Parameter(help="SGD's learning rate.")]
 Momentum = Annotated[float | None, Parameter(help="SGD's momentum.")]
 WeightDecay = Annotated[float | None, Parameter(help="SGD's weight decay.")]
-WireDtype = Annotated[
-    Literal["float32", "float64", "float16", "bfloat16"] | None,
-    Parameter(name="--wire-dtype", help="What gradients are sent as; sums are in float32 [as they are]."),
-]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]

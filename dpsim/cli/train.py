@@ -27,6 +27,7 @@ def train(
     fusion_threshold: flags.Threshold = None,
     algorithm: flags.Algorithm = None,
     overlap: flags.Overlap = None,
+    wire_dtype: flags.WireDtype = None,
     network: flags.Network = None,
     steps: flags.Steps = None,
     epochs: flags.Epochs = None,
@@ -34,7 +35,6 @@ def train(
     learning_rate: flags.LearningRate = None,
     momentum: flags.Momentum = None,
     weight_decay: flags.WeightDecay = None,
-    wire_dtype: flags.WireDtype = None,
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     json: flags.Json = False,
 ) -> None:
@@ -53,7 +53,8 @@ def train(
     chosen: dict[str, Any] = flags.given(
         model=model, dataset=dataset, devices=count, layout=layout, global_batch=global_batch, accumulate=accumulate,
         fusion_rule=fusion_rule, fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap,
-        network=network, steps=steps, epochs=epochs, seed=seed, wire_dtype=wire_dtype,
+        wire_dtype=wire_dtype,
+        network=network, steps=steps, epochs=epochs, seed=seed,
     )  # fmt: skip
     sgd: dict[str, Any] = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
     config = harness.TrainConfig(**chosen)

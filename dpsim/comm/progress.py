@@ -45,8 +45,8 @@ class Inline:
     """Each allreduce runs at once, on the calling thread."""
 
     def __init__(self, transport: Transport, algorithm: str, finished: Finished, wire: Wire | None = None) -> None:
-        self._transport, self._algorithm, self._finished = transport, algorithm, finished
         self._wire = wire
+        self._transport, self._algorithm, self._finished = transport, algorithm, finished
 
     def submit(self, bucket: int, data: Array) -> None:
         begin_s = now()
@@ -67,8 +67,8 @@ class Polled:
     """A queue of allreduces that moves on whenever ``poll`` is called."""
 
     def __init__(self, transport: Transport, algorithm: str, finished: Finished, wire: Wire | None = None) -> None:
-        self._transport, self._algorithm, self._finished = transport, algorithm, finished
         self._wire = wire
+        self._transport, self._algorithm, self._finished = transport, algorithm, finished
         self._queue: deque[tuple[int, Array]] = deque()
         self._rounds: Rounds | None = None
         self._pending: list[Pending] = []

@@ -29,6 +29,7 @@ class TrainConfig(Noun, frozen=True):
     dataset: str = "digits"
     devices: int = 1
     layout: str = ""
+    wire_dtype: WireDtype | None = None
     global_batch: int = 64
     epochs: int = 20
     steps: int | None = None
@@ -43,7 +44,6 @@ class TrainConfig(Noun, frozen=True):
     workload: Workload | None = None
     link_alpha_s: float = 0.0
     link_beta_s_per_byte: float = 0.0
-    wire_dtype: WireDtype | None = None
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
