@@ -9,6 +9,7 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.optimizer import Optimizer, Sgd
+from dpsim.wire_dtype import WireDtype, check_wire
 
 FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
 Algorithm = Literal["mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
@@ -27,6 +28,7 @@ class Plan(Noun, frozen=True):
     much), ddp (likewise, its first bucket at 1 MiB at most) and horovod (a maximum); ``None`` takes the
     rule's own default, and 0 is one bucket a tensor under every rule. ``cycle_s`` is Horovod's cycle.
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
+    ``wire_dtype`` is what gradients are sent as (``dpsim.comm.wire``); ``None``: as the tensors are.
     """
 
     devices: int
@@ -39,7 +41,7 @@ class Plan(Noun, frozen=True):
     overlap: Overlap = "off"
     batch_norm: Literal["local"] = "local"
     optimizer: Optimizer = Sgd()
-    wire_dtype: Literal["float32", "float64"] = "float32"
+    wire_dtype: WireDtype | None = None
     strategy: Literal["data-parallel"] = "data-parallel"
     layout: str = ""
 
@@ -51,6 +53,7 @@ class Plan(Noun, frozen=True):
             raise ConfigError(f"devices is {self.devices}", allowed="1 or more")
         check_layout(self.layout, self.devices)
         check_hierarchy(self.algorithm, self.devices, self.layout)
+        check_wire(self.wire_dtype, self.algorithm)
         if self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate}", allowed="1 or more")
         if self.global_batch < self.devices * self.accumulate:
@@ -77,6 +80,11 @@ class Plan(Noun, frozen=True):
     def local_batch(self) -> float:
         """Samples a device computes at once, on average (an unequal share is a fraction here)."""
         return self.global_batch / (self.devices * self.accumulate)
+
+    @property
+    def priced_wire_dtype(self) -> str:
+        """The wire dtype of the cost tables that price this plan: what travels as it is counts as float32."""
+        return self.wire_dtype or "float32"
 
     @property
     def devices_a_node(self) -> int:

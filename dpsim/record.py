@@ -11,6 +11,7 @@ from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.timeline import TimelineRecord
+from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
 EXPERIMENT_SCHEMA = "dpsim.experiment/1"
@@ -41,6 +42,7 @@ class Experiment(Noun, frozen=True):
     seed: int = 0
     budget_s: float = 45.0
     interval: float = 0.02
+    wire_dtype: WireDtype | None = None
     schema: str = EXPERIMENT_SCHEMA
 
     def __post_init__(self) -> None:

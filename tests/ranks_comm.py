@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import numpy as np
 from memory_transport import random_whole
 from mpi4py import MPI
+from wire_reference import direct_sum, hierarchical_sum
 
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport, transport
+from dpsim.comm.wire import Wire
 from dpsim.machine import Network
 from dpsim.plan import ALGORITHMS
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 Report = Callable[[str], None]
 
@@ -110,3 +114,38 @@ def _steps(comm: MPI.Intracomm, link: Transport, algorithm: str, overlap: str, c
             wrong.append(f"{case}: step {step} has a wrong sum")
     mechanism.close()
     return in_pause
+
+
+def sixteen_bits(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Buckets with 16 bits on the wire, by both algorithms in every layout, under every mechanism: the wrong cases."""
+    wrong: list[str] = []
+    of_nodes = [k for k in range(1, comm.size + 1) if comm.size % k == 0]
+    layouts = [("direct", 1), *(("hierarchical", k) for k in of_nodes)]
+    cases = 0
+    for (algorithm, of_a_node), overlap, wire_dtype in itertools.product(
+        layouts, ("off", "inline", "poll", "thread"), SIXTEEN_BITS
+    ):
+        cases += 1
+        codes = Wire(wire_dtype, 2.0**-6)
+        link = transport(comm, Network(), of_a_node)
+        mechanism = progress(link, algorithm, overlap, lambda *what: None, codes)
+        buckets, expected = [], []
+        for bucket, length in enumerate((5, 0, 1, 997)):
+            random = np.random.default_rng(bucket)
+            rows = [random.standard_normal(length).astype(np.float32) for _ in range(comm.size)]
+            buckets.append(rows[comm.rank].copy())
+            if comm.size == 1:
+                expected.append(rows[0])
+            elif algorithm == "direct":
+                expected.append(direct_sum(rows, wire_dtype, codes.scale))
+            else:
+                expected.append(hierarchical_sum(rows, of_a_node, wire_dtype, codes.scale))
+        for bucket, mine in enumerate(buckets):
+            mechanism.submit(bucket, mine)
+            mechanism.poll()
+        mechanism.finish()
+        mechanism.close()
+        right = all(np.array_equal(mine, other) for mine, other in zip(buckets, expected, strict=True))
+        if not all(comm.allgather(right)):
+            wrong.append(f"{algorithm} on nodes of {of_a_node}, {overlap}, {wire_dtype}")
+    return {"wrong": wrong, "cases": cases}

@@ -59,6 +59,8 @@ PREDICT = (
         ("sweep fusion-threshold --fusion-threshold 0,,inf", "--fusion-threshold is '0,,inf'", "single commas"),
         ("sweep fusion-threshold --devices 1,two", "--devices is 'two'", "a whole number of 1 or more"),
         ("sweep fusion-threshold --devices 4,2x2", "devices is [4, '2x2']", "different"),
+        ("train --wire-dtype float16 --algorithm ring", "cannot send float16", "direct, hierarchical"),
+        ("train --wire-dtype half", "--wire-dtype is 'half'", "bfloat16"),
         ("train --devices 2x0", "--devices is '2x0'", "nodes x devices of a node like 2x4"),
         ("train --devices 4 --algorithm hierarchical", "on the flat layout 4", "--devices 2x2"),
         ("calibrate --devices 4,2x2 --algorithm hierarchical", "on the flat layout 4", "--devices 2x2"),

@@ -14,6 +14,7 @@ Python = Callable[..., subprocess.CompletedProcess[str]]
 Dpsim = Callable[..., tuple[int, str, str]]
 RUN = (
     "--model --dataset --devices --global-batch --fusion-rule --fusion-threshold --algorithm --overlap --network --seed"
+    " --wire-dtype"
 )
 JOB = "--devices --cpus --time --name --output --account --queue --partition --dry-run"
 SURFACE = {
@@ -22,9 +23,10 @@ SURFACE = {
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
     " --stall-after --label-smoothing --hostfile",
     "profile": "--model --dataset --local-batch --seed --optimizer --output --json",
-    "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json",
+    "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
+    " --wire-dtype",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
-    " --fusion-threshold --algorithm --overlap --output --json",
+    " --fusion-threshold --algorithm --overlap --wire-dtype --output --json",
     "report": "FOLDER --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
     "launch local": "COMMAND --devices --hostfile",

@@ -68,6 +68,20 @@ def test_a_layout_has_tables_of_its_own_and_nothing_inside_a_node_is_held_to_the
         collective_cost(machine, "ring", 2, size, layout="1x2")
 
 
+def test_a_wire_dtype_has_tables_of_its_own_of_half_the_bytes() -> None:
+    config = CalibrateConfig(
+        network="paced:300us,3mbit", algorithms=("direct",), overlaps=("thread",), wire_dtype="float16",
+        **TINY,  # type: ignore[arg-type]
+    )  # fmt: skip
+    machine = calibrate(config, quiet)
+    (alone,), (beside,) = machine.allreduce, machine.overlap
+    assert alone.wire_dtype == beside.wire_dtype == "float16"
+    size, due_s = alone.sizes_bytes[-1], 2 * (300e-6 + 1250 / 375e3)
+    assert (size, beside.sizes_bytes[-1]) == (5000, 5000)
+    assert due_s <= alone.time_s[-1] < 2 * (300e-6 + 2500 / 375e3)
+    assert collective_cost(machine, "direct", 2, size, "float16") == (alone.time_s[-1], False)
+
+
 def test_a_machine_survives_the_way_through_its_file(real: Machine, tmp_path: Path) -> None:
     codec.write(tmp_path / "machine.json", real)
     assert codec.read(tmp_path / "machine.json", Machine, "machine", SCHEMA) == real
@@ -83,6 +97,7 @@ def test_a_machine_survives_the_way_through_its_file(real: Machine, tmp_path: Pa
         ({"algorithms": ("ring", "ring")}, "algorithms is ['ring', 'ring']"),
         ({"network": "paced:50us,1gbit", "algorithms": ("mpi",)}, "hides its messages"),
         ({"overlaps": ("off",)}, "unknown overlap mechanism 'off'"),
+        ({"wire_dtype": "float16", "algorithms": ("ring",)}, "cannot send float16"),
         ({"seconds": 0.0}, "seconds is 0"),
         ({"max_bytes": 1}, "max_bytes is 1"),
     ],

@@ -26,6 +26,7 @@ def calibrate(
     model: Annotated[str | None, Parameter(help="Measure beside this model's own backward, not a stand-in.")] = None,
     dataset: flags.DataSet = None,
     local_batch: Annotated[int, Parameter(help="With --model: samples on a device at once.")] = 32,
+    wire_dtype: flags.WireDtype = None,
     budget: Annotated[str | None, Parameter(help="Time for each device count and algorithm, like 4s.")] = None,
     output: Annotated[Path, Parameter(help="The machine file to write.")] = Path("machine.json"),
     json: flags.Json = False,
@@ -33,12 +34,10 @@ def calibrate(
     """Measure this machine's allreduces: writes a machine file."""
     from dpsim import codec
     from dpsim.harness import calibrate as harness
-    from dpsim.machine import Network
     from dpsim.units import format_duration, format_size, parse_duration
 
     flags.writable(output)
-    if network is not None and algorithm is None:
-        algorithm = Network.parse(network).usual_algorithm
+    algorithm = flags.usual_algorithm(algorithm, network, wire_dtype)
     chosen: dict[str, Any] = flags.given(
         network=network,
         devices=flags.listed("--devices", devices, flags.devices_or_layout),
@@ -47,6 +46,7 @@ def calibrate(
         model=model,
         dataset=dataset,
         local_batch=local_batch,
+        wire_dtype=wire_dtype,
         seconds=None if budget is None else parse_duration(budget),
     )
     with show.progress() as tell:
@@ -54,7 +54,7 @@ def calibrate(
     codec.write(output, machine)
     points: list[dict[str, Any]] = [
         {"devices": cost.devices, "layout": cost.layout or str(cost.devices), "algorithm": cost.algorithm}
-        | {"size_bytes": size, "time_s": time_s}
+        | {"wire_dtype": cost.wire_dtype, "size_bytes": size, "time_s": time_s}
         for cost in machine.allreduce
         for size, time_s in zip(cost.sizes_bytes, cost.time_s, strict=True)
     ]

@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 
@@ -55,6 +55,10 @@ Algorithms = Annotated[
     ),
 ]
 Overlap = Annotated[str | None, Parameter(help="auto, off, inline, poll or thread.")]
+WireDtype = Annotated[
+    Literal["float32", "float64", "float16", "bfloat16"] | None,
+    Parameter(name="--wire-dtype", help="What gradients are sent as; sums are in float32 [as they are]."),
+]
 Network = Annotated[
     str | None, Parameter(help="node (this machine as it is), or paced:LATENCY,BANDWIDTH like paced:50us,1gbit.")
 ]
@@ -139,6 +143,18 @@ def devices_or_layout(text: str) -> int | str:
     """What ``--devices`` was given as the number that it is, or the layout; for ``listed``."""
     devices, of_nodes = layout(text)
     return of_nodes or devices
+
+
+def usual_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
+    """The algorithm that was named; else the one that what was given asks for: a 16-bit wire, or a network's own."""
+    from dpsim.machine import Network
+    from dpsim.wire_dtype import SIXTEEN_BITS
+
+    if algorithm is not None:
+        return algorithm
+    if wire_dtype in SIXTEEN_BITS:
+        return "direct"
+    return None if network is None else Network.parse(network).usual_algorithm
 
 
 def networks(text: str | None) -> tuple[str, ...] | None:

@@ -29,6 +29,7 @@ def predict(
     fusion_threshold: flags.Thresholds = None,
     algorithm: flags.Algorithm = None,
     overlap: flags.Overlap = None,
+    wire_dtype: flags.WireDtype = None,
     output: Annotated[Path | None, Parameter(help="Also write the points to this JSON file.")] = None,
     json: flags.Json = False,
 ) -> None:
@@ -44,7 +45,7 @@ def predict(
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, parse_size) or ()
     chosen: dict[str, Any] = flags.given(
         rule=fusion_rule, algorithm=algorithm, overlap=overlap, accumulate=accumulate,
-        global_batch=global_batch, local_batch=local_batch,
+        global_batch=global_batch, local_batch=local_batch, wire_dtype=wire_dtype,
     )  # fmt: skip
     points, summary = predict_points(workloads.read(workload), machines.read(machine), counts, thresholds, **chosen)
     if output is not None:

@@ -30,6 +30,7 @@ def fusion_threshold(
     ] = None,
     network: flags.Networks = None,
     seed: flags.Seed = None,
+    wire_dtype: flags.WireDtype = None,
     budget: Annotated[str | None, Parameter(help="Time to measure for, like 60s.")] = None,
     experiment: Annotated[Path | None, Parameter(help="A declared experiment (.toml); flags override it.")] = None,
     output: Annotated[Path | None, Parameter(help="Folder of the report [reports/NAME, or the next free].")] = None,
@@ -62,6 +63,7 @@ def fusion_threshold(
         algorithms=flags.listed("--algorithm", algorithm, str),
         overlap=overlap,
         seed=seed,
+        wire_dtype=wire_dtype,
         budget_s=None if budget is None else parse_duration(budget),
     )
     asked = msgspec.structs.replace(base, **chosen)

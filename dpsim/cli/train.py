@@ -33,6 +33,7 @@ def train(
     fusion_threshold: flags.Threshold = None,
     algorithm: flags.Algorithm = None,
     overlap: flags.Overlap = None,
+    wire_dtype: flags.WireDtype = None,
     network: flags.Network = None,
     steps: flags.Steps = None,
     epochs: flags.Epochs = None,
@@ -63,19 +64,18 @@ def train(
     from dpsim.harness import train as harness
     from dpsim.harness.resume import check_same_training, resumed
     from dpsim.learning_rate import parse_decay
-    from dpsim.machine import Network
     from dpsim.optimizer import changed
     from dpsim.units import parse_size
 
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
-    if network is not None and algorithm is None:
-        algorithm = Network.parse(network).usual_algorithm
+    algorithm = flags.usual_algorithm(algorithm, network, wire_dtype)
     count, layout = (None, None) if devices is None else flags.layout(devices)
     threshold = None if fusion_threshold is None else parse_size(fusion_threshold)
     chosen: dict[str, Any] = flags.given(
         model=model, dataset=dataset, devices=count, layout=layout, global_batch=global_batch, accumulate=accumulate,
         fusion_rule=fusion_rule, fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap,
+        wire_dtype=wire_dtype,
         network=network, steps=steps, epochs=epochs, seed=seed,
         checkpoint=None if checkpoint is None else str(checkpoint), checkpoint_every=checkpoint_every,
         stall_after_s=stall_after, label_smoothing=label_smoothing,

@@ -12,7 +12,9 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 
 from dpsim.comm.transport import Array, Pending, Transport, wait
+from dpsim.comm.wire import Wire
 from dpsim.errors import unknown
+from dpsim.wire_dtype import check_wire
 
 Rounds = Generator[Sequence[Pending], None, None]
 """Yields the messages of one round after another; the data is reduced when it ends."""
@@ -56,22 +58,28 @@ def ring(t: Transport, data: Array) -> Rounds:
         yield _receive(t, chunks[(rank - step) % n], left) + _send(t, chunks[(rank - step + 1) % n], right)
 
 
+def _scatter(t: Transport, chunks: list[Array], into: Array, group: range) -> Rounds:
+    """One round after which ``into[i]`` is this rank's chunk as rank ``group[i]`` has it; its own row stays."""
+    n, place = len(group), group.index(t.rank)
+    peers = [(place + shift) % n for shift in range(1, n)]
+    pending: list[Pending] = []
+    for peer in reversed(peers):
+        pending += _receive(t, into[peer], group[peer])
+    for peer in peers:
+        pending += _send(t, chunks[peer], group[peer])
+    yield pending
+
+
 def _reduce_scatter(t: Transport, chunks: list[Array], group: range) -> Rounds:
     """One round after which chunk i of rank ``group[i]`` is the sum of that chunk over the group."""
     n, place = len(group), group.index(t.rank)
     if n == 1:
         return
     mine = chunks[place]
-    scratch = np.empty((n - 1, mine.size), mine.dtype)
-    peers = [(place + shift) % n for shift in range(1, n)]
-    pending: list[Pending] = []
-    for number, peer in enumerate(reversed(peers)):
-        pending += _receive(t, scratch[number], group[peer])
-    for peer in peers:
-        pending += _send(t, chunks[peer], group[peer])
-    yield pending
-    for row in scratch:
-        mine += row
+    scratch = np.empty((n, mine.size), mine.dtype)
+    yield from _scatter(t, chunks, scratch, group)
+    for shift in range(1, n):
+        mine += scratch[(place - shift) % n]
 
 
 def _all_gather(t: Transport, chunks: list[Array], group: range) -> Rounds:
@@ -88,26 +96,46 @@ def _all_gather(t: Transport, chunks: list[Array], group: range) -> Rounds:
     yield pending
 
 
-def direct(t: Transport, data: Array) -> Rounds:
+def _two_shot(t: Transport, data: Array, group: range, wire: Wire | None) -> Rounds:
+    """The two rounds of ``direct`` among a group of ranks."""
+    n, place = len(group), group.index(t.rank)
+    if n == 1:
+        return
+    chunks = _chunks(data, n)
+    if wire is None:
+        yield from _reduce_scatter(t, chunks, group)
+        yield from _all_gather(t, chunks, group)
+        return
+    coded = np.empty(data.size, np.uint16)
+    wire.encode(data, coded)
+    codes, mine = _chunks(coded, n), chunks[place]
+    contributions = np.empty((n, mine.size), np.uint16)
+    contributions[place] = codes[place]
+    yield from _scatter(t, codes, contributions, group)
+    wire.decode(contributions[0], mine)
+    for row in contributions[1:]:
+        wire.add(row, mine)
+    wire.encode(mine, codes[place])
+    yield from _all_gather(t, codes, group)
+    wire.decode(coded, data)
+
+
+def direct(t: Transport, data: Array, wire: Wire | None = None) -> Rounds:
     """Two rounds: every rank sends slice j to rank j, adds what it gets, and sends its reduced slice to all."""
-    everyone = range(t.size)
-    chunks = _chunks(data, t.size)
-    yield from _reduce_scatter(t, chunks, everyone)
-    yield from _all_gather(t, chunks, everyone)
+    yield from _two_shot(t, data, range(t.size), wire)
 
 
-def hierarchical(t: Transport, data: Array) -> Rounds:
+def hierarchical(t: Transport, data: Array, wire: Wire | None = None) -> Rounds:
     """Four rounds on m nodes of k devices: reduce-scatter in each node, ``direct`` among the ranks of one place of all
-    nodes on their slice, all-gather in each node. A rank sends 2 (k-1)/k n inside its node and 2 (m-1)/m n/k across.
+    nodes on their slice, all-gather in each node. A rank sends 2 (k-1)/k n inside its node and 2 (m-1)/m n/k across;
+    with a 16-bit ``wire`` half of the latter.
     """
     k = t.devices_a_node
     node, place = divmod(t.rank, k)
     node_ranks, across = range(node * k, node * k + k), range(place, t.size, k)
     chunks = _chunks(data, k)
-    slices = _chunks(chunks[place], t.size // k)
     yield from _reduce_scatter(t, chunks, node_ranks)
-    yield from _reduce_scatter(t, slices, across)
-    yield from _all_gather(t, slices, across)
+    yield from _two_shot(t, chunks[place], across, wire)
     yield from _all_gather(t, chunks, node_ranks)
 
 
@@ -192,22 +220,26 @@ _ALGORITHMS: dict[str, Callable[[Transport, Array], Rounds]] = {
 }
 
 
-def start(t: Transport, data: Array, algorithm: str) -> Rounds:
+def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -> Rounds:
     """Begin an allreduce (sum) of a contiguous 1-D array, in place; nothing moves before the first ``next``.
 
-    Raises ``ConfigError`` for an unknown algorithm. Groups of one and empty arrays have no rounds.
+    With a ``wire`` float32 numbers travel as its 16-bit codes. Raises ``ConfigError`` for an unknown algorithm, or one
+    that cannot do that. Groups of one and empty arrays have no rounds.
     """
     if algorithm not in _ALGORITHMS:
         raise unknown("algorithm", algorithm, _ALGORITHMS)
     if t.size == 1 or data.size == 0:
         return iter(())  # type: ignore[return-value]  # an exhausted iterator serves as a generator here
+    if wire is not None:
+        check_wire(wire.dtype, algorithm)
+        return (hierarchical if algorithm == "hierarchical" else direct)(t, data, wire)
     return _ALGORITHMS[algorithm](t, data)
 
 
-def allreduce(t: Transport, data: Array, algorithm: str) -> None:
+def allreduce(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -> None:
     """Sum ``data`` over the ranks, in place; returns when it is done. Same bits on every rank."""
-    if algorithm == "mpi" and t.size > 1:
+    if algorithm == "mpi" and t.size > 1 and wire is None:
         t.native_allreduce(data)
         return
-    for pending in start(t, data, algorithm):
+    for pending in start(t, data, algorithm, wire):
         wait(t, pending)

@@ -16,6 +16,7 @@ from typing import Protocol
 from dpsim.comm.allreduce import Rounds, allreduce, start
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.comm.transport import Array, Pending, Transport
+from dpsim.comm.wire import Wire
 
 LOOK_S = 40e-6
 """How long the communication thread sleeps when nothing is due at a known time."""
@@ -46,14 +47,15 @@ class Progress(Protocol):
 class Inline:
     """Each allreduce runs at once, on the calling thread."""
 
-    def __init__(self, transport: Transport, algorithm: str, finished: Finished) -> None:
+    def __init__(self, transport: Transport, algorithm: str, finished: Finished, wire: Wire | None = None) -> None:
+        self._wire = wire
         self._transport, self._algorithm, self._finished = transport, algorithm, finished
         self.bucket = -1
 
     def submit(self, bucket: int, data: Array) -> None:
         self.bucket = bucket
         begin_s = now()
-        allreduce(self._transport, data, self._algorithm)
+        allreduce(self._transport, data, self._algorithm, self._wire)
         self._finished(bucket, data.nbytes, begin_s, now())
         self.bucket = -1
 
@@ -70,7 +72,8 @@ class Inline:
 class Polled:
     """A queue of allreduces that moves on whenever ``poll`` is called."""
 
-    def __init__(self, transport: Transport, algorithm: str, finished: Finished) -> None:
+    def __init__(self, transport: Transport, algorithm: str, finished: Finished, wire: Wire | None = None) -> None:
+        self._wire = wire
         self._transport, self._algorithm, self._finished = transport, algorithm, finished
         self._queue: deque[tuple[int, Array]] = deque()
         self._rounds: Rounds | None = None
@@ -105,7 +108,7 @@ class Polled:
                     return True
                 self.bucket, data = self._queue.popleft()
                 self._size_bytes, self._begin_s = data.nbytes, now()
-                self._rounds = start(self._transport, data, self._algorithm)
+                self._rounds = start(self._transport, data, self._algorithm, self._wire)
             step = next(self._rounds, None)
             if step is None:
                 self._rounds = None
@@ -123,8 +126,8 @@ class Polled:
 class Threaded(Polled):
     """The same queue moved on by a thread of its own while the calling thread computes."""
 
-    def __init__(self, transport: Transport, algorithm: str, finished: Finished) -> None:
-        super().__init__(transport, algorithm, finished)
+    def __init__(self, transport: Transport, algorithm: str, finished: Finished, wire: Wire | None = None) -> None:
+        super().__init__(transport, algorithm, finished, wire)
         self._turn = threading.Lock()
         self._work = threading.Semaphore(0)
         self._computing = True
@@ -184,7 +187,9 @@ class Threaded(Polled):
                 sleep_until(now() + LOOK_S)
 
 
-def progress(transport: Transport, algorithm: str, overlap: str, finished: Finished) -> Progress:
+def progress(
+    transport: Transport, algorithm: str, overlap: str, finished: Finished, wire: Wire | None = None
+) -> Progress:
     """The mechanism of an ``overlap`` token (``off`` is ``inline``: the caller hands buckets in after backward)."""
     kinds: dict[str, type[Inline | Polled]] = {"off": Inline, "inline": Inline, "poll": Polled, "thread": Threaded}
-    return kinds[overlap](transport, algorithm, finished)
+    return kinds[overlap](transport, algorithm, finished, wire)

@@ -16,6 +16,7 @@ from dpsim.layout import check_hierarchy, parse_devices
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, check_algorithm
 from dpsim.plan import ALGORITHMS
 from dpsim.record import Environment
+from dpsim.wire_dtype import WireDtype, check_wire
 
 Progress = Callable[[str], None]
 MECHANISMS = ("poll", "thread")
@@ -26,7 +27,7 @@ class CalibrateConfig(Noun, frozen=True):
 
     ``seconds`` bounds the measuring of each table set (a device count and an algorithm). With a ``model`` (and
     its ``dataset`` and ``local_batch``) its own forward and backward are the computation beside which
-    allreduces are measured; without one a stand-in is.
+    allreduces are measured; without one a stand-in is. Data are float32, sent as ``wire_dtype``.
     """
 
     network: str = "node"
@@ -38,6 +39,7 @@ class CalibrateConfig(Noun, frozen=True):
     model: str = ""
     dataset: str = "digits"
     local_batch: int = 0
+    wire_dtype: WireDtype | None = None
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)
@@ -49,6 +51,7 @@ class CalibrateConfig(Noun, frozen=True):
             if algorithm not in ALGORITHMS:
                 raise unknown("algorithm", algorithm, ALGORITHMS)
             check_algorithm(algorithm, network)
+            check_wire(self.wire_dtype, algorithm)
             for devices, layout in self.layouts():
                 check_hierarchy(algorithm, devices, layout)
         for overlap in self.overlaps:

@@ -19,6 +19,7 @@ from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, timeline
 from dpsim.record import Environment, Experiment, PointKey, PredictedPoint, Predictions
 from dpsim.runtime.describe import describe
+from dpsim.wire_dtype import SIXTEEN_BITS
 from dpsim.workload import Workload
 
 _THRESHOLDS = 9
@@ -36,7 +37,9 @@ def completed(experiment: Experiment) -> Experiment:
             remedy="lower --global-batch",
         )
     thresholds = experiment.fusion_thresholds_bytes or telling_thresholds(experiment)
-    algorithms = experiment.algorithms or tuple(network.usual_algorithm for network in networks)
+    algorithms = experiment.algorithms or tuple(
+        network.usual_algorithm if experiment.wire_dtype not in SIXTEEN_BITS else "direct" for network in networks
+    )
     if len(algorithms) == 1:
         algorithms *= len(networks)
     if len(algorithms) != len(networks):
@@ -103,6 +106,7 @@ def make_plan(
     plan = Plan(
         devices=count, layout=layout, global_batch=experiment.global_batch, fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
         fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
+        wire_dtype=experiment.wire_dtype,
     )  # fmt: skip
     check_algorithm(algorithm, Network.parse(network))
     return plan

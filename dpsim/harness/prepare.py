@@ -18,6 +18,7 @@ from dpsim.machine import Machine
 from dpsim.nn import build_model
 from dpsim.optimizer import Optimizer
 from dpsim.runtime.describe import describe
+from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
@@ -37,6 +38,7 @@ class Preparation(Noun, frozen=True):
     overlaps: tuple[str, ...]
     optimizer: Optimizer
     seed: int = 0
+    wire_dtype: WireDtype | None = None
 
 
 def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dict[str, Machine]]:
@@ -65,6 +67,7 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
                 dataset=preparation.dataset,
                 local_batch=shares[most],
                 max_bytes=max(size, 1024),
+                wire_dtype=preparation.wire_dtype,
             )
         )
         for network, algorithm in preparation.networks

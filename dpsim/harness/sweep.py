@@ -114,7 +114,7 @@ def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
     preparation = Preparation(
         model=experiment.model, dataset=experiment.dataset, optimizer=experiment.optimizer, seed=experiment.seed,
         global_batch=experiment.global_batch, devices=experiment.devices,
-        networks=tuple(networks_of(experiment)), overlaps=_mechanisms(experiment),
+        networks=tuple(networks_of(experiment)), overlaps=_mechanisms(experiment), wire_dtype=experiment.wire_dtype,
     )  # fmt: skip
     workload, machines = prepare(preparation, progress)
     return predict_experiment(experiment, workload, machines, environment())

@@ -18,6 +18,7 @@ from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.record import TrainResult
 from dpsim.runtime.stall import check_stall_after
+from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
@@ -39,6 +40,7 @@ class TrainConfig(Noun, frozen=True):
     dataset: str = "digits"
     devices: int = 1
     layout: str = ""
+    wire_dtype: WireDtype | None = None
     global_batch: int = 64
     epochs: int | None = None
     steps: int | None = None
@@ -98,7 +100,7 @@ class TrainConfig(Noun, frozen=True):
             devices=self.devices, global_batch=self.global_batch, accumulate=self.accumulate,
             fusion_rule=self.fusion_rule, fusion_threshold_bytes=self.fusion_threshold_bytes,  # type: ignore[arg-type]
             algorithm=self.algorithm, overlap=overlap, optimizer=self.optimizer,  # type: ignore[arg-type]
-            layout=self.layout,
+            layout=self.layout, wire_dtype=self.wire_dtype,
         )  # fmt: skip
 
 
@@ -141,7 +143,7 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
         Preparation(
             model=config.model, dataset=config.dataset, optimizer=config.optimizer, seed=config.seed,
             global_batch=config.global_batch // config.accumulate, devices=(config.layout or config.devices,),
-            networks=((config.network, config.algorithm),), overlaps=("poll", "thread"),
+            networks=((config.network, config.algorithm),), overlaps=("poll", "thread"), wire_dtype=config.wire_dtype,
         ),
         progress,
     )  # fmt: skip
@@ -150,7 +152,9 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
         overlap, steps = choose_overlap(workload, machine, config.plan())
         told = ", ".join(f"{name} {step_s * 1e3:.2f} ms" for name, step_s in steps.items())
         progress(f"overlap {overlap}, from the predicted steps: {told}")
-    alpha_s, beta = alpha_beta(machine, config.algorithm, config.devices, layout=config.layout)
+    alpha_s, beta = alpha_beta(
+        machine, config.algorithm, config.devices, config.plan().priced_wire_dtype, config.layout
+    )
     return msgspec.structs.replace(
         config, overlap=overlap, workload=workload, link_alpha_s=alpha_s, link_beta_s_per_byte=beta
     )

@@ -27,7 +27,7 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     without = msgspec.structs.replace(plan, overlap="off")
     off = predict(workload, machine, without)
     events = timeline(workload, machine, without)
-    alpha_s, beta = alpha_beta(machine, plan.algorithm, plan.devices, plan.wire_dtype, plan.layout)
+    alpha_s, beta = alpha_beta(machine, plan.algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
     sizes = events.size_bytes[events.lane == COMMUNICATION]
     exposed_s = float(sum(alpha_s + beta * size for size in sizes.tolist() if size))
     one = predict(workload, machine, msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None))

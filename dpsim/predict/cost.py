@@ -13,7 +13,7 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.plan import ALGORITHMS
-from dpsim.predict.formulas import hierarchical_points, link_points
+from dpsim.predict.formulas import hierarchical_points, link_points, on_the_wire, wire_share
 
 Floats = NDArray[np.float64]
 
@@ -110,7 +110,7 @@ def _solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str,
     table = _fitting(machine.allreduce, algorithm, devices, wire_dtype, layout)
     if table is not None:
         known = table.sizes_bytes[-1] if table.wire_dtype == wire_dtype else -1.0
-        return Curve(_continued(np.array([table.sizes_bytes, table.time_s], np.float64)), known)
+        return Curve(_continued(np.array([_sizes(table, wire_dtype), table.time_s], np.float64)), known)
     if machine.link is None:
         covered = sorted({(t.algorithm, t.layout or str(t.devices)) for t in machine.allreduce})
         raise ConfigError(
@@ -120,12 +120,23 @@ def _solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str,
             remedy="calibrate it, or add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
         )
     nodes, of_a_node = node_counts(layout, devices)
+    link = on_the_wire(machine.link, wire_dtype)
     if algorithm == "hierarchical":
-        points = hierarchical_points(machine.link, machine.link_in_node, nodes, of_a_node)
+        points = hierarchical_points(link, machine.link_in_node or machine.link, nodes, of_a_node)
     else:
-        only_node = machine.link_in_node if nodes == 1 else None
-        points = link_points(only_node or machine.link, algorithm, devices)
+        if nodes == 1 and machine.link_in_node is not None:
+            link = on_the_wire(machine.link_in_node, wire_dtype)
+        points = link_points(link, algorithm, devices)
     return Curve(points, -1.0 if machine.allreduce else math.inf)
+
+
+def _sizes(table: AllreduceCost | OverlapCost, wire_dtype: str) -> Floats:
+    """A table's sizes, for a wire dtype: where none of that dtype is there, ``direct`` costs what as many bytes do.
+
+    (``hierarchical`` sends only some of its bytes in that dtype: it is charged as the table's own.)
+    """
+    sizes = np.array(table.sizes_bytes, np.float64)
+    return sizes * wire_share(table.wire_dtype) / wire_share(wire_dtype) if table.algorithm == "direct" else sizes
 
 
 def _fitting(
@@ -154,8 +165,9 @@ def beside_curve(
         fitting.sort(key=lambda t: t.wire_dtype != wire_dtype)
         if fitting:
             table: OverlapCost = fitting[0]
-            points = np.array([table.sizes_bytes, table.time_s, table.compute_loss_s], np.float64)
-            found = (Curve(_continued(points), float(table.sizes_bytes[-1])), table.poll_s)
+            points = np.array([_sizes(table, wire_dtype), table.time_s, table.compute_loss_s], np.float64)
+            known = float(table.sizes_bytes[-1]) if table.wire_dtype == wire_dtype else -1.0
+            found = (Curve(_continued(points), known), table.poll_s)
         else:
             solo = solo_curve(machine, algorithm, devices, wire_dtype, layout)
             points = np.vstack([solo.points, np.zeros(solo.points.shape[1])])
@@ -183,7 +195,7 @@ def alpha_beta(
             sizes, times = solo_curve(machine, algorithm, devices, wire_dtype, layout).points
             found = float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
         else:
-            found = _line(np.array(table.sizes_bytes, np.float64), np.array(table.time_s))
+            found = _line(_sizes(table, wire_dtype), np.array(table.time_s))
         machine.memo[key] = found
     line: tuple[float, float] = found
     return line

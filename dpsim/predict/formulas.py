@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.layout import node_counts
 from dpsim.machine import Link
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 Floats = NDArray[np.float64]
 _ONE_MIB = float(2**20)
+
+
+def wire_share(wire_dtype: str) -> float:
+    """Bytes on the wire for a byte of gradients: a half where float32 travels as 16 bits."""
+    return 0.5 if wire_dtype in SIXTEEN_BITS else 1.0
+
+
+def on_the_wire(link: Link, wire_dtype: str) -> Link:
+    """A link as bytes of gradients see it that travel as ``wire_dtype``: M costs what its share of M bytes does."""
+    share = wire_share(wire_dtype)
+    return msgspec.structs.replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / share)
 
 
 def link_points(link: Link, algorithm: str, devices: int) -> Floats:
@@ -41,16 +54,16 @@ def link_points(link: Link, algorithm: str, devices: int) -> Floats:
     return np.array([sizes, np.minimum(doubling[0] + doubling[1] * sizes, halving[0] + halving[1] * sizes)])
 
 
-def hierarchical_points(link: Link, link_in_node: Link | None, nodes: int, of_a_node: int) -> Floats:
+def hierarchical_points(link: Link, link_in_node: Link, nodes: int, of_a_node: int) -> Floats:
     """Points of the two-level formula for m nodes of k devices, a line in M.
 
     2(k-1) alpha_in + (2 beta_in + gamma_in) (k-1)/k M  +  2(m-1) alpha + (2 beta + gamma) (m-1)/m M/k
 
-    The first part is the reduce-scatter and the all-gather inside a node, over ``link_in_node`` (without one: over
-    ``link``), the second ``direct`` among the nodes on a slice of M/k bytes, over ``link``.
+    The first part is the reduce-scatter and the all-gather inside a node, over ``link_in_node``, the second ``direct``
+    among the nodes on a slice of M/k bytes, over ``link``.
     """
     base = slope = 0.0
-    for level, members, share in ((link_in_node or link, of_a_node, 1.0), (link, nodes, 1.0 / of_a_node)):
+    for level, members, share in ((link_in_node, of_a_node, 1.0), (link, nodes, 1.0 / of_a_node)):
         base += 2 * (members - 1) * level.latency_s
         beta = 1.0 / level.bandwidth_bytes_per_s
         slope += (2 * beta + level.reduce_s_per_byte) * (members - 1) / members * share

@@ -15,6 +15,7 @@ from dpsim.plan import OVERLAPS, THRESHOLD_RULES, Plan
 from dpsim.predict.compare import choose_overlap
 from dpsim.predict.memory import memory
 from dpsim.predict.step import RELATIVE_UNCERTAINTY, Prediction, interval, predict
+from dpsim.wire_dtype import SIXTEEN_BIT_ALGORITHMS, SIXTEEN_BITS, WireDtype
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
@@ -33,6 +34,7 @@ def predict_points(
     overlap: str = "auto",
     accumulate: int = 1,
     relative_uncertainty: float = RELATIVE_UNCERTAINTY,
+    wire_dtype: WireDtype | None = None,
 ) -> tuple[list[Record], Record]:
     """(points, summary) of every device count or layout with every threshold, at one global or one local batch.
 
@@ -53,7 +55,7 @@ def predict_points(
             allowed="one of the two",
             remedy="a global batch for strong scaling, a local batch for weak scaling",
         )
-    algorithm = algorithm or default_algorithm(machine)
+    algorithm = algorithm or default_algorithm(machine, wire_dtype)
     share = (local_batch or workload.local_batches[-1]) * accumulate
 
     def plan_of(count: int, threshold: float | None, layout: str = "") -> Plan:
@@ -62,6 +64,7 @@ def predict_points(
             accumulate=accumulate, fusion_rule=rule,  # type: ignore[arg-type]
             fusion_threshold_bytes=threshold, algorithm=algorithm,  # type: ignore[arg-type]
             overlap="off" if overlap == "auto" else overlap,  # type: ignore[arg-type]
+            wire_dtype=wire_dtype,
         )  # fmt: skip
 
     points: list[Record] = []
@@ -84,12 +87,22 @@ def predict_points(
         keys = ("devices", "layout", "fusion_threshold_bytes", "overlap", "buckets", "predicted_step_s", "images_per_s")
         best.append({key: row[key] for key in keys} | {"speedup": speedup, "scaling_efficiency": speedup / count})
     scaling = "weak" if global_batch is None else "strong"
-    return points, {"scaling": scaling, "best": best, "extrapolated": any(point["extrapolated"] for point in points)}
+    return points, {
+        "scaling": scaling,
+        "wire_dtype": wire_dtype,
+        "best": best,
+        "extrapolated": any(point["extrapolated"] for point in points),
+    }
 
 
-def default_algorithm(machine: Machine) -> str:
-    """MPI's own where the machine has a table of it, else the first algorithm that it has one of, else ``ring``."""
+def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
+    """MPI's own where the machine has a table of it, else the first algorithm that it has one of, else ``ring``.
+
+    With 16 bits on the wire the first of those that can send them, else ``direct``.
+    """
     names = [table.algorithm for table in machine.allreduce]
+    if wire_dtype in SIXTEEN_BITS:
+        return next((name for name in names if name in SIXTEEN_BIT_ALGORITHMS), "direct")
     return "mpi" if "mpi" in names else names[0] if names else "ring"
 
 

@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.errors import ConfigError
 from dpsim.schedule import Schedule
 
 Array = NDArray[Any]
 _ALIGNMENT_BYTES = 64
+
+
+def gradient_dtype(schedule: Schedule) -> np.dtype[Any]:
+    """The one dtype of all the tensors, float32 or float64. Raises ``ConfigError``."""
+    dtypes = {tensor.dtype for tensor in schedule.workload.tensors}
+    if len(dtypes) != 1 or not dtypes <= {"float32", "float64"}:
+        raise ConfigError(f"tensors in {', '.join(sorted(dtypes))}", allowed="all in float32, or all in float64")
+    return np.dtype(dtypes.pop())
 
 
 class Arena:

@@ -15,12 +15,13 @@ from dpsim.comm.board import UNKNOWN, Row
 from dpsim.comm.clock import now
 from dpsim.comm.progress import Progress, progress
 from dpsim.comm.transport import Array, Transport
+from dpsim.comm.wire import wire
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
 from dpsim.nn import Network, first_nonfinite_layer, update
 from dpsim.nn.rehearse import rehearse
 from dpsim.replica import Batch, BatchSums, Replica
-from dpsim.runtime.arena import Arena
+from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.recorder import StepMarks
 from dpsim.runtime.stall import Labels
@@ -63,7 +64,8 @@ class StepRunner:
             )
         self.replica, self.schedule, self.transport = replica, schedule, transport
         self.plan = plan
-        self.arena = Arena(schedule, np.dtype(plan.wire_dtype), transport.allocate)
+        dtype = gradient_dtype(schedule)
+        self.arena = Arena(schedule, dtype, transport.allocate)
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
         self._micro_gradients: dict[str, Array] | None = None
@@ -79,7 +81,9 @@ class StepRunner:
         self._marks = StepMarks(0.0)
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
-        self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished)
+        self._progress: Progress = progress(
+            transport, plan.algorithm, plan.overlap, self._finished, wire(plan.wire_dtype, dtype, plan.global_batch)
+        )
         self._policy: BucketPolicy = bucket_policy(schedule, control or transport)
         self._held: list[Run] = []
         self._micro_batch = 0

@@ -16,6 +16,7 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Array, Transport, transport
+from dpsim.comm.wire import wire
 from dpsim.harness.calibrate import CalibrateConfig
 from dpsim.harness.ranks.load import Load, ReplicaLoad, StandIn, nothing
 from dpsim.layout import node_counts
@@ -27,6 +28,7 @@ _LOADED_S = 4e-3
 _MOST_AT_ONCE = 20
 _ALONE_A_ROUND = 3
 _SMALLEST_BYTES, _FACTOR = 1024, 4
+_GLOBAL_BATCH = 64  # float16 is scaled for one; which one costs nothing
 LEAST_ROUNDS, MOST_ROUNDS = 5, 60
 
 
@@ -46,7 +48,7 @@ class Calibrating:
             for algorithm in config.algorithms:
                 if group is None:
                     continue
-                table = _Alone(group, transport(group, network, of_a_node), algorithm, layout, config.max_bytes)
+                table = _Alone(group, transport(group, network, of_a_node), algorithm, layout, config)
                 self._alone.append(table)
                 load: Load = (
                     ReplicaLoad(config.model, config.dataset, config.local_batch) if config.model else StandIn()
@@ -118,9 +120,13 @@ class _Alone:
     The buffer is rewritten before each one, as backward does.
     """
 
-    def __init__(self, group: MPI.Intracomm, link: Transport, algorithm: str, layout: str, max_bytes: int) -> None:
+    def __init__(
+        self, group: MPI.Intracomm, link: Transport, algorithm: str, layout: str, config: CalibrateConfig
+    ) -> None:
         self.group, self.link, self.algorithm, self.layout = group, link, algorithm, layout
-        self.sizes = sizes(max_bytes)
+        self.wire = wire(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
+        self.wire_dtype = config.wire_dtype or "float32"
+        self.sizes = sizes(config.max_bytes)
         self._buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
         self._samples: dict[int, list[float]] = {size: [] for size in self.sizes}
         self._random = np.random.default_rng(0)
@@ -132,7 +138,7 @@ class _Alone:
             self._buffers[size][...] = 1.0
             self.group.Barrier()
             start_s = now()
-            allreduce(self.link, self._buffers[size], self.algorithm)
+            allreduce(self.link, self._buffers[size], self.algorithm, self.wire)
             if self._warm:
                 self._samples[size].append(now() - start_s)
         self._warm = True
@@ -141,7 +147,7 @@ class _Alone:
         cost = _slowest(self.group, self._samples)
         return AllreduceCost(
             algorithm=self.algorithm, devices=self.group.size, layout=self.layout, sizes_bytes=tuple(self.sizes),
-            time_s=tuple(cost[size] for size in self.sizes),
+            time_s=tuple(cost[size] for size in self.sizes), wire_dtype=self.wire_dtype,
         )  # fmt: skip
 
 
@@ -154,7 +160,7 @@ class _Beside:
     def __init__(self, alone: _Alone, link: Transport, overlap: str, load: Load) -> None:
         self._alone, self._overlap, self._load = alone, overlap, load
         self._done: list[tuple[float, float]] = []
-        self._mechanism = progress(link, alone.algorithm, overlap, self._finished)
+        self._mechanism = progress(link, alone.algorithm, overlap, self._finished, alone.wire)
         self._points = alone.sizes[-1::-2][::-1]  # every second size, the largest among them
         self._buffers: dict[int, list[Array]] = {}
         self._units: dict[int, int] = {}
@@ -207,7 +213,7 @@ class _Beside:
             algorithm=self._alone.algorithm, devices=group.size, layout=self._alone.layout,
             overlap=cast(Literal["poll", "thread"], self._overlap), sizes_bytes=tuple(self._points),
             time_s=tuple(times[size] for size in self._points),
-            compute_loss_s=tuple(losses[size] for size in self._points),
+            compute_loss_s=tuple(losses[size] for size in self._points), wire_dtype=self._alone.wire_dtype,
         )  # fmt: skip
 
     def close(self) -> None:
