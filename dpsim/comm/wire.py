@@ -19,16 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
-from dpsim.kernels import wire as kernels
 from dpsim.wire_dtype import SIXTEEN_BITS
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint16]
 
-_KERNELS: dict[str, tuple[Callable[..., None], Callable[..., None], Callable[..., None]]] = {
-    "float16": (kernels.encode_float16, kernels.decode_float16, kernels.add_float16),
-    "bfloat16": (kernels.encode_bfloat16, kernels.decode_bfloat16, kernels.add_bfloat16),
-}
+
+def _kernels(dtype: str) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+    """Encode, decode and add; imported here, since numba takes a third of a second to load."""
+    from dpsim.kernels import wire as kernels
+
+    if dtype == "float16":
+        return kernels.encode_float16, kernels.decode_float16, kernels.add_float16
+    return kernels.encode_bfloat16, kernels.decode_bfloat16, kernels.add_bfloat16
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,12 @@ class Wire:
     scale: float = 1.0
     _up: np.float32 = field(init=False, repr=False)
     _down: np.float32 = field(init=False, repr=False)
+    _kernels: tuple[Callable[..., None], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_down", np.float32(self.scale))
         object.__setattr__(self, "_up", np.float32(1.0 / self.scale))
+        object.__setattr__(self, "_kernels", _kernels(self.dtype))
         values, coded = np.zeros(1, np.float32), np.zeros(1, np.uint16)
         self.encode(values, coded)  # compiled now, not in the first allreduce
         self.decode(coded, values)
@@ -50,15 +55,15 @@ class Wire:
 
     def encode(self, values: Floats, coded: Codes) -> None:
         """coded = the 16-bit codes of values."""
-        _KERNELS[self.dtype][0](values, coded, self._down)
+        self._kernels[0](values, coded, self._down)
 
     def decode(self, coded: Codes, values: Floats) -> None:
         """values = what the codes stand for."""
-        _KERNELS[self.dtype][1](coded, values, self._up)
+        self._kernels[1](coded, values, self._up)
 
     def add(self, coded: Codes, sums: Floats) -> None:
         """sums += what the codes stand for."""
-        _KERNELS[self.dtype][2](coded, sums, self._up)
+        self._kernels[2](coded, sums, self._up)
 
 
 def wire(wire_dtype: str | None, dtype: np.dtype[Any], global_batch: int) -> Wire | None:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from dpsim.comm.group import quiet_barrier
 
 
-def compile_once(rehearse: Callable[[], None], comm: MPI.Intracomm) -> None:
+def compile_once(rehearse: Callable[[], object], comm: MPI.Intracomm) -> None:
     """``rehearse`` what needs kernels on each node's first rank, then on the others, which find everything compiled.
 
     Who waits sleeps. Collective over ``comm``.

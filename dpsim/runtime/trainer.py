@@ -18,6 +18,7 @@ from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
 from dpsim.comm.transport import Transport, transport
+from dpsim.comm.wire import Wire
 from dpsim.data import Dataset, epoch_batches, shard
 from dpsim.lower import lower
 from dpsim.machine import Network
@@ -29,6 +30,7 @@ from dpsim.runtime.log import TrainLog
 from dpsim.runtime.stall import StallWatch, check_stall_after
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 _EVALUATION_BATCH = 256
 
@@ -62,6 +64,8 @@ class Trainer:
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
         mine = board.Board(comm) if watched else None
+        if plan.wire_dtype in SIXTEEN_BITS:
+            compile_once(lambda: Wire(str(plan.wire_dtype)), comm)
         self.runner = StepRunner(replica, self.schedule, self.transport, control, mine.row if mine else None, rate)
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         compile_once(self.runner.rehearse, comm)
