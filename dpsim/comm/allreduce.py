@@ -106,10 +106,11 @@ def _two_shot(t: Transport, data: Array, group: range, wire: Wire | None) -> Rou
         yield from _reduce_scatter(t, chunks, group)
         yield from _all_gather(t, chunks, group)
         return
-    coded = np.empty(data.size, np.uint16)
+    mine = chunks[place]
+    room = np.empty(data.size + n * mine.size, np.uint16)  # malloc keeps one piece for the next time, of two not both
+    coded, contributions = room[: data.size], room[data.size :].reshape(n, mine.size)
+    codes = _chunks(coded, n)
     wire.encode(data, coded)
-    codes, mine = _chunks(coded, n), chunks[place]
-    contributions = np.empty((n, mine.size), np.uint16)
     contributions[place] = codes[place]
     yield from _scatter(t, codes, contributions, group)
     wire.decode(contributions[0], mine)
