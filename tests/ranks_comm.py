@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from memory_transport import random_whole
 from mpi4py import MPI
+from numpy.typing import NDArray
 from wire_reference import direct_sum, hierarchical_sum
 
 from dpsim.comm.allreduce import allreduce
@@ -22,6 +23,7 @@ from dpsim.plan import ALGORITHMS
 from dpsim.wire_dtype import SIXTEEN_BITS
 
 Report = Callable[[str], None]
+Allocate = Callable[[int], NDArray[np.uint8]]
 
 
 def collectives(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -33,6 +35,7 @@ def collectives(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
         lengths = [0, 1, comm.size - 1, 997, int(draw.integers(2000))]
     cases = [(length, dtype) for length in lengths for dtype in ("float32", "float64")]
     wrong = {name: _wrong_sums(comm, link, name, cases) for name in ALGORITHMS}
+    wrong["direct"] += _wrong_sums(comm, link, "direct", cases, link.allocate)
     for of_a_node in (k for k in range(2, comm.size + 1) if comm.size % k == 0):
         of_nodes = transport(comm, Network(), of_a_node)
         wrong["hierarchical"] += _wrong_sums(comm, of_nodes, "hierarchical", cases)
@@ -46,17 +49,32 @@ def collectives(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
     return {"wrong": wrong, "cases": dict.fromkeys(wrong, len(cases)), "broadcast_wrong": broadcast_wrong}
 
 
-def _wrong_sums(comm: MPI.Intracomm, link: Transport, algorithm: str, cases: list[tuple[int, str]]) -> list[Any]:
-    """Cases in which whole numbers are not summed exactly, or random ones differ between ranks or from the sum."""
+def _wrong_sums(
+    comm: MPI.Intracomm, link: Transport, algorithm: str, cases: list[tuple[int, str]], allocate: Allocate | None = None
+) -> list[Any]:
+    """Cases in which whole numbers are not summed exactly, or random ones differ between ranks or from the sum.
+
+    With ``allocate`` the numbers lie somewhere in the transport's own memory, which the ranks share.
+    """
+
+    def placed(row: NDArray[Any]) -> NDArray[Any]:
+        if allocate is None:
+            return row.copy()
+        memory = allocate(row.nbytes + 3 * row.itemsize).view(row.dtype)[2 : 2 + row.size]
+        everyones = link.everyones(memory)
+        assert row.size == 0 or (everyones is None) == (comm.size == 1)
+        memory[...] = row
+        return memory
+
     wrong = []
     for number, (length, dtype) in enumerate(cases):
         whole = random_whole(comm.size, length, dtype, number)
-        mine = whole[comm.rank].copy()
+        mine = placed(whole[comm.rank])
         allreduce(link, mine, algorithm)
         exact = np.array_equal(mine, np.sum(whole, axis=0, dtype=dtype))
         random = np.random.default_rng(number)
         rows = [random.standard_normal(length).astype(dtype) for _ in range(comm.size)]
-        mine = rows[comm.rank].copy()
+        mine = placed(rows[comm.rank])
         allreduce(link, mine, algorithm)
         tolerance = 4 * comm.size * np.finfo(dtype).eps
         near = np.allclose(mine, np.sum(rows, axis=0, dtype="float64"), rtol=0, atol=tolerance)

@@ -14,7 +14,11 @@ import numpy as np
 from dpsim.comm.transport import Array, Pending, Transport, wait
 from dpsim.comm.wire import Wire
 from dpsim.errors import unknown
+from dpsim.kernels.allreduce import sum_everywhere
 from dpsim.wire_dtype import check_wire
+
+_LINE = 64
+"""Elements at least between what two ranks write, so that they never write to one cache line."""
 
 Rounds = Generator[Sequence[Pending], None, None]
 """Yields the messages of one round after another; the data is reduced when it ends."""
@@ -122,8 +126,19 @@ def _two_shot(t: Transport, data: Array, group: range, wire: Wire | None) -> Rou
 
 
 def direct(t: Transport, data: Array, wire: Wire | None = None) -> Rounds:
-    """Two rounds: every rank sends slice j to rank j, adds what it gets, and sends its reduced slice to all."""
-    yield from _two_shot(t, data, range(t.size), wire)
+    """Two rounds: every rank sends slice j to rank j, adds what it gets, and sends its reduced slice to all.
+
+    Where ranks share memory nothing is sent: rank j adds the slices j where they lie and writes the sum to all.
+    """
+    everyones = t.everyones(data) if wire is None else None
+    if everyones is None:
+        yield from _two_shot(t, data, range(t.size), wire)
+        return
+    yield [t.start_barrier()]  # everyone's gradients are final
+    bounds = [min(edge * _LINE, data.size) for edge in chunk_bounds(-(-data.size // _LINE), t.size)]
+    mine = slice(bounds[t.rank], bounds[t.rank + 1])
+    sum_everywhere([of_rank[mine] for of_rank in everyones])
+    yield [t.start_barrier()]  # nobody reads or writes another's any more
 
 
 def hierarchical(t: Transport, data: Array, wire: Wire | None = None) -> Rounds:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpsim.comm.clock import now
+from dpsim.comm.shared import shared_memory
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -134,7 +135,7 @@ class Board:
         node = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
         self.size: int = comm.size
         self.ranks: tuple[int, ...] = tuple(node.allgather(comm.rank))
-        memory = _shared(node, ROW_BYTES * node.size)
+        memory = shared_memory(node, ROW_BYTES * node.size, "dpsim-board")
         if memory is None:
             self.ranks, memory = (comm.rank,), mmap.mmap(-1, ROW_BYTES)
         self.place = self.ranks.index(comm.rank)
@@ -153,25 +154,6 @@ class Board:
     def reported(self) -> bool:
         """Whether some rank of this node has reported a stall that is not over."""
         return any(row.reported for row in self._rows)
-
-
-def _shared(node: MPI.Intracomm, size_bytes: int) -> mmap.mmap | None:
-    """Zeroed memory that all ranks of a node see; None, on all of them, where that cannot be had."""
-    handle = -1
-    if node.rank == 0:
-        handle = os.memfd_create("dpsim-board")
-        os.ftruncate(handle, size_bytes)
-    path: str = node.bcast(f"/proc/{os.getpid()}/fd/{handle}")
-    memory: mmap.mmap | None = None
-    try:
-        mine = handle if handle >= 0 else os.open(path, os.O_RDWR)
-        memory = mmap.mmap(mine, size_bytes)
-    except OSError:
-        mine = handle
-    everywhere = all(node.allgather(memory is not None))
-    if mine >= 0:
-        os.close(mine)
-    return memory if everywhere else None
 
 
 def _process_state(pid: int) -> str:

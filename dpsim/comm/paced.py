@@ -75,6 +75,7 @@ class PacedTransport(MpiTransport):
     def __init__(self, comm: MPI.Intracomm, network: Network, devices_a_node: int = 1) -> None:
         super().__init__(comm, devices_a_node)
         self.network = network
+        self._one_node = False  # an emulated link joins the ranks, not memory
         self._outgoing_free_s = 0.0
         self._incoming_free_s = 0.0
 

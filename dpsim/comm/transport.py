@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError
 from dpsim.machine import Network
 
@@ -42,7 +44,13 @@ class Transport(Protocol):
     devices_a_node: int
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Memory for an arena, ``ALIGNMENT_BYTES`` aligned."""
+        """Zeroed memory for gradients, ``ALIGNMENT_BYTES`` aligned; collective, of the same size on every rank."""
+
+    def everyones(self, data: Array) -> list[Array] | None:
+        """The same part of every rank's allocated memory as ``data`` is of this one's; None where it is not shared."""
+
+    def start_barrier(self) -> Pending:
+        """Done once every rank has started it. Only for ranks that share memory."""
 
     def send(self, data: Array, to: int) -> Pending: ...
 
@@ -87,9 +95,31 @@ class MpiTransport:
         self.network = Network()
         self.crowded = crowded(comm)
         self.devices_a_node = devices_a_node
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._one_node = node.size == comm.size > 1
+        node.Free()
+        self._shared: list[list[NDArray[np.uint8]]] = []
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
-        return aligned_bytes(size_bytes)
+        """On one node all ranks see it."""
+        extent = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = shared_memory(self.comm, extent * self.size, "dpsim-gradients") if self._one_node else None
+        if memory is None:
+            return aligned_bytes(size_bytes)
+        whole = np.frombuffer(memory, np.uint8)
+        self._shared.append([whole[rank * extent : rank * extent + size_bytes] for rank in range(self.size)])
+        return self._shared[-1][self.rank]
+
+    def everyones(self, data: Array) -> list[Array] | None:
+        address = data.ctypes.data
+        for ranks in self._shared:
+            first = address - ranks[self.rank].ctypes.data
+            if 0 <= first < ranks[self.rank].nbytes:
+                return [memory[first : first + data.nbytes].view(data.dtype) for memory in ranks]
+        return None
+
+    def start_barrier(self) -> Pending:
+        return _MpiPending([self.comm.Ibarrier()])
 
     def send(self, data: Array, to: int) -> Pending:
         return _MpiPending([self.comm.Isend(data, to, _PAYLOAD_TAG)])

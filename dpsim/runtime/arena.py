@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.comm.transport import aligned_bytes
 from dpsim.errors import ConfigError
 from dpsim.schedule import Schedule
 
@@ -46,9 +47,9 @@ class Arena:
             bounds.append((first, offset))
         size_bytes = max(offset, 1) * dtype.itemsize
         self.gradients: Array = allocate(size_bytes).view(dtype)
-        self.parameters: Array = allocate(size_bytes).view(dtype)
+        self.parameters: Array = aligned_bytes(size_bytes).view(dtype)
         self.optimizer_state: dict[str, Array] = {
-            slot: allocate(size_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
+            slot: aligned_bytes(size_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
         }
         self._bounds = bounds
 
