@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -167,3 +168,14 @@ def sixteen_bits(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) 
         if not all(comm.allgather(right)):
             wrong.append(f"{algorithm} on nodes of {of_a_node}, {overlap}, {wire_dtype}")
     return {"wrong": wrong, "cases": cases}
+
+
+def unshared(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, bool]:
+    """Where no file may be as large as the memory asked for, each rank has its own, and the sum comes by messages."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+    link = transport(comm, Network())
+    memory = link.allocate(40_000).view(np.float32)
+    memory[...] = comm.rank + 1
+    own = link.everyones(memory) is None
+    allreduce(link, memory, "direct")
+    return {"own": own, "right": bool((memory == comm.size * (comm.size + 1) / 2).all())}

@@ -158,3 +158,7 @@ def test_broadcast_between_processes_makes_all_ranks_equal(
     devices: int, once: Callable[..., dict[str, Any]], on_ranks: OnRanks
 ) -> None:
     assert once(devices, on_ranks)["broadcast_wrong"] == []
+
+
+def test_without_shared_memory_each_rank_has_its_own(on_ranks: Callable[..., Any]) -> None:
+    assert on_ranks("ranks_comm:unshared", devices=3) == {"own": True, "right": True}

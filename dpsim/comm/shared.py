@@ -15,18 +15,31 @@ def shared_memory(node: MPI.Intracomm, size_bytes: int, name: str) -> mmap.mmap 
 
     ``name`` is only for who looks into ``/proc``.
     """
-    handle = -1
-    if node.rank == 0:
-        handle = os.memfd_create(name)
-        os.ftruncate(handle, size_bytes)
+    handle = _created(size_bytes, name) if node.rank == 0 else -1
     path: str = node.bcast(f"/proc/{os.getpid()}/fd/{handle}")
     memory: mmap.mmap | None = None
     try:
-        mine = handle if handle >= 0 else os.open(path, os.O_RDWR)
-        memory = mmap.mmap(mine, size_bytes)
+        if node.rank:
+            handle = os.open(path, os.O_RDWR)
+        if handle >= 0:  # mmap takes -1 for memory of this process alone
+            memory = mmap.mmap(handle, size_bytes)
     except OSError:
-        mine = handle
+        pass  # told to all of them below
     everywhere = all(node.allgather(memory is not None))
-    if mine >= 0:
-        os.close(mine)
+    if handle >= 0:
+        os.close(handle)
     return memory if everywhere else None
+
+
+def _created(size_bytes: int, name: str) -> int:
+    """A descriptor of new memory; -1 where the system or a limit on files does not allow that."""
+    try:
+        handle = os.memfd_create(name)
+    except OSError:
+        return -1
+    try:
+        os.ftruncate(handle, size_bytes)
+    except OSError:
+        os.close(handle)
+        return -1
+    return handle
