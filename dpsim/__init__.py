@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dpsim.replica import LayerSpec as LayerSpec
     from dpsim.replica import Replica as Replica
     from dpsim.replica import StepEvents as StepEvents
+    from dpsim.runtime.checkpoints import Checkpoints as Checkpoints
     from dpsim.runtime.fit import Callback as Callback
     from dpsim.runtime.fit import Epoch as Epoch
     from dpsim.runtime.fit import OnRank as OnRank
@@ -42,6 +43,7 @@ _HOMES = {
     "dpsim.plan": ("Plan",),
     "dpsim.record": ("TrainResult",),
     "dpsim.replica": ("Batch", "BatchSums", "LayerSpec", "Replica", "StepEvents"),
+    "dpsim.runtime.checkpoints": ("Checkpoints",),
     "dpsim.runtime.fit": ("Callback", "Epoch", "OnRank"),
     "dpsim.runtime.trainer": ("Trainer",),
     "dpsim.workload": ("Tensor",),

@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.machine import Network, check_algorithm
 from dpsim.plan import Plan
 from dpsim.replica import Replica
+from dpsim.runtime import checkpoints
 from dpsim.runtime import fit as loop
 from dpsim.runtime.trainer import Trainer
 
@@ -35,6 +37,7 @@ def fit(
     network: str = "node",
     rate: Callable[[int], float] | None = None,
     stall_after_s: float = 60.0,
+    resume: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
     **plan: Any,
 ) -> TrainResult:
@@ -42,8 +45,9 @@ def fit(
 
     ``dataset`` is a token (``digits``) or a ``Dataset``; ``global_batch`` samples a step are shared among the ranks;
     ``steps`` may end training before ``epochs`` do (1 epoch without either); ``rate`` gives the learning rate of each
-    step, counted from 0; stalls of ``stall_after_s`` and longer are told on stderr; ``plan`` takes the other fields of
-    ``dpsim.Plan`` (``optimizer``, ``fusion_rule``, ``fusion_threshold_bytes``, ``algorithm``, ``overlap`` ...).
+    step, counted from 0; stalls of ``stall_after_s`` and longer are told on stderr; ``resume`` is a folder of
+    checkpoints (``dpsim.Checkpoints``) to go on from; ``plan`` takes the other fields of ``dpsim.Plan``
+    (``optimizer``, ``fusion_rule``, ``fusion_threshold_bytes``, ``algorithm``, ``overlap`` ...).
 
     Start it with ``dpsim launch local --devices 2 script.py``, or ``mpiexec -n 2 python script.py``.
     Raises ``ConfigError``, ``NotFiniteError``; on several ranks an uncaught exception ends all of them.
@@ -62,6 +66,8 @@ def fit(
     data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset
     with one_thread():
         trainer = Trainer(replica, data, chosen, comm, where, seed=seed, rate=rate, stall_after_s=stall_after_s)
+        if resume is not None:
+            checkpoints.resume(trainer, Path(resume))
         ends = [] if steps is None else [steps]
         if epochs is not None or steps is None:
             ends.append(trainer.steps_per_epoch * (epochs or 1))

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import dpsim
-from dpsim.errors import ConfigError
+from dpsim.errors import DpsimError
 
 Array = NDArray[Any]
 
@@ -70,17 +70,28 @@ def everything(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[
         dpsim.build_model("mlp:8", data.input_shape, data.classes), data, global_batch=64, epochs=5, steps=3,
         optimizer=dpsim.Sgd(learning_rate=0.01), fusion_rule="per-tensor", overlap="poll", accumulate=2, seed=3,
     )  # fmt: skip
+    own_run = {"replica": own, "dataset": data, "global_batch": 100}
+    folder = argument["folder"]
+    dpsim.fit(**own_run, steps=8, callbacks=[dpsim.Checkpoints(folder, every=3)])
+    resumed = dpsim.fit(**own_run, epochs=2, resume=folder, callbacks=[dpsim.Checkpoints(folder)])
     refused = []
     wrong = dpsim.FunctionReplica(START, lambda w, x, labels: (0.0, 0, {"weight": np.zeros((10, 64))}))
-    for arguments in ({"epochs": 0}, {"fusionrule": "ddp"}, {"devices": 2}, {"algorithm": "rign"}, {"replica": wrong}):
+    for arguments in (
+        {"epochs": 0},
+        {"fusionrule": "ddp"},
+        {"devices": 2},
+        {"algorithm": "rign"},
+        {"replica": wrong},
+    ):
         try:
             dpsim.fit(**{"replica": own, "dataset": "digits", "global_batch": 64} | arguments)
-        except ConfigError as error:
+        except DpsimError as error:
             refused.append(str(error))
     mine = {
         "rank": dpsim.rank(), "size": dpsim.size(), "local": [dpsim.local_rank(), dpsim.local_size()],
         "everywhere": everywhere.seen, "last": last.seen, "tests": tests.accuracies, "refused": refused,
         "accuracy": result.test_accuracy, "losses": list(result.losses), "digest": result.digest,
         "short": [short.steps, short.digest],
+        "resumed": [resumed.first_step, resumed.digest == result.digest, resumed.losses == result.losses],
     }  # fmt: skip
     return comm.allgather(mine)

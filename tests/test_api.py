@@ -20,12 +20,13 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[int, list[dict[str, Any]]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     env = {"PYTHONPATH": str(Path(__file__).parent)}
-    return {
-        devices: launch.on_ranks("ranks_api:everything", {}, devices=devices, env=env, timeout_s=60)
-        for devices in (1, 2, 3, 4)
-    }
+    found = {}
+    for devices in (1, 2, 3, 4):
+        argument = {"folder": str(tmp_path_factory.mktemp("run"))}
+        found[devices] = launch.on_ranks("ranks_api:everything", argument, devices=devices, env=env, timeout_s=60)
+    return found
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
@@ -69,6 +70,13 @@ def test_callbacks_are_told_everything_on_all_ranks_or_on_one(
     assert 0 < first[5] < 1
 
 
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_a_run_goes_on_from_its_checkpoints_to_the_same_bits(
+    devices: int, runs: dict[int, list[dict[str, Any]]]
+) -> None:
+    assert all(mine["resumed"] == [8, True, True] for mine in runs[devices])
+
+
 def test_mistakes_say_what_was_given_and_what_is_allowed(runs: dict[int, list[dict[str, Any]]]) -> None:
     epochs, field, devices, algorithm, gradients = runs[2][1]["refused"]
     assert "0 epochs" in epochs and "allowed: 1 or more" in epochs
@@ -90,6 +98,18 @@ def test_an_uncaught_exception_on_one_rank_ends_all_of_them(tmp_path: Path) -> N
     )
     done = _mpiexec(2, script)
     assert done.returncode != 0 and "ZeroDivisionError: the reason" in done.stderr
+
+
+def test_a_mistake_on_rank_0_alone_ends_all_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "resumes.py"
+    script.write_text(
+        "import dpsim, numpy as np\n"
+        "data = dpsim.load_dataset('digits')\n"
+        "model = dpsim.build_model('mlp:4', data.input_shape, data.classes)\n"
+        "dpsim.fit(model, data, global_batch=64, resume='nowhere')\n"
+    )
+    done = _mpiexec(2, script)
+    assert done.returncode == 2 and "dpsim: there is no folder nowhere" in done.stderr
 
 
 def test_the_readmes_ten_lines_train_on_two_ranks(tmp_path: Path) -> None:

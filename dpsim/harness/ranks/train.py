@@ -10,24 +10,20 @@ import msgspec
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.comm import board
-from dpsim.comm.clock import now
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
 from dpsim.harness.advice import batch_norm_warning
 from dpsim.harness.resume import check_same_training, run_of, stored
-from dpsim.harness.train import TrainConfig, same_folder
+from dpsim.harness.train import TrainConfig
 from dpsim.learning_rate import learning_rate
 from dpsim.lower import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
-from dpsim.record import TrainResult
-from dpsim.runtime.checkpoint import CheckpointFolder, NotWritten, read
+from dpsim.runtime.checkpoint import read
+from dpsim.runtime.checkpoints import Checkpoints
 from dpsim.runtime.fit import Callback, Epoch, OnRank, fit
-from dpsim.runtime.snapshot import restore, snapshot
-from dpsim.runtime.step import StepOutcome
+from dpsim.runtime.snapshot import restore
 from dpsim.runtime.trainer import Trainer
-from dpsim.units import format_duration, format_size
 
 Progress = Callable[[str], None]
 
@@ -39,9 +35,11 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
     _restore(trainer, config, total)
     if trainer.runner.steps:
         report(f"going on after step {trainer.runner.steps}, towards {total} steps")
-    saving = _Saving(trainer, config, total, report)
-    result = fit(trainer, total, [OnRank(_Tell(report)), saving])
-    result = msgspec.structs.replace(result, checkpoint_failure=saving.failure)
+    saving = None
+    if config.checkpoint is not None:
+        saving = Checkpoints(config.checkpoint, config.checkpoint_every, run=run_of(config), report=report)
+    result = fit(trainer, total, [OnRank(_Tell(report)), *([saving] if saving else [])])
+    result = msgspec.structs.replace(result, checkpoint_failure=saving.failure if saving else "")
     return dict(codec.to_builtins(result)) if comm.rank == 0 else None
 
 
@@ -99,47 +97,3 @@ class _Tell(Callback):
     def on_epoch_end(self, trainer: Trainer, epoch: Epoch) -> None:
         done = f"{epoch.steps} of {epoch.total_steps} steps"
         self._report(f"epoch {epoch.number}: training loss {epoch.loss:.4f} ({done})")
-
-
-class _Saving(Callback):
-    """Writes a run's checkpoints, on rank 0, and tells how that went; a failure does not end the run."""
-
-    def __init__(self, trainer: Trainer, config: TrainConfig, total: int, report: Progress) -> None:
-        self._run, self._report, self._total = run_of(config), report, total
-        self._wanted, self._every = config.checkpoint is not None, config.checkpoint_every
-        self._folder: CheckpointFolder | None = None
-        self.failure = ""
-        self._elsewhere = trainer.comm.bcast(not same_folder(config))  # rank 0 alone needs the file system
-        if config.checkpoint is not None and trainer.comm.rank == 0:
-            self._folder = CheckpointFolder(Path(config.checkpoint), trainer.runner.steps)
-
-    def on_train_begin(self, trainer: Trainer) -> None:
-        if self._wanted and self._elsewhere and trainer.runner.steps == self._total:
-            self._save(trainer)
-
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        step = trainer.runner.steps
-        if self._wanted and (step == self._total or (self._every and step % self._every == 0)):
-            self._save(trainer)
-
-    def on_train_end(self, trainer: Trainer, result: TrainResult) -> None:
-        if self._folder is not None:
-            self._folder.close()
-
-    def _save(self, trainer: Trainer) -> None:
-        """A checkpoint of the state between two steps; collective."""
-        begin_s = now()
-        with trainer.waiting(board.CHECKPOINT):
-            trainer.log.gather()
-            checkpoint = snapshot(trainer, trainer.log.losses, self._run)
-        if self._folder is None or checkpoint is None:
-            return
-        try:
-            size = self._folder.write(checkpoint)
-        except NotWritten as error:
-            self.failure = str(error)
-            self._report(f"warning: {error.given}; training goes on")
-        else:
-            self.failure = ""
-            took = format_duration(now() - begin_s)
-            self._report(f"checkpoint of step {checkpoint.header.step}: {format_size(size)} in {took}")
