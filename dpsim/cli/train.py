@@ -56,15 +56,12 @@ def train(
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured."""
-    import msgspec
-
     from dpsim import codec
     from dpsim.comm import hosts
     from dpsim.errors import DpsimError
     from dpsim.harness import train as harness
-    from dpsim.harness.resume import check_same_training, resumed
+    from dpsim.harness.resume import configured
     from dpsim.learning_rate import parse_decay
-    from dpsim.optimizer import changed
     from dpsim.units import parse_size
 
     flags.writable(output)
@@ -84,23 +81,7 @@ def train(
     decay = None if schedule is None else parse_decay(schedule)
     rate = flags.given(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
     with hosts.hostfile(hostfile), show.progress() as tell:
-        base = harness.TrainConfig()
-        if resume is not None:
-            base = resumed(resume, tell)
-            if fusion_rule is not None:
-                chosen.setdefault("fusion_threshold_bytes", None)  # the old one belongs to the old rule
-            if epochs is not None:
-                chosen.setdefault("steps", None)  # else the old end would hold
-            if steps is not None:
-                chosen.setdefault("epochs", None)
-        config = msgspec.structs.replace(
-            base,
-            optimizer=changed(base.optimizer, optimizer, settings),
-            rate_schedule=msgspec.structs.replace(base.rate_schedule, **rate),
-            **chosen,
-        )
-        if resume is not None:
-            check_same_training(base, config)
+        config = configured(resume, chosen, optimizer, settings, rate, tell)
         result = harness.train(config, tell)
     if output is not None:
         codec.write(output, result)

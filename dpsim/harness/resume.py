@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.train import TrainConfig
 from dpsim.learning_rate import Cosine
+from dpsim.optimizer import changed
 from dpsim.runtime.checkpoint import Checkpoint, newest
 
 _HOW_IT_IS_RUN = {
@@ -20,6 +21,33 @@ _HOW_IT_IS_RUN = {
     "stall_after_s",
 }  # fmt: skip
 """Fields of a ``TrainConfig`` that may be another when a run goes on; all others decide what is trained."""
+
+
+def configured(
+    folder: Path | None, chosen: Mapping[str, Any], optimizer: str | None, settings: dict[str, Any],
+    rate: Mapping[str, Any], progress: Callable[[str], None],
+) -> TrainConfig:  # fmt: skip
+    """The configuration of a new run, or of one that goes on from its checkpoints in ``folder``, with what was chosen.
+
+    ``chosen`` are fields of a ``TrainConfig``, ``settings`` of the ``optimizer`` (None: as before), ``rate`` of
+    its rate schedule. Raises ``ConfigError``, also where a run that goes on would become another training, and
+    ``FileFormatError`` where there is no checkpoint.
+    """
+    base = TrainConfig() if folder is None else resumed(folder, progress)
+    fields = dict(chosen)
+    if folder is not None:  # what was given replaces what belongs together with it
+        for given, old in (("fusion_rule", "fusion_threshold_bytes"), ("epochs", "steps"), ("steps", "epochs")):
+            if given in chosen:
+                fields.setdefault(old, None)
+    config = msgspec.structs.replace(
+        base,
+        optimizer=changed(base.optimizer, optimizer, settings),
+        rate_schedule=msgspec.structs.replace(base.rate_schedule, **rate),
+        **fields,
+    )
+    if folder is not None:
+        check_same_training(base, config)
+    return config
 
 
 def resumed(folder: Path, progress: Callable[[str], None]) -> TrainConfig:
