@@ -134,7 +134,7 @@ def _assert_ended(folder: Path) -> None:
 def _runs(pid: str) -> bool:
     try:
         return b"launch_tasks" in Path("/proc", pid, "cmdline").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
