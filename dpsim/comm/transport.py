@@ -93,11 +93,10 @@ class MpiTransport:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.network = Network()
-        self.crowded = crowded(comm)
+        here = _ranks_here(comm)
+        self.crowded = here > (os.cpu_count() or 1)
         self.devices_a_node = devices_a_node
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self._one_node = node.size == comm.size > 1
-        node.Free()
+        self._one_node = here == comm.size > 1
         self._shared: list[list[NDArray[np.uint8]]] = []
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
@@ -134,12 +133,12 @@ class MpiTransport:
         return _MpiPending([self.comm.Iallreduce(MPI.IN_PLACE, data)])
 
 
-def crowded(comm: MPI.Intracomm) -> bool:
-    """Whether more ranks than cores share this machine."""
-    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    ranks = here.size
-    here.Free()
-    return ranks > (os.cpu_count() or 1)
+def _ranks_here(comm: MPI.Intracomm) -> int:
+    """Ranks of the group that share this machine; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks: int = node.size
+    node.Free()
+    return ranks
 
 
 def wait(t: Transport, pending: Sequence[Pending]) -> None:
