@@ -181,6 +181,7 @@ def connect(rank: int, environment: Mapping[str, str] = os.environ) -> Line:
         except OSError as error:
             failure = error
             continue
+        connection = _closed_first(connection)
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         hello = {"secret": secret, "rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
@@ -192,6 +193,31 @@ def connect(rank: int, environment: Mapping[str, str] = os.environ) -> Line:
         f" {failure}",
         remedy="let this host reach the one that starts the job, or start the ranks with the scheduler's own launcher",
     )
+
+
+def _closed_first(connection: socket.socket) -> socket.socket:
+    """The same connection under the highest file number that is free.
+
+    Linux closes a killed process's files from the highest number down (the delayed closing of a task's files is a
+    stack). This one must close before the one that tells ``mpiexec``, which then kills the other ranks: the order
+    in which connections end is how the launcher knows who died first.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = (1 << 12 if soft == resource.RLIM_INFINITY else min(soft, 1 << 12)) - 1
+    number = next((n for n in range(highest, highest - _SPARE_FILES, -1) if not _is_open(n)), None)
+    if number is None:
+        return connection
+    moved = socket.socket(fileno=os.dup2(connection.fileno(), number, inheritable=False))
+    connection.close()
+    return moved
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def own_addresses() -> list[str]:
