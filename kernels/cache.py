@@ -85,7 +85,7 @@ def _find(write: Callable[P, Kernel], *args: P.args, **kwargs: P.kwargs) -> Func
 @functools.cache
 def _circumstances() -> bytes:
     """What every kernel's machine code depends on."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
     processor = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), llvm.get_default_triple())
     return b"\0".join([*(file.read_bytes() for file in sources), *map(str.encode, (*processor, llvmlite.__version__))])
 

@@ -14,7 +14,7 @@ import numpy as np
 from dpsim.comm.transport import Array, Pending, Transport, wait
 from dpsim.comm.wire import Wire
 from dpsim.errors import unknown
-from dpsim.kernels.allreduce import sum_everywhere
+from dpsim.kernels.allreduce.shared_sum import sum_everywhere
 from dpsim.wire_dtype import check_wire
 
 _LINE = 64

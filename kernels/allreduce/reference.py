@@ -1,0 +1,59 @@
+"""The reference: what every version must give, to the bit, in NumPy.
+
+Sums go along ``tree.Slots.tree``, element by element; each addition is rounded to the dtype of the sum. float16 and
+bfloat16 (as uint16 codes) are added in float32. With a 16-bit wire every slot is rounded once to 16 bits before the
+sum, and the sum once after it (``dpsim.comm.wire``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.kernels.allreduce.registry import Version, register
+from dpsim.kernels.allreduce.tree import Slots, fold
+
+Array = NDArray[Any]
+
+
+def allreduce(arrays: Sequence[Array], slots: Slots, scale: float = 1.0) -> Array:
+    """``scale`` times the sum of the slots' ``arrays`` (1-D, one dtype, one length), added in tree order.
+
+    The scaling is one more rounding, and none at 1.
+    """
+    total: Array = fold(slots.tree, arrays.__getitem__, operator.add)
+    return total if scale == 1.0 else total * total.dtype.type(scale)
+
+
+def sgd(
+    arrays: Sequence[Array], slots: Slots, w: Array, v: Array, *, scale: float, momentum: float, rate: float
+) -> tuple[Array, Array]:
+    """The new (w, v) of one step of SGD on the sum: d = scale * sum; v = momentum v + d; w -= rate v."""
+    kind = w.dtype.type
+    v = v * kind(momentum) + allreduce(arrays, slots) * kind(scale)
+    return w - v * kind(rate), v
+
+
+def round_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """bfloat16 codes, to nearest, ties to even; a NaN stays one."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
+
+
+def from_bfloat16(codes: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """The float32 numbers of bfloat16 codes."""
+    return (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+register(
+    Version(
+        name="reference", backend="numpy", summary="NumPy, one temporary array for each addition",
+        bytes_moved=lambda n, size, slots: 3 * (slots - 1) * size + n * size,
+        synchronisations=lambda n: 2, make=allreduce,
+    )
+)  # fmt: skip

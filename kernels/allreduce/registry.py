@@ -1,0 +1,60 @@
+"""The versions of the allreduce: each kernel file registers its own, and docs, tests and benchmark take them from here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Backend = Literal["numpy", "cpu", "cuda"]
+
+_MODULES = ("reference", "cpu", "cuda")
+"""Where versions register themselves. None of these loads numba or CUDA when it is imported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """One allreduce kernel of one node.
+
+    ``bytes_moved(ranks, size_bytes, slots)`` counts what all ranks together read and write of gradients, of
+    ``size_bytes`` a rank in ``slots`` slots altogether (one a rank or more), with no reuse by caches;
+    ``synchronisations(ranks)`` how often a rank waits for others, one after another. ``variants`` are what it fuses:
+    ``scale`` (by a number, after the sum), ``wire`` (16 bits between ranks, float32 sums), ``sgd`` (the update with
+    momentum in the same pass). ``most_bytes``: the largest array it takes; None: any.
+    ``make`` prepares it; its form belongs to the backend (see ``cpu.py``, ``cuda.py``).
+    """
+
+    name: str
+    backend: Backend
+    summary: str
+    bytes_moved: Callable[[int, int, int], float]
+    synchronisations: Callable[[int], int]
+    make: Callable[..., Any]
+    dtypes: tuple[str, ...] = ("float32", "float64")
+    variants: tuple[str, ...] = ()
+    most_bytes: int | None = None
+
+
+_VERSIONS: dict[tuple[str, str], Version] = {}
+
+
+def register(version: Version) -> Version:
+    """Add a version; its name is its own within its backend."""
+    key = (version.backend, version.name)
+    if key in _VERSIONS:
+        raise ValueError(f"version {version.name!r} of backend {version.backend!r} is registered twice")
+    _VERSIONS[key] = version
+    return version
+
+
+def versions(backend: Backend | None = None) -> list[Version]:
+    """All versions, or a backend's, in the order of the ladder: from the reference to the fastest."""
+    for module in _MODULES:
+        importlib.import_module(f"dpsim.kernels.allreduce.{module}")
+    return [version for version in _VERSIONS.values() if backend in (None, version.backend)]
+
+
+def floor_bytes(ranks: int, size_bytes: int) -> int:
+    """The bound of every allreduce in one memory: each rank's array read once and written once."""
+    return 2 * ranks * size_bytes

@@ -1,0 +1,88 @@
+"""The fixed order in which an allreduce adds, so that its bits depend on no rank count, algorithm or bucket.
+
+The global batch is cut into leaves. Over them stands one binary tree: the left half of a node is the largest power of
+two of its leaves that leaves some to the right. A rank holds a block of leaves; of these it may add up whole subtrees,
+and nothing else: they are its **slots**, and the allreduce adds all ranks' slots along what is left of the tree. With
+one leaf a rank every rank has one slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Tree = int | tuple["Tree", "Tree"]
+"""The number of a slot, or the sum of two trees."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The partial sums that one allreduce adds, in the order of their leaves.
+
+    ``owners``: the rank that holds each; ``tree``: how they are added, all of them, as numbers of slots.
+    """
+
+    owners: tuple[int, ...]
+    tree: Tree
+
+    @property
+    def extra(self) -> int:
+        """Slots more than one a rank: what the fixed order reads where ranks do not hold whole subtrees."""
+        return len(self.owners) - len(set(self.owners))
+
+    def of(self, rank: int) -> tuple[int, ...]:
+        """The slots of a rank."""
+        return tuple(slot for slot, owner in enumerate(self.owners) if owner == rank)
+
+
+def left_part(leaves: int) -> int:
+    """Leaves in the left half of a node: the largest power of two below ``leaves``, which are 2 or more."""
+    return 1 << ((leaves - 1).bit_length() - 1)
+
+
+def leaf_tree(leaves: int) -> Tree:
+    """The tree over ``leaves`` leaves, one slot each."""
+    return slots(range(leaves + 1)).tree
+
+
+def slots(bounds: Sequence[int]) -> Slots:
+    """The slots of ranks of which rank r holds leaves ``bounds[r]`` to ``bounds[r + 1] - 1``, one or more each."""
+    owners: list[int] = []
+
+    def walk(low: int, high: int) -> Tree:
+        owner = next(rank for rank in range(len(bounds) - 1) if low < bounds[rank + 1])
+        if high <= bounds[owner + 1]:
+            owners.append(owner)
+            return len(owners) - 1
+        middle = low + left_part(high - low)
+        left = walk(low, middle)
+        return left, walk(middle, high)
+
+    tree = walk(bounds[0], bounds[-1])
+    return Slots(tuple(owners), tree)
+
+
+def subtrees(leaves: int, first: int, stop: int) -> list[tuple[int, int]]:
+    """The largest subtrees of the tree over ``leaves`` that lie in ``first`` to ``stop - 1``, as ranges of leaves."""
+    found: list[tuple[int, int]] = []
+
+    def walk(low: int, high: int) -> None:
+        if first <= low and high <= stop:
+            found.append((low, high))
+        elif low < stop and first < high:
+            middle = low + left_part(high - low)
+            walk(low, middle)
+            walk(middle, high)
+
+    walk(0, leaves)
+    return found
+
+
+def fold(tree: Tree, slot: Callable[[int], T], add: Callable[[T, T], T]) -> T:
+    """Add along the tree: ``slot(i)`` is what slot i holds."""
+    if isinstance(tree, int):
+        return slot(tree)
+    left = fold(tree[0], slot, add)
+    return add(left, fold(tree[1], slot, add))
