@@ -1,4 +1,4 @@
-"""The versions of the allreduce: each kernel file registers its own, and docs, tests and benchmark take them from here."""
+"""The versions of the allreduce. Each kernel file registers its own; docs, tests and benchmark take them from here."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The versions for the processes of one machine, in memory that all of them see."""
