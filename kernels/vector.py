@@ -149,7 +149,7 @@ class Kernel:
         self._vector = ir.VectorType(self.number, self.lanes)
         self.signature = "p" * len(arrays) + "i" * len(indices) + self.dtype.char * len(numbers) + ">i" * returns_index
         types = [*[ir.PointerType()] * len(arrays), *[_INDEX] * len(indices), *[self.number] * len(numbers)]
-        """Types of the arguments, a letter each: p pointer, i index, f and d numbers of 4 and 8 bytes; >i: of the result."""
+        """Types of the arguments, a letter each: p pointer, i index, f and d numbers; after > that of the result."""
         self.module = ir.Module()
         self._result = _INDEX if returns_index else ir.VoidType()
         function = ir.Function(self.module, ir.FunctionType(self._result, types), _NAME)

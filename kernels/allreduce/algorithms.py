@@ -5,13 +5,14 @@ Sources: Thakur, Rabenseifner and Gropp 2005 (halving-doubling); Patarasuk and Y
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from dpsim.kernels.allreduce.steps import MOMENTUM, SLOT, STAGE, WEIGHTS, Piece, Step
 from dpsim.kernels.allreduce.tree import Slots, Tree
 
 LINE = 16
-"""Elements between the bounds of slices: no two ranks then write to one cache line of 64 bytes (or, of float64, two)."""
+"""Elements between the bounds of slices, so that no two ranks write to one cache line of 64 bytes."""
 
 Algorithm = Callable[[Slots, int], list[Step]]
 
@@ -191,7 +192,7 @@ def _overlaps(left: Sequence[Piece], right: Sequence[Piece]) -> list[tuple[Piece
     """The pieces of both cut where either is cut, in pairs of the same elements."""
     edges = sorted({edge for piece in (*left, *right) for edge in (piece.start, piece.stop)})
     pairs = []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         a, b = (next(p for p in side if p.start <= start and stop <= p.stop) for side in (left, right))
         pairs.append((a._replace(start=start, stop=stop), b._replace(start=start, stop=stop)))
     return pairs

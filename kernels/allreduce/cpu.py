@@ -32,11 +32,13 @@ _LOOKS = 1 << 17
 
 
 class Meeting:
-    """Where the ranks of one machine meet: ``control`` is zeroed memory of ``control_bytes(size)`` that all of them see.
+    """Where the ranks of one machine meet.
 
-    ``crowded``: there are more ranks than cores, so who waits yields. All ranks must run the same reductions in the same
-    order, one at a time. The stage is double, and each reduction over it takes the other half: a rank can only begin
-    the next but one when all have ended the next, and so have long read what it overwrites.
+    ``control`` is zeroed memory of ``control_bytes(size)`` that all of them see; ``crowded``: there are more ranks than
+    cores, so who waits yields. All ranks must run the same reductions in the same order, one at a time.
+
+    The stage is double, and each reduction over it takes the other half: a rank can only begin the next but one when
+    all have ended the next, and so have long read what it overwrites.
     """
 
     def __init__(self, rank: int, size: int, control: NDArray[np.uint8], *, crowded: bool) -> None:
@@ -75,39 +77,42 @@ class Sgd(NamedTuple):
 
 
 class Reduction:
-    """A prepared allreduce of arrays in shared memory. Calling it returns when this rank's arrays hold the sum.
+    """A prepared allreduce of arrays in shared memory. After ``run()`` this rank's arrays hold the sum.
 
-    The ``numbers`` may change between calls; ``interpreter`` says which is which.
+    The ``numbers`` may change between runs; ``interpreter`` says which is which.
     """
 
     def __init__(
-        self,
-        function: Callable[[int, int, int], int],
-        words: Sequence[int],
-        numbers: Array,
-        meeting: Meeting,
-        keep: Any,
+        self, function: Callable[[int], int], words: Sequence[int], numbers: Array, meeting: Meeting, keep: Any
     ) -> None:
-        from dpsim.kernels.allreduce import interpreter
+        from dpsim.kernels.allreduce import interpreter as words_of
 
         self.numbers = numbers
-        self._program = np.array(words, np.int64)
-        self._state = np.zeros(interpreter.STATE_WORDS, np.int64)
-        self._state[interpreter.COUNTERS] = meeting.counters.ctypes.data
-        self._state[interpreter.FLAG] = meeting.flag(meeting.rank)
-        self._state[interpreter.PROGRAM] = self._program.ctypes.data
-        self._state[interpreter.YIELD] = _sched_yield() if meeting.crowded else 0
         self._keep = (meeting, keep)
-        self._function = function
-        self._arguments = (self._state.ctypes.data, numbers.ctypes.data)
+        self._program = np.array(words, np.int64)
+        self._state = state = np.zeros(words_of.STATE_WORDS, np.int64)
+        state[words_of.COUNTERS] = meeting.counters.ctypes.data
+        state[words_of.FLAG] = meeting.flag(meeting.rank)
+        state[words_of.PROGRAM] = self._program.ctypes.data
+        state[words_of.YIELD] = _sched_yield() if meeting.crowded else 0
+        state[words_of.LOOKS_AT] = _LOOKS
+        state[words_of.NUMBERS_AT] = numbers.ctypes.data
+        self._looks = state[words_of.LOOKS_AT :][:1]
+        address = int(state.ctypes.data)
+        self._function: Callable[[], int] = functools.partial(function, address)
 
-    def __call__(self) -> None:
-        while self._function(*self._arguments, _LOOKS):
-            pass
+        def run(_alive: Reduction = self) -> None:
+            while function(address):
+                pass
+
+        self.run: Callable[[], None] = run  # a plain function: a method call would cost as much as the call into C
 
     def advance(self) -> bool:
-        """Do what needs no waiting; whether all is done. For other work between; do not mix with calls."""
-        return not self._function(*self._arguments, 1)
+        """Do what needs no waiting; whether all is done. For other work between."""
+        self._looks[0] = 1
+        unfinished = self._function()
+        self._looks[0] = _LOOKS
+        return not unfinished
 
 
 def _make(algorithm: Algorithm, sgd_algorithm: Algorithm | None = None) -> Callable[..., Reduction]:
@@ -160,9 +165,9 @@ class _Lowering:
         from dpsim.kernels.allreduce import interpreter
 
         if isinstance(one, Arrive):
-            return [interpreter.ARRIVE, one.count]
+            return [interpreter.ARRIVE, one.number]
         if isinstance(one, Wait):
-            return [interpreter.WAIT, self._meeting.flag(one.rank), one.count]
+            return [interpreter.WAIT, self._meeting.flag(one.rank), one.number]
         raw = one.final and self._wire is not None
         kind = interpreter.Kind(
             one.tree, len(one.sources), len(one.outputs), scaled=one.final and self._scaled,
@@ -198,7 +203,7 @@ register(
 )  # fmt: skip
 register(
     Version(
-        name="ring", backend="cpu", summary="each chunk goes around the ring twice; a rank adds what completes a subtree",
+        name="ring", backend="cpu", summary="each chunk goes around twice; a rank adds what completes a subtree",
         bytes_moved=lambda n, size, slots: 5 * (n - 1) * size,
         synchronisations=lambda n: 2 * n - 1, variants=("scale",), make=_make(algorithms.ring),
     )

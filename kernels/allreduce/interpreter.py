@@ -1,6 +1,6 @@
 """One compiled function that does a rank's program: its sums in vector code, its signals and waits as atomics.
 
-Memory ordering. ``Arrive`` stores the rank's flag with release semantics, ``Wait`` loads another's with acquire: whatever
+Memory ordering. ``Arrive`` stores the rank's flag with release semantics, ``Wait`` loads another's with acquire: what
 a rank read or wrote before it arrived has happened before whatever another does after it saw that (C11 5.1.2.4), also
 through a third rank. Flags only ever grow, so one that has passed the awaited count stays past it. Gradients
 themselves are plain memory: ``steps.programs`` puts an arrival and a wait between any two accesses that collide.
@@ -23,12 +23,13 @@ from dpsim.kernels.cache import compiled
 from dpsim.kernels.vector import Element, Kernel, Value
 
 END, ARRIVE, WAIT, TURN, SUMS = range(5)
-"""Operations of a program, each a run of words: END arrivals turn; ARRIVE count; WAIT flag count; TURN skip (jump over so
+"""Operations of a program, each a run of words: END arrivals turn; ARRIVE count; WAIT flag count; TURN skip (jump so
 many words in every other turn); SUMS + kind: elements, addresses of the sources, the outputs, the momentum."""
 
-PLACE, COUNTERS, FLAG, PROGRAM, YIELD, STATE_WORDS = range(6)
-"""Words of a program's state: where in the program it is, and the addresses of the group's two counters (arrivals so
-far, turn), of this rank's flag, of the program and of a function for a waiting rank to call (0: none)."""
+PLACE, COUNTERS, FLAG, PROGRAM, YIELD, LOOKS_AT, NUMBERS_AT, STATE_WORDS = range(8)
+"""Words of a program's state: where in the program it is; the addresses of the group's two counters (arrivals so far,
+turn), of this rank's flag, of the program and of a function for a waiting rank to call (0: none); how often a wait
+looks before it gives up; the address of the numbers."""
 
 SCALE, UP, DOWN, MOMENTUM, RATE, NUMBERS = range(6)
 """The numbers that kinds of sums read: of the scaling, of the 16-bit wire (``dpsim.comm.wire``), of SGD."""
@@ -50,8 +51,8 @@ class Kind(NamedTuple):
 
 @compiled
 def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
-    """``(state, numbers, looks) -> 0 when the program has ended, 1 when a wait gave up``; both are addresses."""
-    kernel = Kernel(dtype, ("state", "numbers"), ("looks",), returns_index=True)
+    """``(address of the state) -> 0 when the program has ended, 1 when a wait gave up``."""
+    kernel = Kernel(dtype, ("state",), returns_index=True)
     build = kernel.builder
     state, pointer = kernel["state"].ir, ir.PointerType()
 
@@ -69,6 +70,8 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
     build.store(word(state, PLACE), place)
     counters, own = at_address(word(state, COUNTERS)), at_address(word(state, FLAG))
     program = at_address(word(state, PROGRAM))
+    kernel["numbers"] = Value(kernel, at_address(word(state, NUMBERS_AT)))
+    kernel["looks"] = Value(kernel, word(state, LOOKS_AT))
     before, turn = word(counters, 0), word(counters, 1)
     for index, name in ((SCALE, "scale"), (UP, "up"), (DOWN, "down"), (MOMENTUM, "momentum"), (RATE, "rate")):
         kernel[name] = kernel.load_number(kernel["numbers"], index)

@@ -59,16 +59,16 @@ class Step(NamedTuple):
 
 
 class Arrive(NamedTuple):
-    """Tell everyone that all before this is done; the ``count``-th time in this allreduce."""
+    """Tell everyone that all before this is done; the ``number``-th time in this allreduce."""
 
-    count: int
+    number: int
 
 
 class Wait(NamedTuple):
-    """Until that rank has arrived ``count`` times."""
+    """Until that rank has arrived ``number`` times."""
 
     rank: int
-    count: int
+    number: int
 
 
 @dataclass(frozen=True)
