@@ -103,6 +103,10 @@ Resume = Annotated[
     ),
 ]
 Hostfile = Annotated[Path | None, Parameter(help="Hosts to start ranks on, lines like node1:4 or node1 slots=4.")]
+Backend = Annotated[
+    Literal["cpu", "cuda"] | None,
+    Parameter(help="What reduces the gradients: cpu, or cuda: kernels on the ranks' GPUs, with host computation."),
+]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]
@@ -145,14 +149,16 @@ def devices_or_layout(text: str) -> int | str:
     return of_nodes or devices
 
 
-def usual_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
-    """The algorithm that was named; else the one that what was given asks for: a 16-bit wire, or a network's own."""
+def usual_algorithm(
+    algorithm: str | None, network: str | None, wire_dtype: str | None, backend: str | None = None
+) -> str | None:
+    """The algorithm that was named; else what was given asks for one: a 16-bit wire, GPUs, or a network's own."""
     from dpsim.machine import Network
     from dpsim.wire_dtype import SIXTEEN_BITS
 
     if algorithm is not None:
         return algorithm
-    if wire_dtype in SIXTEEN_BITS:
+    if wire_dtype in SIXTEEN_BITS or backend == "cuda":
         return "direct"
     return None if network is None else Network.parse(network).usual_algorithm
 

@@ -246,6 +246,8 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -
         raise unknown("algorithm", algorithm, _ALGORITHMS)
     if t.size == 1 or data.size == 0:
         return iter(())  # type: ignore[return-value]  # an exhausted iterator serves as a generator here
+    if (own := t.own_rounds(data, algorithm, wire)) is not None:
+        return own
     if wire is not None:
         check_wire(wire.dtype, algorithm)
         return (hierarchical if algorithm == "hierarchical" else direct)(t, data, wire)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dpsim.backend import Backend
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError
 from dpsim.machine import Network
+
+if TYPE_CHECKING:
+    from dpsim.comm.allreduce import Rounds
+    from dpsim.comm.wire import Wire
 
 Array = NDArray[Any]
 ALIGNMENT_BYTES = 64
@@ -61,6 +66,12 @@ class Transport(Protocol):
 
     def start_native_allreduce(self, data: Array) -> Pending:
         """The same, non-blocking."""
+
+    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds | None:
+        """The allreduce of ``data`` where this transport has one of its own; None: messages and shared memory do it."""
+
+    def close(self) -> None:
+        """Give back what other ranks may be using. Collective, where ``allocate`` was; nothing may be under way."""
 
 
 def aligned_bytes(size_bytes: int) -> NDArray[np.uint8]:
@@ -132,6 +143,12 @@ class MpiTransport:
     def start_native_allreduce(self, data: Array) -> Pending:
         return _MpiPending([self.comm.Iallreduce(MPI.IN_PLACE, data)])
 
+    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
 
 def _ranks_here(comm: MPI.Intracomm) -> int:
     """Ranks of the group that share this machine; collective."""
@@ -163,13 +180,17 @@ def all_done(pending: Sequence[Pending]) -> bool:
     return finished
 
 
-def transport(comm: MPI.Intracomm, network: Network, devices_a_node: int = 1) -> Transport:
+def transport(comm: MPI.Intracomm, network: Network, devices_a_node: int = 1, backend: Backend = "cpu") -> Transport:
     """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
     Raises ``ConfigError`` where the ranks do not fill whole nodes.
     """
     if comm.size % devices_a_node:
         raise ConfigError(f"{comm.size} ranks on nodes of {devices_a_node} devices", allowed="full nodes")
+    if backend == "cuda":
+        from dpsim.comm.cuda.transport import CudaTransport
+
+        return CudaTransport(comm.Dup(), devices_a_node)
     if network.emulated:
         from dpsim.comm.paced import PacedTransport
 

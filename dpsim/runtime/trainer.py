@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dpsim.backend import Backend, check_backend
 from dpsim.comm import board
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
@@ -41,7 +42,8 @@ class Trainer:
     Every rank draws the same global batches and takes its own share of samples; rank 0's initial state is
     broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. ``rate``
     gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
-    waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never).
+    waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). With ``backend``
+    cuda the replica computes on the host all the same, and CUDA kernels reduce its gradients on the ranks' GPUs.
     """
 
     def __init__(
@@ -56,10 +58,12 @@ class Trainer:
         schedule: Schedule | None = None,
         stall_after_s: float = 0.0,
         rate: Callable[[int], float] | None = None,
+        backend: Backend = "cpu",
     ) -> None:
+        check_backend(backend, plan.algorithm, network)
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
-        self.transport: Transport = transport(comm, network, plan.devices_a_node)
+        self.transport: Transport = transport(comm, network, plan.devices_a_node, backend)
         control = transport(comm, network) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
@@ -162,6 +166,7 @@ class Trainer:
         self.runner.close()
         if self._watch is not None:
             self._watch.close()
+        self.transport.close()
 
     def _broadcast_state(self) -> None:
         """Parameters, optimizer state and running statistics of rank 0, on every rank."""
