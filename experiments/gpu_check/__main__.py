@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dpsim import codec
 from dpsim.comm import launch
 from dpsim.comm.cuda.device import open_device, simulating, why_no_gpu
@@ -24,6 +26,7 @@ from dpsim.experiments.gpu_check import logical
 from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Samples, Tests, assemble, file_name, table
 from dpsim.experiments.gpu_check.versions import gpus
 from dpsim.harness.environment import environment, stamp
+from dpsim.record import Environment
 
 TESTS_S, LOGICAL_S, RANKS_S = 170.0, 150.0, 70.0
 """At most, in seconds: the tests, the logical devices, and each of two jobs of processes."""
@@ -74,7 +77,7 @@ def run() -> GpuCheck:
     samples, left_out = logical.measure(device, effort, _tell, time.monotonic() + LOGICAL_S)
     more, reasons = _between(on)
     return assemble(
-        samples + more, taken_at=taken_at, environment=environment(), gpus=on, tests=tests,
+        samples + more, taken_at=taken_at, environment=_without_paths(environment()), gpus=on, tests=tests,
         seconds=time.monotonic() - begin_s, left_out=left_out + reasons,
     )  # fmt: skip
 
@@ -124,6 +127,12 @@ def _between(on: Gpus) -> tuple[list[Samples], list[str]]:
             if told.get("missing"):
                 left_out.append(f"NCCL between {devices} processes: {told['missing']}")
     return found, left_out
+
+
+def _without_paths(here: Environment) -> Environment:
+    """For others to see: a path may name a user."""
+    kept = {name: value for name, value in here.variables.items() if "/" not in value}
+    return msgspec.structs.replace(here, variables=kept)
 
 
 def _packages(on: Gpus) -> str:
