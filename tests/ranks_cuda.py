@@ -99,7 +99,7 @@ def moved(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict
         right.append(bool((data == expected).all()))
     allreduce(transport, elsewhere, "ring")
     found = {
-        "right": all(sum(comm.allgather(right), [])), "elsewhere": elsewhere.tolist(),
+        "right": all(all(steps) for steps in comm.allgather(right)), "elsewhere": elsewhere.tolist(),
         "launches": len(transport._launches), "aligned": memory.ctypes.data % 64,
     }  # fmt: skip
     transport.close()

@@ -3,7 +3,7 @@
 The tests marked ``gpu``; every CUDA allreduce with 2, 4 and 8 logical devices on one GPU; then between processes, one a
 GPU, with NCCL beside them where there are two GPUs or more. One JSON file is written and one table printed. Alone it
 starts its ranks itself; under ``mpiexec -n 4`` or ``srun -n 4`` it uses those that it was given. Exit codes: 0 all ran,
-whatever the times; 1 a test failed or a result was wrong; 2 there is no GPU.
+whatever the times; 1 a test or the job of ranks failed, or a result was wrong; 2 there is no GPU.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
     print(f"{table(record)}\n\nwritten: {path}")
     if not record.gpus.simulated:
         print("reports/contributed/README.md says how to send it in.")
-    return 0 if record.tests.passed and record.summary.wrong == 0 else 1
+    return 0 if record.tests.passed and not record.summary.wrong and not record.summary.failed else 1
 
 
 def run() -> GpuCheck:
@@ -75,10 +75,10 @@ def run() -> GpuCheck:
     device.use()
     effort = logical.SIMULATOR if on.simulated else logical.Effort()
     samples, left_out = logical.measure(device, effort, _tell, time.monotonic() + LOGICAL_S)
-    more, reasons = _between(on)
+    more, missing, failed = _between(on)
     return assemble(
         samples + more, taken_at=taken_at, environment=_without_paths(environment()), gpus=on, tests=tests,
-        seconds=time.monotonic() - begin_s, left_out=left_out + reasons,
+        seconds=time.monotonic() - begin_s, left_out=left_out + missing, failed=failed,
     )  # fmt: skip
 
 
@@ -101,8 +101,11 @@ def run_tests() -> Tests:
     return Tests(passed=done.returncode == 0, line=lines[-1])
 
 
-def _between(on: Gpus) -> tuple[list[Samples], list[str]]:
-    """Samples between processes: as many as this job's ranks, else one a GPU, else two on the one GPU."""
+def _between(on: Gpus) -> tuple[list[Samples], list[str], list[str]]:
+    """Samples between processes, as many as this job's ranks, else one a GPU, else two on the one GPU.
+
+    And what is not there to be measured, and what failed.
+    """
     here = launch.job()
     if here is not None and here.size is not None:
         counts = [here.size] if here.size > 1 else []
@@ -111,7 +114,8 @@ def _between(on: Gpus) -> tuple[list[Samples], list[str]]:
     sizes = logical.SIMULATOR.sizes_bytes if on.simulated else _BETWEEN_BYTES
     argument: dict[str, Any] = {"sizes_bytes": list(sizes), "samples": 2 if on.simulated else 20}
     found: list[Samples] = []
-    left_out: list[str] = []
+    missing: list[str] = []
+    failed: list[str] = []
     for devices in counts:
         tasks = ["kernels", "nccl"] if 2 <= devices <= len(on.names) else ["kernels"]
         for task in tasks:
@@ -121,12 +125,12 @@ def _between(on: Gpus) -> tuple[list[Samples], list[str]]:
                     timeout_s=RANKS_S / len(counts),
                 )  # fmt: skip
             except DpsimError as error:
-                left_out.append(f"{task} between {devices} processes: {error.given}")
+                failed.append(f"{task} between {devices} processes: {error.given}")
                 continue
             found += [codec.decode(one, Samples, "samples") for one in told["samples"]]
             if told.get("missing"):
-                left_out.append(f"NCCL between {devices} processes: {told['missing']}")
-    return found, left_out
+                missing.append(f"NCCL between {devices} processes: {told['missing']}")
+    return found, missing, failed
 
 
 def _without_paths(here: Environment) -> Environment:

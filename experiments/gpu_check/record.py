@@ -103,13 +103,14 @@ class Tests(Noun, frozen=True):
 
 
 class Summary(Noun, frozen=True):
-    """``claims_met`` of ``claims``; ``wrong`` elements of all points; what was left out, and why."""
+    """``claims_met`` of ``claims``; ``wrong`` elements of all points; what was left out, and what failed, and why."""
 
     claims: int
     claims_met: int
     wrong: int
     seconds: float
     left_out: tuple[str, ...]
+    failed: tuple[str, ...]
 
 
 class GpuCheck(Noun, frozen=True):
@@ -170,7 +171,7 @@ def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
 
 def assemble(
     samples: Sequence[Samples], *, taken_at: str, environment: Environment, gpus: Gpus, tests: Tests, seconds: float,
-    left_out: Sequence[str] = (),
+    left_out: Sequence[str] = (), failed: Sequence[str] = (),
 ) -> GpuCheck:  # fmt: skip
     """The record of a run from its raw samples."""
     points = tuple(point(of) for of in samples)
@@ -180,7 +181,7 @@ def assemble(
         claims=found,
         summary=Summary(
             claims=len(found), claims_met=sum(claim.met for claim in found), wrong=sum(one.wrong for one in points),
-            seconds=seconds, left_out=tuple(left_out),
+            seconds=seconds, left_out=tuple(left_out), failed=tuple(failed),
         ),
     )  # fmt: skip
 
@@ -240,5 +241,6 @@ def table(record: GpuCheck) -> str:
             f" {claim.target:g}"
         )
     lines += [f"left out: {reason}" for reason in record.summary.left_out]
+    lines += [f"FAILED: {reason}" for reason in record.summary.failed]
     lines.append(f"tests: {record.tests.line}")
     return "\n".join(lines)
