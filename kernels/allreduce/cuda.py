@@ -28,6 +28,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpsim.kernels.allreduce.cuda_schedule import Schedule, halving_doubling, moved, ring
+from dpsim.kernels.allreduce.registry import Version, register
+from dpsim.kernels.allreduce.tree import Slots
+from dpsim.kernels.allreduce.tree import slots as leaf_slots
+
 Mode = Literal["one-launch", "flags", "split"]
 
 MOST_BLOCKS = 64
@@ -78,3 +83,50 @@ class Momentum:
 def flag_words(ranks: int) -> int:
     """uint32 words of flags a rank: one a block and peer, and one a block for how far it came."""
     return MOST_BLOCKS * (ranks + 1)
+
+
+def _make(name: str) -> Callable[..., Launch]:
+    def make(arrays: Sequence[Any], slots: Slots, **options: Any) -> Launch:
+        from dpsim.kernels.allreduce import cuda_make  # loads CUDA
+
+        return cuda_make.make(name, arrays, slots, **options)
+
+    return make
+
+
+def _schedule_bytes(schedule: Callable[[Slots], Schedule], ranks: int, size: int, slots: int) -> float:
+    """Extra slots are counted as three more arrays each, two read and one written: the most that one can cost."""
+    return float(moved(schedule(leaf_slots(range(ranks + 1)))) * size) + 3 * (slots - ranks) * size
+
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+register(
+    Version(
+        name="ring", backend="cuda", summary="n - 1 steps that add, n - 1 that copy; partial sums are read where they lie",
+        bytes_moved=lambda n, size, slots: _schedule_bytes(ring, n, size, slots),
+        synchronisations=lambda n: 2 * (n - 1) + 1, make=_make("ring"), dtypes=DTYPES, variants=("scale",),
+    )
+)  # fmt: skip
+register(
+    Version(
+        name="halving-doubling", backend="cuda", summary="up the tree, each rank over its share, and back (Rabenseifner)",
+        bytes_moved=lambda n, size, slots: _schedule_bytes(halving_doubling, n, size, slots),
+        synchronisations=lambda n: 2 * (n - 1).bit_length() + 1, make=_make("halving-doubling"),
+        dtypes=DTYPES, variants=("scale",),
+    )
+)  # fmt: skip
+register(
+    Version(
+        name="one-shot", backend="cuda", summary="every rank adds everything, keeps it in registers until all have read",
+        bytes_moved=lambda n, size, slots: n * (slots + 1) * size,
+        synchronisations=lambda n: 2, make=_make("one-shot"), dtypes=DTYPES, variants=("scale",),
+    )
+)  # fmt: skip
+register(
+    Version(
+        name="two-shot", backend="cuda", summary="each rank adds its share of the elements, writes it to every rank",
+        bytes_moved=lambda n, size, slots: (slots + n) * size,
+        synchronisations=lambda n: 2, make=_make("two-shot"), dtypes=DTYPES, variants=("scale", "wire", "sgd"),
+    )
+)  # fmt: skip
