@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -10,13 +11,15 @@ import numpy as np
 from mpi4py import MPI
 from ranks_runtime import open_trainer
 
-from dpsim.comm.allreduce import Rounds
-from dpsim.comm.cuda.access import find_access, writes_arrive
+from dpsim.comm.allreduce import Rounds, allreduce
+from dpsim.comm.cuda import transport as transport_module
+from dpsim.comm.cuda.access import Access, find_access, writes_arrive
 from dpsim.comm.cuda.device import PeerMemory, open_device
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.comm.transport import Array, MpiTransport, aligned_bytes
 from dpsim.comm.wire import Wire
 from dpsim.kernels.allreduce import reference, tree
+from dpsim.kernels.allreduce.cuda import Launch
 from dpsim.runtime import trainer as trainer_module
 
 Report = Callable[[str], None]
@@ -33,46 +36,54 @@ class TreeTransport(MpiTransport):
         yield from ()
 
 
-def trained(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
-    """Every case trained for some steps by each transport that it names: digests, losses, and how it was reduced."""
-    found = []
-    for case in argument["cases"]:
-        ran: dict[str, Any] = {}
-        for name in case["transports"]:
-            report(f"{case['name']} {name}")
-            make = {"cpu": MpiTransport, "cuda": CudaTransport, "tree": TreeTransport}[name]
-            with mock.patch.object(trainer_module, "transport", lambda comm, *_, make=make: make(comm.Dup())):
-                trainer = open_trainer(comm, case)
-            losses = [trainer.step().sums.loss for _ in range(argument["steps"])]
-            test = trainer.evaluate()
-            launches = len(trainer.transport._launches) if isinstance(trainer.transport, CudaTransport) else 0
-            trainer.close()
-            ran[name] = {
-                "digests": comm.allgather(trainer.digest()), "losses": comm.allgather(losses), "test": test.loss,
-                "launches": launches, "buckets": trainer.schedule.buckets,
-            }  # fmt: skip
-        found.append(ran)
-    return found
+def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+    """All that the tests ask of ranks, in one job: see the functions below."""
+    return {
+        "trained": [trained(comm, case, argument["steps"]) for case in argument["cases"]],
+        "reached": reached(comm), "moved": moved(comm), "flagged": flagged(comm),
+    }  # fmt: skip
 
 
-def reached(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, Any]:
+    """A case trained for some steps by each transport that it names: digests, losses, and how it was reduced."""
+    ran: dict[str, Any] = {}
+    for name in case["transports"]:
+        with contextlib.ExitStack() as stack:
+            if name == "tree":
+                tree_transport = TreeTransport(comm.Dup())
+                stack.enter_context(mock.patch.object(trainer_module, "transport", lambda *_: tree_transport))  # noqa: B023
+            trainer = open_trainer(comm, case | {"backend": "cuda" if name == "cuda" else "cpu"})
+        losses = [trainer.step().sums.loss for _ in range(steps)]
+        test = trainer.evaluate()
+        launches = len(trainer.transport._launches) if isinstance(trainer.transport, CudaTransport) else 0
+        trainer.close()
+        ran[name] = {
+            "digests": comm.allgather(trainer.digest()), "losses": comm.allgather(losses), "test": test.loss,
+            "launches": launches,
+        }  # fmt: skip
+    return ran
+
+
+def reached(comm: MPI.Intracomm) -> dict[str, Any]:
     """What the ranks find of each other's memory, and what they would find if a rank's writes did not arrive."""
     device = open_device(comm.rank)
     access = find_access(device, comm)
     memory = device.share(comm, 1000, access.way)
     assert memory is not None
-    memory.ranks[comm.rank][:] = comm.rank + 1
+    own = memory.ranks[comm.rank]
+    own[:] = comm.rank + 1
+    device.settle()
     comm.Barrier()
     seen = [sorted(set(array.tolist())) for array in memory.ranks]
-    own = memory.ranks[comm.rank]
     lost = PeerMemory(
-        ranks=tuple(own if rank == comm.rank else np.zeros_like(array) for rank, array in enumerate(memory.ranks)),
+        ranks=tuple(own if rank == comm.rank else device.memory(len(own)) for rank in range(comm.size)),
         way=access.way, close=memory.close,
     )  # fmt: skip
     comm.Barrier()
     arrive = writes_arrive(device, comm, memory)
     comm.Barrier()
     own[:] = 0
+    device.settle()
     found = {
         "way": access.way, "mode": access.mode, "seen": comm.allgather(seen), "sizes": [len(a) for a in memory.ranks],
         "arrive": comm.allgather(arrive), "arrive_if_lost": comm.allgather(writes_arrive(device, comm, lost)),
@@ -81,10 +92,8 @@ def reached(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> di
     return found
 
 
-def moved(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def moved(comm: MPI.Intracomm) -> dict[str, Any]:
     """What is in memory of the transport's own is reduced there; what is not travels by messages."""
-    from dpsim.comm.allreduce import allreduce
-
     transport = CudaTransport(comm.Dup())
     memory = transport.allocate(4000)
     data, elsewhere = memory.view(np.float32), np.full(7, comm.rank, np.float32)
@@ -105,3 +114,39 @@ def moved(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict
     transport.close()
     transport.close()
     return found
+
+
+def flagged(comm: MPI.Intracomm) -> dict[str, Any]:
+    """What a kernel that waits inside is prepared with and how its one stage is run, with one that waits in MPI."""
+    asked: list[dict[str, Any]] = []
+
+    def make(arrays: list[Any], slots: tree.Slots, *, flags: list[Any], **options: Any) -> Launch:
+        own = arrays[comm.rank]
+        flags[comm.rank][:1] += 1  # seen by all, kept from launch to launch
+        comm.Barrier()
+        counts = [int(words[0]) for words in flags]
+        comm.Barrier()
+        asked.append(options | {"owners": slots.owners, "words": [len(words) for words in flags], "counts": counts})
+
+        def stage(stream: Any) -> None:
+            comm.Barrier()
+            total = sum(array.copy() for array in arrays)
+            comm.Barrier()
+            own[:] = total
+
+        return Launch(stages=(stage,))
+
+    version = mock.Mock(make=make)
+    version.name = "two-shot"
+    flags_work = Access(way=open_device(comm.rank).ways[0], mode="flags")
+    with (
+        mock.patch.object(transport_module, "find_access", lambda *_: flags_work),
+        mock.patch.object(transport_module.registry, "versions", lambda backend: [version]),
+    ):
+        transport = CudaTransport(comm.Dup())
+        data = transport.allocate(400).view(np.float32)
+        for low in (0, 50):
+            data[...] = comm.rank + 1
+            allreduce(transport, data[low:], "direct")
+        transport.close()
+    return {"asked": asked, "sums": [float(data[0]), float(data[-1])]}

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpsim.backend import CUDA_VERSIONS, check_backend
+from dpsim.comm import launch
 from dpsim.comm.cuda.access import usual_mode
-from dpsim.comm.cuda.device import open_device, simulating
+from dpsim.comm.cuda.device import open_device, simulating, why_no_gpu
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import registry
+from dpsim.kernels.allreduce.cuda import flag_words
 from dpsim.machine import Network
 
-OnRanks = Callable[..., Any]
-Python = Callable[..., subprocess.CompletedProcess[str]]
+Dpsim = Callable[..., tuple[int, str, str]]
 DATA = "synthetic:3x3x1,classes=3,train=24,test=6"
 MLP = {"model": "mlp:5", "dataset": DATA}
-NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NUMBA_ENABLE_CUDASIM": "0"}
-SIMULATOR = {"NUMBA_ENABLE_CUDASIM": "1"}
 
 
-@pytest.fixture
-def simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that are started run in the simulator."""
-    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+needs_numba_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed: pip install numba-cuda[cu13]"
+)
 
 
 def case(name: str, transports: str, **plan: Any) -> dict[str, Any]:
@@ -37,65 +37,105 @@ def case(name: str, transports: str, **plan: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+CASES = {
+    1: [case("direct", "cpu cuda")],
+    2: [
+        case("direct", "cpu cuda tree"),
+        case("ring", "tree cuda", algorithm="ring"),
+        case("halving-doubling", "tree cuda", algorithm="halving-doubling"),
+        case("inline", "tree cuda", overlap="inline"),
+        case("poll", "tree cuda", overlap="poll"),
+        case("thread", "tree cuda", overlap="thread", fusion_threshold_bytes=0.0),
+        case("horovod", "tree cuda", fusion_rule="horovod", fusion_threshold_bytes=None),
+        case("float16", "cpu cuda", wire_dtype="float16"),
+        case("bfloat16", "cpu cuda", wire_dtype="bfloat16"),
+    ],
+    3: [case("direct", "cpu cuda tree")],
+    4: [case("direct", "tree cuda")],
+}
+
+
+WHERE = [
+    pytest.param("simulator", marks=needs_numba_cuda, id="simulator"),
+    pytest.param("gpu", marks=pytest.mark.gpu, id="gpu"),
+]
+
+
+@functools.cache
+def ran(ranks: int, where: str) -> dict[str, Any]:
+    """What ``ranks`` ranks found, in one job, in the simulator or on the GPUs of this machine."""
+    if where == "gpu" and (reason := why_no_gpu()):
+        pytest.skip(f"no CUDA device: {reason}")
+    return launch.on_ranks(  # type: ignore[no-any-return]
+        "ranks_cuda:run", {"cases": CASES[ranks], "steps": 3}, devices=ranks, timeout_s=100,
+        env={"PYTHONPATH": str(Path(__file__).parent), "NUMBA_ENABLE_CUDASIM": "1" if where == "simulator" else "0"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_training_reduced_by_cuda_kernels_has_the_bits_of_the_tree_and_at_up_to_3_ranks_the_cpus(
-    ranks: int, on_ranks: OnRanks, simulator: None
+    ranks: int, where: str
 ) -> None:
-    cases = [case("off", "cpu cuda tree" if ranks < 4 else "tree cuda")]
-    if ranks == 2:
-        cases += [
-            case("ring", "tree cuda", algorithm="ring"),
-            case("halving-doubling", "tree cuda", algorithm="halving-doubling"),
-            case("inline", "tree cuda", overlap="inline"),
-            case("poll", "tree cuda", overlap="poll"),
-            case("thread", "tree cuda", overlap="thread", fusion_threshold_bytes=0.0),
-            case("horovod", "tree cuda", fusion_rule="horovod", fusion_threshold_bytes=None),
-            case("float16", "cpu cuda", wire_dtype="float16"),
-            case("bfloat16", "cpu cuda", wire_dtype="bfloat16"),
-        ]
-    for asked, ran in zip(
-        cases, on_ranks("ranks_cuda:trained", {"cases": cases, "steps": 3}, devices=ranks), strict=True
-    ):
-        first, *others = ran.values()
+    for asked, transports in zip(CASES[ranks], ran(ranks, where)["trained"], strict=True):
+        first, *others = transports.values()
+        assert len(others) == len(asked["transports"]) - 1
         for other in others:
             for key in ("digests", "losses", "test"):
                 assert other[key] == first[key], (asked["name"], key)
         assert len(set(first["digests"])) == 1
-        assert bool(ran["cuda"]["launches"]) == (ranks > 1)
+        assert bool(transports["cuda"]["launches"]) == (ranks > 1)
 
 
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_memory_that_ranks_share_is_tried_by_real_writes(ranks: int, on_ranks: OnRanks, simulator: None) -> None:
-    found = on_ranks("ranks_cuda:reached", devices=ranks)
-    assert (found["way"], found["mode"]) == ("simulated", "split")
+def test_memory_that_ranks_share_is_tried_by_real_writes(ranks: int, where: str) -> None:
+    found = ran(ranks, where)["reached"]
+    assert found["way"] in (("simulated",) if where == "simulator" else ("ipc", "mapped"))
+    assert found["mode"] == "split" or where == "gpu"
     assert found["seen"] == [[[rank + 1] for rank in range(ranks)]] * ranks
     assert found["sizes"] == [1000] * ranks
     assert found["arrive"] == [True] * ranks
     assert found["arrive_if_lost"] == [ranks == 1] * ranks
 
 
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_transport_reduces_its_own_memory_with_kernels_and_all_else_with_messages(ranks: int, where: str) -> None:
+    elsewhere = [ranks * (ranks - 1) / 2] * 7
+    launches = 0 if ranks == 1 else 3
+    assert ran(ranks, where)["moved"] == {"right": True, "elsewhere": elsewhere, "launches": launches, "aligned": 0}
+
+
+@needs_numba_cuda
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_the_transport_reduces_its_own_memory_with_kernels_and_all_else_with_messages(
-    ranks: int, on_ranks: OnRanks, simulator: None
+def test_kernels_that_wait_inside_share_flags_that_stay_from_launch_to_launch(ranks: int) -> None:
+    found = ran(ranks, "simulator")["flagged"]
+    same = {
+        "rank": 0, "mode": "flags", "wire": None, "owners": list(range(ranks)), "words": [flag_words(ranks)] * ranks
+    }  # fmt: skip
+    assert found["asked"] == [same | {"counts": [step] * ranks} for step in (1, 2)]
+    assert found["sums"] == [1.0, ranks * (ranks + 1) / 2]
+
+
+@needs_numba_cuda
+def test_train_takes_backend_cuda(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    flags = ["--model", "mlp:5", "--dataset", DATA, "--global-batch", "8", "--devices", "2", "--steps", "3", "--json"]
+    code, out, err = dpsim("train", "--backend", "cuda", *flags)
+    assert code == 0, err
+    (point,) = json.loads(out)["points"]
+    assert (point["backend"], point["algorithm"]) == ("cuda", "direct")
+
+
+def test_without_a_gpu_training_with_backend_cuda_is_refused_in_words(
+    dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = on_ranks("ranks_cuda:moved", devices=ranks)
-    assert found == {"right": True, "elsewhere": [ranks * (ranks - 1) / 2] * 7, "launches": 3, "aligned": 0}
-
-
-def test_train_with_backend_cuda_in_the_simulator_gives_the_digest_of_the_cpu(python: Python) -> None:
-    def digest(*flags: str, env: Mapping[str, str]) -> str:
-        arguments = ["train", "--model", "mlp:5", "--dataset", DATA, "--global-batch", "8", "--devices", "2"]
-        done = python("-m", "dpsim", *arguments, "--steps", "3", "--json", *flags, env=env)
-        assert done.returncode == 0, done.stderr
-        return str(json.loads(done.stdout)["summary"]["digest"])
-
-    assert digest("--backend", "cuda", env=SIMULATOR) == digest("--algorithm", "direct", env=NO_GPU)
-
-
-def test_without_a_gpu_training_with_backend_cuda_is_refused_in_words(python: Python) -> None:
-    done = python("-m", "dpsim", "train", "--backend", "cuda", "--devices", "2", "--steps", "1", env=NO_GPU)
-    assert (done.returncode, done.stdout) == (2, "")
-    given, allowed, remedy = done.stderr.splitlines()[-3:]
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, out, err = dpsim("train", "--backend", "cuda", "--devices", "1", "--steps", "1")
+    assert (code, out) == (2, "")
+    given, allowed, remedy = err.splitlines()[-3:]
     assert given.startswith("dpsim: backend 'cuda' finds no GPU here: ")
     assert allowed.startswith("  allowed: ") and "pip install 'dpsim[cuda]'" in allowed
     assert remedy == "  to do:   use --backend cpu (the default)"
@@ -127,23 +167,27 @@ def test_kernels_wait_inside_only_between_gpus_that_reach_each_other() -> None:
     assert usual_mode("simulated", ["simulator", "simulator"]) == "split"
 
 
-def test_the_simulators_memory_copies_and_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    assert simulating()
+@pytest.mark.parametrize("where", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_memory_copies_and_events_of_a_device(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1" if where == "simulator" else "0")
+    assert simulating() == (where == "simulator")
+    if where == "gpu" and (reason := why_no_gpu()):
+        pytest.skip(f"no CUDA device: {reason}")
     device = open_device(3)
-    stream, memory, host = device.stream(), device.memory(100), device.host_memory(100)
-    assert not memory.any() and not host.any()
+    device.use()
+    stream, other = device.stream(), device.stream()
+    memory, host = device.memory(100), device.host_memory(100)
+    assert not memory.any() and not host.any() and host.ctypes.data % 64 == 0
     begin = stream.record()
     host[:] = range(100)
     device.upload(stream, host, memory)
     device.copy(stream, memory[:50], memory[50:])
-    device.download(stream, memory, host)
     end = stream.record()
-    stream.follow(end)
-    for waiting in (stream, begin, end, device):
-        getattr(waiting, "settle" if waiting is device else "wait")()
+    other.follow(end)
+    device.download(other, memory, host)
+    other.record().wait()
     assert host.tolist() == [*range(50), *range(50)]
     assert end.done() and end.due_s() is None and end.seconds_since(begin) >= 0
+    stream.wait()
+    device.settle()
     assert device.free_bytes() > 0 and device.memory(0).size == 0
-    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
-    assert not simulating()

@@ -27,7 +27,7 @@ Tell = Callable[[str], None]
 
 
 def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
-    """Samples of every version at ``sizes_bytes``, ``samples`` each, and by which way and mode."""
+    """Samples of every version at ``sizes_bytes``, ``samples`` each; by which way and mode; how many GPUs these are."""
     device = open_device(_number(comm))
     device.use()
     access = find_access(device, comm)
@@ -42,7 +42,8 @@ def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Tell) -> dict[s
         runs.clear()  # prepared launches hold what is closed now
         memory.close()
     flags.close()
-    return {"samples": codec.to_builtins(found), "way": access.way, "mode": access.mode}
+    gpus = len(set(comm.allgather(device.identity)))
+    return {"samples": codec.to_builtins(found), "way": access.way, "mode": access.mode, "gpus": gpus}
 
 
 def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Tell) -> dict[str, Any]:

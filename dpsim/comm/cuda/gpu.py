@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from dpsim.comm.cuda import ipc
 from dpsim.comm.cuda.device import DeviceArray, PeerMemory, Way
+from dpsim.errors import ConfigError
+from dpsim.units import format_size
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -85,11 +87,17 @@ class Gpu:
 
     def memory(self, size_bytes: int) -> DeviceArray:
         whole = -(-max(size_bytes, 1) // _GRANULARITY_BYTES) * _GRANULARITY_BYTES
-        memory = cupy.cuda.Memory(whole)
-        memory_pointer = cupy.cuda.MemoryPointer(memory, 0)
-        memory_pointer.memset(0, whole)
-        cupy.cuda.runtime.deviceSynchronize()
-        return cupy.ndarray((size_bytes,), cupy.uint8, memory_pointer)
+        try:
+            pointer = cupy.cuda.MemoryPointer(cupy.cuda.Memory(whole), 0)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise ConfigError(
+                f"{format_size(whole)} in the memory of {self.name}: {error}",
+                allowed=f"{format_size(self.free_bytes())} are free",
+                remedy="use a smaller model, or end what else uses the GPU (nvidia-smi)",
+            ) from error
+        pointer.memset(0, whole)
+        self.settle()
+        return cupy.ndarray((size_bytes,), cupy.uint8, pointer)
 
     def host_memory(self, size_bytes: int) -> NDArray[np.uint8]:
         """CUDA aligns it to more than 64 bytes."""
