@@ -126,6 +126,8 @@ def test_train_takes_backend_cuda(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch)
     assert code == 0, err
     (point,) = json.loads(out)["points"]
     assert (point["backend"], point["algorithm"]) == ("cuda", "direct")
+    told = "computed on the host and reduced on numba's CUDA simulator, split over simulated memory"
+    assert told in err
 
 
 def test_without_a_gpu_training_with_backend_cuda_is_refused_in_words(

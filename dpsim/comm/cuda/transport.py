@@ -64,6 +64,12 @@ class CudaTransport(MpiTransport):
             self._flags.append(self._share(4 * flag_words(comm.size)))
         self._launches: dict[tuple[int, int, str], Launch] = {}
 
+    @property
+    def description(self) -> str:
+        """Where gradients are computed and reduced, for people."""
+        how = f", {self.access.mode} over {self.access.way} memory" if self.access is not None else ""
+        return f"gradients are computed on the host and reduced on {self.device.name}{how}"
+
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         produced = self.compute.allocate(size_bytes)
         if self.access is not None:
