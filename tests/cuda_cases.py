@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import mmap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,7 @@ import numpy as np
 from wire_reference import rounded
 
 from dpsim.kernels.allreduce import reference
-from dpsim.kernels.allreduce.cuda import Codes, Launch, Momentum
-from dpsim.kernels.allreduce.registry import Version
+from dpsim.kernels.allreduce.cuda import Codes, Momentum
 from dpsim.kernels.allreduce.tree import Slots, slots
 
 Array = Any
@@ -59,26 +59,66 @@ def covering() -> Iterator[Case]:
     yield Case("two-shot", "float64", 3, 45, (1,), "sgd", False, 1 / 7)
 
 
-class Memory:
-    """The arrays of a case, each somewhere inside a buffer whose rest nobody may write.
+def shared(data: Array) -> Array:
+    """A copy in memory that processes forked later see too, and that begins at a page."""
+    copy = np.frombuffer(mmap.mmap(-1, max(data.nbytes, 1)), data.dtype, data.size)
+    copy[:] = data
+    return copy
 
-    ``place(bytes)`` puts a buffer of bytes where the kernels are to find it.
+
+class View:
+    """Numbers inside a buffer of device memory, as kernels are given them."""
+
+    def __init__(self, buffer: Array, start: int, like: Array) -> None:
+        self.buffer, self.dtype, self.shape = buffer, like.dtype, like.shape
+        address = buffer.__cuda_array_interface__["data"][0] + start
+        self.__cuda_array_interface__ = {
+            "shape": like.shape, "typestr": like.dtype.str, "data": (address, False), "strides": None, "version": 3,
+        }  # fmt: skip
+
+
+class Host:
+    """Bytes of the host that claim to be in device memory: for what is prepared and never run."""
+
+    def __init__(self, data: Array) -> None:
+        self.data, self.dtype, self.shape = data, data.dtype, data.shape
+        self.__cuda_array_interface__ = data.__array_interface__
+
+
+def host_view(buffer: Array, start: int, like: Array) -> Array:
+    return buffer[start : start + like.nbytes].view(like.dtype)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An array somewhere inside a buffer whose rest nobody may write; ``before``: the buffer's bytes at first."""
+
+    array: Array
+    buffer: Array
+    before: Array
+    start: int
+    dtype: Any
+    nbytes: int
+
+
+class Memory:
+    """The arrays of a case.
+
+    ``place(bytes)`` puts a buffer of bytes where the kernels are to find it, at a multiple of 16; ``view`` makes an
+    array of a part of it.
     """
 
-    def __init__(self, case: Case, place: Callable[[Array], Array]) -> None:
-        self.case, self.place = case, place
+    def __init__(self, case: Case, place: Callable[[Array], Array], view: Callable[..., Array] = host_view) -> None:
+        self.case, self.place, self.view = case, place, view
         self.random = np.random.default_rng([case.ranks, DTYPES.index(case.dtype), case.length])
-        self.buffers: list[tuple[Array, Array, int, int]] = []
-        self.owners = case.slots.owners
-        self.inputs = [self._numbers() for _ in self.owners]
-        self.arrays = [self._array(values, i) for i, values in enumerate(self.inputs)]
-        w, v = self._numbers(), self._numbers()
-        ranks = len(set(self.owners))
-        if case.variant == "sgd":
-            self.w, self.v = ([self._array(values, 0) for _ in range(ranks)] for values in (w, v))
-        if case.variant in ("float16", "bfloat16"):
-            self.codes = [self._array(np.zeros(case.length, np.uint16), i) for i in range(len(self.owners))]
-        self.expected = self._expected(w, v)
+        owners = case.slots.owners
+        self.inputs = [self._numbers() for _ in owners]
+        self.slots = [self._placed(values, i) for i, values in enumerate(self.inputs)]
+        self.start_w, self.start_v = self._numbers(), self._numbers()
+        every = range(len(set(owners)) if case.variant == "sgd" else 0)
+        self.w, self.v = ([self._placed(values, 0) for _ in every] for values in (self.start_w, self.start_v))
+        coded = range(len(owners) if case.variant in ("float16", "bfloat16") else 0)
+        self.codes = [self._placed(np.zeros(case.length, np.uint16), i) for i in coded]
 
     def _numbers(self) -> Array:
         """Numbers of many sizes, of which sums depend on the order."""
@@ -87,64 +127,71 @@ class Memory:
             return reference.round_to_bfloat16(numbers.astype(np.float32))
         return numbers.astype(self.case.dtype)
 
-    def _array(self, values: Array, number: int) -> Array:
-        shift = self.case.shifts[number % len(self.case.shifts)] * values.itemsize
-        host = np.full(16 + 2 * GUARD + shift + values.nbytes, 0xA5, np.uint8)
-        aligned = -host.ctypes.data % 16 if self.place is np.asarray else 0
-        start = aligned + GUARD + shift
+    def _placed(self, values: Array, number: int) -> Placed:
+        start = GUARD + self.case.shifts[number % len(self.case.shifts)] * values.itemsize
+        host = np.full(start + values.nbytes + GUARD, 0xA5, np.uint8)
         host[start : start + values.nbytes] = values.view(np.uint8)
         buffer = self.place(host)
-        self.buffers.append((buffer, host.copy(), start, values.nbytes))
-        return buffer[start : start + values.nbytes].view(values.dtype)
-
-    def prepared(self, version: Version, *, mode: str, apart: bool) -> Sequence[Sequence[Callable[[Any], None]]]:
-        """What to run, one group after another: with ``apart`` the ranks' stages side by side, else all at once."""
-        options: dict[str, Any] = {"mode": mode, "scale": self.case.scale}
-        if self.case.variant == "sgd":
-            options["sgd"] = Momentum(w=self.w, v=self.v, momentum=0.9, rate=0.1)
-        elif self.case.variant != "scale":
-            options["wire"] = Codes(dtype=self.case.variant, scale=self.wire_scale, arrays=self.codes)
-        launches: list[Launch] = [
-            version.make(self.arrays, self.case.slots, rank=rank, **options)
-            for rank in (range(len(set(self.owners))) if apart else (None,))
-        ]
-        return list(zip(*(launch.stages for launch in launches), strict=True))
+        return Placed(self.view(buffer, start, values), buffer, host, start, values.dtype, values.nbytes)
 
     @property
-    def wire_scale(self) -> float:
+    def arrays(self) -> list[Array]:
+        return [placed.array for placed in self.slots]
+
+    def options(self) -> dict[str, Any]:
+        """What ``make`` is given besides arrays, slots, rank, mode and flags."""
+        options: dict[str, Any] = {"scale": self.case.scale}
+        if self.w:
+            w, v = ([placed.array for placed in several] for several in (self.w, self.v))
+            options["sgd"] = Momentum(w=w, v=v, momentum=0.9, rate=0.1)
+        if self.codes:
+            codes = [placed.array for placed in self.codes]
+            options["wire"] = Codes(dtype=self.case.variant, scale=self._wire_scale, arrays=codes)
+        return options
+
+    @property
+    def _wire_scale(self) -> float:
         return 2.0**-6 if self.case.variant == "float16" else 1.0
 
-    def _expected(self, w: Array, v: Array) -> list[tuple[str, int, Array]]:
-        """(which arrays, whose, what they shall hold)."""
+    def _result(self) -> Array:
+        """The scaled sum, in the tree's order."""
         case, tree = self.case, self.case.slots
-        firsts = [self.owners.index(rank) for rank in range(len(set(self.owners)))]
-        if case.variant == "sgd":
-            new_w, new_v = reference.sgd(self.inputs, tree, w, v, scale=case.scale, momentum=0.9, rate=0.1)
-            unchanged = [("arrays", i, values) for i, values in enumerate(self.inputs)]
-            return [("w", r, new_w) for r in range(len(firsts))] + [("v", r, new_v) for r in range(len(firsts))] + unchanged
-        if case.variant in ("float16", "bfloat16"):
-            sent = [rounded(values, case.variant, self.wire_scale) for values in self.inputs]
-            result = rounded(reference.allreduce(sent, tree), case.variant, self.wire_scale)
-            result = result * np.float32(case.scale)
-        elif case.dtype == "bfloat16":
+        if self.codes:
+            sent = [rounded(values, case.variant, self._wire_scale) for values in self.inputs]
+            return rounded(reference.allreduce(sent, tree), case.variant, self._wire_scale) * np.float32(case.scale)
+        if case.dtype == "bfloat16":
             decoded = [reference.from_bfloat16(codes) for codes in self.inputs]
-            result = reference.round_to_bfloat16(reference.allreduce(decoded, tree, case.scale))
-        elif case.dtype == "float16":
+            return reference.round_to_bfloat16(reference.allreduce(decoded, tree, case.scale))
+        if case.dtype == "float16":
             decoded = [values.astype(np.float32) for values in self.inputs]
-            result = reference.allreduce(decoded, tree, case.scale).astype(np.float16)
-        else:
-            result = reference.allreduce(self.inputs, tree, case.scale)
-        return [("arrays", slot, result) for slot in firsts]
+            return reference.allreduce(decoded, tree, case.scale).astype(np.float16)
+        return reference.allreduce(self.inputs, tree, case.scale)
+
+    def _expected(self) -> Iterator[tuple[str, Placed, Array]]:
+        """What arrays shall hold afterwards."""
+        case, tree = self.case, self.case.slots
+        if self.w:
+            new = reference.sgd(
+                self.inputs, tree, self.start_w, self.start_v, scale=case.scale, momentum=0.9, rate=0.1
+            )
+            for name, several, values in zip("wv", (self.w, self.v), new, strict=True):
+                yield from ((f"{name} of rank {rank}", placed, values) for rank, placed in enumerate(several))
+            yield from ((f"slot {i}", self.slots[i], values) for i, values in enumerate(self.inputs))
+            return
+        result = self._result()
+        for rank in range(len(set(tree.owners))):
+            yield f"the result of rank {rank}", self.slots[tree.of(rank)[0]], result
 
     def wrong(self, fetch: Callable[[Array], Array] = np.asarray) -> str | None:
-        """What differs from what is expected, to the bit, and what was written that should not have been."""
-        for name, number, expected in self.expected:
-            found = fetch(getattr(self, name)[number])
+        """What differs from what is expected, to the bit, or was written and should not have been."""
+        for name, placed, expected in self._expected():
+            found = fetch(placed.buffer)[placed.start : placed.start + placed.nbytes].view(placed.dtype)
             if found.tobytes() != expected.tobytes():
                 at = int(np.flatnonzero(found != expected)[0])
-                return f"{name}[{number}][{at}] is {found[at]}, not {expected[at]}"
-        for number, (buffer, before, start, size) in enumerate(self.buffers):
-            after = fetch(buffer)
-            if (after[:start] != before[:start]).any() or (after[start + size :] != before[start + size :]).any():
-                return f"something was written outside of array {number}"
+                return f"{name} at {at} is {found[at]}, not {expected[at]}"
+        for placed in (*self.slots, *self.w, *self.v, *self.codes):
+            outside = np.ones(len(placed.before), bool)
+            outside[placed.start : placed.start + placed.nbytes] = False
+            if (fetch(placed.buffer)[outside] != placed.before[outside]).any():
+                return f"something was written outside of an array of {placed.dtype} [{self.case.length}]"
         return None

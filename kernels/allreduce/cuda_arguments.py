@@ -131,8 +131,8 @@ class Given:
                 raise ConfigError(f"{what} at an address that is no multiple of {array.dtype.itemsize}")
 
     def _check_ranks(self) -> None:
-        if self.ranks > min(THREADS, 32) and not SIMULATED:
-            raise ConfigError(f"{self.ranks} ranks", allowed="1 to 32")
+        if self.mode != "split" and self.ranks > THREADS:
+            raise ConfigError(f"{self.ranks} ranks that wait inside a kernel", allowed=f"1 to {THREADS}")
         if self.rank is not None and not 0 <= self.rank < self.ranks:
             raise ConfigError(f"rank {self.rank}", allowed=f"0 to {self.ranks - 1}, or None: all of them")
         if (self.mode == "one-launch" and self.rank is not None) or (self.mode == "flags" and self.rank is None):
@@ -141,8 +141,8 @@ class Given:
                 f"mode {self.mode!r} for {whose} of this process",
                 allowed="one-launch: all ranks (rank=None); flags: one rank; split: both",
             )
-        if SIMULATED and self.mode != "split":
-            raise ConfigError(f"mode {self.mode!r} in numba's simulator", allowed="split")
+        if SIMULATED and self.mode == "one-launch":
+            raise ConfigError("mode 'one-launch' in numba's simulator", allowed="split, flags")
         if self.mode == "flags":
             flags = self.flags or ()
             words = flag_words(self.ranks)

@@ -1,15 +1,17 @@
 """Stand-ins, in Python, for ``cuda_memory`` and ``cuda_flags`` in numba's CUDA simulator: the same names and meanings.
 
 What differs: memory is the host's, read and written at its address; a 16-byte access off a multiple of 16 raises
-``ValueError`` where a GPU stops the kernel; numbers are NumPy's, so a NaN keeps other bits; a tuple of numbers is read
-or written one after another, by one thread at a time. There are no flags: the simulator runs one block at a time, so
-kernels that wait for other blocks are not for it.
+``ValueError`` where a GPU stops the kernel; numbers are NumPy's, so a NaN has other bits; threads take turns. Flags are
+words that processes share, in the order that the host's processor keeps (x86: that of acquire and release). The
+simulator runs one block after another, so only ranks that are processes can wait for each other: each is then in its
+block of the same number. What order a GPU's memory keeps is not shown here.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -104,3 +106,25 @@ def times(values: Numbers, number: Any) -> Numbers:
 
 def read_address(address: int) -> int:
     return int(_memory(address, np.int64, 1)[0])
+
+
+@functools.cache
+def release(scope: str) -> Callable[[int, int], None]:
+    return write_word
+
+
+@functools.cache
+def acquire(scope: str) -> Callable[[int], int]:
+    def read(address: int) -> int:
+        time.sleep(5e-5)  # others are to run, while this one polls
+        return read_word(address)
+
+    return read
+
+
+def read_word(address: int) -> int:
+    return int(_memory(address, np.uint32, 1)[0])
+
+
+def write_word(address: int, value: int) -> None:
+    _memory(address, np.uint32, 1)[0] = value
