@@ -18,7 +18,7 @@ from dpsim import codec
 from dpsim.comm.cuda.access import Access, find_access
 from dpsim.comm.cuda.access import Mode as KernelMode
 from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory, open_device
-from dpsim.experiments.gpu_check.record import Mode, Samples
+from dpsim.experiments.gpu_check.record import Mode, Samples, kept
 from dpsim.experiments.gpu_check.versions import nccl_missing
 from dpsim.kernels.allreduce import reference, registry, tree
 from dpsim.kernels.allreduce.cuda import flag_words
@@ -157,7 +157,7 @@ def _timed(
     return [
         Samples(
             algorithm=name, mode=mode, devices=comm.size, processes=comm.size, size_bytes=int(own.nbytes),
-            dtype="float32", wrong=bad[name] + wrong(runs[name]), clock="host", samples_s=tuple(times[name]),
+            dtype="float32", wrong=bad[name] + wrong(runs[name]), clock="host", samples_s=kept(times[name]),
         )
         for name in runs
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dpsim.comm.cuda.device import Device, DeviceArray, Stream
-from dpsim.experiments.gpu_check.record import Samples
+from dpsim.experiments.gpu_check.record import Samples, kept
 from dpsim.kernels.allreduce import reference, registry, tree
 from dpsim.kernels.allreduce.cuda import Mode
 from dpsim.kernels.allreduce.registry import Version
@@ -176,8 +176,8 @@ def _at_size(bench: _Bench, devices: int, size_bytes: int) -> list[Samples]:
     return [
         Samples(
             algorithm=name, mode=effort.mode, devices=devices, processes=1, size_bytes=size_bytes, dtype="float32",
-            wrong=wrong[name] + bench.wrong_after(memory, run[name]), clock="events", samples_s=tuple(times[name]),
-            copy_s=tuple(copies[name]), empty_s=tuple(times[_EMPTY]),
+            wrong=wrong[name] + bench.wrong_after(memory, run[name]), clock="events", samples_s=kept(times[name]),
+            copy_s=kept(copies[name]), empty_s=kept(times[_EMPTY]),
         )
         for name in run
     ]  # fmt: skip
