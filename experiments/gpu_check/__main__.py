@@ -28,7 +28,7 @@ from dpsim.experiments.gpu_check.versions import gpus
 from dpsim.harness.environment import environment, stamp
 from dpsim.record import Environment
 
-TESTS_S, LOGICAL_S, RANKS_S = 170.0, 150.0, 70.0
+TESTS_S, LOGICAL_S, RANKS_S = 200.0, 130.0, 60.0
 """At most, in seconds: the tests, the logical devices, and each of two jobs of processes."""
 
 _ROOT = Path(__file__).resolve().parents[2]
