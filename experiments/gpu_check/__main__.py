@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import msgspec
 
 from dpsim import codec
 from dpsim.comm import launch
-from dpsim.comm.cuda.device import open_device, simulating, why_no_gpu
+from dpsim.comm.cuda.device import simulating, why_no_gpu
 from dpsim.errors import DpsimError
 from dpsim.experiments.gpu_check import logical
 from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Samples, Tests, assemble, file_name, table
@@ -71,14 +72,12 @@ def run() -> GpuCheck:
         _tell(line)
     tests = Tests(passed=True, line="not run in the simulator") if on.simulated else run_tests()
     _tell(tests.line)
-    device = open_device(0)
-    device.use()
-    effort = logical.SIMULATOR if on.simulated else logical.Effort()
-    samples, left_out = logical.measure(device, effort, _tell, time.monotonic() + LOGICAL_S)
-    more, missing, failed = _between(on)
+    found = _Found()
+    found.add("logical:alone", {"simulated": on.simulated, "seconds": LOGICAL_S}, 1, LOGICAL_S + 30)
+    _between(on, found)
     return assemble(
-        samples + more, taken_at=taken_at, environment=_without_paths(environment()), gpus=on, tests=tests,
-        seconds=time.monotonic() - begin_s, left_out=left_out + missing, failed=failed,
+        found.samples, taken_at=taken_at, environment=_without_paths(environment()), gpus=on, tests=tests,
+        seconds=time.monotonic() - begin_s, left_out=found.left_out, failed=found.failed,
     )  # fmt: skip
 
 
@@ -101,38 +100,41 @@ def run_tests() -> Tests:
     return Tests(passed=done.returncode == 0, line=lines[-1])
 
 
-def _between(on: Gpus) -> tuple[list[Samples], list[str], list[str]]:
-    """Samples between processes, as many as this job's ranks, else one a GPU, else two on the one GPU.
+@dataclass(frozen=True)
+class _Found:
+    """What the jobs of ranks came to: samples, what was not there to be measured, and what failed."""
 
-    And what is not there to be measured, and what failed.
-    """
+    samples: list[Samples] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def add(self, task: str, argument: dict[str, Any], devices: int, timeout_s: float) -> dict[str, Any]:
+        """Run a task in processes of their own, so that one that hangs or dies costs no more than what it measures."""
+        try:
+            told: dict[str, Any] = launch.on_ranks(
+                f"dpsim.experiments.gpu_check.{task}", argument, devices=devices, progress=_tell, timeout_s=timeout_s
+            )
+        except DpsimError as error:
+            self.failed.append(f"{task} on {devices} ranks: {error.given}")
+            return {}
+        self.samples.extend(codec.decode(one, Samples, "samples") for one in told["samples"])
+        self.left_out.extend(told["left_out"])
+        return told
+
+
+def _between(on: Gpus, found: _Found) -> None:
+    """Samples between processes, as many as this job's ranks, else one a GPU, else two on the one GPU."""
     here = launch.job()
     if here is not None and here.size is not None:
         counts = [here.size] if here.size > 1 else []
     else:
         counts = [n for n in (2, 4, 8) if n <= max(len(on.names), 2)]
     sizes = logical.SIMULATOR.sizes_bytes if on.simulated else _BETWEEN_BYTES
-    argument: dict[str, Any] = {"sizes_bytes": list(sizes), "samples": 2 if on.simulated else 20}
-    found: list[Samples] = []
-    missing: list[str] = []
-    failed: list[str] = []
+    argument = {"sizes_bytes": list(sizes), "samples": 2 if on.simulated else 20}
     for devices in counts:
-        tasks = ["kernels"]
-        for task in tasks:
-            try:
-                told = launch.on_ranks(
-                    f"dpsim.experiments.gpu_check.between:{task}", argument, devices=devices, progress=_tell,
-                    timeout_s=RANKS_S / len(counts),
-                )  # fmt: skip
-            except DpsimError as error:
-                failed.append(f"{task} between {devices} processes: {error.given}")
-                continue
-            found += [codec.decode(one, Samples, "samples") for one in told["samples"]]
-            if told.get("gpus", 0) == devices:  # NCCL takes one rank a GPU
-                tasks.append("nccl")
-            if told.get("missing"):
-                missing.append(f"NCCL between {devices} processes: {told['missing']}")
-    return found, missing, failed
+        told = found.add("between:kernels", argument, devices, RANKS_S / len(counts))
+        if told.get("gpus") == devices:  # NCCL takes one rank a GPU
+            found.add("between:nccl", argument, devices, RANKS_S / len(counts))
 
 
 def _without_paths(here: Environment) -> Environment:

@@ -43,14 +43,14 @@ def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Tell) -> dict[s
         memory.close()
     flags.close()
     gpus = len(set(comm.allgather(device.identity)))
-    return {"samples": codec.to_builtins(found), "way": access.way, "mode": access.mode, "gpus": gpus}
+    return {"samples": codec.to_builtins(found), "way": access.way, "mode": access.mode, "gpus": gpus, "left_out": []}
 
 
 def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
-    """The same of NCCL's in-place allreduce, by CuPy; ``missing`` says why where there is none."""
+    """The same of NCCL's in-place allreduce, by CuPy; ``left_out`` says why where there is none."""
     missing = comm.bcast(nccl_missing())
     if missing:
-        return {"samples": [], "missing": missing}
+        return {"samples": [], "left_out": [f"NCCL between {comm.size} processes: {missing}"]}
     from cupy.cuda import nccl as library
 
     from dpsim.comm.cuda.gpu import Gpu
@@ -69,7 +69,7 @@ def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Tell) -> dict[str,
 
         found += _timed(comm, device, {"nccl": run}, own, argument["samples"], "nccl")
     communicator.destroy()
-    return {"samples": codec.to_builtins(found), "missing": ""}
+    return {"samples": codec.to_builtins(found), "left_out": []}
 
 
 def _number(comm: MPI.Intracomm) -> int:

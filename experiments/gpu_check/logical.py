@@ -12,15 +12,19 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsim.comm.cuda.device import Device, DeviceArray, Stream
+from dpsim import codec
+from dpsim.comm.cuda.device import Device, DeviceArray, Stream, open_device
 from dpsim.experiments.gpu_check.record import Samples, kept
 from dpsim.kernels.allreduce import reference, registry, tree
 from dpsim.kernels.allreduce.cuda import Mode
 from dpsim.kernels.allreduce.registry import Version
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _ALIGNMENT_BYTES = 256
 _PERIOD_BYTES = 4 * 1_000_003
@@ -61,6 +65,15 @@ class Buffers:
         """Elements of all ranks' arrays that differ in a bit from the reference's sum."""
         bits = self.expected.view(np.uint32)
         return sum(int(xp.count_nonzero(array.view(np.uint32) != bits)) for array in self.ranks)
+
+
+def alone(comm: MPI.Intracomm, argument: dict[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+    """``measure`` as the task of one rank, for ``seconds`` at most."""
+    device = open_device(0)
+    device.use()
+    effort = SIMULATOR if argument["simulated"] else Effort()
+    found, left_out = measure(device, effort, tell, time.monotonic() + argument["seconds"])
+    return {"samples": codec.to_builtins(found), "left_out": left_out}
 
 
 def measure(
