@@ -171,9 +171,7 @@ class Memory:
         """What arrays shall hold afterwards."""
         case, tree = self.case, self.case.slots
         if self.w:
-            new = reference.sgd(
-                self.inputs, tree, self.start_w, self.start_v, scale=case.scale, momentum=0.9, rate=0.1
-            )
+            new = reference.sgd(self.inputs, tree, self.start_w, self.start_v, scale=case.scale, momentum=0.9, rate=0.1)
             for name, several, values in zip("wv", (self.w, self.v), new, strict=True):
                 yield from ((f"{name} of rank {rank}", placed, values) for rank, placed in enumerate(several))
             yield from ((f"slot {i}", self.slots[i], values) for i, values in enumerate(self.inputs))

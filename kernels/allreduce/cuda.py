@@ -57,8 +57,8 @@ class Launch:
 class Codes:
     """16 bits on the wire, as ``dpsim.comm.wire`` does it: what ranks read and write of each other is 16-bit codes.
 
-    ``dtype``: float16 or bfloat16; ``scale``: a power of two, numbers are encoded times it; ``arrays``: one device array
-    a slot for the codes, uint16 [N], visible to the ranks as the arrays are.
+    ``dtype``: float16 or bfloat16. ``scale``: numbers are encoded times it; a power of two from 2^-64 to 1, and 1 for
+    bfloat16. ``arrays``: one device array a slot for the codes, uint16 [N], visible to the ranks as the arrays are.
     """
 
     dtype: str
@@ -103,14 +103,14 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 register(
     Version(
-        name="ring", backend="cuda", summary="n - 1 steps that add, n - 1 that copy; partial sums are read where they lie",
+        name="ring", backend="cuda", summary="n - 1 steps that add, n - 1 that copy; partial sums stay where they are",
         bytes_moved=lambda n, size, slots: _schedule_bytes(ring, n, size, slots),
         synchronisations=lambda n: 2 * (n - 1) + 1, make=_make("ring"), dtypes=DTYPES, variants=("scale",),
     )
 )  # fmt: skip
 register(
     Version(
-        name="halving-doubling", backend="cuda", summary="up the tree, each rank over its share, and back (Rabenseifner)",
+        name="halving-doubling", backend="cuda", summary="up the tree, each rank over its share, and back",
         bytes_moved=lambda n, size, slots: _schedule_bytes(halving_doubling, n, size, slots),
         synchronisations=lambda n: 2 * (n - 1).bit_length() + 1, make=_make("halving-doubling"),
         dtypes=DTYPES, variants=("scale",),
@@ -118,7 +118,7 @@ register(
 )  # fmt: skip
 register(
     Version(
-        name="one-shot", backend="cuda", summary="every rank adds everything, keeps it in registers until all have read",
+        name="one-shot", backend="cuda", summary="every rank adds everything, in registers until all have read",
         bytes_moved=lambda n, size, slots: n * (slots + 1) * size,
         synchronisations=lambda n: 2, make=_make("one-shot"), dtypes=DTYPES, variants=("scale",),
     )

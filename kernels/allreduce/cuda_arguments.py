@@ -31,7 +31,9 @@ def address_of(array: Any) -> int:
         )
     strides = interface.get("strides")
     if len(interface["shape"]) != 1 or (strides is not None and strides[0] != np.dtype(interface["typestr"]).itemsize):
-        raise ConfigError(f"an array of shape {interface['shape']} with strides {strides}", allowed="contiguous 1-D arrays")
+        raise ConfigError(
+            f"an array of shape {interface['shape']} and strides {strides}", allowed="contiguous 1-D arrays"
+        )
     return int(interface["data"][0])
 
 
@@ -105,7 +107,9 @@ class Given:
             raise unknown("mode", self.mode, MODES)
         self._check_arrays("arrays", self.arrays, len(self.slots.owners), str(self.arrays[0].dtype))
         if str(self.arrays[0].dtype) not in NAMES:
-            raise ConfigError(f"arrays of {self.arrays[0].dtype}", allowed="float16, uint16 (bfloat16), float32, float64")
+            raise ConfigError(
+                f"arrays of {self.arrays[0].dtype}", allowed="float16, uint16 (bfloat16), float32, float64"
+            )
         self._check_ranks()
         if self.wire is not None and self.sgd is not None:
             raise ConfigError("wire and sgd in one kernel", allowed="one of them")
@@ -125,7 +129,8 @@ class Given:
         for array in arrays:
             if str(array.dtype) != dtype or tuple(array.shape) != (self.length,):
                 raise ConfigError(
-                    f"{array.dtype} {list(array.shape)} among {what}", allowed=f"{dtype} [{self.length}], as the first array"
+                    f"{array.dtype} {list(array.shape)} among {what}",
+                    allowed=f"{dtype} [{self.length}], as the first array",
                 )
             if address_of(array) % array.dtype.itemsize:
                 raise ConfigError(f"{what} at an address that is no multiple of {array.dtype.itemsize}")
@@ -147,7 +152,9 @@ class Given:
             flags = self.flags or ()
             words = flag_words(self.ranks)
             if len(flags) != self.ranks or any(str(f.dtype) != "uint32" or f.shape[0] < words for f in flags):
-                raise ConfigError("mode 'flags' without flags of every rank", allowed=f"an array of uint32 [{words}] a rank")
+                raise ConfigError(
+                    "mode 'flags' without flags of every rank", allowed=f"an array of uint32 [{words}] a rank"
+                )
 
     def _check_wire(self, wire: Codes) -> None:
         if self.dtype != "float32" or wire.dtype not in ("float16", "bfloat16"):

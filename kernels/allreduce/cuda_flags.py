@@ -1,10 +1,10 @@
 """Flags in device memory by which blocks of different ranks wait for each other, and other words that kernels read.
 
 Block b of every rank does the same elements. So only the n blocks b wait for each other, each at a point of its own:
-rank r writes the number of the point into word (b, r) of every rank's flags with release, then polls words (b, 0 ... n-1)
-of its own flags with acquire. What a block wrote before its release is seen by whoever acquired it. The points are
-numbered on from launch to launch, modulo 2^32; word (b, n) keeps how far block b came. A peer can be ahead by one point,
-never more: it passes no point before all have come to it. To Python a word is an int64 from 0 to 2^32 - 1.
+rank r writes the number of the point into word (b, r) of every rank's flags with release, then polls words (b, 0) to
+(b, n - 1) of its own flags with acquire. What a block wrote before its release is seen by whoever acquired it. Points
+are numbered on from launch to launch, modulo 2^32; word (b, n) keeps how far block b came. A peer can be ahead by one
+point, never more: it passes no point before all have come to it. To Python a word is an int64 from 0 to 2^32 - 1.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ from typing import Any
 
 from numba import config, cuda
 
-from dpsim.kernels.allreduce.tree import Tree
-
-SIMULATED = bool(config.ENABLE_CUDASIM)
+SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 _HERE = "dpsim.kernels.allreduce"
 memory: Any = importlib.import_module(f"{_HERE}.cuda_simulated" if SIMULATED else f"{_HERE}.cuda_memory")
 flags: Any = importlib.import_module(f"{_HERE}.cuda_simulated" if SIMULATED else f"{_HERE}.cuda_flags")
@@ -34,6 +32,11 @@ inline: Any = functools.partial(cuda.jit, device=True, inline="always")
 def lanes_of(dtype: str) -> int:
     """Numbers of a dtype in one 16-byte access."""
     return 16 // SIZE[dtype]
+
+
+def kernel_of(at_once: int = 2) -> Any:
+    """Makes a function a kernel of which a multiprocessor must be able to run ``at_once`` blocks at once."""
+    return cuda.jit if SIMULATED else cuda.jit(launch_bounds=(THREADS, at_once))
 
 
 @inline
@@ -86,10 +89,10 @@ def share_of(rank, ranks, elements):  # type: ignore[no-untyped-def]
     )
 
 
-def plain(act: Any) -> Any:
+def plain(act: Any, at_once: int = 2) -> Any:
     """A kernel that does steps ``first`` to ``stop - 1`` and waits for nobody. ``act(step, rank, elements, args)``."""
 
-    @cuda.jit
+    @kernel_of(at_once)
     def kernel(first, stop, first_rank, table, elements, args):  # type: ignore[no-untyped-def]
         for step in range(first, stop):
             act(step, first_rank + cuda.blockIdx.y, elements, args)
@@ -123,12 +126,12 @@ def words_of(table, rank, ranks):  # type: ignore[no-untyped-def]
     return flags.read_address(table + 8 * rank) + 4 * (ranks + 1) * cuda.blockIdx.x
 
 
-def waiting(act: Any, scope: str, ranks: int, *, outside: bool) -> Any:
+def waiting(act: Any, scope: str, ranks: int, *, outside: bool, at_once: int = 2) -> Any:
     """A kernel that waits between its steps, and with ``outside`` before the first and after the last as well."""
     meet = meeting(scope, ranks)
     outer = int(outside)
 
-    @cuda.jit
+    @kernel_of(at_once)
     def kernel(first, stop, first_rank, table, elements, args):  # type: ignore[no-untyped-def]
         rank = first_rank + cuda.blockIdx.y
         own = words_of(table, rank, ranks)
@@ -146,3 +149,10 @@ def waiting(act: Any, scope: str, ranks: int, *, outside: bool) -> Any:
             flags.write_word(own + 4 * ranks, point)
 
     return kernel
+
+
+def kernel(act: Any, scope: str | None, ranks: int, *, outside: bool = False, at_once: int = 2) -> Any:
+    """``act`` as a kernel: waiting at ``scope``, or without waiting for anybody."""
+    if scope is None:
+        return plain(act, at_once)
+    return waiting(act, scope, ranks, outside=outside, at_once=at_once)

@@ -1,4 +1,4 @@
-"""Preparing an allreduce on a GPU: arguments are checked and turned into addresses and tables, a kernel is compiled and bound.
+"""Preparing an allreduce on a GPU: arguments become addresses and tables, a kernel is compiled and bound to them.
 
 ``prepare`` does all that needs no GPU; tests compile what it returns for GPUs that are not there.
 """
@@ -17,11 +17,12 @@ from numba import cuda
 from numba.cuda.typing.typeof import typeof
 
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce import cuda_acts as acts
+from dpsim.kernels.allreduce import cuda_one_shot, cuda_scheduled, cuda_two_shot
 from dpsim.kernels.allreduce.cuda import MOST_BLOCKS, Codes, Launch, Mode, Momentum
 from dpsim.kernels.allreduce.cuda_arguments import Given, address_of
 from dpsim.kernels.allreduce.cuda_kernels import SIMULATED, SIZE, THREADS, lanes_of
 from dpsim.kernels.allreduce.cuda_schedule import Schedule, halving_doubling, ring
+from dpsim.kernels.allreduce.cuda_scheduled import COPY, FINAL, MOVE_WORDS, PARTIAL
 
 Elements = tuple[int, int, int]
 """(single elements before the packs, packs, all single elements)."""
@@ -70,14 +71,14 @@ def prepare(given: Given) -> Work:
 def _two_shot(given: Given) -> Work:
     # one launch needs no waiting: on one stream inputs are ready before it and results after it
     scope = "sys" if given.mode == "flags" else None
-    kernel = acts.two_shot(given.dtype, given.slots.tree, given.ranks, scope)
+    kernel = cuda_two_shot.two_shot(given.dtype, given.slots.tree, given.ranks, scope)
     args = (given.addresses, given.results, given.number(given.scale))
     return Work(kernel, given.elements(), args, 1, scope is not None, given.apart, given.arrays)
 
 
 def _momentum(given: Given, sgd: Momentum) -> Work:
     scope = "sys" if given.mode == "flags" else None
-    kernel = acts.momentum(given.dtype, given.slots.tree, given.ranks, scope)
+    kernel = cuda_two_shot.momentum(given.dtype, given.slots.tree, given.ranks, scope)
     w, v = (tuple(map(address_of, arrays)) for arrays in (sgd.w, sgd.v))
     own = given.rank or 0
     numbers = map(given.number, (given.scale, sgd.momentum, -sgd.rate))
@@ -88,7 +89,7 @@ def _momentum(given: Given, sgd: Momentum) -> Work:
 
 def _encoded(given: Given, wire: Codes) -> Work:
     scope = given.scope
-    kernel = acts.encoded(wire.dtype, given.slots.tree, given.ranks, scope)
+    kernel = cuda_two_shot.encoded(wire.dtype, given.slots.tree, given.ranks, scope)
     codes = tuple(map(address_of, wire.arrays))
     owned = [given.slots.of(rank) for rank in range(given.ranks)]
     words, begin = [], 2 * given.ranks
@@ -110,42 +111,43 @@ def _one_shot(given: Given) -> Work:
     held = [*given.arrays, results]
     own = [0] * given.ranks
     if scope is None:
-        kernel = acts.one_shot(given.dtype, given.slots.tree, given.ranks)
+        kernel = cuda_one_shot.one_shot(given.dtype, given.slots.tree, given.ranks)
         for rank in range(given.ranks) if given.rank is None else (given.rank,):
             size_bytes = given.length * SIZE[given.dtype]
             held.append(on_device(np.zeros(size_bytes // 8 + 4, np.int64)))
             start = address_of(held[-1])
             own[rank] = start + (given.addresses[0] - start) % 16  # aligned as the slots are
     else:
-        kernel = acts.one_shot_waiting(given.dtype, given.slots.tree, given.ranks, scope, given.mode == "flags")
+        kernel = cuda_one_shot.one_shot_waiting(
+            given.dtype, given.slots.tree, given.ranks, scope, given.mode == "flags"
+        )
     table = on_device(own)
     args = (given.addresses, address_of(table), address_of(results), given.number(given.scale))
-    return Work(kernel, given.elements(), args, 2 if scope is None else 1, scope is not None, given.apart, (*held, table))
+    steps = 2 if scope is None else 1
+    return Work(kernel, given.elements(), args, steps, scope is not None, given.apart, (*held, table))
 
 
 def _scheduled(given: Given, schedule: Schedule) -> Work:
     scope = given.scope
     elements = given.elements()
     table = on_device(_words(given, schedule, elements))
-    kernel = acts.scheduled(given.dtype, given.ranks, scope, given.mode == "flags")
+    kernel = cuda_scheduled.scheduled(given.dtype, given.ranks, scope, given.mode == "flags")
     args = (address_of(table), given.number(given.scale))
     return Work(kernel, elements, args, len(schedule), scope is not None, given.apart, (*given.arrays, table))
 
 
 def _words(given: Given, schedule: Schedule, elements: Elements) -> list[int]:
-    """The table of ``cuda_acts.scheduled``."""
-    moves = [
-        [move for move in step if move.rank == rank] for step in schedule for rank in range(given.ranks)
-    ]
+    """The table of ``cuda_scheduled``."""
+    moves = [[move for move in step if move.rank == rank] for step in schedule for rank in range(given.ranks)]
     count = sum(map(len, moves))
     begin = len(moves) + 1
-    source = begin + acts.MOVE_WORDS * count
-    starts, rows, sources = [begin], [], []
+    source = begin + MOVE_WORDS * count
+    starts, rows, sources = [begin], list[int](), list[int]()
     for group in moves:
-        starts.append(starts[-1] + acts.MOVE_WORDS * len(group))
+        starts.append(starts[-1] + MOVE_WORDS * len(group))
         for move in group:
             bounds = [math.floor(part * total) for total in elements[1:] for part in (move.low, move.high)]
-            leaves = acts.FINAL if move.final else acts.PARTIAL if len(move.sources) > 1 else acts.COPY
+            leaves = FINAL if move.final else PARTIAL if len(move.sources) > 1 else COPY
             target = _pair(given, move.target)
             rows += [*bounds, source + len(sources), len(move.sources), *target, leaves]
             sources += [word for partial in move.sources for word in _pair(given, partial)]
@@ -194,7 +196,7 @@ def _blocks(given: Given, work: Work, ranks: int) -> int:
     if SIMULATED:
         return min(wanted, 2)
     compiled = work.kernel.compile(signature(arguments(given, work, 0, 1, 0)))
-    at_once = compiled.max_cooperative_grid_blocks(THREADS) // ranks
+    at_once = int(compiled.max_cooperative_grid_blocks(THREADS)) // ranks
     if given.mode == "flags":
         wanted = min(wanted, MOST_BLOCKS)
         if wanted > at_once:
@@ -203,7 +205,7 @@ def _blocks(given: Given, work: Work, ranks: int) -> int:
                 allowed=f"{wanted} and more", remedy='prepare with mode="split"',
             )  # fmt: skip
     if at_once == 0:
-        raise ConfigError(f"{ranks} logical devices on one GPU", remedy="use fewer: it runs less than a block of each at once")
+        raise ConfigError(f"{ranks} logical devices on a GPU that runs fewer blocks at once", remedy="use fewer")
     return min(wanted, at_once)
 
 

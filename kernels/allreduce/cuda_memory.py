@@ -1,7 +1,7 @@
-"""What kernels do with memory and numbers, as LLVM code: 128-bit accesses, flags, sums of several numbers at once.
+"""What kernels do with memory and numbers, as LLVM code: 128-bit accesses, sums of several numbers at once.
 
-Addresses are integers (int64). ``lanes`` numbers of one dtype travel together, as a tuple: one, or as many as fill one or
-more 16-byte accesses, whose addresses must be multiples of 16. 16-bit numbers are float32 as soon as they are read.
+Addresses are integers (int64). ``lanes`` numbers of one dtype travel together, as a tuple: one, or as many as fill
+16-byte accesses, one or more, whose addresses must be multiples of 16. 16-bit numbers are float32 once they are read.
 Products are rounded before anything is added to them (``mul.rn``): the compiler joins nothing.
 ``cuda_simulated`` says the same in Python, for numba's simulator.
 """

@@ -1,6 +1,6 @@
 """Ring and recursive halving-doubling in memory that all ranks see, adding in the fixed tree order: who adds what when.
 
-A schedule is steps; between two of them all ranks wait for each other. A partial sum is never carried on: it stays where
+A schedule is steps; between two of them all ranks wait for each other. No partial sum is carried on: it stays where
 its last addition put it, in memory of the slots that it is a sum of, and is read from there when its sibling is there.
 So the fixed order moves no more bytes than the order of a plain ring, and needs no memory of its own.
 """
@@ -128,14 +128,17 @@ def halving_doubling(slots: Slots) -> Schedule:
     height = _height(slots.tree)
     shares: dict[Tree, list[Share]] = {}
     adding = [[m for node in _at_height(slots.tree, h) for m in _meet(slots, node, shares)] for h in range(height + 1)]
+    held = {share.rank: [share] for share in shares[slots.tree]}
     copying = [
-        [m for node in _at_height(slots.tree, h) for m in _spread(slots, node, shares)] for h in range(height, 0, -1)
+        [m for node in _at_height(slots.tree, h) for m in _spread(slots, node, shares, held)]
+        for h in range(height, 0, -1)
     ]
     return tuple(tuple(step) for step in (*adding, *copying) if step)
 
 
 def _height(tree: Tree) -> int:
-    return fold(tree, lambda slot: 0, lambda left, right: max(left, right) + 1)
+    height: int = fold(tree, lambda slot: 0, lambda left, right: max(left, right) + 1)
+    return height
 
 
 def _at_height(tree: Tree, height: int) -> list[Tree]:
@@ -173,16 +176,26 @@ def _divided(node: tuple[Tree, Tree], shares: dict[Tree, list[Share]]) -> list[t
     return [(rank, Fraction(i, len(ranks)), Fraction(i + 1, len(ranks))) for i, rank in enumerate(ranks)]
 
 
-def _spread(slots: Slots, node: Tree, shares: dict[Tree, list[Share]]) -> list[Move]:
-    """The moves that give each rank the results of its shares of a node's halves."""
-    moves = {}
-    for half in node if isinstance(node, tuple) else ():
-        for want in shares[half]:
-            for source in shares[node]:
-                low, high = max(want.low, source.low), min(want.high, source.high)
-                if low < high and source.rank != want.rank:
-                    moves[want.rank, low, high] = source.rank
-    return [
-        Move(rank, low, high, (Partial(slots.of(source)[0]),), Partial(slots.of(rank)[0]))
-        for (rank, low, high), source in moves.items()
-    ]
+def _spread(slots: Slots, node: Tree, shares: dict[Tree, list[Share]], held: dict[int, list[Share]]) -> list[Move]:
+    """The moves that give each rank the results of its shares of a node's halves; ``held``: what it has of them."""
+    moves = []
+    for want in (share for half in (node if isinstance(node, tuple) else ()) for share in shares[half]):
+        for source in shares[node]:
+            for low, high in _without(max(want.low, source.low), min(want.high, source.high), held[want.rank]):
+                place = Partial(slots.of(want.rank)[0])
+                moves.append(Move(want.rank, low, high, (Partial(slots.of(source.rank)[0]),), place))
+                held[want.rank].append(Share(want.rank, low, high, place))
+    return moves
+
+
+def _without(low: Fraction, high: Fraction, held: list[Share]) -> list[tuple[Fraction, Fraction]]:
+    """The parts of ``low`` to ``high`` that are not held."""
+    parts = [(low, high)]
+    for share in held:
+        parts = [
+            part
+            for start, stop in parts
+            for part in ((start, min(stop, share.low)), (max(start, share.high), stop))
+            if part[0] < part[1]
+        ]
+    return [part for part in parts if part[0] < part[1]]
