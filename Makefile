@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-input
 
-.PHONY: help sweep test check format clean
+.PHONY: help sweep test check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
 	@echo "make test    run all tests"
 	@echo "make check   static checks: ruff, mypy"
+	@echo "make gpu-check   on a machine with a GPU: its tests and its benchmark, under 8 minutes; writes a file to send in"
 	@echo "make format  let ruff format the code"
 	@echo "make clean   remove what was built, the environment too"
 
@@ -27,6 +28,11 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+gpu-check:
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null || { echo "gpu-check: there is no GPU to check here: no NVIDIA driver (libcuda.so.1)" >&2; exit 2; }
+	@$(MAKE) --no-print-directory $(VENV)/.ready-cuda
+	$(BIN)/python -m dpsim.experiments.gpu_check
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
@@ -48,3 +54,8 @@ $(VENV)/.ready-dev: pyproject.toml | $(BIN)/python
 	@echo "installing dpsim, an MPI library and the development tools into $(VENV) ..."
 	$(PIP) -e '.[mpich,dev]'
 	@touch $@ $(VENV)/.ready
+
+$(VENV)/.ready-cuda: pyproject.toml | $(BIN)/python
+	@echo "installing dpsim, an MPI library, numba-cuda, CuPy and the tests' tools into $(VENV) ..."
+	$(PIP) -e '.[mpich,dev,cuda]'
+	@touch $@ $(VENV)/.ready-dev $(VENV)/.ready

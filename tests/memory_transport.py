@@ -100,6 +100,12 @@ class MemoryTransport:
     def start_native_allreduce(self, data: Array) -> Pending:
         raise NotImplementedError
 
+    def own_rounds(self, data: Array, algorithm: str, wire: object) -> None:
+        """Messages are all it has."""
+
+    def close(self) -> None:
+        pass
+
 
 def run_together(begin: Callable[[int], Rounds], size: int, seed: int) -> list[int]:
     """Move all ranks' rounds on in a random order to their end; the number of rounds with messages, by rank.

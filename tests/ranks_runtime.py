@@ -33,7 +33,10 @@ def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | N
     network = Network.parse(case.get("network", "node"))
     rates = case.get("rates")
     rate = None if rates is None else rates.__getitem__
-    return Trainer(replica, dataset, plan, comm, network, seed=case.get("seed", 0), schedule=schedule, rate=rate)
+    return Trainer(
+        replica, dataset, plan, comm, network, seed=case.get("seed", 0), schedule=schedule, rate=rate,
+        backend=case.get("backend", "cpu"),
+    )  # fmt: skip
 
 
 def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:

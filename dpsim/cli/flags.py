@@ -103,6 +103,10 @@ Resume = Annotated[
     ),
 ]
 Hostfile = Annotated[Path | None, Parameter(help="Hosts to start ranks on, lines like node1:4 or node1 slots=4.")]
+Backend = Annotated[
+    Literal["cpu", "cuda"] | None,
+    Parameter(help="What reduces the gradients: cpu, or cuda: kernels on the ranks' GPUs, with host computation."),
+]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]
@@ -146,7 +150,7 @@ def devices_or_layout(text: str) -> int | str:
 
 
 def usual_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
-    """The algorithm that was named; else the one that what was given asks for: a 16-bit wire, or a network's own."""
+    """The algorithm that was named; else the one that a network (and a 16-bit wire on it) asks for."""
     from dpsim.machine import Network
 
     return algorithm if algorithm is not None or network is None else Network.parse(network).usual_algorithm(wire_dtype)

@@ -53,6 +53,7 @@ def train(
     stall_after: flags.StallAfter = None,
     label_smoothing: flags.LabelSmoothing = None,
     hostfile: flags.Hostfile = None,
+    backend: flags.Backend = None,
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured."""
@@ -76,6 +77,7 @@ def train(
         network=network, steps=steps, epochs=epochs, seed=seed,
         checkpoint=None if checkpoint is None else str(checkpoint), checkpoint_every=checkpoint_every,
         stall_after_s=stall_after, label_smoothing=label_smoothing,
+        backend=backend,
     )  # fmt: skip
     settings = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     decay = None if schedule is None else parse_decay(schedule)

@@ -274,6 +274,8 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -
         raise unknown("algorithm", algorithm, [*SHARED_MEMORY_ALGORITHMS, *_ALGORITHMS])
     if t.size == 1 or data.size == 0:
         return iter(())  # type: ignore[return-value]  # an exhausted iterator serves as a generator here
+    if (own := t.own_rounds(data, algorithm, wire)) is not None:
+        return own
     if algorithm in SHARED_MEMORY_ALGORITHMS and (prepared := t.prepare(data, algorithm, wire)) is not None:
         return _in_memory(prepared)
     algorithm = _instead(algorithm, wire)

@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dpsim.backend import Backend
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cpu import Meeting
@@ -21,6 +22,7 @@ from dpsim.machine import Network, Selection
 from dpsim.units import format_size
 
 if TYPE_CHECKING:
+    from dpsim.comm.allreduce import Rounds
     from dpsim.comm.wire import Wire
 
 Array = NDArray[Any]
@@ -80,6 +82,12 @@ class Transport(Protocol):
     def start_native_allreduce(self, data: Array) -> Pending:
         """The same, non-blocking."""
 
+    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds | None:
+        """The allreduce of ``data`` where this transport has one of its own; None: messages and shared memory do it."""
+
+    def close(self) -> None:
+        """Give back what other ranks may be using. Collective, where ``allocate`` was; nothing may be under way."""
+
 
 def aligned_bytes(size_bytes: int) -> NDArray[np.uint8]:
     """Zeroed host memory that starts at a multiple of ``ALIGNMENT_BYTES``."""
@@ -88,7 +96,7 @@ def aligned_bytes(size_bytes: int) -> NDArray[np.uint8]:
     return raw[start : start + size_bytes]
 
 
-class _MpiPending:
+class MpiPending:
     """MPI requests as one ``Pending``."""
 
     __slots__ = ("_requests",)
@@ -177,16 +185,22 @@ class MpiTransport:
         return None
 
     def send(self, data: Array, to: int) -> Pending:
-        return _MpiPending([self.comm.Isend(data, to, _PAYLOAD_TAG)])
+        return MpiPending([self.comm.Isend(data, to, _PAYLOAD_TAG)])
 
     def receive(self, data: Array, source: int) -> Pending:
-        return _MpiPending([self.comm.Irecv(data, source, _PAYLOAD_TAG)])
+        return MpiPending([self.comm.Irecv(data, source, _PAYLOAD_TAG)])
 
     def native_allreduce(self, data: Array) -> None:
         self.comm.Allreduce(MPI.IN_PLACE, data)
 
     def start_native_allreduce(self, data: Array) -> Pending:
-        return _MpiPending([self.comm.Iallreduce(MPI.IN_PLACE, data)])
+        return MpiPending([self.comm.Iallreduce(MPI.IN_PLACE, data)])
+
+    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds | None:
+        return None
+
+    def close(self) -> None:
+        pass
 
 
 def _ranks_here(comm: MPI.Intracomm) -> int:
@@ -220,14 +234,19 @@ def all_done(pending: Sequence[Pending]) -> bool:
 
 
 def transport(
-    comm: MPI.Intracomm, network: Network, devices_a_node: int = 1, selection: Selection | None = None
-) -> Transport:
+    comm: MPI.Intracomm, network: Network, devices_a_node: int = 1, selection: Selection | None = None,
+    backend: Backend = "cpu",
+) -> Transport:  # fmt: skip
     """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
     Raises ``ConfigError`` where the ranks do not fill whole nodes.
     """
     if comm.size % devices_a_node:
         raise ConfigError(f"{comm.size} ranks on nodes of {devices_a_node} devices", allowed="full nodes")
+    if backend == "cuda":
+        from dpsim.comm.cuda.transport import CudaTransport
+
+        return CudaTransport(comm.Dup(), devices_a_node)
     if network.emulated:
         from dpsim.comm.paced import PacedTransport
 

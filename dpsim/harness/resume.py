@@ -18,7 +18,7 @@ from dpsim.runtime.checkpoint import Checkpoint, newest
 _HOW_IT_IS_RUN = {
     "devices", "network", "algorithm", "fusion_rule", "fusion_threshold_bytes", "overlap", "accumulate", "epochs",
     "steps", "workload", "link_alpha_s", "link_beta_s_per_byte", "checkpoint", "checkpoint_every", "resume", "layout",
-    "stall_after_s",
+    "stall_after_s", "backend",
 }  # fmt: skip
 """Fields of a ``TrainConfig`` that may be another when a run goes on; all others decide what is trained."""
 

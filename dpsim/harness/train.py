@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dpsim import codec
+from dpsim.backend import Backend, check_backend
 from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
@@ -62,6 +63,7 @@ class TrainConfig(Noun, frozen=True):
     checkpoint_every: int | None = None
     resume: str | None = None
     selection: Selection | None = None
+    backend: Backend = "cpu"
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
@@ -86,6 +88,7 @@ class TrainConfig(Noun, frozen=True):
         check_label_smoothing(self.label_smoothing)
         self.plan()
         check_algorithm(self.algorithm, Network.parse(self.network))
+        check_backend(self.backend, self.algorithm, Network.parse(self.network))
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run: ``steps``, or ``epochs``, or the earlier end of both; 20 epochs without either."""

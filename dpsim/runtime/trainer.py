@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dpsim.backend import Backend, check_backend
 from dpsim.comm import board
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
@@ -42,7 +43,8 @@ class Trainer:
     broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. ``rate``
     gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
     waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
-    what algorithm ``auto`` takes by size.
+    what algorithm ``auto`` takes by size. With ``backend`` cuda the replica computes on the host all the same, and CUDA
+    kernels reduce its gradients on the ranks' GPUs.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class Trainer:
         stall_after_s: float = 0.0,
         rate: Callable[[int], float] | None = None,
         selection: Selection | None = None,
+        backend: Backend = "cpu",
     ) -> None:
+        check_backend(backend, plan.algorithm, network)
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
-        self.transport: Transport = transport(comm, network, plan.devices_a_node, selection)
+        self.transport: Transport = transport(comm, network, plan.devices_a_node, selection, backend)
         control = transport(comm, network) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
@@ -164,6 +168,7 @@ class Trainer:
         self.runner.close()
         if self._watch is not None:
             self._watch.close()
+        self.transport.close()
 
     def _broadcast_state(self) -> None:
         """Parameters, optimizer state and running statistics of rank 0, on every rank."""

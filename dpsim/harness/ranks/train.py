@@ -65,8 +65,13 @@ def _trainer(comm: MPI.Intracomm, config: TrainConfig, report: Progress) -> tupl
 
     trainer = Trainer(
         replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule, rate=rate,
-        stall_after_s=config.stall_after_s, selection=config.selection,
+        stall_after_s=config.stall_after_s, selection=config.selection, backend=config.backend,
     )  # fmt: skip
+    if config.backend == "cuda":
+        from dpsim.comm.cuda.transport import CudaTransport
+
+        assert isinstance(trainer.transport, CudaTransport)
+        report(trainer.transport.description)
     return trainer, total
 
 

@@ -1,0 +1,41 @@
+"""Where gradients are reduced: by the CPU's transports, or by CUDA kernels in the memory of GPUs."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from dpsim.errors import ConfigError, unknown
+from dpsim.machine import Network
+
+Backend = Literal["cpu", "cuda"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
+
+CUDA_VERSIONS = {
+    "auto": "two-shot",
+    "one-shot": "one-shot",
+    "two-shot": "two-shot",
+    "direct": "two-shot",
+    "ring": "ring",
+    "halving-doubling": "halving-doubling",
+}
+"""The algorithms of a plan that the CUDA kernels have, and by which version (``dpsim.kernels.allreduce``)."""
+
+
+def check_backend(backend: str, algorithm: str, network: Network) -> None:
+    """Refuse what a backend cannot do. Raises ``ConfigError``."""
+    if backend not in BACKENDS:
+        raise unknown("backend", backend, BACKENDS)
+    if backend == "cpu":
+        return
+    if network.emulated:
+        raise ConfigError(
+            f"backend 'cuda' on {network.token}: its kernels use the memory of GPUs, not an emulated network",
+            allowed="--network node",
+            remedy="leave --network out, or use --backend cpu",
+        )
+    if algorithm not in CUDA_VERSIONS:
+        raise ConfigError(
+            f"algorithm {algorithm!r} has no CUDA kernel",
+            allowed=", ".join(CUDA_VERSIONS),
+            remedy="choose one of them with --algorithm (auto is the usual one), or use --backend cpu",
+        )

@@ -1,0 +1,121 @@
+"""An NVIDIA GPU: arrays, streams and events of CuPy, kernels of numba-cuda."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+from cuda.bindings import driver
+from numba import cuda
+from numpy.typing import NDArray
+
+from dpsim.comm.cuda import ipc
+from dpsim.comm.cuda.device import DeviceArray, PeerMemory, Way
+from dpsim.errors import ConfigError
+from dpsim.units import format_size
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_GRANULARITY_BYTES = 1 << 21
+"""CUDA cuts small allocations from blocks of this size, which IPC would share as a whole; so each takes whole ones."""
+
+
+class GpuEvent:
+    """A CUDA event."""
+
+    def __init__(self, stream: Any) -> None:
+        self.event = cupy.cuda.Event()
+        self.event.record(stream)
+
+    def done(self) -> bool:
+        return bool(self.event.done)
+
+    def due_s(self) -> float | None:
+        return None
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def seconds_since(self, earlier: Any) -> float:
+        return float(cupy.cuda.get_elapsed_time(earlier.event, self.event)) * 1e-3
+
+
+class GpuStream:
+    """A CUDA stream, of CuPy and of numba at once."""
+
+    def __init__(self) -> None:
+        self.cupy = cupy.cuda.Stream(non_blocking=True)
+        self.launch: Any = cuda.external_stream(self.cupy.ptr)
+
+    def record(self) -> GpuEvent:
+        return GpuEvent(self.cupy)
+
+    def follow(self, event: Any) -> None:
+        self.cupy.wait_event(event.event)
+
+    def wait(self) -> None:
+        self.cupy.synchronize()
+
+
+class Gpu:
+    """``Device`` over CuPy. Memory comes from cudaMalloc itself: that of pools cannot be shared one by one."""
+
+    simulated = False
+    ways: tuple[Way, ...] = ("ipc", "mapped")
+    xp: Any = cupy
+
+    def __init__(self, number: int) -> None:
+        self.number = number % cupy.cuda.runtime.getDeviceCount()
+        self.use()
+        self.name: str = cupy.cuda.runtime.getDeviceProperties(self.number)["name"].decode()
+        self.identity = bytes(ipc.checked(driver.cuDeviceGetUuid(self.number)).bytes).hex()
+
+    def use(self) -> None:
+        cupy.cuda.Device(self.number).use()
+
+    def settle(self) -> None:
+        cupy.cuda.runtime.deviceSynchronize()
+
+    def stream(self) -> GpuStream:
+        return GpuStream()
+
+    def free_bytes(self) -> int:
+        return int(cupy.cuda.runtime.memGetInfo()[0])
+
+    def memory(self, size_bytes: int) -> DeviceArray:
+        whole = -(-max(size_bytes, 1) // _GRANULARITY_BYTES) * _GRANULARITY_BYTES
+        try:
+            pointer = cupy.cuda.MemoryPointer(cupy.cuda.Memory(whole), 0)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise ConfigError(
+                f"{format_size(whole)} in the memory of {self.name}: {error}",
+                allowed=f"{format_size(self.free_bytes())} are free",
+                remedy="use a smaller model, or end what else uses the GPU (nvidia-smi)",
+            ) from error
+        pointer.memset(0, whole)
+        self.settle()
+        return cupy.ndarray((size_bytes,), cupy.uint8, pointer)
+
+    def host_memory(self, size_bytes: int) -> NDArray[np.uint8]:
+        """CUDA aligns it to more than 64 bytes."""
+        memory = np.frombuffer(cupy.cuda.alloc_pinned_memory(max(size_bytes, 1)), np.uint8, size_bytes)
+        memory[...] = 0
+        return memory
+
+    def copy(self, stream: Any, source: DeviceArray, target: DeviceArray) -> None:
+        target.data.copy_from_device_async(source.data, source.nbytes, stream.cupy)
+
+    def upload(self, stream: Any, host: NDArray[Any], array: DeviceArray) -> None:
+        array.data.copy_from_host_async(ctypes.c_void_p(host.ctypes.data), host.nbytes, stream.cupy)
+
+    def download(self, stream: Any, array: DeviceArray, host: NDArray[Any]) -> None:
+        array.data.copy_to_host_async(ctypes.c_void_p(host.ctypes.data), host.nbytes, stream.cupy)
+
+    def share(self, comm: MPI.Intracomm, size_bytes: int, way: Way) -> PeerMemory | None:
+        self.use()
+        if way == "ipc":
+            return ipc.share_device_memory(comm, self.memory(size_bytes), self.number)
+        return ipc.share_mapped_memory(comm, size_bytes, self.number)

@@ -1,0 +1,100 @@
+"""numba's CUDA simulator as a device: its memory is host memory, its streams do everything at once.
+
+It shows that code is right, and nothing about speed: kernels run in Python, one thread of the system a CUDA thread.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from dpsim.comm.cuda.device import DeviceArray, Event, PeerMemory, Stream, Way
+from dpsim.comm.shared import shared_memory
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class SimulatedEvent:
+    """A point that the stream has always come to; its time is the host's."""
+
+    def __init__(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def done(self) -> bool:
+        return True
+
+    def due_s(self) -> float | None:
+        return None
+
+    def wait(self) -> None:
+        pass
+
+    def seconds_since(self, earlier: Any) -> float:
+        return float(self.at_s - earlier.at_s)
+
+
+class SimulatedStream:
+    """Does everything when it is asked to."""
+
+    launch: Any = 0
+
+    def record(self) -> SimulatedEvent:
+        return SimulatedEvent()
+
+    def follow(self, event: Event) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+class SimulatedDevice:
+    """``Device`` over NumPy. What ranks share is host memory that all of them map."""
+
+    name = "numba's CUDA simulator"
+    identity = "simulator"
+    simulated = True
+    ways: tuple[Way, ...] = ("simulated",)
+    xp: Any = np
+
+    def use(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def stream(self) -> SimulatedStream:
+        return SimulatedStream()
+
+    def free_bytes(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def memory(self, size_bytes: int) -> DeviceArray:
+        return np.frombuffer(mmap.mmap(-1, max(size_bytes, 1)), np.uint8, size_bytes)
+
+    def host_memory(self, size_bytes: int) -> NDArray[np.uint8]:
+        return self.memory(size_bytes)  # type: ignore[no-any-return]
+
+    def copy(self, stream: Stream, source: DeviceArray, target: DeviceArray) -> None:
+        target[...] = source
+
+    def upload(self, stream: Stream, host: NDArray[Any], array: DeviceArray) -> None:
+        array[...] = host
+
+    def download(self, stream: Stream, array: DeviceArray, host: NDArray[Any]) -> None:
+        host[...] = array
+
+    def share(self, comm: MPI.Intracomm, size_bytes: int, way: Way) -> PeerMemory | None:
+        extent = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = shared_memory(comm, extent * comm.size, "dpsim-simulated-device")
+        if memory is None:
+            return None
+        whole = np.frombuffer(memory, np.uint8)
+        ranks = tuple(whole[rank * extent : rank * extent + size_bytes] for rank in range(comm.size))
+        return PeerMemory(ranks=ranks, way=way, close=comm.Barrier)

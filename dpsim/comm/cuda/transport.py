@@ -1,0 +1,141 @@
+"""The transport of ranks with GPUs on one machine: MPI for what is on the host, CUDA kernels for gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from dpsim.backend import CUDA_VERSIONS
+from dpsim.comm.allreduce import Rounds
+from dpsim.comm.cuda.access import Access, find_access
+from dpsim.comm.cuda.compute import Compute, HostCompute
+from dpsim.comm.cuda.device import Device, PeerMemory, open_device
+from dpsim.comm.transport import Array, MpiPending, MpiTransport, Pending
+from dpsim.comm.wire import Wire
+from dpsim.errors import CommunicationError, ConfigError
+from dpsim.kernels.allreduce import registry, tree
+from dpsim.kernels.allreduce.cuda import Codes, Launch, flag_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """What one ``allocate`` gave: gradients where they are produced, and as many bytes on every rank's device."""
+
+    produced: NDArray[np.uint8]
+    memory: PeerMemory
+
+    def place(self, data: Array) -> slice | None:
+        """Where ``data`` lies in the block; None where it does not."""
+        first = data.ctypes.data - self.produced.ctypes.data
+        inside = first >= 0 and first + data.nbytes <= self.produced.nbytes
+        return slice(first, first + data.nbytes) if inside else None
+
+
+class CudaTransport(MpiTransport):
+    """MPI's messages, and an allreduce of allocated memory by the CUDA kernels, in the fixed order of ``tree``.
+
+    Its kernels run in one stream, in the order in which buckets are handed in. What is not in memory that it allocated
+    (losses, the initial state) travels as with ``MpiTransport``. Raises ``ConfigError`` without a GPU and for ranks
+    on several machines.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, devices_a_node: int = 1) -> None:
+        super().__init__(comm, devices_a_node)
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        number, here = node.rank, node.size
+        node.Free()
+        if here != comm.size:
+            raise ConfigError(
+                f"backend 'cuda' for {comm.size} ranks of which {here} are on this machine",
+                allowed="ranks of one machine",
+                remedy="use --backend cpu between machines",
+            )
+        self.device: Device = open_device(number)
+        self.compute: Compute = HostCompute(self.device)
+        self.access: Access | None = find_access(self.device, comm) if comm.size > 1 else None
+        self._stream = self.device.stream()
+        self._blocks: list[_Block] = []
+        self._codes: list[PeerMemory] = []
+        self._flags: list[PeerMemory] = []
+        if self.access is not None and self.access.mode == "flags":
+            self._flags.append(self._share(4 * flag_words(comm.size)))
+        self._launches: dict[tuple[int, int, str], Launch] = {}
+
+    @property
+    def description(self) -> str:
+        """Where gradients are computed and reduced, for people."""
+        how = f", {self.access.mode} over {self.access.way} memory" if self.access is not None else ""
+        return f"gradients are computed on the host and reduced on {self.device.name}{how}"
+
+    def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
+        produced = self.compute.allocate(size_bytes)
+        if self.access is not None:
+            self._blocks.append(_Block(produced=produced, memory=self._share(size_bytes)))
+        return produced
+
+    def prepare(self, data: Array, algorithm: str, wire: Wire | None) -> None:
+        """Gradients of others are on their devices, where the host does not look."""
+
+    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds | None:
+        for block in self._blocks:
+            if (place := block.place(data)) is not None:
+                return self._rounds(block, place, data, algorithm, wire)
+        return None
+
+    def close(self) -> None:
+        self.device.use()
+        self._stream.wait()
+        self._launches.clear()
+        for memory in [block.memory for block in self._blocks] + self._codes + self._flags:
+            memory.close()
+        for shared in (self._blocks, self._codes, self._flags):
+            shared.clear()
+
+    def _rounds(self, block: _Block, place: slice, data: Array, algorithm: str, wire: Wire | None) -> Rounds:
+        """The stages of a kernel, each once every rank has done the one before (see ``Launch``)."""
+        self.device.use()
+        launch = self._launch(block, place, data, algorithm, wire)
+        bucket = block.memory.ranks[self.rank][place].view(data.dtype)
+        self.compute.give(self._stream, data, bucket)
+        for number, stage in enumerate(launch.stages):
+            if number:
+                yield [self._stream.record()]
+                yield [self._barrier()]
+                self.device.use()
+            stage(self._stream.launch)
+        yield [self.compute.take(self._stream, bucket, data)]
+
+    def _barrier(self) -> Pending:
+        return MpiPending([self.comm.Ibarrier()])
+
+    def _launch(self, block: _Block, place: slice, data: Array, algorithm: str, wire: Wire | None) -> Launch:
+        """The kernel for these bytes, prepared when they are first reduced. Collective then."""
+        assert self.access is not None
+        key = (data.ctypes.data, data.nbytes, algorithm)
+        if key not in self._launches:
+            version = CUDA_VERSIONS[algorithm]
+            make = next(v.make for v in registry.versions("cuda") if v.name == version)
+            self._launches[key] = make(
+                [memory[place].view(data.dtype) for memory in block.memory.ranks], tree.slots(range(self.size + 1)),
+                rank=self.rank, mode=self.access.mode, flags=[m.view(np.uint32) for f in self._flags for m in f.ranks],
+                wire=None if wire is None else self._wire_codes(data.size, wire),
+            )  # fmt: skip
+        return self._launches[key]
+
+    def _wire_codes(self, elements: int, wire: Wire) -> Codes:
+        memory = self._share(2 * elements)
+        self._codes.append(memory)
+        return Codes(dtype=wire.dtype, scale=wire.scale, arrays=[array.view(np.uint16) for array in memory.ranks])
+
+    def _share(self, size_bytes: int) -> PeerMemory:
+        assert self.access is not None
+        memory = self.device.share(self.comm, size_bytes, self.access.way)
+        if memory is None:
+            raise CommunicationError(
+                f"there is no room for {size_bytes} bytes that all ranks' GPUs reach",
+                remedy="use a smaller model, or --backend cpu",
+            )
+        return memory

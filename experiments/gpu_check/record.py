@@ -1,0 +1,251 @@
+"""What a run of gpu_check leaves: one JSON file with raw samples, points, and each target with what was measured."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError
+from dpsim.record import Environment
+from dpsim.units import format_size
+
+SCHEMA = "dpsim.gpu-check/1"
+COMMAND = "gpu_check"
+LARGE_BYTES, SMALL_BYTES = 64 << 20, 64 << 10
+LARGE_FRACTION, SMALL_RATIO = 0.85, 1.5
+
+Mode = Literal["one-launch", "flags", "split", "nccl"]
+
+
+class Samples(Noun, frozen=True):
+    """What was timed at one size: every sample in seconds, and beside it, from the same moments, what bounds it.
+
+    ``copy_s``: a device-to-device copy of all ranks' bytes, which reads and writes as much as the fastest allreduce in
+    one memory; ``empty_s``: an empty cooperative launch. Both only with all devices on one GPU in one process.
+    ``clock``: GPU ``events``, or the ``host`` from a barrier to the end of the stream on the slowest rank.
+    ``wrong``: elements of all ranks' results, before and after the timing, that differ from the reference in any bit.
+    """
+
+    algorithm: str
+    mode: Mode
+    devices: int
+    processes: int
+    size_bytes: int
+    dtype: str
+    wrong: int
+    clock: Literal["events", "host"]
+    samples_s: tuple[float, ...]
+    copy_s: tuple[float, ...] = ()
+    empty_s: tuple[float, ...] = ()
+
+
+class Point(Noun, frozen=True):
+    """One size of one algorithm under the field names of ``dpsim bench allreduce``, and where it ran.
+
+    ``fraction_of_bound``: 2nS bytes over the bandwidth of the copies beside it, over the time; None where ranks have
+    memories of their own.
+    """
+
+    size_bytes: int
+    devices: int
+    algorithm: str
+    in_place: bool
+    cached: bool
+    time_s: float
+    p50_s: float
+    p99_s: float
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    fraction_of_bound: float | None
+    wrong: int
+    mode: Mode
+    processes: int
+    empty_launch_s: float | None
+
+
+class Claim(Noun, frozen=True):
+    """A target and what was measured. ``better``: whether the measured number should be at least or at most it."""
+
+    name: str
+    devices: int
+    size_bytes: int
+    algorithm: str
+    better: Literal["at least", "at most"]
+    target: float
+    measured: float
+    met: bool
+
+
+class Gpus(Noun, frozen=True):
+    """What was measured on, and with what. ``simulated``: numba's CUDA simulator, whose times mean nothing."""
+
+    names: tuple[str, ...]
+    driver: str
+    cuda: str
+    numba_cuda: str
+    cupy: str
+    nccl: str
+    simulated: bool
+
+
+class Tests(Noun, frozen=True):
+    """The tests marked ``gpu``: whether they passed, and the last line that pytest printed."""
+
+    passed: bool
+    line: str
+
+
+class Summary(Noun, frozen=True):
+    """``claims_met`` of ``claims``; ``wrong`` elements of all points; what was left out, and what failed, and why."""
+
+    claims: int
+    claims_met: int
+    wrong: int
+    seconds: float
+    left_out: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+class GpuCheck(Noun, frozen=True):
+    """One run. Its points, claims and summary follow from its samples."""
+
+    taken_at: str
+    environment: Environment
+    gpus: Gpus
+    tests: Tests
+    samples: tuple[Samples, ...]
+    points: tuple[Point, ...]
+    claims: tuple[Claim, ...]
+    summary: Summary
+    command: str = COMMAND
+    schema: str = SCHEMA
+
+
+def kept(times_s: Iterable[float]) -> tuple[float, ...]:
+    """To a tenth of a nanosecond: no clock here tells more, and the file stays small."""
+    return tuple(round(time_s, 10) for time_s in times_s)
+
+
+def point(of: Samples) -> Point:
+    """The numbers of one size: medians; busbw as nccl-tests has it, algbw 2(n-1)/n."""
+    time_s = statistics.median(of.samples_s)
+    algbw = of.size_bytes / time_s
+    return Point(
+        size_bytes=of.size_bytes, devices=of.devices, algorithm=of.algorithm, in_place=True, cached=False,
+        time_s=time_s, p50_s=time_s, p99_s=float(np.percentile(of.samples_s, 99)),
+        algbw_bytes_per_s=algbw, busbw_bytes_per_s=algbw * 2 * (of.devices - 1) / of.devices,
+        fraction_of_bound=statistics.median(of.copy_s) / time_s if of.copy_s else None,
+        wrong=of.wrong, mode=of.mode, processes=of.processes,
+        empty_launch_s=statistics.median(of.empty_s) if of.empty_s else None,
+    )  # fmt: skip
+
+
+def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
+    """The targets for logical devices of one GPU, each with its fastest algorithm, that is right to the bit."""
+    found: list[Claim] = []
+    fastest: dict[tuple[int, int], Point] = {}
+    for one in points:
+        key = (one.devices, one.size_bytes)
+        if one.fraction_of_bound is None or one.wrong:
+            continue
+        if key not in fastest or one.time_s < fastest[key].time_s:
+            fastest[key] = one
+    for (devices, size_bytes), best in sorted(fastest.items()):
+        if size_bytes >= LARGE_BYTES and best.fraction_of_bound is not None:
+            found.append(Claim(
+                name="fraction of the bound", devices=devices, size_bytes=size_bytes, algorithm=best.algorithm,
+                better="at least", target=LARGE_FRACTION, measured=best.fraction_of_bound,
+                met=best.fraction_of_bound >= LARGE_FRACTION,
+            ))  # fmt: skip
+        elif size_bytes <= SMALL_BYTES and best.empty_launch_s is not None:
+            ratio = best.time_s / best.empty_launch_s
+            found.append(Claim(
+                name="time over an empty cooperative launch", devices=devices, size_bytes=size_bytes,
+                algorithm=best.algorithm, better="at most", target=SMALL_RATIO, measured=ratio,
+                met=ratio <= SMALL_RATIO,
+            ))  # fmt: skip
+    return tuple(found)
+
+
+def assemble(
+    samples: Sequence[Samples], *, taken_at: str, environment: Environment, gpus: Gpus, tests: Tests, seconds: float,
+    left_out: Sequence[str] = (), failed: Sequence[str] = (),
+) -> GpuCheck:  # fmt: skip
+    """The record of a run from its raw samples."""
+    points = tuple(point(of) for of in samples)
+    found = () if gpus.simulated else claims(points)
+    return GpuCheck(
+        taken_at=taken_at, environment=environment, gpus=gpus, tests=tests, samples=tuple(samples), points=points,
+        claims=found,
+        summary=Summary(
+            claims=len(found), claims_met=sum(claim.met for claim in found), wrong=sum(one.wrong for one in points),
+            seconds=seconds, left_out=tuple(left_out), failed=tuple(failed),
+        ),
+    )  # fmt: skip
+
+
+def file_name(record: GpuCheck) -> str:
+    """``2026-11-21-4x-nvidia-h100-80gb-hbm3.json``: the day, the GPUs; ``simulator-`` first where there was none."""
+    names = record.gpus.names
+    slug = re.sub(r"[^a-z0-9]+", "-", names[0].lower()).strip("-") if names else "gpu"
+    count = f"{len(names)}x-" if len(names) > 1 else ""
+    return f"{'simulator-' if record.gpus.simulated else ''}{record.taken_at[:10]}-{count}{slug}.json"
+
+
+def read(path: Path) -> GpuCheck:
+    """Read a record. Raises ``FileFormatError``."""
+    return codec.read(path, GpuCheck, "gpu-check", SCHEMA)
+
+
+def check_contribution(record: GpuCheck) -> None:
+    """Refuse what does not belong among contributed reports. Raises ``ConfigError``."""
+    reason = ""
+    if record.gpus.simulated:
+        reason = "it was taken in numba's CUDA simulator"
+    elif not record.points:
+        reason = "it has no measurement"
+    elif tuple(point(of) for of in record.samples) != record.points or claims(record.points) != record.claims:
+        reason = "its points or claims do not follow from its samples"
+    if reason:
+        raise ConfigError(
+            f"this gpu-check record is no contribution: {reason}",
+            allowed="the file that make gpu-check wrote on a machine with a GPU, unchanged",
+        )
+
+
+def table(record: GpuCheck) -> str:
+    """One line a size, devices and mode, of the fastest algorithm; then the targets."""
+    lines = []
+    if record.gpus.simulated:
+        lines.append("numba's CUDA simulator: the times mean nothing")
+    lines.append(
+        f"{'size':>9} {'devices':>7} {'mode':<10} {'algorithm':<16} {'time':>11} {'busbw':>11} {'of bound':>8}"
+        f" {'wrong':>6}"
+    )
+    groups: dict[tuple[str, int, int, int], list[Point]] = {}
+    for one in record.points:
+        groups.setdefault((one.mode, one.processes, one.devices, one.size_bytes), []).append(one)
+    for (mode, _, devices, size_bytes), group in groups.items():
+        best = min(group, key=lambda one: one.time_s)
+        share = "" if best.fraction_of_bound is None else f"{best.fraction_of_bound:.0%}"
+        lines.append(
+            f"{format_size(size_bytes):>9} {devices:>7} {mode:<10} {best.algorithm:<16} {best.time_s * 1e6:>8.2f} us"
+            f" {best.busbw_bytes_per_s / 1e9:>6.1f} GB/s {share:>8} {sum(p.wrong for p in group):>6}"
+        )
+    for claim in record.claims:
+        lines.append(
+            f"{'met   ' if claim.met else 'MISSED'} {claim.name}, {claim.devices} devices of"
+            f" {format_size(claim.size_bytes)} ({claim.algorithm}): {claim.measured:.2f}, {claim.better}"
+            f" {claim.target:g}"
+        )
+    lines += [f"left out: {reason}" for reason in record.summary.left_out]
+    lines += [f"FAILED: {reason}" for reason in record.summary.failed]
+    lines.append(f"tests: {record.tests.line}")
+    return "\n".join(lines)

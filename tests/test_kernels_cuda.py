@@ -1,0 +1,277 @@
+"""The CUDA kernels without a GPU: compiled for two generations and looked into, and run in numba's simulator."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cuda_cases as cases
+import numpy as np
+import pytest
+
+from dpsim.errors import ConfigError
+from dpsim.kernels.allreduce.cuda import Codes, Momentum, flag_words
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"
+)
+HERE = Path(__file__).parent
+RANKS = 4
+
+
+def chosen() -> list[tuple[cases.Case, str]]:
+    """Cases and modes to compile.
+
+    Every version in every mode in float32; the other dtypes, and what is fused, in some modes: the code that waits and
+    the code that reads and adds do not depend on each other. Ring runs halving-doubling's kernel over its own table.
+    """
+    case = cases.Case("two-shot", "float32", RANKS, 100)
+    modes = ("one-launch", "flags", "split")
+    versions = ("halving-doubling", "one-shot", "two-shot")
+    some = [(replace(case, version=version), mode) for version, mode in itertools.product(versions, modes)]
+    for shift, dtype in enumerate(("float16", "bfloat16", "float64")):
+        for number, version in enumerate(versions):
+            some.append((replace(case, version=version, dtype=dtype), modes[(shift + number) % 3]))
+    fused = (("float16", "one-launch"), ("bfloat16", "flags"), ("float16", "split"), ("sgd", "flags"))
+    some += [(replace(case, variant=variant), mode) for variant, mode in fused]
+    return [*some, (replace(case, dtype="float64", variant="sgd"), "split")]
+
+
+CHOSEN = chosen()
+IDS = [f"{case.version}-{case.dtype}-{case.variant}-{mode}" for case, mode in CHOSEN]
+
+
+def host_view(buffer: Any, start: int, like: Any) -> Any:
+    return cases.View(buffer, start, like)
+
+
+def prepared(case: cases.Case, mode: str, **changed: Any) -> tuple[Any, Any]:
+    """(Given, Work) of a case, over memory of the host."""
+    from dpsim.kernels.allreduce import cuda_arguments, cuda_make
+
+    memory = cases.Memory(case, cases.Host, host_view)
+    flags = [cases.Host(np.zeros(flag_words(RANKS), np.uint32)) for _ in range(len(set(case.slots.owners)))]
+    options = {"rank": 1 if mode == "flags" else None, "flags": flags, "wire": None, "sgd": None}
+    options |= memory.options() | changed
+    given = cuda_arguments.Given(case.version, tuple(memory.arrays), case.slots, mode=mode, **options)
+    return given, cuda_make.prepare(given)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Callable[[cases.Case, str], str]:
+    """The PTX of exactly what ``make`` would start, for sm_80 (every GPU since then runs it)."""
+    from numba import cuda
+
+    from dpsim.kernels.allreduce import cuda_make
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_make, "on_device", lambda words: cases.Host(np.array(words, np.int64)))
+
+        @functools.cache
+        def compile_one(case: cases.Case, mode: str, cc: tuple[int, int] = (8, 0)) -> str:
+            given, work = prepared(case, mode)
+            types = cuda_make.signature(cuda_make.arguments(given, work, 0, 1, 0))
+            ptx, _ = cuda.compile(
+                work.kernel.py_func, types, cc=cc, device=False, abi="numba", output="ptx",
+                launch_bounds=work.kernel.targetoptions["launch_bounds"],
+            )  # fmt: skip
+            return str(ptx)
+
+        yield compile_one
+
+
+def assembled(ptx: str, architecture: str) -> tuple[bytes, str]:
+    """(cubin, what ptxas says about it)."""
+    from cuda.bindings import nvjitlink
+
+    handle = nvjitlink.create(3, [f"-arch={architecture}", "-verbose", "-Xptxas=-v"])
+    try:
+        code = ptx.encode() + b"\0"
+        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, code, len(code), "kernel")
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        said = bytearray(nvjitlink.get_info_log_size(handle))
+        nvjitlink.get_info_log(handle, said)
+        return bytes(cubin), said.decode()
+    finally:
+        nvjitlink.destroy(handle)
+
+
+def vector_accesses(ptx: str, direction: str) -> list[str]:
+    return re.findall(rf"\b{direction}\.global\.(v[248]\.[a-z]+\d+)", ptx)
+
+
+@pytest.mark.parametrize(("case", "mode"), CHOSEN, ids=IDS)
+def test_kernels_compile_for_sm_80_and_sm_90_without_spilling(
+    case: cases.Case, mode: str, compiled: Callable[..., str]
+) -> None:
+    ptx = compiled(case, mode)
+    for architecture in ("sm_80", "sm_90"):
+        cubin, said = assembled(ptx, architecture)
+        assert cubin[:4] == b"\x7fELF"
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+        assert int(re.findall(r"[Uu]sed (\d+) registers", said)[-1]) <= 128  # a block of 512 threads runs
+
+
+@pytest.mark.parametrize("version", ["halving-doubling", "one-shot", "two-shot"])
+def test_kernels_compile_for_sm_90_as_their_own_target(version: str, compiled: Callable[..., str]) -> None:
+    ptx = compiled(cases.Case(version, "float32", RANKS, 100), "flags", (9, 0))
+    assert ".target sm_90" in ptx
+    assert assembled(ptx, "sm_90")[0][:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(("case", "mode"), CHOSEN, ids=IDS)
+def test_memory_is_read_and_written_by_128_bits(case: cases.Case, mode: str, compiled: Callable[..., str]) -> None:
+    ptx = compiled(case, mode)
+    for direction in ("ld", "st"):
+        accesses = vector_accesses(ptx, direction)
+        assert accesses
+        for access in accesses:
+            count, bits = re.fullmatch(r"v(\d)\.[a-z]+(\d+)", access).groups()  # type: ignore[union-attr]
+            assert int(count) * int(bits) == 128
+    assert ".local" not in ptx.replace("12_3clocals", "")
+    assert "ld.global.nc" not in ptx  # other ranks write what is read
+
+
+def test_two_shot_reads_each_slot_once_and_writes_each_result_once(compiled: Callable[..., str]) -> None:
+    for dtype in ("float32", "bfloat16"):
+        ptx = compiled(cases.Case("two-shot", dtype, RANKS, 100), "split")
+        reads, writes = (len(vector_accesses(ptx, direction)) for direction in ("ld", "st"))
+        assert reads == writes
+        assert reads % RANKS == 0
+
+
+@pytest.mark.parametrize(("case", "mode"), CHOSEN, ids=IDS)
+def test_no_product_is_joined_with_a_sum(case: cases.Case, mode: str, compiled: Callable[..., str]) -> None:
+    ptx = compiled(case, mode)
+    assert not re.findall(r"\bfma\.|\bmad\.\w+\.f|\bmul\.f|\bftz\b|add\.ftz", ptx)
+    assert "mul.rn.f" in ptx
+
+
+def loops(lines: list[str]) -> list[list[str]]:
+    """The lines from a label to each jump back to it."""
+    labels = {line.rstrip(":"): i for i, line in enumerate(lines) if line.startswith("$") and line.endswith(":")}
+    jumps = ((i, re.search(r"bra(?:\.uni)?\s+(\$\w+)", line)) for i, line in enumerate(lines))
+    return [lines[labels[jump[1]] : i + 1] for i, jump in jumps if jump and labels[jump[1]] < i]
+
+
+@pytest.mark.parametrize(("mode", "scope"), [("flags", "sys"), ("one-launch", "gpu")])
+@pytest.mark.parametrize("version", ["halving-doubling", "one-shot"])
+def test_ranks_wait_by_flags_that_are_read_anew_in_each_turn(
+    version: str, mode: str, scope: str, compiled: Callable[..., str]
+) -> None:
+    ptx = compiled(cases.Case(version, "float32", RANKS, 100), mode)
+    other = {"sys": "gpu", "gpu": "sys"}[scope]
+    assert f"st.release.{scope}.global.u32" in ptx
+    assert f".{other}." not in ptx
+    lines = [line.strip() for line in ptx.splitlines()]
+    inner = [loop for loop in loops(lines) if not any("bar.sync" in line for line in loop)]
+    polls = [loop for loop in inner if any(f"ld.acquire.{scope}.global.u32" in line for line in loop)]
+    assert polls
+    for loop in polls:
+        assert len(loop) < 20  # the innermost one
+        assert not vector_accesses("\n".join(loop), "ld")
+    # every wait: all threads of the block have written, some thread releases; some acquires, all threads go on
+    order = re.findall(r"bar\.sync|barrier\.sync|st\.release|ld\.acquire", ptx)
+    kinds = [kind for kind, _ in itertools.groupby("bar" if "bar" in word else word for word in order)]
+    assert kinds[:4] == ["bar", "st.release", "ld.acquire", "bar"]
+
+
+def test_kernels_that_do_not_wait_have_no_flags(compiled: Callable[..., str]) -> None:
+    for version in ("halving-doubling", "one-shot", "two-shot"):
+        ptx = compiled(cases.Case(version, "float32", RANKS, 100), "split")
+        assert not re.findall(r"\.acquire|\.release|bar\.sync", ptx)
+
+
+def test_only_kernels_that_wait_ask_for_a_cooperative_launch() -> None:
+    from numba.core import types
+    from numba.cuda.compiler import compile_cuda
+
+    from dpsim.kernels.allreduce import cuda_flags
+
+    release, read = cuda_flags.release("gpu"), cuda_flags.read_word
+
+    def waits(address):  # type: ignore[no-untyped-def]
+        release(address, read(address))
+
+    def reads(address):  # type: ignore[no-untyped-def]
+        read(address)
+
+    for function, cooperative in ((waits, True), (reads, False)):
+        built = compile_cuda(function, types.void, (types.int64,), nvvm_options={}, cc=(8, 0))
+        assert built.library.use_cooperative == cooperative
+
+
+def simulated(python: Callable[..., Any], script: str, *arguments: str) -> Any:
+    path = f"{HERE.parent}:{HERE}"
+    ran = python(str(HERE / script), *arguments, env={"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": path})
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_split_kernels_in_the_simulator_give_the_reference_to_the_bit(python: Callable[..., Any]) -> None:
+    said = simulated(python, "simulate_cuda.py", "0", "1")
+    assert said["wrong"] == []
+    assert said["cases"] > 150
+
+
+def test_ranks_that_are_processes_wait_for_each_other_by_flags_in_the_simulator(python: Callable[..., Any]) -> None:
+    """Also while the numbers of the points begin anew at 2^32."""
+    assert simulated(python, "simulate_cuda_flags.py", "8") == {"1": [], "2": [], "3": [], "4": []}
+
+
+def test_a_flag_is_behind_or_not_whatever_the_numbers_have_come_to() -> None:
+    from dpsim.kernels.allreduce.cuda_kernels import behind
+
+    for point in (0, 1, 5, 2**31 - 1, 2**31, 2**32 - 1):
+        assert behind.py_func((point - 1) % 2**32, point)
+        assert not behind.py_func(point, point)
+        assert not behind.py_func((point + 1) % 2**32, point)
+
+
+@pytest.mark.parametrize(
+    ("changed", "given"),
+    [
+        ({"mode": "fast"}, "unknown mode 'fast'"),
+        ({"mode": "flags"}, "mode 'flags' for all ranks"),
+        ({"mode": "one-launch", "rank": 0}, "mode 'one-launch' for one rank"),
+        ({"mode": "flags", "rank": 0, "flags": None}, "mode 'flags' without flags"),
+        ({"mode": "split", "rank": 4}, "rank 4"),
+        ({"version": "ring", "sgd": Momentum(w=[], v=[], momentum=0.0, rate=0.0)}, "ring with sgd"),
+        ({"sgd": Momentum(w=[], v=[], momentum=0.0, rate=0.0)}, "0 arrays as w"),
+        ({"wire": Codes(dtype="float64", scale=1.0, arrays=[])}, "a wire of float64"),
+        ({"wire": Codes(dtype="float16", scale=3.0, arrays=[])}, "a wire of float16 with scale 3.0"),
+        ({"wire": Codes(dtype="bfloat16", scale=0.5, arrays=[])}, "a wire of bfloat16 with scale 0.5"),
+        ({"arrays": 3}, "3 arrays as arrays"),
+        ({"dtype": "int32"}, "arrays of int32"),
+    ],
+)
+def test_what_a_version_cannot_do_is_refused(changed: dict[str, Any], given: str) -> None:
+    from dpsim.kernels.allreduce import cuda_make
+
+    order = cases.slots(range(RANKS + 1))
+    options = {"mode": "split", "version": "two-shot", "dtype": "float32", "arrays": RANKS} | changed
+    count, name, dtype = (options.pop(key) for key in ("arrays", "version", "dtype"))
+    arrays = [cases.Host(np.zeros(8, dtype)) for _ in range(count)]
+    with pytest.raises(ConfigError, match=re.escape(given)):
+        cuda_make.make(name, arrays, order, **options)
+
+
+def test_arrays_of_different_length_or_not_contiguous_are_refused() -> None:
+    from dpsim.kernels.allreduce import cuda_make
+
+    order = cases.slots([0, 1, 2])
+    with pytest.raises(ConfigError, match=r"float32 \[9\] among arrays"):
+        cuda_make.make("two-shot", [cases.Host(np.zeros(n, np.float32)) for n in (8, 9)], order)
+    with pytest.raises(ConfigError, match="strides"):
+        cuda_make.make("two-shot", [cases.Host(np.zeros(16, np.float32)[::2]) for _ in range(2)], order)
+    with pytest.raises(ConfigError, match="an array of type ndarray"):
+        cuda_make.make("two-shot", [np.zeros(8, np.float32) for _ in range(2)], order)
