@@ -122,7 +122,7 @@ def test_train_takes_backend_cuda(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch)
     code, out, err = dpsim("train", "--backend", "cuda", *flags)
     assert code == 0, err
     (point,) = json.loads(out)["points"]
-    assert (point["backend"], point["algorithm"]) == ("cuda", "direct")
+    assert (point["backend"], point["algorithm"]) == ("cuda", "auto")
     told = "computed on the host and reduced on numba's CUDA simulator, split over simulated memory"
     assert told in err
 
