@@ -61,7 +61,7 @@ def fit(
     for name in plan:
         if name not in Plan.__struct_fields__ or name == "devices":
             raise unknown("argument of fit:", name, [field for field in Plan.__struct_fields__ if field != "devices"])
-    chosen = Plan(devices=comm.size, global_batch=global_batch, **({"algorithm": where.usual_algorithm} | plan))
+    chosen = Plan(devices=comm.size, global_batch=global_batch, **({"algorithm": where.usual_algorithm()} | plan))
     check_algorithm(chosen.algorithm, where)
     data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset
     with one_thread():

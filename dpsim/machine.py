@@ -13,6 +13,7 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.layout import check_layout
 from dpsim.units import parse_bandwidth, parse_duration
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 SCHEMA = "dpsim.machine/1"
 NODE = "node"
@@ -31,10 +32,11 @@ class Network(Noun, frozen=True):
     def emulated(self) -> bool:
         return self.token != NODE
 
-    @property
-    def usual_algorithm(self) -> str:
-        """The algorithm taken when none is named: MPI's own, or ``ring`` where MPI's own cannot run."""
-        return "ring" if self.emulated else "mpi"
+    def usual_algorithm(self, wire_dtype: str | None = None) -> str:
+        """The algorithm taken when none is named: the fastest by size; on a link ``ring``, or what can send 16 bits."""
+        if not self.emulated:
+            return "auto"
+        return "direct" if wire_dtype in SIXTEEN_BITS else "ring"
 
     @staticmethod
     def parse(token: str) -> Network:
@@ -52,11 +54,16 @@ class Network(Noun, frozen=True):
         return Network(latency_s=parse_duration(parts[0]), bandwidth_bytes_per_s=parse_bandwidth(parts[1]), token=token)
 
 
+SHARED_MEMORY_ALGORITHMS = ("auto", "one-shot", "two-shot")
+"""Those that add in memory which all ranks of a node see. Where there is none, MPI's own allreduce is taken instead."""
+
+
 def check_algorithm(algorithm: str, network: Network) -> None:
-    """Refuse MPI's own allreduce on an emulated network, whose messages cannot be held to the link."""
-    if algorithm == "mpi" and network.emulated:
+    """Refuse on an emulated network what sends no messages that can be held to the link."""
+    if network.emulated and algorithm in ("mpi", *SHARED_MEMORY_ALGORITHMS):
+        why = "MPI's own allreduce hides its messages from it" if algorithm == "mpi" else "it sends no messages"
         raise ConfigError(
-            f"algorithm 'mpi' cannot run on {network.token}: MPI's own allreduce hides its messages from it",
+            f"algorithm {algorithm!r} cannot run on {network.token}: {why}",
             allowed="ring, recursive-doubling, halving-doubling, direct, hierarchical",
             remedy="choose one of them with --algorithm, or use --network node",
         )
@@ -113,6 +120,42 @@ class AllreduceCost(Noun, frozen=True):
         _check_devices(f"an allreduce table {self.algorithm!r}", self.devices)
         check_layout(self.layout, self.devices)
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, self.time_s)
+
+
+class Selection(Noun, frozen=True):
+    """Which allreduce in shared memory is the fastest by size, on so many devices: what ``auto`` takes.
+
+    ``algorithms[i]`` for messages below ``below_bytes[i]``, the last one for all others.
+    """
+
+    devices: int
+    algorithms: tuple[str, ...] = ("one-shot", "two-shot")
+    below_bytes: tuple[int, ...] = (4097,)
+
+    def __post_init__(self) -> None:
+        _check_devices("a selection", self.devices)
+        if len(self.algorithms) != len(self.below_bytes) + 1 or not set(self.algorithms) <= {"one-shot", "two-shot"}:
+            raise ConfigError(
+                f"selection of {list(self.algorithms)} below {list(self.below_bytes)} bytes",
+                allowed="one-shot and two-shot, one more than sizes",
+            )
+        if any(a >= b for a, b in itertools.pairwise((0, *self.below_bytes))):
+            raise ConfigError(
+                f"a selection's below_bytes is {list(self.below_bytes)}", allowed="ascending sizes above 0"
+            )
+
+    def algorithm(self, size_bytes: int) -> str:
+        """What is taken for a message of that size."""
+        return self.algorithms[sum(size_bytes >= bound for bound in self.below_bytes)]
+
+    @staticmethod
+    def usual(devices: int) -> Selection:
+        """What is taken where nothing was measured. Two ranks never gain by looking at everything twice."""
+        return (
+            Selection(devices=2, algorithms=("two-shot",), below_bytes=())
+            if devices == 2
+            else Selection(devices=devices)
+        )
 
 
 class OverlapCost(Noun, frozen=True):
@@ -172,6 +215,7 @@ class Machine(Noun, frozen=True, dict=True):
     source: str = ""
     schema: str = SCHEMA
     link_in_node: Link | None = None
+    selection: tuple[Selection, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.allreduce and self.link is None:
@@ -181,6 +225,10 @@ class Machine(Noun, frozen=True, dict=True):
             )
         if not self.memory_bytes > 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}", allowed="more than 0")
+
+    def selected(self, devices: int) -> Selection | None:
+        """What ``auto`` takes on so many devices, where it was measured."""
+        return next((found for found in self.selection if found.devices == devices), None)
 
     @functools.cached_property
     def memo(self) -> dict[Any, Any]:

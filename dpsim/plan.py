@@ -12,7 +12,9 @@ from dpsim.optimizer import Optimizer, Sgd
 from dpsim.wire_dtype import WireDtype, check_wire
 
 FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
-Algorithm = Literal["mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
+Algorithm = Literal[
+    "auto", "one-shot", "two-shot", "mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"
+]
 Overlap = Literal["off", "inline", "poll", "thread"]
 FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
 THRESHOLD_RULES = ("tarantella", "horovod", "ddp")
@@ -28,6 +30,7 @@ class Plan(Noun, frozen=True):
     much), ddp (likewise, its first bucket at 1 MiB at most) and horovod (a maximum); ``None`` takes the
     rule's own default, and 0 is one bucket a tensor under every rule. ``cycle_s`` is Horovod's cycle.
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
+    ``algorithm`` ``auto`` is the fastest in shared memory by size (``dpsim.machine.Selection``), MPI's own without it.
     ``wire_dtype`` is what gradients are sent as (``dpsim.comm.wire``); ``None``: as the tensors are.
     """
 
@@ -37,7 +40,7 @@ class Plan(Noun, frozen=True):
     fusion_rule: FusionRule = "tarantella"
     fusion_threshold_bytes: float | None = None
     cycle_s: float = 1e-3
-    algorithm: Algorithm = "mpi"
+    algorithm: Algorithm = "auto"
     overlap: Overlap = "off"
     batch_norm: Literal["local"] = "local"
     optimizer: Optimizer = Sgd()

@@ -8,7 +8,7 @@ from dpsim.errors import ConfigError
 
 WireDtype = Literal["float32", "float64", "float16", "bfloat16"]
 SIXTEEN_BITS = ("float16", "bfloat16")
-SIXTEEN_BIT_ALGORITHMS = ("direct", "hierarchical")
+SIXTEEN_BIT_ALGORITHMS = ("auto", "one-shot", "two-shot", "direct", "hierarchical")
 
 
 def check_wire(wire_dtype: str | None, algorithm: str) -> None:

@@ -24,7 +24,7 @@ import llvmlite.binding as llvm
 
 from dpsim.kernels.vector import Kernel
 
-Function = Callable[..., None]
+Function = Callable[..., Any]
 P = ParamSpec("P")
 
 _KEPT_S = 60 * 86_400
@@ -52,7 +52,8 @@ def folder() -> Path:
 def compiled(write: Callable[P, Kernel]) -> Callable[P, Function]:
     """Makes a function that writes a kernel into one that returns it compiled.
 
-    The compiled kernel takes C-contiguous arrays of its dtype, then indices, then numbers. It runs without Python's
+    The compiled kernel takes C-contiguous arrays of its dtype (one that returns an index: addresses, as numbers), then
+    indices, then numbers. It runs without Python's
     lock and looks at no dtype and no shape: its caller answers for them. Where no cache folder can be written, every
     process compiles for itself. The arguments of ``write`` must have a ``repr`` that tells them apart.
     """
@@ -132,9 +133,13 @@ def _callable(symbol: str, code: bytes) -> Function:
     engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
     engine.finalize_object()
     kinds = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
-    arguments = signature.decode()
-    call = ctypes.CFUNCTYPE(None, *(kinds[kind] for kind in arguments))(engine.get_function_address(symbol))
+    arguments, _, result = signature.decode().partition(">")
+    call = ctypes.CFUNCTYPE(kinds.get(result), *(kinds[kind] for kind in arguments))(
+        engine.get_function_address(symbol)
+    )
     arrays = arguments.count("p")
+    if result:
+        return call  # its caller knows addresses
 
     def run(*values: Any) -> None:
         call(*[_pointer(array) for array in values[:arrays]], *values[arrays:])

@@ -134,31 +134,41 @@ class Variable:
 
 
 class Kernel:
-    """A function being written. Its arguments are arrays of ``dtype``, then indices, then numbers of ``dtype``."""
+    """A function being written. Its arguments are arrays of ``dtype``, then indices, then numbers of ``dtype``.
+
+    One that ``returns_index`` ends its blocks itself.
+    """
 
     def __init__(
-        self, dtype: DTypeLike, arrays: tuple[str, ...], indices: tuple[str, ...] = (), numbers: tuple[str, ...] = ()
-    ) -> None:
+        self, dtype: DTypeLike, arrays: tuple[str, ...], indices: tuple[str, ...] = (), numbers: tuple[str, ...] = (),
+        *, returns_index: bool = False,
+    ) -> None:  # fmt: skip
         self.dtype = np.dtype(dtype)
         self.lanes = lanes(dtype)
         self.number = _NUMBERS[self.dtype.name]
         self._vector = ir.VectorType(self.number, self.lanes)
-        self.signature = "p" * len(arrays) + "i" * len(indices) + self.dtype.char * len(numbers)
+        self.signature = "p" * len(arrays) + "i" * len(indices) + self.dtype.char * len(numbers) + ">i" * returns_index
         types = [*[ir.PointerType()] * len(arrays), *[_INDEX] * len(indices), *[self.number] * len(numbers)]
-        """Types of the arguments, a letter each: p pointer, i index, f and d numbers of 4 and 8 bytes."""
+        """Types of the arguments, a letter each: p pointer, i index, f and d numbers; after > that of the result."""
         self.module = ir.Module()
-        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), types), _NAME)
+        self._result = _INDEX if returns_index else ir.VoidType()
+        function = ir.Function(self.module, ir.FunctionType(self._result, types), _NAME)
         self.builder = ir.IRBuilder(function.append_basic_block("entry"))
         names = (*arrays, *indices, *numbers)
         self._arguments = {n: Value(self, argument) for n, argument in zip(names, function.args, strict=True)}
 
     def text(self, symbol: str) -> str:
         """The finished kernel as LLVM assembly, a function of that name. Write nothing more to it."""
-        self.builder.ret_void()
+        if self._result != _INDEX:
+            self.builder.ret_void()
         return str(self.module).replace(f'@"{_NAME}"', f'@"{symbol}"')
 
     def __getitem__(self, argument: str) -> Value:
         return self._arguments[argument]
+
+    def __setitem__(self, argument: str, value: Value) -> None:
+        """Give a value a name, as if it were an argument."""
+        self._arguments[argument] = value
 
     def constant(self, value: Value | float, kind: Any) -> Any:
         """``value`` as an LLVM value of a type; a number fills all lanes of a vector."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpsim.comm.allreduce import Rounds
 from dpsim.comm.transport import Array, Pending, aligned_bytes
+from dpsim.comm.wire import Wire
 from dpsim.machine import Network
 
 
@@ -72,11 +73,8 @@ class MemoryTransport:
     def allocate(self, size_bytes: int) -> Any:
         return aligned_bytes(size_bytes)
 
-    def everyones(self, data: Array) -> None:
+    def prepare(self, data: Array, algorithm: str, wire: Wire | None) -> None:
         """Every rank's memory is its own."""
-
-    def start_barrier(self) -> Pending:
-        raise NotImplementedError
 
     def send(self, data: Array, to: int) -> Pending:
         assert 0 <= to < self.size and to != self.rank and data.flags.c_contiguous

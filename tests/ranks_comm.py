@@ -19,7 +19,7 @@ from dpsim.comm.broadcast import broadcast
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport, transport
 from dpsim.comm.wire import Wire
-from dpsim.machine import Network
+from dpsim.machine import SHARED_MEMORY_ALGORITHMS, Network
 from dpsim.plan import ALGORITHMS
 from dpsim.wire_dtype import SIXTEEN_BITS
 
@@ -36,7 +36,8 @@ def collectives(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
         lengths = [0, 1, comm.size - 1, 997, int(draw.integers(2000))]
     cases = [(length, dtype) for length in lengths for dtype in ("float32", "float64")]
     wrong = {name: _wrong_sums(comm, link, name, cases) for name in ALGORITHMS}
-    wrong["direct"] += _wrong_sums(comm, link, "direct", cases, link.allocate)
+    for name in SHARED_MEMORY_ALGORITHMS:
+        wrong[name] += _wrong_sums(comm, link, name, cases, link.allocate)
     for of_a_node in (k for k in range(2, comm.size + 1) if comm.size % k == 0):
         of_nodes = transport(comm, Network(), of_a_node)
         wrong["hierarchical"] += _wrong_sums(comm, of_nodes, "hierarchical", cases)
@@ -62,8 +63,7 @@ def _wrong_sums(
         if allocate is None:
             return row.copy()
         memory = allocate(row.nbytes + 3 * row.itemsize).view(row.dtype)[2 : 2 + row.size]
-        everyones = link.everyones(memory)
-        assert row.size == 0 or (everyones is None) == (comm.size == 1)
+        assert row.size == 0 or (link.prepare(memory, "auto", None) is None) == (comm.size == 1)
         memory[...] = row
         return memory
 
@@ -91,7 +91,9 @@ def mechanisms(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) ->
     early: dict[str, list[int]] = {}
     for token in argument["networks"]:
         link = transport(comm, Network.parse(token))
-        algorithms = [name for name in ALGORITHMS if not (link.network.emulated and name == "mpi")]
+        algorithms = [
+            name for name in ALGORITHMS if not (link.network.emulated and name in ("mpi", *SHARED_MEMORY_ALGORITHMS))
+        ]
         for overlap in ("off", "inline", "poll", "thread"):
             for algorithm in algorithms:
                 case = f"{token} {overlap} {algorithm}"
@@ -176,6 +178,6 @@ def unshared(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> d
     link = transport(comm, Network())
     memory = link.allocate(40_000).view(np.float32)
     memory[...] = comm.rank + 1
-    own = link.everyones(memory) is None
-    allreduce(link, memory, "direct")
+    own = link.prepare(memory, "two-shot", None) is None
+    allreduce(link, memory, argument["algorithm"])
     return {"own": own, "right": bool((memory == comm.size * (comm.size + 1) / 2).all())}

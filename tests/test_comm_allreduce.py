@@ -14,6 +14,7 @@ from memory_transport import Mailbox, random_whole, run_together
 from dpsim.comm.allreduce import chunk_bounds, start
 from dpsim.comm.broadcast import broadcast
 from dpsim.errors import ConfigError
+from dpsim.plan import ALGORITHMS
 
 POINT_TO_POINT = ["ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
 RANKS = [1, 2, 3, 4, 5, 8]
@@ -143,9 +144,9 @@ def once() -> Callable[..., dict[str, Any]]:
     return run
 
 
-@pytest.mark.parametrize("algorithm", ["mpi", *POINT_TO_POINT])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("devices", RANKS)
-def test_messages_between_processes_give_numpys_sum(
+def test_processes_get_numpys_sum(
     devices: int, algorithm: str, once: Callable[..., dict[str, Any]], on_ranks: OnRanks
 ) -> None:
     found = once(devices, on_ranks)
@@ -160,5 +161,10 @@ def test_broadcast_between_processes_makes_all_ranks_equal(
     assert once(devices, on_ranks)["broadcast_wrong"] == []
 
 
-def test_without_shared_memory_each_rank_has_its_own(on_ranks: Callable[..., Any]) -> None:
-    assert on_ranks("ranks_comm:unshared", devices=3) == {"own": True, "right": True}
+@pytest.mark.parametrize("algorithm", ["auto", "direct"])
+def test_without_shared_memory_each_rank_has_its_own_and_is_told(
+    algorithm: str, on_ranks: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert on_ranks("ranks_comm:unshared", {"algorithm": algorithm}, devices=3) == {"own": True, "right": True}
+    said = capfd.readouterr().err
+    assert said.count("the 3 ranks of this machine cannot share 120.0 KiB of memory; MPI's own allreduce is used") == 1

@@ -148,13 +148,8 @@ def devices_or_layout(text: str) -> int | str:
 def usual_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
     """The algorithm that was named; else the one that what was given asks for: a 16-bit wire, or a network's own."""
     from dpsim.machine import Network
-    from dpsim.wire_dtype import SIXTEEN_BITS
 
-    if algorithm is not None:
-        return algorithm
-    if wire_dtype in SIXTEEN_BITS:
-        return "direct"
-    return None if network is None else Network.parse(network).usual_algorithm
+    return algorithm if algorithm is not None or network is None else Network.parse(network).usual_algorithm(wire_dtype)
 
 
 def networks(text: str | None) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Allreduce over point-to-point messages, in place: ring, doubling, direct, hierarchical; and MPI's own.
+"""Allreduce in place: by messages (ring, doubling, direct, hierarchical), in shared memory, and MPI's own.
 
 An algorithm is a generator: it starts a round of messages, yields them, and goes on once they are done. Who
 waits, and how, is not its business: the same code runs blocking, polled beside a backward pass, or on a thread.
@@ -11,14 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from dpsim.comm.transport import Array, Pending, Transport, wait
+from dpsim.comm.transport import Array, Pending, Prepared, Transport, wait
 from dpsim.comm.wire import Wire
 from dpsim.errors import unknown
-from dpsim.kernels.allreduce.shared_sum import sum_everywhere
+from dpsim.kernels.allreduce.tree import fold, leaf_tree
+from dpsim.machine import SHARED_MEMORY_ALGORITHMS
 from dpsim.wire_dtype import check_wire
-
-_LINE = 64
-"""Elements at least between what two ranks write, so that they never write to one cache line."""
 
 Rounds = Generator[Sequence[Pending], None, None]
 """Yields the messages of one round after another; the data is reduced when it ends."""
@@ -82,8 +80,19 @@ def _reduce_scatter(t: Transport, chunks: list[Array], group: range) -> Rounds:
     mine = chunks[place]
     scratch = np.empty((n, mine.size), mine.dtype)
     yield from _scatter(t, chunks, scratch, group)
-    for shift in range(1, n):
-        mine += scratch[(place - shift) % n]
+    _add_up([mine if row == place else scratch[row] for row in range(n)], mine)
+
+
+def _add_up(rows: Sequence[Array], into: Array) -> None:
+    """into = the sum of the rows along the tree over them. Overwrites rows; ``into`` may be one of them."""
+
+    def add(a: Array, b: Array) -> Array:
+        a += b
+        return a
+
+    total = fold(leaf_tree(len(rows)), rows.__getitem__, add)
+    if total is not into:
+        into[...] = total
 
 
 def _all_gather(t: Transport, chunks: list[Array], group: range) -> Rounds:
@@ -117,9 +126,10 @@ def _two_shot(t: Transport, data: Array, group: range, wire: Wire | None) -> Rou
     wire.encode(data, coded)
     contributions[place] = codes[place]
     yield from _scatter(t, codes, contributions, group)
-    wire.decode(contributions[0], mine)
-    for row in contributions[1:]:
-        wire.add(row, mine)
+    rows = np.empty((n, mine.size), np.float32)
+    for codes_of_rank, row in zip(contributions, rows, strict=True):
+        wire.decode(codes_of_rank, row)
+    _add_up(list(rows), mine)
     wire.encode(mine, codes[place])
     yield from _all_gather(t, codes, group)
     wire.decode(coded, data)
@@ -128,17 +138,9 @@ def _two_shot(t: Transport, data: Array, group: range, wire: Wire | None) -> Rou
 def direct(t: Transport, data: Array, wire: Wire | None = None) -> Rounds:
     """Two rounds: every rank sends slice j to rank j, adds what it gets, and sends its reduced slice to all.
 
-    Where ranks share memory nothing is sent: rank j adds the slices j where they lie and writes the sum to all.
+    Contributions are added along the tree over the ranks (``dpsim.kernels.allreduce.tree``).
     """
-    everyones = t.everyones(data) if wire is None else None
-    if everyones is None:
-        yield from _two_shot(t, data, range(t.size), wire)
-        return
-    yield [t.start_barrier()]  # everyone's gradients are final
-    bounds = [min(edge * _LINE, data.size) for edge in chunk_bounds(-(-data.size // _LINE), t.size)]
-    mine = slice(bounds[t.rank], bounds[t.rank + 1])
-    sum_everywhere([of_rank[mine] for of_rank in everyones])
-    yield [t.start_barrier()]  # nobody reads or writes another's any more
+    return _two_shot(t, data, range(t.size), wire)
 
 
 def hierarchical(t: Transport, data: Array, wire: Wire | None = None) -> Rounds:
@@ -226,6 +228,25 @@ def native(t: Transport, data: Array) -> Rounds:
     yield [t.start_native_allreduce(data)]
 
 
+class _InMemory:
+    """A prepared allreduce as one ``Pending``."""
+
+    __slots__ = ("_prepared",)
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+
+    def done(self) -> bool:
+        return self._prepared.advance()
+
+    def due_s(self) -> float | None:
+        return None
+
+
+def _in_memory(prepared: Prepared) -> Rounds:
+    yield [_InMemory(prepared)]
+
+
 _ALGORITHMS: dict[str, Callable[[Transport, Array], Rounds]] = {
     "mpi": native,
     "ring": ring,
@@ -236,16 +257,26 @@ _ALGORITHMS: dict[str, Callable[[Transport, Array], Rounds]] = {
 }
 
 
+def _instead(algorithm: str, wire: Wire | None) -> str:
+    """What an algorithm of shared memory is where there is none."""
+    if algorithm not in SHARED_MEMORY_ALGORITHMS:
+        return algorithm
+    return "mpi" if wire is None else "direct"
+
+
 def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -> Rounds:
     """Begin an allreduce (sum) of a contiguous 1-D array, in place; nothing moves before the first ``next``.
 
     With a ``wire`` float32 numbers travel as its 16-bit codes. Raises ``ConfigError`` for an unknown algorithm, or one
     that cannot do that. Groups of one and empty arrays have no rounds.
     """
-    if algorithm not in _ALGORITHMS:
-        raise unknown("algorithm", algorithm, _ALGORITHMS)
+    if algorithm not in _ALGORITHMS and algorithm not in SHARED_MEMORY_ALGORITHMS:
+        raise unknown("algorithm", algorithm, [*SHARED_MEMORY_ALGORITHMS, *_ALGORITHMS])
     if t.size == 1 or data.size == 0:
         return iter(())  # type: ignore[return-value]  # an exhausted iterator serves as a generator here
+    if algorithm in SHARED_MEMORY_ALGORITHMS and (prepared := t.prepare(data, algorithm, wire)) is not None:
+        return _in_memory(prepared)
+    algorithm = _instead(algorithm, wire)
     if wire is not None:
         check_wire(wire.dtype, algorithm)
         return (hierarchical if algorithm == "hierarchical" else direct)(t, data, wire)
@@ -254,6 +285,11 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -
 
 def allreduce(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -> None:
     """Sum ``data`` over the ranks, in place; returns when it is done. Same bits on every rank."""
+    if t.size > 1 and data.size and algorithm in SHARED_MEMORY_ALGORITHMS:
+        if (prepared := t.prepare(data, algorithm, wire)) is not None:
+            prepared.run()
+            return
+        algorithm = _instead(algorithm, wire)
     if algorithm == "mpi" and t.size > 1 and wire is None:
         t.native_allreduce(data)
         return

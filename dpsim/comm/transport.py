@@ -1,11 +1,12 @@
-"""How bytes get from rank to rank: the ``Transport`` protocol, and MPI's point-to-point messages as they are."""
+"""How bytes get from rank to rank: the ``Transport`` protocol; MPI's messages, and memory that all ranks see."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
-from typing import Any, Protocol
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -13,7 +14,14 @@ from numpy.typing import NDArray
 
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError
-from dpsim.machine import Network
+from dpsim.kernels.allreduce.cpu import Meeting
+from dpsim.kernels.allreduce.registry import versions
+from dpsim.kernels.allreduce.tree import slots
+from dpsim.machine import Network, Selection
+from dpsim.units import format_size
+
+if TYPE_CHECKING:
+    from dpsim.comm.wire import Wire
 
 Array = NDArray[Any]
 ALIGNMENT_BYTES = 64
@@ -28,6 +36,16 @@ class Pending(Protocol):
 
     def due_s(self) -> float | None:
         """When it will be done, on the shared clock, where that is known already."""
+
+
+class Prepared(Protocol):
+    """An allreduce of one array that can be done again and again, with nothing left to find out."""
+
+    run: Callable[[], None]
+    """Do it, in place; returns when it is done."""
+
+    def advance(self) -> bool:
+        """Begin it or go on with what needs no waiting; whether it is done."""
 
 
 class Transport(Protocol):
@@ -46,11 +64,11 @@ class Transport(Protocol):
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """Zeroed memory for gradients, ``ALIGNMENT_BYTES`` aligned; collective, of the same size on every rank."""
 
-    def everyones(self, data: Array) -> list[Array] | None:
-        """The same part of every rank's allocated memory as ``data`` is of this one's; None where it is not shared."""
+    def prepare(self, data: Array, algorithm: str, wire: Wire | None) -> Prepared | None:
+        """An allreduce in shared memory: ``one-shot``, ``two-shot``, or ``auto`` for the faster one at that size.
 
-    def start_barrier(self) -> Pending:
-        """Done once every rank has started it. Only for ranks that share memory."""
+        ``data`` is a part of allocated memory, the same on every rank; None where that is not shared.
+        """
 
     def send(self, data: Array, to: int) -> Pending: ...
 
@@ -86,9 +104,12 @@ class _MpiPending:
 
 
 class MpiTransport:
-    """MPI's messages as they are: the network ``node``."""
+    """MPI's messages as they are, and shared memory where all ranks are on one node: the network ``node``.
 
-    def __init__(self, comm: MPI.Intracomm, devices_a_node: int = 1) -> None:
+    ``selection`` is what ``auto`` takes by size. Memory that cannot be had is told of, on stderr.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, devices_a_node: int = 1, selection: Selection | None = None) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -98,27 +119,62 @@ class MpiTransport:
         self.devices_a_node = devices_a_node
         self._one_node = here == comm.size > 1
         self._shared: list[list[NDArray[np.uint8]]] = []
+        self._meeting: Meeting | None = None
+        self._selection = selection or Selection.usual(self.size)
+        self._prepared: dict[tuple[int, int, str, str, Wire | None], Prepared] = {}
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """On one node all ranks see it."""
-        extent = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = shared_memory(self.comm, extent * self.size, "dpsim-gradients") if self._one_node else None
-        if memory is None:
+        extent = max(-(-size_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
+        whole = self._memory(extent * self.size, "dpsim-gradients") if self._one_node else None
+        if whole is None:
             return aligned_bytes(size_bytes)
-        whole = np.frombuffer(memory, np.uint8)
+        if self._meeting is None:
+            control = self._memory(Meeting.control_bytes(self.size), "dpsim-meeting")
+            if control is None:
+                return aligned_bytes(size_bytes)
+            self._meeting = Meeting(self.rank, self.size, control, crowded=self.crowded)
         self._shared.append([whole[rank * extent : rank * extent + size_bytes] for rank in range(self.size)])
         return self._shared[-1][self.rank]
 
-    def everyones(self, data: Array) -> list[Array] | None:
+    def _memory(self, size_bytes: int, name: str) -> NDArray[np.uint8] | None:
+        memory = shared_memory(self.comm, size_bytes, name)
+        if memory is not None:
+            return np.frombuffer(memory, np.uint8)
+        self._one_node = False
+        if self.rank == 0:
+            print(
+                f"dpsim: the {self.size} ranks of this machine cannot share {format_size(size_bytes)} of memory;"
+                " MPI's own allreduce is used instead, which is slower\n"
+                "  to do:   raise the limits on memory and the size of files (ulimit -v, -f), or use fewer devices",
+                file=sys.stderr,
+            )
+        return None
+
+    def prepare(self, data: Array, algorithm: str, wire: Wire | None) -> Prepared | None:
         address = data.ctypes.data
+        key = (address, data.nbytes, data.dtype.char, algorithm, wire)
+        if (found := self._prepared.get(key)) is None and (arrays := self._everyones(data, address)) is not None:
+            name = self._selection.algorithm(data.nbytes) if algorithm == "auto" else algorithm
+            version = next(version for version in versions("cpu") if version.name == name)
+            if version.most_bytes is not None and data.nbytes > version.most_bytes:
+                raise ConfigError(
+                    f"a {name} allreduce of {format_size(data.nbytes)}",
+                    allowed=f"at most {format_size(version.most_bytes)}",
+                    remedy="lower --fusion-threshold, or choose auto or two-shot with --algorithm",
+                )
+            codes = (wire.dtype, wire.scale) if wire is not None else None
+            found = version.make(self._meeting, arrays, slots(range(self.size + 1)), wire=codes)
+            self._prepared[key] = found
+        return found
+
+    def _everyones(self, data: Array, address: int) -> list[Array] | None:
+        """The same part of every rank's allocated memory as ``data`` is of this one's; None where it is not shared."""
         for ranks in self._shared:
             first = address - ranks[self.rank].ctypes.data
             if 0 <= first < ranks[self.rank].nbytes:
                 return [memory[first : first + data.nbytes].view(data.dtype) for memory in ranks]
         return None
-
-    def start_barrier(self) -> Pending:
-        return _MpiPending([self.comm.Ibarrier()])
 
     def send(self, data: Array, to: int) -> Pending:
         return _MpiPending([self.comm.Isend(data, to, _PAYLOAD_TAG)])
@@ -163,7 +219,9 @@ def all_done(pending: Sequence[Pending]) -> bool:
     return finished
 
 
-def transport(comm: MPI.Intracomm, network: Network, devices_a_node: int = 1) -> Transport:
+def transport(
+    comm: MPI.Intracomm, network: Network, devices_a_node: int = 1, selection: Selection | None = None
+) -> Transport:
     """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
     Raises ``ConfigError`` where the ranks do not fill whole nodes.
@@ -174,4 +232,4 @@ def transport(comm: MPI.Intracomm, network: Network, devices_a_node: int = 1) ->
         from dpsim.comm.paced import PacedTransport
 
         return PacedTransport(comm.Dup(), network, devices_a_node)
-    return MpiTransport(comm.Dup(), devices_a_node)
+    return MpiTransport(comm.Dup(), devices_a_node, selection)

@@ -13,7 +13,7 @@ from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.environment import environment, stamp
 from dpsim.layout import check_hierarchy, parse_devices
-from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, check_algorithm
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection, check_algorithm
 from dpsim.plan import ALGORITHMS
 from dpsim.record import Environment
 from dpsim.wire_dtype import WireDtype, check_wire
@@ -32,7 +32,7 @@ class CalibrateConfig(Noun, frozen=True):
 
     network: str = "node"
     devices: tuple[int | str, ...] = (2,)
-    algorithms: tuple[str, ...] = ("mpi",)
+    algorithms: tuple[str, ...] = ("auto",)
     overlaps: tuple[str, ...] = ("poll", "thread")
     max_bytes: int = 4 * 2**20
     seconds: float = 4.0
@@ -97,6 +97,7 @@ def machine(network: str, tables: dict[str, Any], ranks: int, here: Environment)
         allreduce=tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["allreduce"]),
         overlap=tuple(codec.decode(t, OverlapCost, "calibration") for t in tables["overlap"]),
         compute_slowdown=tuple(codec.decode(t, ComputeSlowdown, "calibration") for t in tables["compute_slowdown"]),
+        selection=tuple(codec.decode(t, Selection, "calibration") for t in tables["selection"]),
         memory_bytes=psutil.virtual_memory().total / ranks,
         cores=here.cores,
         calibrated_on=f"{here.processor}, {network}, {stamp()}",

@@ -19,7 +19,6 @@ from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, timeline
 from dpsim.record import Environment, Experiment, PointKey, PredictedPoint, Predictions
 from dpsim.runtime.describe import describe
-from dpsim.wire_dtype import SIXTEEN_BITS
 from dpsim.workload import Workload
 
 _THRESHOLDS = 9
@@ -37,9 +36,7 @@ def completed(experiment: Experiment) -> Experiment:
             remedy="lower --global-batch",
         )
     thresholds = experiment.fusion_thresholds_bytes or telling_thresholds(experiment)
-    algorithms = experiment.algorithms or tuple(
-        network.usual_algorithm if experiment.wire_dtype not in SIXTEEN_BITS else "direct" for network in networks
-    )
+    algorithms = experiment.algorithms or tuple(network.usual_algorithm(experiment.wire_dtype) for network in networks)
     if len(algorithms) == 1:
         algorithms *= len(networks)
     if len(algorithms) != len(networks):

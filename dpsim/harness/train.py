@@ -12,7 +12,7 @@ from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
 from dpsim.learning_rate import RateSchedule
-from dpsim.machine import Network, check_algorithm
+from dpsim.machine import Network, Selection, check_algorithm
 from dpsim.nn.losses import check_label_smoothing
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import OVERLAPS, Plan
@@ -33,7 +33,7 @@ class TrainConfig(Noun, frozen=True):
     and ``steps`` count from the beginning of training all the same.
 
     ``overlap`` may be ``auto``. It, and fusion rule ``mg-wfbp``, need a profile and a calibration, which ``train``
-    takes first and puts into ``workload``, ``link_alpha_s`` and ``link_beta_s_per_byte``.
+    takes first and puts into ``workload``, ``link_alpha_s``, ``link_beta_s_per_byte`` and ``selection``.
     """
 
     model: str = "cnn"
@@ -46,7 +46,7 @@ class TrainConfig(Noun, frozen=True):
     steps: int | None = None
     seed: int = 0
     network: str = "node"
-    algorithm: str = "mpi"
+    algorithm: str = "auto"
     fusion_rule: str = "tarantella"
     fusion_threshold_bytes: float | None = None
     overlap: str = "off"
@@ -61,6 +61,7 @@ class TrainConfig(Noun, frozen=True):
     checkpoint: str | None = None
     checkpoint_every: int | None = None
     resume: str | None = None
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
@@ -156,5 +157,6 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
         machine, config.algorithm, config.devices, config.plan().priced_wire_dtype, config.layout
     )
     return msgspec.structs.replace(
-        config, overlap=overlap, workload=workload, link_alpha_s=alpha_s, link_beta_s_per_byte=beta
-    )
+        config, overlap=overlap, workload=workload, link_alpha_s=alpha_s, link_beta_s_per_byte=beta,
+        selection=machine.selected(config.devices),
+    )  # fmt: skip

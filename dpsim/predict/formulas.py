@@ -28,10 +28,11 @@ def on_the_wire(link: Link, wire_dtype: str) -> Link:
 def link_points(link: Link, algorithm: str, devices: int) -> Floats:
     """Points of the link's formula, which is a line in M (``mpi``: the lower of two lines).
 
-    ring, direct         2(n-1) alpha + 2(n-1)/n M beta + (n-1)/n M gamma
+    ring, direct, two-shot   2(n-1) alpha + 2(n-1)/n M beta + (n-1)/n M gamma
     halving-doubling     2 log2(p) alpha + 2(p-1)/p M beta + (p-1)/p M gamma
     recursive-doubling   log2(p) (alpha + M beta + M gamma)
-    mpi                  min(recursive-doubling, halving-doubling), as MPI libraries choose by size
+    mpi, auto            min(recursive-doubling, halving-doubling), as MPI libraries choose by size
+    one-shot             (n-1) (alpha + M beta + M gamma): everyone sends everything to everyone
 
     p is the largest power of two <= n; where p < n the two logarithmic ones pay 2 (alpha + M beta) + M gamma more to
     fold the other ranks in and to send them the sums. Source: ``reference formulas``, Thakur et al. 2005.
@@ -43,7 +44,10 @@ def link_points(link: Link, algorithm: str, devices: int) -> Floats:
     doubling = (rounds * alpha + fold, rounds * (beta + gamma) + fold_slope)
     halving = (2 * rounds * alpha + fold, (2 * beta + gamma) * (p - 1) / p + fold_slope)
     ring = (2 * (n - 1) * alpha, (2 * beta + gamma) * (n - 1) / n)
-    if algorithm != "mpi":
+    if algorithm == "one-shot":
+        base, slope = (n - 1) * alpha, (n - 1) * (beta + gamma)
+        return np.array([[0.0, _ONE_MIB], [base, base + slope * _ONE_MIB]])
+    if algorithm not in ("mpi", "auto"):
         base, slope = {"recursive-doubling": doubling, "halving-doubling": halving}.get(algorithm, ring)
         return np.array([[0.0, _ONE_MIB], [base, base + slope * _ONE_MIB]])
     gain = doubling[1] - halving[1]
@@ -73,8 +77,9 @@ def hierarchical_points(link: Link, link_in_node: Link, nodes: int, of_a_node: i
 def rounds(algorithm: str, devices: int, layout: str = "") -> int:
     """Message rounds of an allreduce that follow one another, after each of which someone must look.
 
-    mpi 1; direct 2; ring 2(n-1); recursive doubling log2(p); halving-doubling 2 log2(p); the last two 2 more where n
-    is no power of two (p the largest one below it); hierarchical 2 a level that has more than one member.
+    mpi, one-shot 1; direct, two-shot, auto 2; ring 2(n-1); recursive doubling log2(p); halving-doubling 2 log2(p); the
+    last two 2 more where n is no power of two (p the largest one below it); hierarchical 2 a level that has more than
+    one member.
     """
     if devices == 1:
         return 1
@@ -82,6 +87,8 @@ def rounds(algorithm: str, devices: int, layout: str = "") -> int:
         return sum(2 for members in node_counts(layout, devices) if members > 1)
     log2 = devices.bit_length() - 1
     fold = 0 if 2**log2 == devices else 2
-    return {"mpi": 1, "direct": 2, "ring": 2 * (devices - 1), "recursive-doubling": log2 + fold}.get(
-        algorithm, 2 * log2 + fold
-    )
+    known = {
+        "mpi": 1, "one-shot": 1, "two-shot": 2, "auto": 2, "direct": 2, "ring": 2 * (devices - 1),
+        "recursive-doubling": log2 + fold,
+    }  # fmt: skip
+    return known.get(algorithm, 2 * log2 + fold)

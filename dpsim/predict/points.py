@@ -96,14 +96,14 @@ def predict_points(
 
 
 def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
-    """MPI's own where the machine has a table of it, else the first algorithm that it has one of, else ``ring``.
+    """``auto`` or MPI's own where the machine has a table of it, else its first table's algorithm, else ``ring``.
 
     With 16 bits on the wire the first of those that can send them, else ``direct``.
     """
     names = [table.algorithm for table in machine.allreduce]
     if wire_dtype in SIXTEEN_BITS:
         return next((name for name in names if name in SIXTEEN_BIT_ALGORITHMS), "direct")
-    return "mpi" if "mpi" in names else names[0] if names else "ring"
+    return next((name for name in ("auto", "mpi", *names) if name in names), "ring")
 
 
 def _point(workload: Workload, machine: Machine, plan: Plan, relative_uncertainty: float) -> Record:

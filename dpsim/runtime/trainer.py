@@ -21,7 +21,7 @@ from dpsim.comm.transport import Transport, transport
 from dpsim.comm.wire import Wire
 from dpsim.data import Dataset, epoch_batches, shard
 from dpsim.lower import lower
-from dpsim.machine import Network
+from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.compiled import compile_once
@@ -41,7 +41,8 @@ class Trainer:
     Every rank draws the same global batches and takes its own share of samples; rank 0's initial state is
     broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. ``rate``
     gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
-    waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never).
+    waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
+    what algorithm ``auto`` takes by size.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class Trainer:
         schedule: Schedule | None = None,
         stall_after_s: float = 0.0,
         rate: Callable[[int], float] | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
-        self.transport: Transport = transport(comm, network, plan.devices_a_node)
+        self.transport: Transport = transport(comm, network, plan.devices_a_node, selection)
         control = transport(comm, network) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf

@@ -77,7 +77,7 @@ class OwnSetting(Noun, frozen=True, tag="dpsim"):
 
     fusion_threshold_bytes: float = 2.0**20
     overlap: Literal["off", "inline", "poll", "thread"] = "off"
-    algorithm: Literal["mpi", "ring", "recursive-doubling", "halving-doubling", "direct"] = "mpi"
+    algorithm: Literal["auto", "mpi"] = "auto"
 
     @property
     def pin(self) -> bool:
@@ -143,7 +143,7 @@ def choices(system: str, work: Work) -> list[list[Change]]:
         return [
             [{"overlap": "poll"}, {"overlap": "inline"}, {"fusion_threshold_bytes": math.inf}],
             [{"fusion_threshold_bytes": 8 * 2.0**20}, {"fusion_threshold_bytes": 32_768.0}],
-            [{"algorithm": "recursive-doubling"}, {"algorithm": "direct"}],
+            [{"algorithm": "mpi"}],
         ]
     formats: list[Change] = [{"memory_format": "channels-last"}] if work.kind == "resnet20" else []
     found = [formats, [{"optimizer": "fused"}]]

@@ -1,1 +1,226 @@
-"""The versions for the processes of one machine, in memory that all of them see."""
+"""The versions for the processes of one machine, in memory that all of them see.
+
+Gradients are produced where they are reduced: nothing is copied in or out. ``Meeting`` is what the ranks share besides:
+a flag each, and for small arrays a stage on which they show them to each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.kernels.allreduce import algorithms
+from dpsim.kernels.allreduce.algorithms import Algorithm
+from dpsim.kernels.allreduce.registry import Version, register
+from dpsim.kernels.allreduce.steps import MOMENTUM, SLOT, STAGE, WEIGHTS, Arrive, Piece, Step, Wait, programs
+from dpsim.kernels.allreduce.tree import Slots
+
+Array = NDArray[Any]
+
+STAGE_BYTES = 1 << 16
+"""The largest array, of all slots of a rank together, that goes over the stage."""
+
+_LINE = 64
+_LOOKS = 1 << 17
+"""Looks at a flag before a blocking call lets Python see to Ctrl-C: some milliseconds."""
+
+
+class Meeting:
+    """Where the ranks of one machine meet.
+
+    ``control`` is zeroed memory of ``control_bytes(size)`` that all of them see; ``crowded``: there are more ranks than
+    cores, so who waits yields. All ranks must run the same reductions in the same order, one at a time.
+
+    The stage is double, and each reduction over it takes the other half: a rank can only begin the next but one when
+    all have ended the next, and so have long read what it overwrites.
+    """
+
+    def __init__(self, rank: int, size: int, control: NDArray[np.uint8], *, crowded: bool) -> None:
+        self.rank, self.size, self.crowded = rank, size, crowded
+        self._control = control
+        self._base = control.ctypes.data
+        self.counters = np.zeros(2, np.int64)
+
+    @staticmethod
+    def control_bytes(size: int) -> int:
+        """Bytes of ``control`` for so many ranks."""
+        return size * (_LINE + 2 * STAGE_BYTES)
+
+    def flag(self, rank: int) -> int:
+        """The address of a rank's flag, alone on its cache line."""
+        return self._base + rank * _LINE
+
+    def stage(self, rank: int, turn: int) -> int:
+        """The address of a rank's stage, one of two."""
+        return self._base + self.size * _LINE + (2 * rank + turn) * STAGE_BYTES
+
+
+@functools.cache
+def _sched_yield() -> int:
+    """The address of the C library's function."""
+    return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+
+
+class Sgd(NamedTuple):
+    """For the fused update: every rank's weights (in shared memory), and this rank's momentum; 1-D, as the slots."""
+
+    weights: Sequence[Array]
+    momentum: Array
+    factor: float
+    rate: float
+
+
+class Reduction:
+    """A prepared allreduce of arrays in shared memory. After ``run()`` this rank's arrays hold the sum.
+
+    The ``numbers`` may change between runs; ``interpreter`` says which is which.
+    """
+
+    def __init__(
+        self, function: Callable[[int], int], words: Sequence[int], numbers: Array, meeting: Meeting, keep: Any
+    ) -> None:
+        from dpsim.kernels.allreduce import interpreter as words_of
+
+        self.numbers = numbers
+        self._keep = (meeting, keep)
+        self._program = np.array(words, np.int64)
+        self._state = state = np.zeros(words_of.STATE_WORDS, np.int64)
+        state[words_of.COUNTERS] = meeting.counters.ctypes.data
+        state[words_of.FLAG] = meeting.flag(meeting.rank)
+        state[words_of.PROGRAM] = self._program.ctypes.data
+        state[words_of.YIELD] = _sched_yield() if meeting.crowded else 0
+        state[words_of.LOOKS_AT] = _LOOKS
+        state[words_of.NUMBERS_AT] = numbers.ctypes.data
+        self._looks = state[words_of.LOOKS_AT :][:1]
+        address = int(state.ctypes.data)
+        self._function: Callable[[], int] = functools.partial(function, address)
+
+        def run(_alive: Reduction = self) -> None:
+            while function(address):
+                pass
+
+        self.run: Callable[[], None] = run  # a plain function: a method call would cost as much as the call into C
+
+    def advance(self) -> bool:
+        """Do what needs no waiting; whether all is done. For other work between."""
+        self._looks[0] = 1
+        unfinished = self._function()
+        self._looks[0] = _LOOKS
+        return not unfinished
+
+
+def _make(algorithm: Algorithm, sgd_algorithm: Algorithm | None = None) -> Callable[..., Reduction]:
+    """The ``make`` of a version: ``make(meeting, arrays, slots, scale=1.0, wire=None, sgd=None)``."""
+
+    def make(
+        meeting: Meeting, arrays: Sequence[Array], slots: Slots, *, scale: float = 1.0,
+        wire: tuple[str, float] | None = None, sgd: Sgd | None = None,
+    ) -> Reduction:  # fmt: skip
+        """Prepare an allreduce of ``arrays``, one a slot: 1-D, contiguous, in shared memory, of one dtype and length.
+
+        The sum comes to each rank's first slot; what its other slots hold then is not defined. ``wire``: the 16-bit
+        dtype and the power of two by which numbers are scaled in it.
+        """
+        steps = (sgd_algorithm if sgd and sgd_algorithm else algorithm)(slots, arrays[0].size)
+        return _Lowering(meeting, arrays, slots, scale, wire, sgd).reduction(steps)
+
+    return make
+
+
+class _Lowering:
+    """Turns the steps of this rank into the words of its program."""
+
+    def __init__(
+        self, meeting: Meeting, arrays: Sequence[Array], slots: Slots, scale: float, wire: tuple[str, float] | None,
+        sgd: Sgd | None,
+    ) -> None:  # fmt: skip
+        self._meeting, self._arrays, self._slots = meeting, arrays, slots
+        self._scaled, self._wire, self._sgd = scale != 1.0, wire, sgd
+        power = wire[1] if wire else 1.0
+        factor, rate = (sgd.factor, sgd.rate) if sgd else (0.0, 0.0)
+        self._numbers = np.array([scale, 1 / power, power, factor, rate], arrays[0].dtype)
+        self._kinds: dict[Any, int] = {}
+
+    def reduction(self, steps: Sequence[Step]) -> Reduction:
+        from dpsim.kernels.allreduce import interpreter
+
+        meeting = self._meeting
+        plan = programs(steps, self._slots.owners)
+        staged = any(piece.memory == STAGE for step in steps for piece in step.outputs)
+        bodies = []
+        for turn in (0, 1) if staged else (0,):
+            body = list(itertools.chain(*(self._words(one, turn) for one in plan.of[meeting.rank])))
+            bodies.append([*body, interpreter.END, plan.arrivals, int(staged)])
+        words = [interpreter.TURN, len(bodies[0]), *bodies[0], *bodies[1]] if staged else bodies[0]
+        function = interpreter.interpreter(self._arrays[0].dtype.name, tuple(self._kinds))
+        return Reduction(function, words, self._numbers, meeting, (self._arrays, self._sgd))
+
+    def _words(self, one: Step | Arrive | Wait, turn: int) -> list[int]:
+        from dpsim.kernels.allreduce import interpreter
+
+        if isinstance(one, Arrive):
+            return [interpreter.ARRIVE, one.number]
+        if isinstance(one, Wait):
+            return [interpreter.WAIT, self._meeting.flag(one.rank), one.number]
+        raw = one.final and self._wire is not None
+        kind = interpreter.Kind(
+            one.tree, len(one.sources), len(one.outputs), scaled=one.final and self._scaled,
+            wire=self._wire[0] if raw and self._wire else "", sgd=one.update is not None,
+        )  # fmt: skip
+        number = self._kinds.setdefault(kind, len(self._kinds))
+        places = [self._address(piece, turn) for piece in (*one.sources, *one.outputs, *(one.update or ()))]
+        return [interpreter.SUMS + number, one.sources[0].elements, *places]
+
+    def _address(self, piece: Piece, turn: int) -> int:
+        itemsize = self._arrays[0].itemsize
+        if piece.memory == STAGE:
+            owner = self._slots.owners[piece.number]
+            place = self._slots.of(owner).index(piece.number)
+            size = -(-self._arrays[0].nbytes // _LINE) * _LINE
+            base = self._meeting.stage(owner, turn) + place * size
+        elif piece.memory == SLOT:
+            base = self._arrays[piece.number].ctypes.data
+        else:
+            assert self._sgd is not None
+            array = {WEIGHTS: self._sgd.weights[piece.number], MOMENTUM: self._sgd.momentum}[piece.memory]
+            base = array.ctypes.data
+        return int(base + piece.start * itemsize)
+
+
+register(
+    Version(
+        name="halving-doubling", backend="cpu", summary="pairs add one half each, nearest first, and copy back",
+        bytes_moved=lambda n, size, slots: 5 * (slots - 1) * size,
+        synchronisations=lambda n: 2 * (n - 1).bit_length() + 1, variants=("scale",),
+        make=_make(algorithms.halving_doubling),
+    )
+)  # fmt: skip
+register(
+    Version(
+        name="ring", backend="cpu", summary="each chunk goes around twice; a rank adds what completes a subtree",
+        bytes_moved=lambda n, size, slots: 5 * (n - 1) * size,
+        synchronisations=lambda n: 2 * n - 1, variants=("scale",), make=_make(algorithms.ring),
+    )
+)  # fmt: skip
+register(
+    Version(
+        name="one-shot", backend="cpu", summary="everyone shows its array on a stage and adds them all: one wait",
+        bytes_moved=lambda n, size, slots: (2 * slots + n * slots + n) * size,
+        synchronisations=lambda n: 1, variants=("scale", "wire"), most_bytes=STAGE_BYTES,
+        make=_make(algorithms.one_shot),
+    )
+)  # fmt: skip
+register(
+    Version(
+        name="two-shot", backend="cpu", summary="rank r adds slice r of everyone's array in place and writes it to all",
+        bytes_moved=lambda n, size, slots: (slots + n) * size,
+        synchronisations=lambda n: 2, variants=("scale", "wire", "sgd"),
+        make=_make(algorithms.two_shot, algorithms.two_shot_sgd),
+    )
+)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -19,8 +20,9 @@ from dpsim.comm.transport import Array, Transport, transport
 from dpsim.comm.wire import wire
 from dpsim.harness.calibrate import CalibrateConfig
 from dpsim.harness.ranks.load import Load, ReplicaLoad, StandIn, nothing
+from dpsim.kernels.allreduce.cpu import STAGE_BYTES
 from dpsim.layout import node_counts
-from dpsim.machine import AllreduceCost, ComputeSlowdown, Network, OverlapCost
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Network, OverlapCost, Selection
 
 Progress = Callable[[str], None]
 _LEAST_LOAD_S = 1e-3
@@ -29,6 +31,7 @@ _MOST_AT_ONCE = 20
 _ALONE_A_ROUND = 3
 _SMALLEST_BYTES, _FACTOR = 1024, 4
 _GLOBAL_BATCH = 64  # float16 is scaled for one; which one costs nothing
+_SELECTING = 40
 LEAST_ROUNDS, MOST_ROUNDS = 5, 60
 
 
@@ -40,6 +43,7 @@ class Calibrating:
         network = Network.parse(config.network)
         self._alone: list[_Alone] = []
         self._beside: list[_Beside] = []
+        self._selection: dict[int, Selection] = {}
         counts = dict.fromkeys(devices for devices, _ in config.layouts())
         self._crowds = [_Crowd(comm, devices) for devices in counts if not config.model]
         for devices, layout in config.layouts():
@@ -48,13 +52,17 @@ class Calibrating:
             for algorithm in config.algorithms:
                 if group is None:
                     continue
-                table = _Alone(group, transport(group, network, of_a_node), algorithm, layout, config)
+                chosen = None
+                if algorithm == "auto":
+                    chosen = self._selection[devices] = self._selection.get(devices) or select(group)
+                link = transport(group, network, of_a_node, chosen)
+                table = _Alone(group, link, algorithm, layout, config)
                 self._alone.append(table)
                 load: Load = (
                     ReplicaLoad(config.model, config.dataset, config.local_batch) if config.model else StandIn()
                 )
                 for overlap in config.overlaps:
-                    self._beside.append(_Beside(table, transport(group, network, of_a_node), overlap, load))
+                    self._beside.append(_Beside(table, transport(group, network, of_a_node, chosen), overlap, load))
             quiet_barrier(comm)
 
     def round(self) -> None:
@@ -73,6 +81,7 @@ class Calibrating:
         tables = {
             "allreduce": [table.result() for table in self._alone],
             "overlap": [beside.result() for beside in self._beside],
+            "selection": list(self._selection.values()),
             "compute_slowdown": [crowd.result() for crowd in self._crowds],
         }
         for beside in self._beside:
@@ -218,6 +227,34 @@ class _Beside:
 
     def close(self) -> None:
         self._mechanism.close()
+
+
+def select(group: MPI.Intracomm) -> Selection:
+    """Up to which size ``one-shot`` is faster than ``two-shot``: both in turn, in a fraction of a second. Collective."""
+    link = transport(group, Network())
+    points = [size for size in sizes(STAGE_BYTES) if size <= STAGE_BYTES]
+    memory = link.allocate(STAGE_BYTES).view(np.float32)
+    if link.prepare(memory, "two-shot", None) is None:
+        return Selection.usual(group.size)
+    samples: dict[tuple[str, int], list[float]] = {}
+    for number in range(_SELECTING):
+        for size, name in itertools.product(points, ("one-shot", "two-shot")):
+            data = memory[: size // 4]
+            data[...] = 1.0
+            group.Barrier()
+            start_s = now()
+            allreduce(link, data, name)
+            if number:
+                samples.setdefault((name, size), []).append(now() - start_s)
+    slowest = {
+        key: statistics.median(max(row) for row in zip(*group.allgather(times), strict=True))
+        for key, times in samples.items()
+    }
+    faster = itertools.takewhile(lambda size: slowest["one-shot", size] < slowest["two-shot", size], points)
+    largest = group.bcast(max(faster, default=0))
+    if not largest:
+        return Selection(devices=group.size, algorithms=("two-shot",), below_bytes=())
+    return Selection(devices=group.size, below_bytes=(largest + 1,))
 
 
 def sizes(max_bytes: int) -> list[int]:

@@ -54,7 +54,10 @@ class _Point:
         schedule = scheduled(task.workload, task.machines[self.key.network], plan)
         network = Network.parse(self.key.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0
-        self.trainer = Trainer(replica, dataset, plan, self.group, network, seed=experiment.seed, schedule=schedule)
+        self.trainer = Trainer(
+            replica, dataset, plan, self.group, network, seed=experiment.seed, schedule=schedule,
+            selection=task.machines[self.key.network].selected(plan.devices),
+        )  # fmt: skip
 
     def visit(self, round_number: int, *, counted: bool) -> None:
         """A few steps, the first two not counted; a step lasts from the slowest rank's end to the next one's."""

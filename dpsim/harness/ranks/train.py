@@ -65,7 +65,7 @@ def _trainer(comm: MPI.Intracomm, config: TrainConfig, report: Progress) -> tupl
 
     trainer = Trainer(
         replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule, rate=rate,
-        stall_after_s=config.stall_after_s,
+        stall_after_s=config.stall_after_s, selection=config.selection,
     )  # fmt: skip
     return trainer, total
 

@@ -1,0 +1,227 @@
+"""One compiled function that does a rank's program: its sums in vector code, its signals and waits as atomics.
+
+Memory ordering. ``Arrive`` stores the rank's flag with release semantics, ``Wait`` loads another's with acquire: what
+a rank read or wrote before it arrived has happened before whatever another does after it saw that (C11 5.1.2.4), also
+through a third rank. Flags only ever grow, so one that has passed the awaited count stays past it. Gradients
+themselves are plain memory: ``steps.programs`` puts an arrival and a wait between any two accesses that collide.
+x86 keeps this order by itself and the compiler must too; on other processors LLVM emits what it takes.
+
+A wait gives up after some looks and the function returns; called again, it goes on where it was. So nobody waits in
+machine code for ever, Ctrl-C is heeded, and an allreduce can be moved on beside other work.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any, NamedTuple
+
+import llvmlite.ir as ir
+from llvmlite.ir.instructions import StoreAtomicInstr
+
+from dpsim.kernels.allreduce.tree import Tree, fold
+from dpsim.kernels.cache import compiled
+from dpsim.kernels.vector import Element, Kernel, Value
+
+END, ARRIVE, WAIT, TURN, SUMS = range(5)
+"""Operations of a program, each a run of words: END arrivals turn; ARRIVE count; WAIT flag count; TURN skip (jump so
+many words in every other turn); SUMS + kind: elements, addresses of the sources, the outputs, the momentum."""
+
+PLACE, COUNTERS, FLAG, PROGRAM, YIELD, LOOKS_AT, NUMBERS_AT, STATE_WORDS = range(8)
+"""Words of a program's state: where in the program it is; the addresses of the group's two counters (arrivals so far,
+turn), of this rank's flag, of the program and of a function for a waiting rank to call (0: none); how often a wait
+looks before it gives up; the address of the numbers."""
+
+SCALE, UP, DOWN, MOMENTUM, RATE, NUMBERS = range(6)
+"""The numbers that kinds of sums read: of the scaling, of the 16-bit wire (``dpsim.comm.wire``), of SGD."""
+
+_INDEX, _INT = ir.IntType(64), ir.IntType(32)
+_LOOKS_BEFORE_YIELD = 16
+
+
+class Kind(NamedTuple):
+    """A sum as vector code: its tree over so many sources, and what is done on the way."""
+
+    tree: Tree
+    sources: int
+    outputs: int
+    scaled: bool = False
+    wire: str = ""
+    sgd: bool = False
+
+
+@compiled
+def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
+    """``(address of the state) -> 0 when the program has ended, 1 when a wait gave up``."""
+    kernel = Kernel(dtype, ("state",), returns_index=True)
+    build = kernel.builder
+    state, pointer = kernel["state"].ir, ir.PointerType()
+
+    def word(base: Any, at: Any) -> Any:
+        address = build.gep(base, [at if isinstance(at, ir.Value) else ir.Constant(_INDEX, at)], source_etype=_INDEX)
+        return build.load(address, typ=_INDEX, align=8)
+
+    def at_address(number: Any) -> Any:
+        return build.inttoptr(number, pointer)
+
+    def number(value: int) -> Any:
+        return ir.Constant(_INDEX, value)
+
+    place = build.alloca(_INDEX)
+    build.store(word(state, PLACE), place)
+    counters, own = at_address(word(state, COUNTERS)), at_address(word(state, FLAG))
+    program = at_address(word(state, PROGRAM))
+    kernel["numbers"] = Value(kernel, at_address(word(state, NUMBERS_AT)))
+    kernel["looks"] = Value(kernel, word(state, LOOKS_AT))
+    before, turn = word(counters, 0), word(counters, 1)
+    for index, name in ((SCALE, "scale"), (UP, "up"), (DOWN, "down"), (MOMENTUM, "momentum"), (RATE, "rate")):
+        kernel[name] = kernel.load_number(kernel["numbers"], index)
+    head = build.append_basic_block("operation")
+    build.branch(head)
+    build.position_at_end(head)
+    here = build.load(place, typ=_INDEX)
+
+    def argument(n: int) -> Any:
+        return word(program, build.add(here, number(1 + n)))
+
+    def go_on(words: Any) -> None:
+        build.store(build.add(here, words if isinstance(words, ir.Value) else number(words)), place)
+        build.branch(head)
+
+    blocks = {op: build.append_basic_block() for op in range(END, SUMS + len(kinds))}
+    never = build.append_basic_block()
+    choice = build.switch(word(program, here), never)
+    for op, block in blocks.items():
+        choice.add_case(number(op), block)
+    build.position_at_end(never)
+    build.unreachable()
+
+    build.position_at_end(blocks[END])
+    build.store(build.add(before, argument(0)), counters, align=8)
+    after = build.gep(counters, [number(1)], source_etype=_INDEX)
+    build.store(build.xor(turn, argument(1)), after, align=8)
+    build.store(number(0), state, align=8)
+    build.ret(number(0))
+
+    build.position_at_end(blocks[ARRIVE])
+    _store_release(kernel, build.add(before, argument(0)), own)
+    go_on(2)
+
+    build.position_at_end(blocks[WAIT])
+    flag, target, others = at_address(argument(0)), build.add(before, argument(1)), word(state, YIELD)
+    _wait(kernel, flag, target, others, give_up=(here, state))
+    go_on(3)
+
+    build.position_at_end(blocks[TURN])
+    odd = build.icmp_unsigned("!=", turn, number(0))
+    go_on(build.select(odd, build.add(number(2), argument(0)), number(2)))
+
+    for position, kind in enumerate(kinds):
+        build.position_at_end(blocks[SUMS + position])
+        names = [*(f"in{i}" for i in range(kind.sources)), *(f"out{i}" for i in range(kind.outputs))]
+        names += ["w", "v"] if kind.sgd else []
+        for index, name in enumerate(names):
+            kernel[name] = Value(kernel, at_address(argument(1 + index)))
+        kernel.elementwise(Value(kernel, argument(0)), lambda e, kind=kind: _sum(e, kind))  # type: ignore[misc]
+        go_on(2 + len(names))
+    return kernel
+
+
+def _store_release(kernel: Kernel, value: Any, address: Any) -> None:
+    """What ``IRBuilder.store_atomic`` would do, if it knew opaque pointers (llvmlite 0.50)."""
+    kernel.builder._insert(StoreAtomicInstr(kernel.builder.block, value, address, "release", 8))
+
+
+def _wait(kernel: Kernel, flag: Any, target: Any, let_others: Any, give_up: tuple[Any, Any]) -> None:
+    """Look at a flag until it has reached the target. After too many looks, return 1 at ``give_up``'s place.
+
+    ``let_others``: the address of a function to call between looks, after the first few; or 0.
+    """
+    build = kernel.builder
+    entry = build.block
+    look, again, over, done = (build.append_basic_block(part) for part in ("look", "again", "over", "done"))
+    build.branch(look)
+    build.position_at_end(look)
+    looks = build.phi(_INDEX)
+    looks.add_incoming(ir.Constant(_INDEX, 0), entry)
+    seen = build.load_atomic(flag, "acquire", 8, typ=_INDEX)
+    build.cbranch(build.icmp_signed(">=", seen, target), done, again)
+    build.position_at_end(again)
+    _pause(kernel)
+    more = build.add(looks, ir.Constant(_INDEX, 1))
+    patient = build.icmp_signed(">", more, ir.Constant(_INDEX, _LOOKS_BEFORE_YIELD))
+    with build.if_then(build.and_(patient, build.icmp_unsigned("!=", let_others, ir.Constant(_INDEX, 0)))):
+        build.call(build.inttoptr(let_others, ir.FunctionType(_INT, []).as_pointer()), [])
+    looks.add_incoming(more, build.block)
+    build.cbranch(build.icmp_signed("<", more, kernel["looks"].ir), look, over)
+    build.position_at_end(over)
+    here, state = give_up
+    build.store(here, state, align=8)
+    build.ret(ir.Constant(_INDEX, 1))
+    build.position_at_end(done)
+
+
+def _pause(kernel: Kernel) -> None:
+    """Tell the processor that this is a waiting loop."""
+    machine = platform.machine()
+    if machine in ("x86_64", "AMD64"):
+        kind = ir.FunctionType(ir.VoidType(), [])
+        kernel.builder.call(kernel.module.declare_intrinsic("llvm.x86.sse2.pause", (), kind), [])
+    elif machine == "aarch64":
+        kind = ir.FunctionType(ir.VoidType(), [_INT])
+        yield_hint = ir.Constant(_INT, 1)
+        kernel.builder.call(kernel.module.declare_intrinsic("llvm.aarch64.hint", (), kind), [yield_hint])
+
+
+def _sum(e: Element, kind: Kind) -> None:
+    """One element of all outputs."""
+
+    def source(index: int) -> Value:
+        value = e[f"in{index}"]
+        return rounded(value * e.number("down"), kind.wire) * e.number("up") if kind.wire else value
+
+    total = fold(kind.tree, source, lambda a, b: a + b)
+    if kind.wire:
+        total = rounded(total * e.number("down"), kind.wire) * e.number("up")
+    if kind.scaled or kind.sgd:
+        total = total * e.number("scale")
+    if kind.sgd:
+        momentum = e["v"] * e.number("momentum") + total
+        total = e["w"] - momentum * e.number("rate")
+        e["v"] = momentum
+    for output in range(kind.outputs):
+        e[f"out{output}"] = total
+
+
+def rounded(value: Value, wire: str) -> Value:
+    """float32 numbers rounded to float16 or bfloat16, ties to even; as ``kernels.wire`` encodes and decodes them."""
+    kernel, build = value.kernel, value.kernel.builder
+    vector = isinstance(value.ir.type, ir.VectorType)
+    kind = ir.VectorType(_INT, value.ir.type.count) if vector else _INT
+
+    def whole(number: int) -> Any:
+        return ir.Constant(kind, [ir.Constant(_INT, number)] * kind.count) if vector else ir.Constant(kind, number)
+
+    def cut(bits: Any, places: int) -> Any:
+        """Round away the last ``places`` bits."""
+        odd = build.and_(build.lshr(bits, whole(places)), whole(1))
+        nearest = build.add(build.add(bits, whole((1 << (places - 1)) - 1)), odd)
+        return build.and_(nearest, whole(-(1 << places) & 0xFFFF_FFFF))
+
+    bits = build.bitcast(value.ir, kind)
+    size = build.and_(bits, whole(0x7FFF_FFFF))
+    sign = build.and_(bits, whole(0x8000_0000))
+    nan = build.icmp_unsigned(">", size, whole(0x7F80_0000))
+    if wire == "bfloat16":
+        quiet = build.and_(build.or_(bits, whole(0x0040_0000)), whole(0xFFFF_0000))
+        found = build.select(nan, quiet, cut(bits, 16))
+    else:
+        large = cut(size, 13)
+        infinite = build.icmp_unsigned(">=", large, whole(0x4780_0000))  # 65536: what rounds to it or more
+        large = build.select(infinite, whole(0x7F80_0000), large)
+        positive = Value(kernel, build.bitcast(size, value.ir.type))
+        # adding 0.5, whose last place is 2^-24, rounds a small number to a multiple of that
+        small = build.bitcast(((positive + 0.5) - 0.5).ir, kind)
+        least_normal = build.icmp_unsigned("<", size, whole(0x3880_0000))
+        found = build.select(least_normal, small, large)
+        found = build.or_(build.select(nan, whole(0x7FC0_0000), found), sign)
+    return Value(kernel, build.bitcast(found, value.ir.type))
