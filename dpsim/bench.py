@@ -9,6 +9,8 @@ from typing import Literal
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
+from dpsim.kernels.allreduce.registry import versions
+from dpsim.machine import SHARED_MEMORY_ALGORITHMS
 from dpsim.plan import ALGORITHMS
 from dpsim.record import Environment
 from dpsim.units import format_size
@@ -19,8 +21,18 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 CPU_DTYPES = ("float32", "float64")
 PEERS = ("mpi", "gloo", "nccl")
 OWN = "dpsim"
-BENCH_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "hierarchical")
-"""What ``all`` stands for: the devices of a benchmark are those of one node."""
+Backend = Literal["cpu", "cuda"]
+MESSAGES = "-messages"
+"""Ends the names of algorithms that send messages, where a version in shared memory has the plain name."""
+
+
+def bench_algorithms(backend: Backend) -> tuple[str, ...]:
+    """What ``all`` stands for: the kernels, and on CPUs MPI's own allreduce and what goes by messages on one node."""
+    kernels = tuple(version.name for version in versions(backend))
+    if backend == "cuda":
+        return kernels
+    others = (name for name in ALGORITHMS if name not in (*SHARED_MEMORY_ALGORITHMS, "hierarchical"))
+    return (*kernels, *(name + MESSAGES * (name in kernels) for name in others))
 
 
 class AllreduceBench(Noun, frozen=True):
@@ -37,7 +49,7 @@ class AllreduceBench(Noun, frozen=True):
     factor: int = 4
     algorithms: tuple[str, ...] = ()
     dtype: str = "float32"
-    backend: Literal["cpu", "cuda"] = "cpu"
+    backend: Backend = "cpu"
     peers: tuple[str, ...] | None = None
     peer_envs: dict[str, str] = {}  # noqa: RUF012  (msgspec copies it)
     budget_s: float = 60.0
@@ -48,8 +60,8 @@ class AllreduceBench(Noun, frozen=True):
             raise ConfigError(f"devices is {self.devices}", allowed="2 to 1024", remedy="give --devices 2 or more")
         self._check_sizes()
         for algorithm in self.algorithms:
-            if algorithm not in BENCH_ALGORITHMS:
-                raise unknown("algorithm", algorithm, ("all", *BENCH_ALGORITHMS))
+            if algorithm not in (allowed := bench_algorithms(self.backend)):
+                raise unknown("algorithm", algorithm, ("all", *allowed))
         kinds = CPU_DTYPES if self.backend == "cpu" else tuple(ITEM_BYTES)
         if self.dtype not in kinds:
             raise ConfigError(f"dtype {self.dtype} on backend {self.backend}", allowed=", ".join(kinds))
@@ -87,9 +99,13 @@ class AllreduceBench(Noun, frozen=True):
 
 
 class System(Noun, frozen=True):
-    """Who took part: ``dpsim``, or a peer with its library and how its processes ran."""
+    """Who took part: ``dpsim``, or a peer with its library and how its processes ran.
+
+    ``peer`` is what several of one library have in common.
+    """
 
     name: str
+    peer: str
     kind: Literal["dpsim", "mpi", "gloo", "nccl"]
     library: str = ""
     how: str = ""

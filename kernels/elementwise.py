@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -47,17 +48,23 @@ def _keep_where(dtype: str) -> Kernel:
     return kernel
 
 
-def scale(x: Array, factor: float) -> None:
-    """x = x * factor, in place: one read and one write of memory, and next to no arithmetic."""
-    _scale(x.dtype.name)(x, x.size, factor)
+def scaling(x: Array, factor: float) -> Callable[[], object]:
+    """x = x * factor in place, ready to be called: one read and one write of memory, and next to no arithmetic."""
+    function, address, size = _scaling(x.dtype.name), x.ctypes.data, x.size
+
+    def run(_alive: Array = x) -> None:
+        function(address, size, factor)
+
+    return run
 
 
 @compiled
-def _scale(dtype: str) -> Kernel:
-    kernel = Kernel(dtype, ("x",), ("size",), ("factor",))
+def _scaling(dtype: str) -> Kernel:
+    kernel = Kernel(dtype, ("x",), ("size",), ("factor",), returns_index=True)
 
     def body(e: Element) -> None:
         e["x"] = e["x"] * e.number("factor")
 
     kernel.elementwise(kernel["size"], body)
+    kernel.builder.ret(kernel["size"].ir)
     return kernel

@@ -86,13 +86,13 @@ def warnings(result: BenchResult) -> tuple[ReportWarning, ...]:
 
 def sizes_table(result: BenchResult) -> Table:
     """Per size dpsim's default and the peers: how many times as long each takes."""
-    systems = list(dict.fromkeys(peer.system for size in result.sizes for peer in size.peers))
+    peers = list(dict.fromkeys(ratio.peer for size in result.sizes for ratio in size.peers))
     columns = (
         Column(head="size"), Column(head="default", left=True), Column(head="us"), Column(head="of bound"),
         Column(head="fastest here", left=True), Column(head="A/A noise"), Column(head="best MPI (95%)", left=True),
-        *(Column(head=system) for system in systems),
+        *(Column(head=peer) for peer in peers),
     )  # fmt: skip
-    rows = tuple(_size_row(size, systems) for size in result.sizes)
+    rows = tuple(_size_row(size, peers) for size in result.sizes)
     return Table(
         title="Beside the peers", columns=columns, sections=(Section(title="in place", rows=rows),),
         note="Times of the peers, each at its fastest mode, over that of dpsim's default algorithm in the same rounds: "
@@ -100,14 +100,14 @@ def sizes_table(result: BenchResult) -> Table:
     )  # fmt: skip
 
 
-def _size_row(size: BenchSize, systems: list[str]) -> tuple[str, ...]:
-    ratios = {peer.system: peer for peer in size.peers}
+def _size_row(size: BenchSize, peers: list[str]) -> tuple[str, ...]:
+    ratios = {ratio.peer: ratio for ratio in size.peers}
     best = size.best_mpi
     return (
         format_size(size.size_bytes), size.default, microseconds(size.default_s), _share(size.default_fraction),
         f"{size.best} {microseconds(size.best_s)}", _share(size.noise),
         "" if best is None else f"{best.ratio:.2f} ({best.low:.2f} to {best.high:.2f})",
-        *(f"{ratios[system].ratio:.2f}" if system in ratios else "" for system in systems),
+        *(f"{ratios[peer].ratio:.2f}" if peer in ratios else "" for peer in peers),
     )  # fmt: skip
 
 

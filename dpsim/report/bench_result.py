@@ -26,6 +26,7 @@ class BenchPoint(Noun, frozen=True):
     dtype: str
     devices: int
     system: str
+    peer: str
     algorithm: str
     default: bool
     in_place: bool
@@ -47,9 +48,10 @@ class BenchPoint(Noun, frozen=True):
 class Ratio(Noun, frozen=True):
     """A peer's time over the default algorithm's in the same rounds (above 1: dpsim is faster), and its 95 % interval.
 
-    The peer's mode is the best of its library's: thread level, in or out of place.
+    ``system`` and what follows is the peer's mode that was fastest: its thread level, in or out of place.
     """
 
+    peer: str
     system: str
     algorithm: str
     in_place: bool

@@ -12,7 +12,8 @@ from dpsim.report.write import write_content
 
 KINDS = (".png", ".svg")
 _CAPTION = (
-    "Bus bandwidth against the size, in place, buffers rewritten before each call, medians of the slowest rank. "
+    "Bus bandwidth against the size, buffers rewritten before each call, medians of the slowest rank: dpsim in place, "
+    "each peer at its fastest mode. "
     "Dashed: the bound, 2 n S bytes at the bandwidth of in-place scaling. Both axes are logarithmic."
 )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsim import codec
-from dpsim.bench import BENCH_ALGORITHMS, ITEM_BYTES, OWN, AllreduceBench, System
+from dpsim.bench import ITEM_BYTES, OWN, AllreduceBench, System, bench_algorithms
 from dpsim.comm import launch
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
@@ -56,7 +56,7 @@ class Entrant:
 
 def entrants(bench: AllreduceBench) -> list[Entrant]:
     """dpsim first, then the peers. Raises ``ConfigError`` for a peer that was named and is not there."""
-    own = Entrant(system=System(name=OWN, kind="dpsim", how="ranks pinned to cores"), start=_start_own(bench))
+    own = Entrant(system=System(name=OWN, peer=OWN, kind="dpsim", how="ranks pinned to cores"), start=_start_own(bench))
     if bench.peers == ():
         return [own]
     here = _this_python()
@@ -119,7 +119,7 @@ def _python(name: str, folder: Path) -> Python:
 
 def _start_own(bench: AllreduceBench) -> Callable[[dict[str, Any], Path], Ranks]:
     def start(told: dict[str, Any], folder: Path) -> Ranks:
-        told = told | {"algorithms": list(bench.algorithms or BENCH_ALGORITHMS)}
+        told = told | {"algorithms": list(bench.algorithms or bench_algorithms(bench.backend))}
         return OnRanks(_TASK, told, devices=bench.devices, pin=True)
 
     return start
@@ -145,7 +145,7 @@ def _of_mpi(bench: AllreduceBench, python: Python) -> list[Entrant]:
                 command = [path, *flags, "-n", str(bench.devices), *_script(python, "mpi", told)]
                 return Processes(name, [command], folder, python.environment(extra))
 
-            found.append(Entrant(system=System(name=name, kind="mpi", how=how), start=start))
+            found.append(Entrant(system=System(name=name, peer=python.name, kind="mpi", how=how), start=start))
     return found
 
 
@@ -161,7 +161,7 @@ def _of_gloo(bench: AllreduceBench, python: Python) -> list[Entrant]:
             return Processes(name, commands, folder, python.environment({"GLOO_SOCKET_IFNAME": "lo"}))
 
         how = "ranks pinned to cores" if pinned else "ranks not pinned"
-        found.append(Entrant(system=System(name=name, kind="gloo", how=how), start=start))
+        found.append(Entrant(system=System(name=name, peer="gloo", kind="gloo", how=how), start=start))
     return found
 
 
@@ -175,8 +175,3 @@ def told(bench: AllreduceBench, page: str) -> dict[str, Any]:
         "ranks": bench.devices, "cores": sorted(os.sched_getaffinity(0)), "page": page, "dtype": bench.dtype,
         "most": bench.sizes()[-1] // ITEM_BYTES[bench.dtype],
     }  # fmt: skip
-
-
-def with_library(system: System, library: str) -> System:
-    """A system of which its ranks have said what they run."""
-    return System(name=system.name, kind=system.kind, library=library, how=system.how)

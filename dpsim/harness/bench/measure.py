@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 
 from dpsim.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.comm import launch
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.harness.bench.entrants import Entrant, entrants, told, with_library
+from dpsim.harness.bench.entrants import Entrant, entrants, told
 from dpsim.harness.environment import environment, stamp
 from dpsim.harness.job import Job
 from dpsim.units import format_size
@@ -129,7 +130,7 @@ def _started(
             progress(f"warning: {entrant.system.name} takes no part: {error.given}")
             continue
         stack.callback(job.close)
-        standings.append(_Standing(with_library(entrant.system, job.hello["library"]), job))
+        standings.append(_Standing(msgspec.structs.replace(entrant.system, library=job.hello["library"]), job))
     return standings
 
 

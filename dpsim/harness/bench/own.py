@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from dpsim.bench import MESSAGES
 from dpsim.comm.allreduce import allreduce
-from dpsim.comm.transport import Array, Transport, transport
+from dpsim.comm.transport import Array, transport
 from dpsim.harness.bench.turns import SCALE, SCALING, Reduction, serve
-from dpsim.kernels.elementwise import scale
-from dpsim.machine import Network
+from dpsim.kernels.allreduce.registry import versions
+from dpsim.kernels.elementwise import scaling
+from dpsim.machine import Network, Selection
 
 
 def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> None:
@@ -36,23 +38,31 @@ class OwnContender:
 
     def reductions(self, count: int) -> list[Reduction]:
         data, source = self._window[:count], self._source[:count]
-        default = default_algorithm(self._transport, data)
-        found = [Reduction(SCALING, data, data, functools.partial(scale, data, SCALE))]
+        default = self.default(data)
+        found = [Reduction(SCALING, data, data, scaling(data, SCALE))]
         for algorithm in dict.fromkeys([*self._algorithms, default]):
-            call = prepare(self._transport, data, algorithm)
-            found.append(Reduction(algorithm, data, data, call))
-            found.append(Reduction(algorithm, source, data, _out_of_place(source, data, call)))
-        return [*found, Reduction(default, data, data, prepare(self._transport, data, default), repeat=1)]
+            call = self.call(data, algorithm)
+            if call is not None:
+                found.append(Reduction(algorithm, data, data, call))
+                found.append(Reduction(algorithm, source, data, _out_of_place(source, data, call)))
+        again = self.call(data, default)
+        return [*found, Reduction(default, data, data, again, repeat=1)] if again else found
 
+    def default(self, data: Array) -> str:
+        """What dpsim takes for this array where nothing was calibrated and no algorithm is named."""
+        shared = self._transport.prepare(data, "two-shot", None) is not None
+        return Selection.usual(self._transport.size).algorithm(data.nbytes) if shared else "mpi"
 
-def prepare(transport: Transport, data: Array, algorithm: str) -> Callable[[], object]:
-    """An allreduce that is ready to be called."""
-    return functools.partial(allreduce, transport, data, algorithm)
-
-
-def default_algorithm(transport: Transport, data: Array) -> str:
-    """What dpsim takes for this array when no algorithm is named."""
-    return transport.network.usual_algorithm
+    def call(self, data: Array, algorithm: str) -> Callable[[], object] | None:
+        """An allreduce ready to be called; None for a kernel that takes no array of this size, or without memory."""
+        kernel = next((version for version in versions("cpu") if version.name == algorithm), None)
+        if kernel is None:
+            name = algorithm.removesuffix(MESSAGES)
+            return functools.partial(allreduce, self._transport, data, name)
+        if kernel.most_bytes is not None and data.nbytes > kernel.most_bytes:
+            return None
+        prepared = self._transport.prepare(data, algorithm, None)
+        return None if prepared is None else prepared.run
 
 
 def _out_of_place(source: Array, data: Array, call: Callable[[], object]) -> Callable[[], object]:

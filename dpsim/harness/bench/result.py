@@ -56,7 +56,7 @@ def _point(record: BenchRecord, series: Series, bound: Series | None, bytes_move
     algbw = size / time.median if time else None
     return BenchPoint(
         size_bytes=size, count=size // ITEM_BYTES[record.bench.dtype], dtype=record.bench.dtype, devices=n,
-        system=series.system, algorithm=series.algorithm, default=series.default, in_place=series.in_place,
+        system=series.system, peer=_peers(record)[series.system], algorithm=series.algorithm, default=series.default, in_place=series.in_place,
         cached=series.cached,
         time_s=time.median if time else None, time_low_s=time.low if time else None,
         time_high_s=time.high if time else None,
@@ -102,17 +102,21 @@ def _median_s(series: Series) -> float:
     return statistics.median(_medians_s(series))
 
 
-def _ratios(record: BenchRecord, own: Series, peers: Sequence[Series]) -> tuple[Ratio, ...]:
-    """Of every peer's library the mode that was fastest here, fastest first."""
-    found = []
-    for system in record.systems:
-        modes = [series for series in peers if series.system == system.name]
+def _peers(record: BenchRecord) -> dict[str, str]:
+    return {system.name: system.peer for system in record.systems}
+
+
+def _ratios(record: BenchRecord, own: Series, series: Sequence[Series]) -> tuple[Ratio, ...]:
+    """Of every peer the mode that was fastest here, fastest first."""
+    found, peers = [], _peers(record)
+    for peer in dict.fromkeys(peers.values()):
+        modes = [one for one in series if peers[one.system] == peer]
         if modes:
             mode = min(modes, key=_median_s)
             ratio = median_ratio(_medians_s(mode), _medians_s(own))
             found.append(
                 Ratio(
-                    system=system.name, algorithm=mode.algorithm, in_place=mode.in_place, ratio=ratio.median,
+                    peer=peer, system=mode.system, algorithm=mode.algorithm, in_place=mode.in_place, ratio=ratio.median,
                     low=ratio.low, high=ratio.high,
                 )
             )  # fmt: skip

@@ -6,20 +6,30 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from dpsim.bench import OWN
-from dpsim.report.bench_content import way
 from dpsim.report.bench_result import BenchPoint, BenchResult
 from dpsim.report.figures.style import INK, MUTED, RULE, labels_at_right, panels, styled
 from dpsim.units import format_size
 
-_OWN = ("#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#44aa99", "#332288", "#88ccee", "#117733")
-_PEERS = ("#d55e00", "#e69f00", "#b8860b", "#a0522d", "#999933", "#882255", "#cc6677", "#661100")
+_COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#332288",
+    "#999933",
+    "#882255",
+    "#6a6a75",
+)
 _TITLES = (("dpsim's algorithms", True), ("beside the peers", False))
 
 
 def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
-    """Two panels: dpsim's algorithms, and its default beside the peers. In place, with rewritten buffers."""
+    """Two panels: dpsim's algorithms in place, and its default beside the peers. Buffers are rewritten."""
 
     def make() -> Figure:
         figure, axes = panels(2, narrow=narrow, height_in=4.2)
@@ -31,17 +41,20 @@ def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
 
 
 def _lines(result: BenchResult, own: bool) -> dict[str, tuple[list[BenchPoint], str]]:
-    """Points and colour by name; beside the peers dpsim is one line, its default algorithm."""
-    found: dict[str, list[BenchPoint]] = {}
+    """Points and colour by name; beside the peers dpsim is one line, its default, and each peer is at its best."""
+    found: dict[str, dict[int, BenchPoint]] = {}
     for point in result.points:
-        if not point.in_place or point.cached or point.busbw_bytes_per_s is None:
+        if point.cached or point.busbw_bytes_per_s is None or (point.system == OWN and not point.in_place):
             continue
-        if own and point.system == OWN:
-            found.setdefault(way(point), []).append(point)
-        elif not own and (point.system != OWN or point.default):
-            found.setdefault("dpsim" if point.system == OWN else way(point), []).append(point)
-    colours = list(_OWN) if own else [_OWN[0], *_PEERS]
-    return {name: (points, colours[i % len(colours)]) for i, (name, points) in enumerate(found.items())}
+        if (point.system == OWN) != own and not (point.default and not own):
+            continue
+        line = found.setdefault(point.algorithm if own else point.peer, {})
+        best = line.setdefault(point.size_bytes, point)
+        if point.busbw_bytes_per_s > (best.busbw_bytes_per_s or 0.0):
+            line[point.size_bytes] = point
+    return {
+        name: (list(line.values()), _COLOURS[i % len(_COLOURS)]) for i, (name, line) in enumerate(found.items())
+    }  # fmt: skip
 
 
 def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoint], str]], title: str) -> None:
@@ -66,6 +79,7 @@ def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoi
     shown = sizes[:: max(1, len(sizes) // 6)]
     axis.set_xticks(shown, [format_size(size).replace(" ", "\n") for size in shown], minor=False)
     axis.minorticks_off()
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.tick_params(labelsize=8.5)
     axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
     axis.text(0, 1.02, "bus bandwidth, GB/s", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
