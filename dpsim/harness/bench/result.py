@@ -56,8 +56,8 @@ def _point(record: BenchRecord, series: Series, bound: Series | None, bytes_move
     algbw = size / time.median if time else None
     return BenchPoint(
         size_bytes=size, count=size // ITEM_BYTES[record.bench.dtype], dtype=record.bench.dtype, devices=n,
-        system=series.system, peer=_peers(record)[series.system], algorithm=series.algorithm, default=series.default, in_place=series.in_place,
-        cached=series.cached,
+        system=series.system, peer=_peers(record)[series.system], algorithm=series.algorithm, default=series.default,
+        in_place=series.in_place, cached=series.cached,
         time_s=time.median if time else None, time_low_s=time.low if time else None,
         time_high_s=time.high if time else None,
         p50_s=float(np.percentile(calls_s, 50)) if rounds else None,

@@ -14,17 +14,8 @@ from dpsim.report.figures.style import INK, MUTED, RULE, labels_at_right, panels
 from dpsim.units import format_size
 
 _COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#332288",
-    "#999933",
-    "#882255",
-    "#6a6a75",
-)
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#999933", "#882255", "#6a6a75",
+)  # fmt: skip
 _TITLES = (("dpsim's algorithms", True), ("beside the peers", False))
 
 
