@@ -176,12 +176,12 @@ def test_scaling_multiplies_every_element_once(dtype: str, count: int) -> None:
     assert np.array_equal(x[:count], np.arange(count) / 2) and x[count] == count
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_small_calls_come_in_bursts_and_large_ones_alone(slow: bool) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.2, 1e-6])
+def test_small_calls_come_in_bursts_and_large_ones_alone(share: float) -> None:
     for size in (4, 2**16):
-        assert measure.effort(size, slow=slow).fresh[1] > 1
+        assert measure.effort(size, share).fresh[1] > 1
     for size in (2**16 + 4, 2**20, 2**24, 2**28):
-        assert measure.effort(size, slow=slow).fresh[1:] == (1, 0)
+        assert measure.effort(size, share).fresh[1:] == (1, 0)
 
 
 # What samples become.

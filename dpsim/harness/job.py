@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import threading
@@ -13,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from dpsim.comm import launch
+from dpsim.comm import ending, launch
+from dpsim.comm.rank_output import Seen
 from dpsim.errors import CommunicationError
 
 _LOOK_S = 0.2
@@ -161,9 +160,7 @@ class Processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0 if failed else _END_S)
             if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                ending.stop(process, self._name, Seen())
         failed = failed or [process.returncode for process in self._processes if process.returncode]
         if not failed:
             return None

