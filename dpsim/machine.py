@@ -226,6 +226,11 @@ class Machine(Noun, frozen=True, dict=True):
         if not self.memory_bytes > 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}", allowed="more than 0")
 
+    def priced(self, algorithm: str, devices: int, layout: str = "") -> str:
+        """The algorithm whose tables price one: its own; ``mpi``'s price ``auto`` where that has none of its own."""
+        tables = {table.algorithm for table in self.allreduce if (table.devices, table.layout) == (devices, layout)}
+        return "mpi" if algorithm == "auto" and "auto" not in tables and "mpi" in tables else algorithm
+
     def selected(self, devices: int) -> Selection | None:
         """What ``auto`` takes on so many devices, where it was measured."""
         return next((found for found in self.selection if found.devices == devices), None)

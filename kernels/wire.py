@@ -54,13 +54,6 @@ def decode_float16(coded: Any, values: Any, scale: Any) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_float16(coded: Any, sums: Any, scale: Any) -> None:
-    """sums += float32(coded) * scale."""
-    for i in range(sums.size):
-        sums[i] += _float16(np.uint32(coded[i])) * scale
-
-
-@numba.njit(nogil=True, cache=True)
 def encode_bfloat16(values: Any, coded: Any, scale: Any) -> None:
     """coded = bfloat16(values * scale), as bits: uint16 [N] from float32 [N]."""
     for i in range(values.size):
@@ -76,10 +69,3 @@ def decode_bfloat16(coded: Any, values: Any, scale: Any) -> None:
     """values = float32(coded) * scale."""
     for i in range(values.size):
         values[i] = np.uint32(np.uint32(coded[i]) << np.uint32(16)).view(np.float32) * scale
-
-
-@numba.njit(nogil=True, cache=True)
-def add_bfloat16(coded: Any, sums: Any, scale: Any) -> None:
-    """sums += float32(coded) * scale."""
-    for i in range(sums.size):
-        sums[i] += np.uint32(np.uint32(coded[i]) << np.uint32(16)).view(np.float32) * scale

@@ -24,7 +24,7 @@ SURFACE = {
     " --stall-after --label-smoothing --hostfile",
     "profile": "--model --dataset --local-batch --seed --optimizer --output --json",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
-    " --wire-dtype",
+    " --wire-dtype --from --format --out-of-place",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
     " --fusion-threshold --algorithm --overlap --wire-dtype --output --json",
     "report": "FOLDER --output --json",

@@ -116,18 +116,18 @@ def test_every_point_to_point_algorithm_gives_the_sum(devices: int, on_ranks: On
     assert on_ranks("ranks_paced:sums", {"network": NETWORK}, devices=devices) == []
 
 
+@pytest.mark.timeout(240)
 def test_the_link_is_kept_beside_a_backward_and_the_waiting_costs_little(
     on_ranks: OnRanks, record_property: Callable[[str, object], None]
 ) -> None:
     argument = {"network": NETWORK, "sizes_bytes": [SMALL, LONG], "repeats": 30}
     late_s: dict[str, float] = {}
-    for _ in range(3):
+    for _ in range(4):
         rows = on_ranks("dpsim.experiments.pacer:measure_on_ranks", argument, devices=2, pin=True)
         for row in rows:
             case = f"{row['size_bytes']} {row['overlap']} {'beside' if row['beside'] else 'idle'}"
             assert row["earliest_s"] >= 0, f"{case}: a message came early"
-            if row["overlap"] != "inline":  # spinning is looked at above
-                late_s[case] = min(row["undisturbed_s"] - row["due_s"], late_s.get(case, np.inf))
+            late_s[case] = min(row["undisturbed_s"] - row["due_s"], late_s.get(case, np.inf))
             if row["core_s"] is not None:
                 record_property(f"core_s of a message, {case}", row["core_s"])
                 print(f"{case}: {row['core_s'] * 1e6:.0f} us of core time a message of {row['time_s'] * 1e6:.0f} us")
@@ -135,13 +135,20 @@ def test_the_link_is_kept_beside_a_backward_and_the_waiting_costs_little(
                 assert row["core_s"] < 0.5 * row["time_s"], "the thread that waits should sleep"
         if _kept(late_s):
             return
-    raise AssertionError(f"in none of three measurements: late by {late_s}")
+    raise AssertionError(f"in none of four measurements: late by {late_s}")
 
 
 def _kept(late_s: dict[str, float]) -> bool:
-    small_is_near = all(late < 150e-6 for case, late in late_s.items() if case.startswith(f"{SMALL} "))
-    long_is_near = all(late < 0.15 * LONG_S for case, late in late_s.items() if case.startswith(f"{LONG} "))
-    return small_is_near and long_is_near
+    """Whether no case is later than its bound and twice what a rank that only spins is late by.
+
+    Spinning is never late of its own: on a quiet machine it adds nothing, on a busy one it tells how long others ran.
+    """
+    bound_s = {SMALL: 150e-6, LONG: 0.15 * LONG_S}
+    return all(
+        late_s[case] < bound + 2 * late_s[f"{size} inline idle"]
+        for size, bound in bound_s.items()
+        for case in (f"{size} thread idle", f"{size} poll beside", f"{size} thread beside")
+    )
 
 
 def test_training_with_mpis_own_allreduce_is_refused_on_an_emulated_network(dpsim: Callable[..., Any]) -> None:

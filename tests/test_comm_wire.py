@@ -58,10 +58,6 @@ def test_every_code_comes_back_and_every_number_goes_to_the_nearest_one(wire_dty
     np.testing.assert_array_equal(decoded, exact)
     Wire(wire_dtype).encode(decoded, again)
     np.testing.assert_array_equal(again[~np.isnan(exact)], codes[~np.isnan(exact)])
-    sums = np.ones(2**16, np.float32)
-    Wire(wire_dtype).add(codes, sums)
-    with np.errstate(invalid="ignore"):  # some of the codes are signalling NaNs
-        np.testing.assert_array_equal(sums, exact + np.float32(1))
 
     bits = np.random.default_rng(0).integers(0, 2**32, 300_000, dtype=np.uint32).view(np.float32)
     finite = exact[np.isfinite(exact)]

@@ -242,7 +242,7 @@ def test_points_have_the_fixed_names_and_one_device_is_predicted_once() -> None:
 
 
 def test_what_the_machine_does_not_know_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match=r"'mpi' on 3 devices[\s\S]*mpi on 2[\s\S]*\[link\]"):
+    with pytest.raises(ConfigError, match=r"'auto' on 3 devices[\s\S]*mpi on 2[\s\S]*\[link\]"):
         predict(workload(), machine(), plan(devices=3, global_batch=9))
     with pytest.raises(ConfigError, match="algorithm"):
         collective_cost(machine(), "rink", 2, 4)

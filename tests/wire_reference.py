@@ -32,26 +32,28 @@ def _bfloat16(values: Array) -> Array:
 
 
 def direct_sum(contributions: list[Array], wire_dtype: str, scale: float) -> Array:
-    """Every contribution rounded once, added in float32 in order, the sum rounded once."""
-    total = rounded(contributions[0], wire_dtype, scale)
+    """Every contribution rounded once, added in float32 along the tree, the sum rounded once."""
+    return rounded(tree_sum([rounded(row, wire_dtype, scale) for row in contributions]), wire_dtype, scale)
+
+
+def tree_sum(rows: list[Array]) -> Array:
+    """The left half, the largest power of two of them that leaves some to the right, plus the right half."""
+    if len(rows) == 1:
+        return rows[0]
+    left = 1
+    while 2 * left < len(rows):
+        left *= 2
     with np.errstate(over="ignore", invalid="ignore"):
-        for contribution in contributions[1:]:
-            total = total + rounded(contribution, wire_dtype, scale)
-    return rounded(total, wire_dtype, scale)
+        return tree_sum(rows[:left]) + tree_sum(rows[left:])
 
 
 def hierarchical_sum(contributions: list[Array], of_a_node: int, wire_dtype: str, scale: float) -> Array:
-    """Float32 sums in each node, a slice each (its owner's first, then down the places); ``direct_sum`` across."""
+    """Float32 sums along the tree in each node, a slice each; ``direct_sum`` across."""
     result = np.empty_like(contributions[0])
     bounds = chunk_bounds(len(result), of_a_node)
     nodes = [contributions[i : i + of_a_node] for i in range(0, len(contributions), of_a_node)]
     for place in range(of_a_node):
         part = slice(bounds[place], bounds[place + 1])
-        sums = []
-        for node in nodes:
-            total = node[place][part].copy()
-            for shift in range(1, of_a_node):
-                total = total + node[(place - shift) % of_a_node][part]
-            sums.append(total)
+        sums = [tree_sum([row[part] for row in node]) for node in nodes]
         result[part] = direct_sum(sums, wire_dtype, scale) if len(nodes) > 1 else sums[0]
     return result

@@ -283,6 +283,12 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -
     return _ALGORITHMS[algorithm](t, data)
 
 
+def rehearse(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -> None:
+    """Prepare an allreduce, so that it is compiled when it comes. Moves nothing."""
+    if t.size > 1 and data.size and algorithm in SHARED_MEMORY_ALGORITHMS:
+        t.prepare(data, algorithm, wire)
+
+
 def allreduce(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -> None:
     """Sum ``data`` over the ranks, in place; returns when it is done. Same bits on every rank."""
     if t.size > 1 and data.size and algorithm in SHARED_MEMORY_ALGORITHMS:

@@ -1,8 +1,9 @@
 """16 bits on the wire: what an allreduce of float32 numbers sends where a plan asks for float16 or bfloat16.
 
 Every rank's contribution is rounded once to 16 bits (to nearest, ties to even), its own too; the owner of a slice adds
-the rounded contributions in float32 in rank order; the sum is rounded once to 16 bits, and every rank, the owner too,
-keeps that value. So all ranks hold the same bits, and who owns what does not show in them.
+the rounded contributions in float32 along the tree over the ranks (``kernels.allreduce.tree``); the sum is rounded once
+to 16 bits, and every rank, the owner too, keeps that value. So all ranks hold the same bits, and who owns what does not
+show in them. In shared memory nothing travels, and the same numbers come out.
 
 What is encoded is the number times ``scale``, a power of two, which changes no digit. Gradients are sums over samples;
 float16 ends at 65504, so it carries them times 2^-ceil(log2(global batch)): no more than their mean. A mean that
@@ -25,13 +26,13 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint16]
 
 
-def _kernels(dtype: str) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
-    """Encode, decode and add; imported here, since numba takes a third of a second to load."""
+def _kernels(dtype: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Encode and decode; imported here, since numba takes a third of a second to load."""
     from dpsim.kernels import wire as kernels
 
     if dtype == "float16":
-        return kernels.encode_float16, kernels.decode_float16, kernels.add_float16
-    return kernels.encode_bfloat16, kernels.decode_bfloat16, kernels.add_bfloat16
+        return kernels.encode_float16, kernels.decode_float16
+    return kernels.encode_bfloat16, kernels.decode_bfloat16
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,6 @@ class Wire:
         values, coded = np.zeros(1, np.float32), np.zeros(1, np.uint16)
         self.encode(values, coded)  # compiled now, not in the first allreduce
         self.decode(coded, values)
-        self.add(coded, values)
 
     def encode(self, values: Floats, coded: Codes) -> None:
         """coded = the 16-bit codes of values."""
@@ -60,10 +60,6 @@ class Wire:
     def decode(self, coded: Codes, values: Floats) -> None:
         """values = what the codes stand for."""
         self._kernels[1](coded, values, self._up)
-
-    def add(self, coded: Codes, sums: Floats) -> None:
-        """sums += what the codes stand for."""
-        self._kernels[2](coded, sums, self._up)
 
 
 def wire(wire_dtype: str | None, dtype: np.dtype[Any], global_batch: int) -> Wire | None:

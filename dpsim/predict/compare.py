@@ -27,7 +27,8 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     without = msgspec.structs.replace(plan, overlap="off")
     off = predict(workload, machine, without)
     events = timeline(workload, machine, without)
-    alpha_s, beta = alpha_beta(machine, plan.algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
+    algorithm = machine.priced(plan.algorithm, plan.devices, plan.layout)
+    alpha_s, beta = alpha_beta(machine, algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
     sizes = events.size_bytes[events.lane == COMMUNICATION]
     exposed_s = float(sum(alpha_s + beta * size for size in sizes.tolist() if size))
     one = predict(workload, machine, msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None))
@@ -49,7 +50,7 @@ def choose_overlap(
     Without ``mechanisms`` they are off, inline and those that the machine has overlap tables of for this algorithm and
     device count. A machine without any such table (published figures, GPUs) is taken to overlap freely: ``thread``."""
     if mechanisms is None:
-        asked = (plan.algorithm, plan.devices, plan.layout)
+        asked = (machine.priced(plan.algorithm, plan.devices, plan.layout), plan.devices, plan.layout)
         measured = {t.overlap for t in machine.overlap if (t.algorithm, t.devices, t.layout) == asked}
         if not machine.overlap and plan.devices > 1:
             measured = {"thread"}

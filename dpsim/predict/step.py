@@ -127,7 +127,8 @@ def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
     """The plan's schedule, with alpha and beta from the machine where its fusion rule needs them."""
     if plan.fusion_rule != "mg-wfbp":
         return lower(workload, plan)
-    alpha_s, beta = alpha_beta(machine, plan.algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
+    algorithm = machine.priced(plan.algorithm, plan.devices, plan.layout)
+    alpha_s, beta = alpha_beta(machine, algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
     return lower(workload, plan, alpha_s=alpha_s, beta_s_per_byte=beta)
 
 
@@ -151,13 +152,14 @@ def _prices(workload: Workload, machine: Machine, plan: Plan) -> tuple[Prices, f
     factor, beyond = compute_slowdown(machine, plan.devices)
     share = local_share(plan)
     layers, announces = _layer_arrays(workload, share, factor)
-    solo = solo_curve(machine, plan.algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
+    algorithm = machine.priced(plan.algorithm, plan.devices, plan.layout)
+    solo = solo_curve(machine, algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
     beside, poll_s = solo, 0.0
     if plan.devices > 1 and plan.overlap in ("poll", "thread"):
         beside, poll_s = beside_curve(
-            machine, plan.algorithm, plan.devices, plan.overlap, plan.priced_wire_dtype, plan.layout
+            machine, algorithm, plan.devices, plan.overlap, plan.priced_wire_dtype, plan.layout
         )
-    stages = rounds(plan.algorithm, plan.devices, plan.layout)
+    stages = rounds(algorithm, plan.devices, plan.layout)
     fixed = np.array(
         (workload.times(share).overhead_s * factor, workload.update_s * factor, poll_s, stages), np.float64
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.comm import allreduce
 from dpsim.comm.board import UNKNOWN, Row
 from dpsim.comm.clock import now
 from dpsim.comm.progress import Progress, progress
@@ -81,9 +82,8 @@ class StepRunner:
         self._marks = StepMarks(0.0)
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
-        self._progress: Progress = progress(
-            transport, plan.algorithm, plan.overlap, self._finished, wire(plan.wire_dtype, dtype, plan.global_batch)
-        )
+        self._wire = wire(plan.wire_dtype, dtype, plan.global_batch)
+        self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._wire)
         self._policy: BucketPolicy = bucket_policy(schedule, control or transport)
         self._held: list[Run] = []
         self._micro_batch = 0
@@ -104,6 +104,9 @@ class StepRunner:
         """Compute one sample and update nothing: every kernel of a step is then compiled. Overwrites gradients."""
         if isinstance(self.replica, Network):
             rehearse(self.replica)
+        for bucket in range(self.schedule.buckets if self._communicates else 0):
+            data = self.arena.buckets(bucket, bucket + 1)
+            allreduce.rehearse(self.transport, data, self.plan.algorithm, self._wire)
         nothing = self.arena.parameters[:0]
         state = {name: slot[:0] for name, slot in self.arena.optimizer_state.items()}
         update(nothing, nothing, state, self.plan.optimizer, 0.0, 1.0, 1)

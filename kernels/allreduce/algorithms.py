@@ -23,13 +23,9 @@ def slice_bounds(elements: int, parts: int) -> list[int]:
     return [min(part * lines // parts * LINE, elements) for part in range(parts + 1)]
 
 
-def _ranks(slots: Slots) -> int:
-    return max(slots.owners) + 1
-
-
 def _firsts(slots: Slots) -> list[int]:
     """The slot of each rank in which the result lands: its first."""
-    return [slots.owners.index(rank) for rank in range(_ranks(slots))]
+    return [slots.owners.index(rank) for rank in range(slots.ranks)]
 
 
 def one_shot(slots: Slots, elements: int) -> list[Step]:
@@ -48,7 +44,7 @@ def one_shot(slots: Slots, elements: int) -> list[Step]:
 
 def two_shot(slots: Slots, elements: int) -> list[Step]:
     """Rank r adds slice r of all slots where they lie and writes the sum to all ranks: the least bytes there can be."""
-    bounds = slice_bounds(elements, _ranks(slots))
+    bounds = slice_bounds(elements, slots.ranks)
     return [
         Step(
             rank, slots.tree,
@@ -56,7 +52,7 @@ def two_shot(slots: Slots, elements: int) -> list[Step]:
             tuple(Piece(SLOT, first, bounds[rank], bounds[rank + 1]) for first in _firsts(slots)),
             final=True,
         )
-        for rank in range(_ranks(slots))
+        for rank in range(slots.ranks)
     ]  # fmt: skip
 
 
@@ -65,18 +61,18 @@ def two_shot_sgd(slots: Slots, elements: int) -> list[Step]:
 
     Each rank holds the momentum of its own slice alone; gradients are read and not written.
     """
-    bounds = slice_bounds(elements, _ranks(slots))
+    bounds = slice_bounds(elements, slots.ranks)
 
     def step(rank: int) -> Step:
         low, high = bounds[rank], bounds[rank + 1]
         return Step(
             rank, slots.tree,
             tuple(Piece(SLOT, slot, low, high) for slot in range(len(slots.owners))),
-            tuple(Piece(WEIGHTS, other, low, high) for other in range(_ranks(slots))),
+            tuple(Piece(WEIGHTS, other, low, high) for other in range(slots.ranks)),
             final=True, update=(Piece(WEIGHTS, rank, low, high), Piece(MOMENTUM, rank, low, high)),
         )  # fmt: skip
 
-    return [step(rank) for rank in range(_ranks(slots))]
+    return [step(rank) for rank in range(slots.ranks)]
 
 
 def ring(slots: Slots, elements: int) -> list[Step]:
@@ -85,7 +81,7 @@ def ring(slots: Slots, elements: int) -> list[Step]:
     A rank adds what makes a whole subtree by its own slots, reading the other half where the rank that made it left
     it: so the tree's order costs no byte more than the ring's own.
     """
-    n, firsts = _ranks(slots), _firsts(slots)
+    n, firsts = slots.ranks, _firsts(slots)
     bounds = slice_bounds(elements, n)
     steps: list[Step] = []
     final: dict[int, Piece] = {}

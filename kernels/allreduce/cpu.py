@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,18 @@ from numpy.typing import NDArray
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.algorithms import Algorithm
 from dpsim.kernels.allreduce.registry import Version, register
-from dpsim.kernels.allreduce.steps import MOMENTUM, SLOT, STAGE, WEIGHTS, Arrive, Piece, Step, Wait, programs
+from dpsim.kernels.allreduce.steps import (
+    MOMENTUM,
+    SLOT,
+    STAGE,
+    WEIGHTS,
+    Arrive,
+    Piece,
+    Step,
+    Wait,
+    moved_elements,
+    programs,
+)
 from dpsim.kernels.allreduce.tree import Slots
 
 Array = NDArray[Any]
@@ -103,7 +115,7 @@ class Reduction:
 
         def run(_alive: Reduction = self) -> None:
             while function(address):
-                pass
+                os.sched_yield()  # so long a wait is for a rank that has no core
 
         self.run: Callable[[], None] = run  # a plain function: a method call would cost as much as the call into C
 
@@ -193,34 +205,32 @@ class _Lowering:
         return int(base + piece.start * itemsize)
 
 
-register(
-    Version(
-        name="halving-doubling", backend="cpu", summary="pairs add one half each, nearest first, and copy back",
-        bytes_moved=lambda n, size, slots: 5 * (slots - 1) * size,
-        synchronisations=lambda n: 2 * (n - 1).bit_length() + 1, variants=("scale",),
-        make=_make(algorithms.halving_doubling),
-    )
-)  # fmt: skip
-register(
-    Version(
-        name="ring", backend="cpu", summary="each chunk goes around twice; a rank adds what completes a subtree",
-        bytes_moved=lambda n, size, slots: 5 * (n - 1) * size,
-        synchronisations=lambda n: 2 * n - 1, variants=("scale",), make=_make(algorithms.ring),
-    )
-)  # fmt: skip
-register(
-    Version(
-        name="one-shot", backend="cpu", summary="everyone shows its array on a stage and adds them all: one wait",
-        bytes_moved=lambda n, size, slots: (2 * slots + n * slots + n) * size,
-        synchronisations=lambda n: 1, variants=("scale", "wire"), most_bytes=STAGE_BYTES,
-        make=_make(algorithms.one_shot),
-    )
-)  # fmt: skip
-register(
-    Version(
-        name="two-shot", backend="cpu", summary="rank r adds slice r of everyone's array in place and writes it to all",
-        bytes_moved=lambda n, size, slots: (slots + n) * size,
-        synchronisations=lambda n: 2, variants=("scale", "wire", "sgd"),
-        make=_make(algorithms.two_shot, algorithms.two_shot_sgd),
-    )
-)  # fmt: skip
+_COUNTED = 16 * 840
+"""Elements of the arrays for which steps are counted: slices of 2 to 8 ranks are whole lines."""
+
+
+def _bytes_moved(algorithm: Algorithm) -> Callable[[Slots, int], float]:
+    return lambda slots, size_bytes: moved_elements(algorithm(slots, _COUNTED)) / _COUNTED * size_bytes
+
+
+def _synchronisations(algorithm: Algorithm) -> Callable[[Slots], int]:
+    return lambda slots: programs(algorithm(slots, _COUNTED), slots.owners).synchronisations
+
+
+for _name, _algorithm, _with_sgd, _summary, _variants, _most_bytes in (
+    ("halving-doubling", algorithms.halving_doubling, None,
+     "pairs add one half each, nearest first, and copy back", ("scale",), None),
+    ("ring", algorithms.ring, None,
+     "each chunk goes around twice; a rank adds what completes a subtree", ("scale",), None),
+    ("one-shot", algorithms.one_shot, None,
+     "everyone shows its array on a stage and adds them all: one wait", ("scale", "wire"), STAGE_BYTES),
+    ("two-shot", algorithms.two_shot, algorithms.two_shot_sgd,
+     "rank r adds slice r of everyone's array in place and writes it to all", ("scale", "wire", "sgd"), None),
+):  # fmt: skip
+    register(
+        Version(
+            name=_name, backend="cpu", summary=_summary, bytes_moved=_bytes_moved(_algorithm),
+            synchronisations=_synchronisations(_algorithm), variants=_variants, most_bytes=_most_bytes,
+            make=_make(_algorithm, _with_sgd),
+        )
+    )  # fmt: skip

@@ -53,7 +53,7 @@ def from_bfloat16(codes: NDArray[np.uint16]) -> NDArray[np.float32]:
 register(
     Version(
         name="reference", backend="numpy", summary="NumPy, one temporary array for each addition",
-        bytes_moved=lambda n, size, slots: 3 * (slots - 1) * size + n * size,
-        synchronisations=lambda n: 2, make=allreduce,
+        bytes_moved=lambda slots, size: (3 * (len(slots.owners) - 1) + slots.ranks) * size,
+        synchronisations=lambda slots: 2, make=allreduce,
     )
 )  # fmt: skip

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpsim.kernels.allreduce.tree import Slots
+
 Backend = Literal["numpy", "cpu", "cuda"]
 
 _MODULES = ("reference", "cpu", "cuda")
@@ -17,19 +19,19 @@ _MODULES = ("reference", "cpu", "cuda")
 class Version:
     """One allreduce kernel of one node.
 
-    ``bytes_moved(ranks, size_bytes, slots)`` counts what all ranks together read and write of gradients, of
-    ``size_bytes`` a rank in ``slots`` slots altogether (one a rank or more), with no reuse by caches;
-    ``synchronisations(ranks)`` how often a rank waits for others, one after another. ``variants`` are what it fuses:
-    ``scale`` (by a number, after the sum), ``wire`` (16 bits between ranks, float32 sums), ``sgd`` (the update with
-    momentum in the same pass). ``most_bytes``: the largest array it takes; None: any.
+    ``bytes_moved(slots, size_bytes)`` counts what all ranks together read and write of gradients, where each slot has
+    ``size_bytes``, with no reuse by caches; ``synchronisations(slots)`` how often a rank waits for others, one after
+    another. ``variants`` are what it fuses: ``scale`` (by a number, after the sum), ``wire`` (16 bits between ranks,
+    float32 sums), ``sgd`` (the update with momentum in the same pass). ``most_bytes``: the largest array it takes;
+    None: any.
     ``make`` prepares it; its form belongs to the backend (see ``cpu.py``, ``cuda.py``).
     """
 
     name: str
     backend: Backend
     summary: str
-    bytes_moved: Callable[[int, int, int], float]
-    synchronisations: Callable[[int], int]
+    bytes_moved: Callable[[Slots, int], float]
+    synchronisations: Callable[[Slots], int]
     make: Callable[..., Any]
     dtypes: tuple[str, ...] = ("float32", "float64")
     variants: tuple[str, ...] = ()

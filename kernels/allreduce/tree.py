@@ -28,9 +28,13 @@ class Slots:
     tree: Tree
 
     @property
+    def ranks(self) -> int:
+        return max(self.owners) + 1
+
+    @property
     def extra(self) -> int:
         """Slots more than one a rank: what the fixed order reads where ranks do not hold whole subtrees."""
-        return len(self.owners) - len(set(self.owners))
+        return len(self.owners) - self.ranks
 
     def of(self, rank: int) -> tuple[int, ...]:
         """The slots of a rank."""

@@ -230,7 +230,7 @@ class _Beside:
 
 
 def select(group: MPI.Intracomm) -> Selection:
-    """Up to which size ``one-shot`` is faster than ``two-shot``: both in turn, in a fraction of a second. Collective."""
+    """Up to which size ``one-shot`` is faster than ``two-shot``; both in turn, a fraction of a second. Collective."""
     link = transport(group, Network())
     points = [size for size in sizes(STAGE_BYTES) if size <= STAGE_BYTES]
     memory = link.allocate(STAGE_BYTES).view(np.float32)

@@ -1,0 +1,193 @@
+"""Benchmark outputs as a Machine: which reader takes a file, on how many devices it ran, and one table of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, FileFormatError, unknown
+from dpsim.harness.imports.imb import is_imb, read_imb
+from dpsim.harness.imports.nccl import is_nccl, read_nccl
+from dpsim.harness.imports.nccl_json import is_nccl_json, read_nccl_json
+from dpsim.harness.imports.osu import is_osu, read_osu
+from dpsim.harness.imports.source import Contents, Source, Table, read_source
+from dpsim.layout import check_hierarchy, node_counts, parse_devices
+from dpsim.machine import AllreduceCost, Machine, Network, check_algorithm
+from dpsim.plan import ALGORITHMS
+
+T = TypeVar("T")
+Format = Literal["nccl-tests", "osu", "imb"]
+FORMATS: tuple[str, ...] = get_args(Format)
+
+
+class ImportConfig(Noun, frozen=True):
+    """Files that benchmarks printed, and what they do not say.
+
+    ``format`` is found in each file where it is not given. ``devices`` and ``algorithms`` hold nothing, one entry
+    for all files or one for each; an algorithm that is not named is ``mpi``, the library's own. ``out_of_place`` takes
+    nccl-tests' out-of-place times in place of the in-place ones; OSU and IMB measure out of place only.
+    """
+
+    files: tuple[str, ...]
+    format: Format | None = None
+    devices: tuple[int | str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    network: str = "node"
+    out_of_place: bool = False
+
+    def __post_init__(self) -> None:
+        network = Network.parse(self.network)
+        if self.format is not None and self.format not in FORMATS:
+            raise unknown("format", self.format, FORMATS)
+        for algorithm in self.algorithms or ("mpi",):
+            if algorithm not in ALGORITHMS:
+                raise unknown("algorithm", algorithm, ALGORITHMS)
+            check_algorithm(algorithm, network)
+        if len({Path(file).resolve() for file in self.files}) != len(self.files) or not self.files:
+            raise ConfigError(f"files are {list(self.files)}", allowed="one or more different files")
+        for what, values in (("devices", self.devices), ("algorithm", self.algorithms)):
+            if len(values) not in (0, 1, len(self.files)):
+                raise ConfigError(
+                    f"{what} {', '.join(map(str, values))} for {len(self.files)} files",
+                    allowed=f"one --{what} for all files, or one for each in their order",
+                )
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One table of the machine, the file it came from and what it measures there."""
+
+    file: str
+    benchmark: str
+    measured: str
+    cost: AllreduceCost
+
+
+def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]:
+    """The machine that the files describe, and where each of its tables comes from.
+
+    It has their tables and nothing else: no link, no overlap, no slowdown, no memory, for they say nothing of these.
+    Raises ``FileFormatError`` for a file that cannot be believed, ``ConfigError`` for a number of devices that is
+    missing or contradicts a file, and for a table given twice.
+    """
+    tables: list[Imported] = []
+    hardware: list[str] = []
+    devices = _one_each(config.devices or (None,), config.files)
+    algorithms = _one_each(config.algorithms or ("mpi",), config.files)
+    for file, token, algorithm in zip(config.files, devices, algorithms, strict=True):
+        given: tuple[int | None, str] = (None, "") if token is None else parse_devices(token)
+        contents = read(Path(file), config.format, given[0], config.out_of_place)
+        hardware.append(contents.hardware)
+        tables += _imported(file, contents, algorithm, *given)
+    _check_each_once(tables)
+    named = dict.fromkeys(filter(None, hardware))
+    made_by = dict.fromkeys(f"{Path(table.file).name}: {table.benchmark} ({table.measured})" for table in tables)
+    measured_on = [
+        f"{table.benchmark.split(',')[0]} on {table.cost.layout or table.cost.devices} devices" for table in tables
+    ]
+    machine = Machine(
+        name="; ".join(named) or ", ".join(Path(file).stem for file in config.files),
+        network=config.network,
+        emulated_network=Network.parse(config.network).emulated,
+        allreduce=tuple(table.cost for table in tables),
+        calibrated_on="; ".join([*named, *dict.fromkeys(measured_on)]),
+        source="dpsim calibrate --from " + "; ".join(made_by),
+    )
+    return machine, tuple(tables)
+
+
+def read(path: Path, format: Format | None, devices: int | None, out_of_place: bool) -> Contents:
+    """What a file holds, read as ``format`` or as what it looks like. Raises ``FileFormatError``."""
+    source = read_source(path)
+    kind = format or _format(source)
+    if kind == "osu":
+        return read_osu(source)
+    if kind == "imb":
+        return read_imb(source)
+    return read_nccl_json(source, out_of_place) if is_nccl_json(source) else read_nccl(source, devices, out_of_place)
+
+
+def _format(source: Source) -> str:
+    looks: dict[str, bool] = {
+        "nccl-tests": is_nccl_json(source) or is_nccl(source),
+        "osu": is_osu(source),
+        "imb": is_imb(source),
+    }
+    found = [name for name, like in looks.items() if like]
+    if len(found) != 1:
+        given = f"looks like {' and like '.join(found)}" if found else "looks like no benchmark that can be imported"
+        raise FileFormatError(
+            f"{source.path}, line 1: the file {given}",
+            allowed="the output of nccl-tests (text, or JSON of -J), OSU's osu_allreduce or IMB-MPI1 Allreduce",
+            remedy="name the one to read with --format" if found else "give the whole output, its title lines too",
+        )
+    return found[0]
+
+
+def _imported(file: str, contents: Contents, algorithm: str, devices: int | None, layout: str) -> Iterator[Imported]:
+    """The tables of one file that ran on ``devices`` in ``layout``, as far as those are given.
+
+    Tables of 1 device, which has nothing to reduce, are passed over where there are others.
+    """
+    said = [table.devices for table in contents.tables]
+    chosen = [table for table in contents.tables if devices is None or table.devices in (None, devices)]
+    chosen = [table for table in chosen if table.devices != 1] or chosen
+    if not chosen:
+        raise ConfigError(
+            f"--devices {layout or devices}, and {file} was measured on {', '.join(map(str, said))} devices",
+            allowed="the number that the file says",
+            remedy="leave --devices out",
+        )
+    for table in chosen:
+        count = table.devices or devices
+        if count is None:
+            raise ConfigError(
+                f"{file} does not say on how many devices it was measured ({table.place})",
+                allowed="--devices N, or nodes x devices of a node like 2x4",
+                remedy="give the number of ranks it ran on with --devices",
+            )
+        if count == 1:
+            raise ConfigError(
+                f"{file} was measured on 1 device ({table.place}), which has nothing to reduce",
+                allowed="2 devices or more",
+                remedy="measure on as many devices as you want to predict for",
+            )
+        of_nodes = layout if devices is not None else _layout(table)
+        if layout and table.layout not in ("", layout):
+            raise ConfigError(
+                f"--devices {layout}, and {file} was measured on {table.layout} ({table.place})",
+                allowed=f"{table.layout}, or {count} if the nodes do not matter",
+                remedy="leave --devices out",
+            )
+        check_hierarchy(algorithm, count, of_nodes)
+        cost = AllreduceCost(
+            algorithm=algorithm, devices=count, layout=of_nodes, sizes_bytes=table.sizes_bytes, time_s=table.time_s
+        )
+        yield Imported(file=file, benchmark=contents.benchmark, measured=table.measured, cost=cost)
+
+
+def _layout(table: Table) -> str:
+    """A file's own layout; flat where one node has all devices or every node has one, as ``--devices 8`` is."""
+    nodes, of_a_node = node_counts(table.layout, table.devices or 1)
+    return "" if 1 in (nodes, of_a_node) else table.layout
+
+
+def _check_each_once(tables: Sequence[Imported]) -> None:
+    seen: dict[tuple[str, int, str], str] = {}
+    for table in tables:
+        key = (table.cost.algorithm, table.cost.devices, table.cost.layout)
+        if key in seen:
+            where = seen[key] if seen[key] == table.file else f"{seen[key]} and {table.file}"
+            raise ConfigError(
+                f"two tables of {key[0]} on {key[2] or key[1]} devices in {where}",
+                allowed="one for each algorithm and number of devices",
+                remedy="give one of the two, or name their algorithms with --algorithm NAME,NAME",
+            )
+        seen[key] = table.file
+
+
+def _one_each(values: Sequence[T], files: Sequence[str]) -> list[T]:
+    return list(values) * (len(files) if len(values) == 1 else 1)

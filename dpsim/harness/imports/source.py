@@ -1,0 +1,196 @@
+"""What every reader of a benchmark's output shares: its lines, the numbers in them, and errors that name the line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsim.errors import FileFormatError
+
+MOST_BYTES = 2**60
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
+_HUNDREDTHS = re.compile(r"(?:0|[1-9][0-9]{0,14})\.[0-9]{2}")
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+_NARROW = 10  # digits of a size that the benchmarks' columns have room for
+_GAP = re.compile(r"\s+")
+_LOG = re.compile(r"\[.*\]|.*\[[0-9]+\] NCCL [A-Z]+ |NCCL version ")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file as the lines it holds; lines are counted from 1."""
+
+    path: Path
+    lines: tuple[str, ...]
+
+    def refuse(self, line: int, given: str, *, allowed: str = "", remedy: str = "") -> FileFormatError:
+        """The error that names the file and the line."""
+        return FileFormatError(f"{self.path}, line {line}: {given}", allowed=allowed, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One allreduce against its size, as a file says it.
+
+    ``devices`` is ``None`` and ``layout`` empty where the file does not say them; a layout of one node is ``1x8``.
+    ``place`` is where in the file the table begins, ``measured`` which of the benchmark's figures its times are.
+    """
+
+    place: str
+    devices: int | None
+    layout: str
+    sizes_bytes: tuple[int, ...]
+    time_s: tuple[float, ...]
+    measured: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds: the benchmark in its own words (name and version lines), the hardware it names, its tables."""
+
+    benchmark: str
+    hardware: str
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of a table: where it stands (``line 12``), its size and its time in microseconds."""
+
+    place: str
+    size_bytes: int
+    time_us: float
+
+
+def read_source(path: Path) -> Source:
+    """The lines of a text file, with or without a byte-order mark, of any system. Raises ``FileFormatError``."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileFormatError(
+            f"cannot read {path}: {error.strerror or error}", allowed="a file that nccl-tests, OSU or IMB printed"
+        ) from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(
+            f"{path}, line {data[: error.start].count(10) + 1}: byte {data[error.start]:#04x} is no UTF-8 text",
+            allowed="the text that the benchmark printed, in UTF-8",
+            remedy="save it as UTF-8, or copy it again: it may be damaged",
+        ) from error
+    return Source(path, tuple(text.replace("\r\n", "\n").split("\n")))
+
+
+def rows(source: Source, first: int, end: int, footer: str = "") -> Iterator[tuple[int, list[str]]]:
+    """(line, fields) of the rows that stand from line ``first`` on and before line ``end``.
+
+    They go on to the first blank line or one that begins with ``footer``. Comments, and log lines such as
+    ``[host:1] ...`` or ``... NCCL INFO ...``, are passed over. Raises ``FileFormatError`` for rows beyond the end,
+    and for one that does not end in the column in which all others do.
+    """
+    found: list[int] = []
+    ended = False
+    for line in range(first, end):
+        text = source.lines[line - 1].strip()
+        fields = text.split()
+        if not text or (footer and text.startswith(footer)):
+            ended = True
+        elif text.startswith("#") or _LOG.match(text):
+            continue
+        elif not ended:
+            found.append(line)
+            yield line, fields
+        elif len(fields) > 1 and _WHOLE.fullmatch(fields[0]) and _NUMBER.fullmatch(fields[1]):
+            raise source.refuse(
+                line,
+                f"a row outside its table: {shown(text)}",
+                allowed="rows that follow one another up to a blank line",
+                remedy="remove the empty line before it, or the row",
+            )
+    _check_ends(source, found)
+
+
+def _check_ends(source: Source, found: list[int]) -> None:
+    """Refuse the one row that ends where no other does, in a table that is printed in columns: characters are lost.
+
+    Rows of sizes too wide for their column are left out.
+    """
+    text_of = {line: source.lines[line - 1].rstrip() for line in found}
+    end_of = {line: len(text) for line, text in text_of.items() if len(text.split()[0]) <= _NARROW}
+    ends = list(end_of.values())
+    odd = [line for line, end in end_of.items() if ends.count(end) == 1]
+    in_columns = all(len(gap) > 1 for text in text_of.values() for gap in _GAP.findall(text.strip()))
+    if len(ends) > 2 and len(odd) == 1 and len(set(ends)) == 2 and in_columns:
+        raise source.refuse(
+            odd[0],
+            f"a row that ends elsewhere than all others: {shown(text_of[odd[0]].strip())}",
+            allowed="rows that end in one column, as the benchmark prints them",
+            remedy="compare it with the original; line it up with the others if it is right",
+        )
+
+
+def points(source: Source, place: str, found: list[Point]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """(sizes in bytes, seconds) of a table's rows. Rows of 0 bytes are left out: such a call sends no message.
+
+    Raises ``FileFormatError`` for sizes that do not ascend, for times of 0 and for a table without rows.
+    """
+    kept = [point for point in found if point.size_bytes > 0]
+    if not kept:
+        raise FileFormatError(
+            f"{source.path}, {place}: a table without a row of 1 byte or more",
+            allowed="one row or more",
+            remedy="it may be cut off: run the benchmark again",
+        )
+    last = 0
+    for point in kept:
+        if not last < point.size_bytes <= MOST_BYTES:
+            raise FileFormatError(
+                f"{source.path}, {point.place}: {point.size_bytes} bytes after {last}",
+                allowed="sizes that ascend, up to 2^60 bytes",
+                remedy="keep one sweep over the sizes, and give others in files of their own",
+            )
+        if not point.time_us > 0:
+            raise FileFormatError(
+                f"{source.path}, {point.place}: {point.size_bytes} bytes in {point.time_us} us",
+                allowed="more than 0 us",
+                remedy="remove the row if the time was too short for the benchmark's clock",
+            )
+        last = point.size_bytes
+    return tuple(point.size_bytes for point in kept), tuple(round(point.time_us / 1e6, 15) for point in kept)
+
+
+def whole(source: Source, line: int, what: str, text: str) -> int:
+    """A whole number of a row, written with digits alone. Raises ``FileFormatError``."""
+    if not _WHOLE.fullmatch(text):
+        raise source.refuse(line, f"{what} is {shown(text)}", allowed="a whole number up to 2^60, digits alone")
+    return int(text)
+
+
+def hundredths(source: Source, line: int, what: str, text: str) -> float:
+    """A time with two digits behind its point, as OSU and IMB print all of theirs. Raises ``FileFormatError``."""
+    if not _HUNDREDTHS.fullmatch(text):
+        raise source.refuse(
+            line,
+            f"{what} is {shown(text)}",
+            allowed="a time with two digits behind the point, like 12.34",
+            remedy="the line may be cut off or damaged: copy the file again",
+        )
+    return float(text)
+
+
+def columns_expected(source: Source, line: int, fields: list[str], names: list[str]) -> None:
+    """Refuse a row that has not one field a column."""
+    if len(fields) != len(names):
+        raise source.refuse(
+            line,
+            f"{len(fields)} columns: {shown(' '.join(fields))}",
+            allowed=f"{len(names)}: {', '.join(names)}",
+            remedy="the line may be cut off, or another program's output: complete it or remove it",
+        )
+
+
+def shown(text: str) -> str:
+    """A text of a file as an error shows it: quoted, on one line, not too long."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -1,0 +1,226 @@
+"""Tasks of the tests of the allreduce kernels on ranks that share memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim.comm.shared import shared_memory
+from dpsim.comm.transport import transport
+from dpsim.comm.wire import Wire
+from dpsim.errors import ConfigError
+from dpsim.kernels.allreduce import reference
+from dpsim.kernels.allreduce.cpu import Meeting, Sgd
+from dpsim.kernels.allreduce.registry import Version, versions
+from dpsim.kernels.allreduce.tree import Slots, slots
+from dpsim.kernels.update import sgd
+from dpsim.machine import Network
+
+Report = Callable[[str], None]
+Array = np.ndarray[Any, Any]
+LINE = 64
+
+
+class Place:
+    """Ranks that meet, and one shared array a slot, at places that are no multiple of a cache line."""
+
+    def __init__(self, comm: MPI.Intracomm, leaves: int, elements: int, dtype: str) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self.slots: Slots = slots([rank * leaves // comm.size for rank in range(comm.size + 1)])
+        self.meeting = Meeting(
+            comm.rank, comm.size, _shared(comm, Meeting.control_bytes(comm.size)),
+            crowded=comm.size > (os.cpu_count() or 1),
+        )  # fmt: skip
+        self.arrays = _rows(comm, len(self.slots.owners), elements, dtype, shift=np.dtype(dtype).itemsize)
+
+    def fill(self, values: list[Array]) -> None:
+        for slot in self.slots.of(self.rank):
+            self.arrays[slot][...] = values[slot]
+
+    @property
+    def result(self) -> Array:
+        return self.arrays[self.slots.of(self.rank)[0]]
+
+
+def _shared(comm: MPI.Intracomm, size_bytes: int) -> Any:
+    memory = shared_memory(comm, max(size_bytes, 1), "test")
+    assert memory is not None
+    return np.frombuffer(memory, np.uint8)
+
+
+def _rows(comm: MPI.Intracomm, rows: int, elements: int, dtype: str, shift: int = 0) -> list[Array]:
+    size = elements * np.dtype(dtype).itemsize
+    pitch = -(-(size + shift) // LINE) * LINE
+    memory = _shared(comm, rows * pitch)
+    return [memory[row * pitch + shift : row * pitch + shift + size].view(dtype) for row in range(rows)]
+
+
+def _values(place: Place, elements: int, dtype: str, seed: int) -> list[Array]:
+    draw = np.random.default_rng(seed)
+    return [draw.standard_normal(elements).astype(dtype) for _ in place.slots.owners]
+
+
+def _rounded(values: Array, codes: Wire) -> Array:
+    coded, again = np.empty(values.size, np.uint16), np.empty_like(values)
+    codes.encode(values, coded)
+    codes.decode(coded, again)
+    return again
+
+
+def versions_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Every version, variant and dtype, with one slot a rank and with the slots of 8 leaves: the wrong cases."""
+    wrong: list[str] = []
+    cases = 0
+    for leaves, elements, dtype in itertools.product((comm.size, 8), (0, 1, 17, 1000), ("float32", "float64")):
+        place = Place(comm, leaves, elements, dtype)
+        for version in versions("cpu"):
+            wires = [None, ("float16", 2.0**-3), ("bfloat16", 1.0)]
+            for wire, scale in itertools.product(wires, (1.0, 0.3)):
+                if wire is not None and ("wire" not in version.variants or dtype != "float32"):
+                    continue
+                cases += 1
+                made = version.make(place.meeting, place.arrays, place.slots, scale=scale, wire=wire)
+                for seed, step in enumerate((made.run, _advanced(made), made.run)):
+                    values = _values(place, elements, dtype, seed)
+                    if wire is not None and elements:
+                        special = [1e5, -1e-7, 6.1e-5, 65520.0, 3e38, -0.0]
+                        values[0][: min(6, elements)] = special[: min(6, elements)]
+                    place.fill(values)
+                    step()
+                    expected = _expected(values, place.slots, scale, wire)
+                    if not np.array_equal(place.result, expected):
+                        wrong.append(f"rank {comm.rank}: {version.name} {leaves} {elements} {dtype} {wire} {scale}")
+    return {"wrong": list(itertools.chain(*comm.allgather(wrong))), "cases": cases}
+
+
+def _expected(values: list[Array], of: Slots, scale: float, wire: tuple[str, float] | None) -> Array:
+    with np.errstate(over="ignore"):
+        if wire is None:
+            return reference.allreduce(values, of, scale)
+        codes = Wire(*wire)
+        total = _rounded(reference.allreduce([_rounded(row, codes) for row in values], of), codes)
+        return total if scale == 1.0 else total * np.float32(scale)
+
+
+def _advanced(made: Any) -> Callable[[], None]:
+    def run() -> None:
+        while not made.advance():
+            os.sched_yield()
+
+    return run
+
+
+def stress(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, int]:
+    """Rounds of random versions, sizes, payloads and pauses, for a minute at most; how many gave a wrong sum."""
+    largest = 4096
+    place = Place(comm, comm.size, largest, "float32")
+    shared = np.random.default_rng(11)  # the same draws on every rank
+    own = np.random.default_rng([12, comm.rank])
+    sizes = [1, 3, 16, 17, 100, 512, 1000, largest]
+    made = {
+        (version.name, size): version.make(place.meeting, [row[:size] for row in place.arrays], place.slots)
+        for version in versions("cpu") for size in sizes
+    }  # fmt: skip
+    keys = list(made)
+    rounds = argument["rounds"]
+    order = shared.choice(len(keys), rounds, p=_mostly_small(keys))
+    pauses = own.random(rounds)
+    ramp = np.arange(largest, dtype=np.float32) % 31
+    wrong = done = 0
+    mine = place.result
+    end_s = time.monotonic() + 60
+    for number, choice in enumerate(order):
+        if number % 1000 == 0 and comm.bcast(time.monotonic() > end_s):
+            break
+        done += 1
+        size = keys[choice][1]
+        mine[:size] = ramp[:size]
+        mine[:size] += (number * (comm.rank + 1)) % 101
+        if pauses[number] < 0.02:
+            time.sleep(1e-5) if pauses[number] < 0.002 else os.sched_yield()
+        made[keys[choice]].run()
+        expected = sum((number * (rank + 1)) % 101 for rank in range(comm.size))
+        wrong += not np.array_equal(mine[:size], ramp[:size] * comm.size + expected)
+    return {"wrong": comm.allreduce(wrong), "rounds": done, "versions": len({name for name, _ in keys})}
+
+
+def _mostly_small(keys: list[tuple[str, int]]) -> Array:
+    weights = np.array([1.0 / (1 + size / 64) for _, size in keys])
+    return weights / weights.sum()
+
+
+def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, bool]:
+    """A rank that waits for another heeds a signal, and goes on with its allreduce after it."""
+    place = Place(comm, comm.size, 100, "float32")
+    made = next(v for v in versions("cpu") if v.name == "two-shot").make(place.meeting, place.arrays, place.slots)
+    place.result[...] = comm.rank + 1
+    seen = False
+    if comm.rank == 0:
+
+        def heed(number: int, frame: object) -> None:
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGALRM, heed)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        worked = threading.Event()
+        threading.Thread(target=worked.set).start()
+        try:
+            made.run()
+        except KeyboardInterrupt:
+            seen = worked.is_set()
+        comm.send(None, 1)
+    else:
+        comm.recv(source=0)
+    made.run()
+    right = bool((place.result == sum(range(comm.size + 1))).all())
+    return {"interrupted": comm.bcast(seen), "right": all(comm.allgather(right))}
+
+
+def too_large(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> str:
+    link = transport(comm, Network())
+    memory = link.allocate(1 << 17).view(np.float32)
+    try:
+        link.prepare(memory, "one-shot", None)
+    except ConfigError as error:
+        return str(error)
+    return "it was not refused"
+
+
+def fused_sgd(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[str]:
+    """Three steps of the fused update against the sum and the update kernel one after the other: what differs."""
+    wrong = []
+    fused: list[Version] = [version for version in versions("cpu") if "sgd" in version.variants]
+    for version, dtype, elements in itertools.product(fused, ("float32", "float64"), (1, 17, 5000)):
+        place = Place(comm, 8, elements, dtype)
+        weights = _rows(comm, comm.size, elements, dtype)
+        w, v = _values(place, elements, dtype, 99)[:2]
+        weights[comm.rank][...] = w
+        momentum = v.copy()
+        made = version.make(place.meeting, place.arrays, place.slots, scale=0.125, sgd=Sgd(weights, momentum, 0.9, 0.1))
+        owned = slice(*_slice(comm, elements))
+        for seed in range(3):
+            values = _values(place, elements, dtype, seed)
+            comm.Barrier()
+            place.fill(values)
+            made.run()
+            by_reference = reference.sgd(values, place.slots, w, v, scale=0.125, momentum=0.9, rate=0.1)
+            sgd(w, reference.allreduce(values, place.slots), v, 0.125, 0.9, 0.0, 0.1, False)
+            for expected_w, expected_v in (by_reference, (w, v)):
+                if not np.array_equal(weights[comm.rank], expected_w) or (momentum != expected_v)[owned].any():
+                    wrong.append(f"{version.name} {dtype} {elements} step {seed}")
+    return list(itertools.chain(*comm.allgather(wrong)))
+
+
+def _slice(comm: MPI.Intracomm, elements: int) -> tuple[int, int]:
+    from dpsim.kernels.allreduce.algorithms import slice_bounds
+
+    bounds = slice_bounds(elements, comm.size)
+    return bounds[comm.rank], bounds[comm.rank + 1]
