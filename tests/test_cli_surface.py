@@ -29,6 +29,8 @@ SURFACE = {
     " --fusion-threshold --algorithm --overlap --wire-dtype --output --json",
     "report": "FOLDER --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
+    "bench allreduce": "--devices --min --max --factor --algorithm --dtype --backend --peers --peer-env --budget"
+    " --output --json --plot --seed",
     "launch local": "COMMAND --devices --hostfile",
     "launch slurm": f"COMMAND {JOB}",
     "launch pbs": f"COMMAND {JOB}",
@@ -38,8 +40,8 @@ SURFACE = {
 
 def test_commands_and_flags() -> None:
     application = app.build()
-    commands = {name for name in application if not name.startswith("-")} - {"sweep", "launch"}
-    for group in ("sweep", "launch"):
+    commands = {name for name in application if not name.startswith("-")} - {"sweep", "bench", "launch"}
+    for group in ("sweep", "bench", "launch"):
         commands |= {f"{group} {name}" for name in application[group] if not name.startswith("-")}
     assert commands == set(SURFACE)
     for command, expected in SURFACE.items():
@@ -50,7 +52,7 @@ def test_commands_and_flags() -> None:
         assert names == set(expected.split()), command
 
 
-@pytest.mark.parametrize("command", ["", "sweep", "launch", *SURFACE])
+@pytest.mark.parametrize("command", ["", "sweep", "bench", "launch", *SURFACE])
 def test_help_has_examples(command: str, dpsim: Dpsim) -> None:
     code, out, err = dpsim(*command.split(), "--help")
     assert (code, err) == (0, "")

@@ -16,6 +16,7 @@ from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.harness.compare import compare, warnings
 from dpsim.record import Predictions, Results, read_predictions, read_results
+from dpsim.report.content import content
 from dpsim.report.markdown import markdown
 
 PREDICTIONS, RESULTS = sweep(networks=("node",), rounds=2, per_round=1)
@@ -71,7 +72,7 @@ def test_changed_records_read_or_raise_a_file_format_error(data: st.DataObject, 
         if which == "predictions" and data.draw(st.booleans()):
             results = _resealed(predictions, results)
         comparison = compare(predictions, results)
-        assert markdown(comparison, (), (), ()).encode()
+        assert markdown(content(comparison, (), ()), ()).encode()
         warnings(comparison)
     except FileFormatError as error:
         assert error.given

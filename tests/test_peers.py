@@ -32,6 +32,7 @@ from dpsim.experiments.peers.setting import (
     first_setting,
     shown,
 )
+from dpsim.harness.statistics import median_ratio
 from dpsim.nn import MODELS, build_model
 from dpsim.replica import Batch
 
@@ -50,22 +51,22 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple
 
 def test_what_slows_a_whole_round_leaves_the_ratio_alone() -> None:
     own = np.exp(np.random.default_rng(0).standard_normal(12))  # rounds that differ tenfold
-    ratio = result.median_ratio(list(1.5 * own), list(own))
+    ratio = median_ratio(list(1.5 * own), list(own))
     assert ratio.median == pytest.approx(1.5)
     assert ratio.low == pytest.approx(1.5) and ratio.high == pytest.approx(1.5)
 
 
 def test_a_ratio_that_scatters_from_round_to_round_has_a_wide_interval() -> None:
     random = np.random.default_rng(1)
-    ratio = result.median_ratio(list(random.uniform(1, 2, 12)), list(random.uniform(1, 2, 12)))
+    ratio = median_ratio(list(random.uniform(1, 2, 12)), list(random.uniform(1, 2, 12)))
     assert ratio.low < ratio.median - 0.05 and ratio.high > ratio.median + 0.05
-    assert result.median_ratio([3.0], [2.0]) == result.median_ratio([3.0, 3.0], [2.0, 2.0])
+    assert median_ratio([3.0], [2.0]) == median_ratio([3.0, 3.0], [2.0, 2.0])
 
 
 @pytest.mark.parametrize(("above", "below"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([float("nan")], [1.0])])
 def test_rounds_that_cannot_be_paired_are_refused(above: list[float], below: list[float]) -> None:
     with pytest.raises(ConfigError, match="paired rounds"):
-        result.median_ratio(above, below)
+        median_ratio(above, below)
 
 
 def test_the_slowest_rank_counts_and_the_first_steps_do_not() -> None:

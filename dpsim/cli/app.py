@@ -20,7 +20,7 @@ from cyclopts import (
 )
 
 import dpsim
-from dpsim.cli import calibrate, doctor, predict, profile, report, sweep, trace, train
+from dpsim.cli import bench, calibrate, doctor, predict, profile, report, sweep, trace, train
 from dpsim.cli import launch as launching
 from dpsim.comm import launch
 from dpsim.errors import ConfigError, DpsimError, unknown
@@ -39,6 +39,11 @@ Examples:
   dpsim sweep fusion-threshold
   dpsim sweep fusion-threshold --devices 1,2 --network node,paced:50us,1gbit
   dpsim sweep fusion-threshold --fusion-threshold 0,32KiB,inf --output mine"""
+
+_BENCH_EXAMPLES = """\
+Examples:
+  dpsim bench allreduce
+  dpsim bench allreduce --devices 2 --min 4B --max 64MiB --factor 4"""
 
 _LAUNCH_EXAMPLES = """\
 Examples:
@@ -67,6 +72,12 @@ def build() -> App:
     )  # fmt: skip
     sweeps.command(sweep.fusion_threshold, help_epilogue=sweep.EXAMPLES)
     app.command(sweeps)
+    benches = App(
+        name="bench", help="How fast one operation is here, against memory's limit and against its peers.",
+        help_format="plaintext", help_epilogue=_BENCH_EXAMPLES,
+    )  # fmt: skip
+    benches.command(bench.allreduce, help_epilogue=bench.EXAMPLES)
+    app.command(benches)
     launches = App(
         name="launch", help="Run a script or a command on ranks, here or by a scheduler.", help_format="plaintext",
         help_epilogue=_LAUNCH_EXAMPLES,

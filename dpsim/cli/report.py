@@ -1,4 +1,4 @@
-"""``dpsim report``: a sweep's report again, from its records."""
+"""``dpsim report``: a report again, from its records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import bench, flags, show
 
 EXAMPLES = """\
 Examples:
@@ -16,13 +16,14 @@ Examples:
 
 
 def report(
-    folder: Annotated[Path, Parameter(help="The folder of a sweep.")],
+    folder: Annotated[Path, Parameter(help="The folder of a sweep, or of bench allreduce.")],
     /,
     *,
     output: Annotated[Path | None, Parameter(help="Write the report here; by default into the same folder.")] = None,
     json: flags.Json = False,
 ) -> None:
-    """Make a sweep's report again from its records; nothing is measured."""
+    """Make a report again from its records; nothing is measured."""
+    from dpsim.bench import RECORD, read
     from dpsim.harness.compare import compare
     from dpsim.record import read_predictions, read_results
     from dpsim.report import write_report
@@ -31,6 +32,9 @@ def report(
 
     into = folder if output is None else output
     flags.writable(into, folder=True)
+    if (folder / RECORD).is_file():
+        bench.show_record(read(folder / RECORD), into, json=json, command="report")
+        return
     predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
     comparison = compare(predictions, results)
     write_report(into, predictions, results, comparison)

@@ -175,7 +175,7 @@ def _run(
         listener.serve(selector)
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environment, start_new_session=True, preexec_fn=_end_with_parent(),
+            env=environment, start_new_session=True, preexec_fn=end_with_parent(),
         )  # fmt: skip
         stack.callback(ending.stop, process, name, seen)
         lines = rank_output.Lines(seen)
@@ -222,7 +222,7 @@ def _follow(
             raise JobFailed("the ranks did not finish in the time given to them", remedy="give more time, or less work")
 
 
-def _end_with_parent() -> Callable[[], None] | None:
+def end_with_parent() -> Callable[[], None] | None:
     """For the child to call first: the kernel then ends ``mpiexec`` when this process is killed."""
     if not sys.platform.startswith("linux"):
         return None

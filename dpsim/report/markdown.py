@@ -1,29 +1,25 @@
-"""A comparison as Markdown: the answer, the figures by link, the tables, how it was measured."""
+"""A report as Markdown: the answer, the figures by link, the tables, how it was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dpsim.report.comparison import Comparison
-from dpsim.report.facts import RULES, Facts
-from dpsim.report.tables import Table, tables
-from dpsim.report.warning import warnings
-from dpsim.report.words import answers
+from dpsim.report.content import Content
+from dpsim.report.tables import Table
 
 
-def markdown(comparison: Comparison, figures: Sequence[tuple[str, str]], facts: Facts, environment: Facts) -> str:
+def markdown(content: Content, figures: Sequence[tuple[str, str]]) -> str:
     """The page's text; ``figures`` are (file name, caption)."""
-    lines = [f"# {comparison.name}", "", comparison.question, ""]
-    lines += [f"- {sentence}" for sentence in answers(comparison)]
+    lines = [f"# {content.name}", "", content.question, ""]
+    lines += [f"- {sentence}" for sentence in content.answers]
     for name, caption in figures:
         lines += ["", f"![{_cell(caption)}]({name})", "", f"*{_cell(caption)}*"]
-    for table in tables(comparison):
+    for table in content.tables:
         lines += ["", f"## {table.title}", *_table(table)]
-    found = warnings(comparison)
     lines += ["", "## Warnings", ""]
-    lines += [f"- {_cell(w.text)}. To do: {_cell(w.remedy)}." for w in found] or ["None."]
-    lines += ["", "## How it was measured", "", *(f"- {rule}" for rule in RULES)]
-    for group in (facts, environment):
+    lines += [f"- {_cell(w.text)}. To do: {_cell(w.remedy)}." for w in content.warnings] or ["None."]
+    lines += ["", "## How it was measured", "", *(f"- {rule}" for rule in content.rules)]
+    for group in (content.facts, content.environment):
         lines += ["", "| | |", "|---|---|", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in group)]
     return "\n".join(lines) + "\n"
 

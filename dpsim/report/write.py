@@ -15,6 +15,8 @@ from dpsim.report.timelines import Timelines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dpsim.report.content import Content
+
 _STEP_TIME = (
     "Step time against the fusion threshold. Dots: measured medians with their 95% intervals; line: predicted "
     "beforehand, with its band; dashed: what the four nulls say. Threshold 0 is one allreduce a tensor, inf one a step."
@@ -32,16 +34,27 @@ def write_report(folder: Path, predictions: Predictions, results: Results, compa
     ``comparison`` is ``dpsim.harness.compare.compare(predictions, results)``. Loads matplotlib.
     Raises ``ConfigError`` when the folder cannot be written to.
     """
+    from dpsim.report.content import content
+
+    facts = run_facts(comparison, predictions, results), environment_facts(results.environment)
+    figures = _figures(comparison, Timelines.of(predictions, results))
+    return write_content(folder, content(comparison, *facts), figures)
+
+
+def write_content(folder: Path, content: Content, figures: list[tuple[str, str, str, Figure, Figure]]) -> list[Path]:
+    """Write a report and its figures: (name, title, caption, for wide windows, for narrow ones) each.
+
+    Raises ``ConfigError`` when the folder cannot be written to.
+    """
     from dpsim.report.markdown import markdown
     from dpsim.report.page import PageFigure, page
 
-    facts = run_facts(comparison, predictions, results), environment_facts(results.environment)
     written: list[Path] = []
     shown: list[PageFigure] = []
     linked: list[tuple[str, str]] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, title, caption, wide, narrow in _figures(comparison, Timelines.of(predictions, results)):
+        for name, title, caption, wide, narrow in figures:
             from dpsim.report.figures import inline_svg, save
 
             written += save(wide, folder, name)
@@ -59,8 +72,8 @@ def write_report(folder: Path, predictions: Predictions, results: Results, compa
             remedy="choose another one with --output",
         ) from error
     for path, text in (
-        (folder / "index.html", page(comparison, shown, *facts)),
-        (folder / "report.md", markdown(comparison, linked, *facts)),
+        (folder / "index.html", page(content, shown)),
+        (folder / "report.md", markdown(content, linked)),
     ):
         codec.write_text(path, text)
         written.append(path)

@@ -6,42 +6,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import bootstrap
-
 from dpsim import codec
-from dpsim.errors import ConfigError
 from dpsim.experiments.peers.contest import Contest, Standing
 from dpsim.experiments.peers.setting import OWN, shown
-from dpsim.harness.statistics import RESAMPLES, Interval, median_interval
+from dpsim.harness.statistics import median_interval, median_ratio
 from dpsim.units import format_duration
-
-
-def median_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 0) -> Interval:
-    """median(above) / median(below) with its 95 % percentile bootstrap interval over paired rounds.
-
-    ``above[i]`` and ``below[i]`` (> 0) are of the same round: a round is drawn as a whole, so that what slowed the
-    machine in it slows both. Rounds that are all alike give an interval of no width. Raises ``ConfigError``.
-    """
-    pairs = np.array([above, below], np.float64) if len(above) == len(below) else np.empty((2, 0))
-    if pairs.shape[1] == 0 or not (np.isfinite(pairs) & (pairs > 0)).all():
-        raise ConfigError(
-            f"{len(above)} and {len(below)} step times of paired rounds", allowed="as many of each, finite and > 0"
-        )
-    ratio = float(np.median(pairs[0]) / np.median(pairs[1]))
-    if (pairs == pairs[:, :1]).all():
-        return Interval(median=ratio, low=ratio, high=ratio)
-
-    def statistic(a: NDArray[np.float64], b: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = np.median(a, axis=axis) / np.median(b, axis=axis)
-        return found
-
-    drawn = bootstrap(
-        (pairs[0], pairs[1]), statistic, paired=True, vectorized=True, confidence_level=0.95, n_resamples=RESAMPLES,
-        method="percentile", rng=np.random.default_rng(seed),
-    ).confidence_interval  # fmt: skip
-    return Interval(median=ratio, low=float(drawn.low), high=float(drawn.high))
 
 
 def points(contest: Contest, standings: Sequence[Standing]) -> list[dict[str, Any]]:

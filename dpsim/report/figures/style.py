@@ -70,11 +70,19 @@ def _svg(figure: Figure) -> str:
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write ``name.svg`` and ``name.png`` into ``folder``."""
-    svg, png = folder / f"{name}.svg", folder / f"{name}.png"
-    svg.write_text(_svg(figure), encoding="utf-8")
+    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
+    for path in paths:
+        save_as(figure, path)
+    return paths
+
+
+def save_as(figure: Figure, path: Path) -> None:
+    """Write one file: SVG or PNG, by its name."""
+    if path.suffix.lower() == ".svg":
+        path.write_text(_svg(figure), encoding="utf-8")
+        return
     with matplotlib.rc_context(_RC):
-        figure.savefig(png, dpi=160, metadata={"Software": None})
-    return [svg, png]
+        figure.savefig(path, dpi=160, metadata={"Software": None})
 
 
 def inline_svg(figure: Figure, prefix: str, title: str) -> str:

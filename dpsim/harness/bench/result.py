@@ -1,0 +1,123 @@
+"""What an allreduce benchmark came to, derived from its record alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpsim.bench import ITEM_BYTES, OWN, BenchRecord, Series
+from dpsim.harness.bench.turns import SCALING
+from dpsim.harness.statistics import median_interval, median_ratio
+from dpsim.kernels.allreduce.registry import versions
+from dpsim.report.bench_result import BenchPoint, BenchResult, BenchSize, Ratio
+
+FRACTION_FROM_BYTES = 64 * 2**10
+"""Below this size the time of scaling is that of calling it, and says nothing of memory."""
+
+
+def result(record: BenchRecord) -> BenchResult:
+    """Points and sizes in ascending order of size. Ways that were wrong somewhere have a point without times."""
+    bounds = {(s.size_bytes, s.cached): s for s in record.series if s.algorithm == SCALING}
+    moved = _bytes_moved(record)
+    points = []
+    for series in sorted(record.series, key=lambda s: s.size_bytes):
+        if series.algorithm != SCALING and not series.repeat:
+            bound = bounds.get((series.size_bytes, series.cached))
+            bytes_moved = moved.get((series.system, series.algorithm, series.size_bytes))
+            points.append(_point(record, series, bound, bytes_moved))
+    return BenchResult(
+        points=tuple(points),
+        sizes=tuple(_size(record, size, bounds.get((size, False))) for size in record.bench.sizes()),
+        rounds=max((len(series.rounds_ns) for series in record.series), default=0),
+    )
+
+
+def _medians_s(series: Series) -> list[float]:
+    """The median of each round."""
+    return [statistics.median(calls) * 1e-9 for calls in series.rounds_ns]
+
+
+def _bytes_moved(record: BenchRecord) -> dict[tuple[str, str, int], float]:
+    """By system, algorithm and size, as the versions of the registry state it; one slot a rank."""
+    n = record.bench.devices
+    return {
+        (OWN, version.name, size): version.bytes_moved(n, size, n)
+        for version in versions(record.bench.backend)
+        for size in record.bench.sizes()
+    }
+
+
+def _point(record: BenchRecord, series: Series, bound: Series | None, bytes_moved: float | None) -> BenchPoint:
+    n, size, rounds = record.bench.devices, series.size_bytes, _medians_s(series)
+    time = median_interval(rounds) if rounds else None
+    calls_s = np.concatenate([np.asarray(calls) for calls in series.rounds_ns]) * 1e-9 if rounds else np.empty(0)
+    algbw = size / time.median if time else None
+    return BenchPoint(
+        size_bytes=size, count=size // ITEM_BYTES[record.bench.dtype], dtype=record.bench.dtype, devices=n,
+        system=series.system, peer=_peers(record)[series.system], algorithm=series.algorithm, default=series.default,
+        in_place=series.in_place, cached=series.cached,
+        time_s=time.median if time else None, time_low_s=time.low if time else None,
+        time_high_s=time.high if time else None,
+        p50_s=float(np.percentile(calls_s, 50)) if rounds else None,
+        p99_s=float(np.percentile(calls_s, 99)) if rounds else None,
+        algbw_bytes_per_s=algbw, busbw_bytes_per_s=None if algbw is None else algbw * 2 * (n - 1) / n,
+        fraction_of_bound=_fraction(series, bound), wrong=series.wrong, samples=len(calls_s), bytes_moved=bytes_moved,
+    )  # fmt: skip
+
+
+def _fraction(series: Series, bound: Series | None) -> float | None:
+    """Scaling and this way are paired by rounds."""
+    if bound is None or not bound.rounds_ns or not series.rounds_ns or series.size_bytes < FRACTION_FROM_BYTES:
+        return None
+    pairs = zip(_medians_s(bound), _medians_s(series), strict=True)
+    return statistics.median(scaling / own for scaling, own in pairs)
+
+
+def _size(record: BenchRecord, size: int, bound: Series | None) -> BenchSize:
+    here = [s for s in record.series if s.size_bytes == size and not s.cached and s.algorithm != SCALING]
+    own = [s for s in here if s.system == OWN and s.in_place]
+    first = next(s for s in own if s.default and not s.repeat)
+    second = next((s for s in own if s.repeat), None)
+    timed = [s for s in own if s.rounds_ns and not s.repeat]
+    best = min(timed, key=_median_s, default=first)
+    meaningful = bound is not None and bound.rounds_ns and size >= FRACTION_FROM_BYTES
+    bound_s = _median_s(bound) if bound is not None and meaningful else None
+    default_s = _median_s(first) if first.rounds_ns else None
+    peers = _ratios(record, first, [s for s in here if s.system != OWN and s.rounds_ns]) if first.rounds_ns else ()
+    kinds = {system.name: system.kind for system in record.systems}
+    return BenchSize(
+        size_bytes=size, bound_s=bound_s,
+        bound_bytes_per_s=None if bound_s is None else 2 * record.bench.devices * size / bound_s,
+        default=first.algorithm, default_s=default_s, default_fraction=_fraction(first, bound),
+        best=best.algorithm, best_s=_median_s(best) if best.rounds_ns else None,
+        noise=None if second is None or not first.rounds_ns or not second.rounds_ns
+        else abs(_median_s(second) / _median_s(first) - 1),
+        best_mpi=min((r for r in peers if kinds[r.system] == "mpi"), key=lambda r: r.ratio, default=None), peers=peers,
+    )  # fmt: skip
+
+
+def _median_s(series: Series) -> float:
+    return statistics.median(_medians_s(series))
+
+
+def _peers(record: BenchRecord) -> dict[str, str]:
+    return {system.name: system.peer for system in record.systems}
+
+
+def _ratios(record: BenchRecord, own: Series, series: Sequence[Series]) -> tuple[Ratio, ...]:
+    """Of every peer the mode that was fastest here, fastest first."""
+    found, peers = [], _peers(record)
+    for peer in dict.fromkeys(peers.values()):
+        modes = [one for one in series if peers[one.system] == peer]
+        if modes:
+            mode = min(modes, key=_median_s)
+            ratio = median_ratio(_medians_s(mode), _medians_s(own))
+            found.append(
+                Ratio(
+                    peer=peer, system=mode.system, algorithm=mode.algorithm, in_place=mode.in_place, ratio=ratio.median,
+                    low=ratio.low, high=ratio.high,
+                )
+            )  # fmt: skip
+    return tuple(sorted(found, key=lambda ratio: ratio.ratio))

@@ -1,0 +1,87 @@
+"""Bus bandwidth of every allreduce against the size, the bound drawn above."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from dpsim.bench import OWN
+from dpsim.report.bench_result import BenchPoint, BenchResult
+from dpsim.report.figures.style import INK, MUTED, RULE, labels_at_right, panels, styled
+from dpsim.units import format_size
+
+_COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#999933", "#882255", "#6a6a75",
+)  # fmt: skip
+_TITLES = (("dpsim's algorithms", True), ("beside the peers", False))
+
+
+def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
+    """Two panels: dpsim's algorithms in place, and its default beside the peers. Buffers are rewritten."""
+
+    def make() -> Figure:
+        figure, axes = panels(2, narrow=narrow, height_in=4.2)
+        for axis, (title, own) in zip(axes, _TITLES, strict=True):
+            _panel(axis, result, _lines(result, own), title)
+        return figure
+
+    return styled(make)
+
+
+def _lines(result: BenchResult, own: bool) -> dict[str, tuple[list[BenchPoint], str]]:
+    """Points and colour by name; beside the peers dpsim is one line, its default, and each peer is at its best."""
+    found: dict[str, dict[int, BenchPoint]] = {}
+    for point in result.points:
+        if point.cached or point.busbw_bytes_per_s is None or (point.system == OWN and not point.in_place):
+            continue
+        if (point.system == OWN) != own and not (point.default and not own):
+            continue
+        line = found.setdefault(point.algorithm if own else point.peer, {})
+        best = line.setdefault(point.size_bytes, point)
+        if point.busbw_bytes_per_s > (best.busbw_bytes_per_s or 0.0):
+            line[point.size_bytes] = point
+    return {
+        name: (list(line.values()), _COLOURS[i % len(_COLOURS)]) for i, (name, line) in enumerate(found.items())
+    }  # fmt: skip
+
+
+def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoint], str]], title: str) -> None:
+    n = result.points[0].devices
+    bound = [
+        (size.size_bytes, (n - 1) / n * size.bound_bytes_per_s / n / 1e9)
+        for size in result.sizes
+        if size.bound_bytes_per_s is not None
+    ]
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.grid(axis="y", color=RULE, linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.plot(*zip(*bound, strict=True), color=INK, linewidth=1.1, dashes=(4, 2.5), zorder=4) if bound else None
+    labels: list[tuple[float, str, str]] = [(bound[-1][1], "the bound", INK)] if bound else []
+    for name, (points, colour) in lines.items():
+        values = [(p.busbw_bytes_per_s or 0.0) / 1e9 for p in points]
+        axis.plot([p.size_bytes for p in points], values, color=colour, linewidth=1.6, marker="o", markersize=3)
+        labels.append((values[-1], name, colour))
+    _label(axis, labels)
+    sizes = [size.size_bytes for size in result.sizes]
+    shown = sizes[:: max(1, len(sizes) // 6)]
+    axis.set_xticks(shown, [format_size(size).replace(" ", "\n") for size in shown], minor=False)
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.tick_params(labelsize=8.5)
+    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.text(0, 1.02, "bus bandwidth, GB/s", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+
+
+def _label(axis: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
+    """Direct labels on a logarithmic axis: places are found on a linear one laid over it."""
+    twin = axis.twinx()
+    twin.set_axis_off()
+    twin.set_ylim(0, 1)
+    to_axes = axis.transData + axis.transAxes.inverted()
+    right = axis.get_xlim()[1]
+    places = [(float(to_axes.transform((right, value))[1]), text, colour) for value, text, colour in labels]
+    labels_at_right(twin, places, gap=0.055)

@@ -1,0 +1,89 @@
+"""``python -m dpsim.experiments.allreduce_targets FOLDER`` holds a benchmark's record against the project's targets.
+
+In place, default algorithm, two ranks: the fraction of the bound, and how many times as long the best mode of the best
+MPI library and of gloo takes. On more ranks than cores: never slower than mpich.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsim import bench
+from dpsim.errors import DpsimError
+from dpsim.harness.bench.result import result
+from dpsim.report.bench_result import BenchResult, BenchSize, Ratio
+from dpsim.units import format_size
+
+KIB, MIB = 2**10, 2**20
+MPI_TARGETS = ((4, KIB, 1.0), (64 * KIB, MIB, 1.5), (4 * MIB, 4 * MIB, 1.15), (16 * MIB, 16 * MIB, 1.4),
+               (64 * MIB, 64 * MIB, 2.5))  # fmt: skip
+"""(sizes from, to, at least) of the best MPI's time over the default algorithm's."""
+LARGE_BYTES, OF_BOUND, OVER_GLOO, CROWDED_DEVICES = 64 * MIB, 0.85, 8.0, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What should be reached at a size, and what was; ``measured`` is None where nothing was measured."""
+
+    what: str
+    size_bytes: int
+    least: float
+    measured: float | None
+    beside: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.measured is not None and self.measured >= self.least
+
+
+def targets(found: BenchResult) -> Iterator[Target]:
+    """Every target at every size that was measured."""
+    devices = found.points[0].devices if found.points else 0
+    for size in found.sizes:
+        if devices >= CROWDED_DEVICES:
+            yield _over(size, "over mpich", _peer(size, "mpich"), 1.0)
+            continue
+        for low, high, least in MPI_TARGETS:
+            if low <= size.size_bytes <= high:
+                yield _over(size, "over the best MPI", size.best_mpi, least)
+        if size.size_bytes == LARGE_BYTES:
+            yield _over(size, "over gloo", _peer(size, "gloo"), OVER_GLOO)
+            yield Target(
+                what="of the bound", size_bytes=size.size_bytes, least=OF_BOUND, measured=size.default_fraction
+            )
+
+
+def _peer(size: BenchSize, name: str) -> Ratio | None:
+    return next((ratio for ratio in size.peers if ratio.peer == name), None)
+
+
+def _over(size: BenchSize, what: str, ratio: Ratio | None, least: float) -> Target:
+    beside = "" if ratio is None else f"{ratio.system}, {ratio.low:.2f} to {ratio.high:.2f}"
+    return Target(
+        what=what, size_bytes=size.size_bytes, least=least, measured=ratio.ratio if ratio else None, beside=beside
+    )
+
+
+def main() -> int:
+    """Print each target; 1 where one is missed or was not measured, 2 for a record that cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.allreduce_targets", description=__doc__)
+    parser.add_argument("folder", type=Path, help="what dpsim bench allreduce --output wrote")
+    try:
+        found = list(targets(result(bench.read(parser.parse_args().folder / bench.RECORD))))
+    except DpsimError as error:
+        print(f"allreduce_targets: {error}", file=sys.stderr)
+        return 2
+    for one in found:
+        state = "not measured" if one.measured is None else f"{one.measured:.2f}"
+        verdict = "met   " if one.met else "MISSED"
+        beside = f" ({one.beside})" if one.beside else ""
+        print(f"{verdict} {format_size(one.size_bytes):>8} {one.what:<18} {state}, at least {one.least:g}{beside}")
+    return 0 if all(one.met for one in found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
