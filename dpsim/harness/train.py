@@ -15,7 +15,7 @@ from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, check_algorithm
 from dpsim.nn.losses import check_label_smoothing
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import OVERLAPS, Plan
+from dpsim.plan import OVERLAPS, BatchNormMode, Plan
 from dpsim.record import TrainResult
 from dpsim.runtime.stall import check_stall_after
 from dpsim.wire_dtype import WireDtype
@@ -61,6 +61,8 @@ class TrainConfig(Noun, frozen=True):
     checkpoint: str | None = None
     checkpoint_every: int | None = None
     resume: str | None = None
+    leaves: int = 0
+    batch_norm: BatchNormMode | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
@@ -100,7 +102,8 @@ class TrainConfig(Noun, frozen=True):
             devices=self.devices, global_batch=self.global_batch, accumulate=self.accumulate,
             fusion_rule=self.fusion_rule, fusion_threshold_bytes=self.fusion_threshold_bytes,  # type: ignore[arg-type]
             algorithm=self.algorithm, overlap=overlap, optimizer=self.optimizer,  # type: ignore[arg-type]
-            layout=self.layout, wire_dtype=self.wire_dtype,
+            layout=self.layout, wire_dtype=self.wire_dtype, leaves=self.leaves,
+            batch_norm=self.batch_norm or Plan.usual_batch_norm(self.leaves),
         )  # fmt: skip
 
 

@@ -11,13 +11,13 @@ from dpsim.errors import ConfigError
 from dpsim.nn.layer import Buffers, Layer
 from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, StepEvents
+from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, Slot, StepEvents
 
 _EVALUATE_AT_ONCE = 128  # samples; bounds the work arrays whatever the size of the test set
 
 
 class Network:
-    """A chain of layers trained on class labels; implements ``dpsim.replica.Replica``.
+    """A chain of layers trained on class labels; implements ``dpsim.replica.LeafReplica``.
 
     ``x`` is [b, *input_shape] in the network's dtype, labels [b]. Layers before the first one with tensors, and that
     one itself, compute no input gradient: nobody would use it (in backward, a layer reads from those after it in the
@@ -33,6 +33,7 @@ class Network:
         self.ops = ops
         self._specs = tuple(layer.spec for layer in self.chain)
         self.buffers = Buffers(ops, self.dtype)
+        self._extra_slots: tuple[Slot, ...] = ()
         self._first_trained = next(i for i, layer in enumerate(self.chain) if layer.tensors)
 
     @property
@@ -42,9 +43,19 @@ class Network:
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         return {name: value for layer in self.chain for name, value in layer.initial_parameters(seed).items()}
 
-    def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+    takes_leaves = True
+
+    def bind(
+        self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], extra_slots: Sequence[Slot] = ()
+    ) -> None:
+        self._extra_slots = tuple(extra_slots)
         for layer in self.chain:
-            layer.bind(parameters, gradients)
+            layer.bind(parameters, gradients, extra_slots)
+
+    @property
+    def least_leaves(self) -> int:
+        """Leaves a batch must have, so that every bound slot has one."""
+        return 1 + max((slot.first_leaf for slot in self._extra_slots), default=0)
 
     def state(self) -> dict[str, Array]:
         return {name: array for layer in self.chain for name, array in layer.state().items()}
@@ -58,6 +69,10 @@ class Network:
         """
         x, labels, leaves = batch.x, batch.labels, batch.leaves
         self._check(x, labels, leaves)
+        if len(leaves) <= self.least_leaves:
+            raise ConfigError(
+                f"leaves {leaves} for {1 + len(self._extra_slots)} slots", allowed="a leaf or more a slot"
+            )
         if len(x) == 0:
             return self._no_samples(events)
         with self.ops.tolerate_overflow():
@@ -66,7 +81,9 @@ class Network:
             for number, layer in enumerate(self.chain):
                 x = layer.forward(x, leaves, training=True)
                 events.forward_done(number)
-            sums, grad = softmax_cross_entropy(self.ops, self.buffers, x, labels, leaves, self.label_smoothing)
+            sums, grad = softmax_cross_entropy(
+                self.ops, self.buffers, x, labels, leaves, self.label_smoothing, self._extra_slots
+            )
             events.loss_done()
             for number in range(len(self.chain) - 1, -1, -1):
                 layer = self.chain[number]
@@ -99,11 +116,12 @@ class Network:
         for number in range(len(self.chain) - 1, -1, -1):
             layer = self.chain[number]
             if layer.tensors:
-                for gradient in layer.gradients.values():
-                    gradient[...] = 0
+                for gradients in layer.slots:
+                    for gradient in gradients.values():
+                        gradient[...] = 0
                 events.gradients_ready(number)
             events.backward_done(number)
-        return BatchSums(loss=0.0, correct=0, samples=0)
+        return BatchSums(loss=0.0, correct=0, samples=0, slot_losses=(0.0,) * (1 + len(self._extra_slots)))
 
     def _check(self, x: Array, labels: NDArray[np.int64], leaves: Leaves) -> None:
         if x.shape[1:] != self.input_shape or x.dtype != self.dtype:

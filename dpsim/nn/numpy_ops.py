@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpsim import rng
 from dpsim.nn.ops import Workspace
-from dpsim.replica import Array
+from dpsim.replica import Array, Leaves
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
 
@@ -83,6 +85,12 @@ class NumpyOps:
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         np.matmul(a, b, out=out)
+
+    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        return itertools.pairwise(leaves)
+
+    def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        return itertools.pairwise(leaves)
 
     def add(self, a: Array, b: Array, out: Array) -> None:
         np.add(a, b, out=out)

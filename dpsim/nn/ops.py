@@ -2,17 +2,21 @@
 
 Every operation writes into the array it is given and keeps its dtype. Arrays are C-contiguous; the last axis is the
 channel. ``channel_*`` operations treat an array as rows of C channels.
+
+Sums over samples depend on the batch to the bit; so may a sample's rows in products and convolutions (``*_parts`` say
+how much may be given at once). In all other operations a sample's elements have the same bits in every batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpsim.replica import Array
+from dpsim.replica import Array, Leaves
 
 
 class Workspace(Protocol):
@@ -32,6 +36,12 @@ class Ops(Protocol):
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """out = a b; transposed views are allowed for a and b."""
+
+    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        """Blocks of whole leaves for ``matmul(rows[start:stop], weight)``: in them a leaf has the bits it has alone."""
+
+    def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        """Blocks of whole leaves for ``conv2d`` and ``conv2d_input_gradient``, as ``product_parts`` of products."""
 
     def add(self, a: Array, b: Array, out: Array) -> None: ...
 
