@@ -43,6 +43,18 @@ def test_a_cnn_has_the_same_bits_on_any_number_of_devices(norm: str) -> None:
     assert_same(f"cnn:4,6,norm={norm},dropout=0.3", PICTURES)
 
 
+@pytest.mark.parametrize("mode", ["leaf", "global"])
+@pytest.mark.parametrize("batch", [32, 29, 9])
+def test_batch_norm_has_the_same_bits_on_any_number_of_devices(mode: str, batch: int) -> None:
+    """With 9 of 70 samples some leaves have one sample, and in the last batch some devices have none."""
+    assert_same("cnn:4,6", PICTURES, batch_norm=mode, global_batch=batch, steps=10 if batch == 9 else 4)
+
+
+@pytest.mark.parametrize("mode", ["leaf", "global"])
+def test_a_residual_network_has_the_same_bits_on_any_number_of_devices(mode: str) -> None:
+    assert_same("resnet20", "synthetic:8x8x3,classes=4,train=20,test=4", batch_norm=mode, global_batch=16, steps=2)
+
+
 @pytest.mark.parametrize("batch", [29, 13, 8])
 def test_batches_that_the_leaves_do_not_divide_or_fill_have_the_same_bits(batch: int) -> None:
     """70 samples: the last batches have 12, 5 and 6, where some leaves, and some devices, have none."""

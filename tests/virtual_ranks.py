@@ -31,12 +31,25 @@ def train(build: Callable[[], Replica], dataset: Dataset, plan: Plan, steps: int
     gradients, exact = (Mailbox(plan.devices, eager=True) for _ in range(2))
     for end in (*gradients.ranks, *exact.ranks):
         end.crowded = True
-    with ThreadPoolExecutor(plan.devices) as pool, patch("os.sched_yield", lambda: time.sleep(1e-4)):
-        running = [
-            pool.submit(_rank, build(), dataset, plan, steps, seed, *ends)
-            for ends in zip(gradients.ranks, exact.ranks, strict=True)
-        ]
-        ranks = [one.result(timeout=60) for one in running]
+    errors: list[BaseException] = []
+
+    def wait_a_little() -> None:
+        time.sleep(1e-4)
+        if errors:
+            raise AssertionError("another rank failed")
+
+    def rank(*ends: MemoryTransport) -> tuple[Trained, list[tuple[float, ...]]]:
+        try:
+            return _rank(build(), dataset, plan, steps, seed, *ends)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    with ThreadPoolExecutor(plan.devices) as pool, patch("os.sched_yield", wait_a_little):
+        running = [pool.submit(rank, *ends) for ends in zip(gradients.ranks, exact.ranks, strict=True)]
+    if errors:
+        raise errors[0]
+    ranks = [one.result() for one in running]
     assert plan.batch_norm == "local" or all(digests == ranks[0][0] for digests, _ in ranks)
     losses = []
     for of_step in zip(*(slot_losses for _, slot_losses in ranks), strict=True):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, LayerSpec, Leaves, Slot
 from dpsim.workload import Tensor
@@ -27,6 +30,15 @@ def slot_parts(of_leaves: Sequence[T], extra_slots: Sequence[Slot]) -> list[list
     """What the leaves of a batch have, one each, as a list for each slot."""
     edges = [0, *(slot.first_leaf for slot in extra_slots), len(of_leaves)]
     return [list(of_leaves[first:stop]) for first, stop in itertools.pairwise(edges)]
+
+
+def tree_sum(of_leaves: Sequence[T]) -> T:
+    """The sum of what one leaf or more have, arrays or numbers, along the tree."""
+    total: T = fold(_tree(len(of_leaves)), of_leaves.__getitem__, operator.add)
+    return total
+
+
+_tree = functools.cache(leaf_tree)
 
 
 class Buffers:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce.tree import fold, leaf_tree
-from dpsim.nn.layer import Buffers, leaf_ranges, slot_parts
+from dpsim.nn.layer import Buffers, leaf_ranges, slot_parts, tree_sum
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, BatchSums, Leaves, Slot
 
@@ -45,12 +42,3 @@ def check_label_smoothing(value: float) -> None:
     """Raises ``ConfigError`` for a label smoothing outside [0, 1)."""
     if not 0 <= value < 1:
         raise ConfigError(f"label smoothing is {value}", allowed="0 (none) or more, and less than 1; often 0.1")
-
-
-def tree_sum(of_leaves: Sequence[float]) -> float:
-    """The sum of one number or more, a leaf each, along the tree."""
-    total: float = fold(_tree(len(of_leaves)), of_leaves.__getitem__, operator.add)
-    return total
-
-
-_tree = functools.cache(leaf_tree)

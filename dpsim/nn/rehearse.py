@@ -25,6 +25,7 @@ def rehearse(network: Network) -> None:
     kept = {name: array.copy() for name, array in network.state().items()}
     x, labels = np.zeros((1, *network.input_shape), network.dtype), np.zeros(1, np.int64)
     leaves = (0, *[1] * network.least_leaves)
-    network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), _Silence())
+    with network.without_other_ranks():
+        network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), _Silence())
     for name, array in network.state().items():
         array[...] = kept[name]

@@ -88,6 +88,10 @@ class StepRunner:
         self._partial = [self.arena.views(np.zeros_like(self.arena.gradients)) for _ in range(deepest)]
         self._pass = self._passes[0]
         self._bind(self._pass)
+        self._statistics: BatchNormReplica | None = None
+        if normalises and isinstance(replica, BatchNormReplica):
+            replica.normalise_batches(plan.batch_norm, self.slot_sum)
+            self._statistics = replica if plan.batch_norm == "leaf" else None
         self.steps = 0
         self.row = Row() if row is None else row
         self._rate = rate or (lambda step: plan.optimizer.learning_rate)
@@ -102,6 +106,7 @@ class StepRunner:
         )
         self._policy: BucketPolicy = bucket_policy(schedule, control or transport)
         self._held: list[Run] = []
+        self._of_leaves: list[list[Array]] = []
         self._blocking = plan.overlap in ("off", "inline")
         self._forward_names = [f"forward {layer.name}" for layer in self._layers]
         self._backward_names = [f"backward {layer.name}" for layer in self._layers]
@@ -135,6 +140,7 @@ class StepRunner:
         self._policy.begin()
         self._held = []
         x, labels = share.x, share.labels
+        self._of_leaves = []
         found = [self._forward_backward(one, share) for one in self._passes]
         losses = slot_sums(self._passes, [sums.slot_losses or (sums.loss,) for sums in found], operator.add)
         sums = BatchSums(
@@ -145,6 +151,8 @@ class StepRunner:
         if self._communicates:
             self._finish_communication()
             self._check_reduced(x, labels)
+        if self._statistics is not None:
+            self._statistics.update_statistics(self.slot_sum(slot_sums(self._passes, self._of_leaves, operator.add)))
         arena, optimizer = self.arena, self.plan.optimizer
         update(
             arena.parameters, arena.gradients, arena.optimizer_state, optimizer,
@@ -239,7 +247,10 @@ class StepRunner:
             x=share.x[low:high], labels=share.labels[low:high], leaves=tuple(edge - low for edge in edges),
             seed=share.seed, step=share.step, first_sample=share.first_sample + low,
         )  # fmt: skip
-        return self.replica.forward_backward(part, self)
+        sums = self.replica.forward_backward(part, self)
+        if self._statistics is not None:
+            self._of_leaves.append(self._statistics.leaf_statistics())
+        return sums
 
     def _bind(self, one: Pass) -> None:
         """Give the replica the memory that this pass writes to."""
