@@ -105,24 +105,6 @@ class Replica(Protocol):
 
 
 @runtime_checkable
-class BatchNormReplica(Replica, Protocol):
-    """A replica with batch norm whose statistics may be of more or fewer samples than the device's."""
-
-    def normalise_batches(self, mode: str, slot_sum: SlotSum) -> None:
-        """Take statistics of each leaf (``leaf``) or of all ranks' samples (``global``); ``local``: of the device's.
-
-        With ``global``, every rank asks for the same sums in the same order in ``forward_backward``, with no samples
-        too.
-        """
-
-    def leaf_statistics(self) -> list[Array]:
-        """With ``leaf``: what the last forward adds to the running statistics, a flat array a slot."""
-
-    def update_statistics(self, total: Array) -> None:
-        """Move the running statistics by the sum of ``leaf_statistics`` over all slots and ranks."""
-
-
-@runtime_checkable
 class LeafReplica(Replica, Protocol):
     """A replica that takes several leaves at once, so that gradients are final layer by layer with leaves too.
 
@@ -141,3 +123,21 @@ class LeafReplica(Replica, Protocol):
     @property
     def takes_leaves(self) -> bool:
         """Whether it does: true."""
+
+
+@runtime_checkable
+class BatchNormReplica(LeafReplica, Protocol):
+    """A replica with batch norm whose statistics may be of more or fewer samples than the device's."""
+
+    def normalise_batches(self, mode: str, slot_sum: SlotSum) -> None:
+        """Take statistics of each leaf (``leaf``) or of all ranks' samples (``global``); ``local``: of the device's.
+
+        With ``global``, every rank asks for the same sums in the same order in ``forward_backward``, with no samples
+        too.
+        """
+
+    def leaf_statistics(self) -> list[Array]:
+        """With ``leaf``: what the last forward adds to the running statistics, a flat array a slot."""
+
+    def update_statistics(self, total: Array) -> None:
+        """Move the running statistics by the sum of ``leaf_statistics`` over all slots and ranks."""

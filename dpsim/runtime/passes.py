@@ -62,14 +62,14 @@ def own_slots(plan: Plan, rank: int) -> list[tuple[int, int]]:
 def plan_passes(plan: Plan, rank: int, *, takes_leaves: bool) -> tuple[Pass, ...]:
     """The passes of device ``rank``, in the order of their leaves.
 
-    Micro-batches (``plan.accumulate``) are subtrees of at most as many leaves as make that many passes; without leaves
-    they are leaves of the device's own. A replica that does not take leaves gets one a pass.
+    Micro-batches (``plan.accumulate``) are subtrees of so few leaves that there are as many passes or more; without
+    leaves they are leaves of the device's own. A replica that does not take leaves gets one a pass.
     """
     blocks, most = own_slots(plan, rank), 1
     if plan.leaves and takes_leaves:
         if plan.accumulate == 1:
             return (Pass(0, blocks[-1][1], tuple(low for low, _ in blocks)),)
-        most = -(-plan.leaves // (plan.devices * plan.accumulate))
+        most = plan.leaves // (plan.devices * plan.accumulate)
     elif not plan.leaves:
         blocks = [(0, plan.accumulate)]
     found: list[Pass] = []
