@@ -116,6 +116,12 @@ class Plan(Noun, frozen=True):
                 allowed="local or global without leaves",
                 remedy="add --reproducible, or choose another --batch-norm",
             )
+        if self.batch_norm == "global" and self.fusion_rule == "horovod" and self.overlap == "inline":
+            raise ConfigError(
+                "batch_norm is global, under rule horovod with overlap inline: the ranks would wait for each other",
+                allowed="another overlap, or a fusion rule that decides beforehand",
+                remedy="choose --overlap poll, or leave --fusion-rule out",
+            )
         if self.batch_norm == "global" and self.accumulate > 1:
             raise ConfigError(
                 f"batch_norm is global, with {self.accumulate} micro-batches a device",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -11,6 +12,8 @@ from dpsim.nn.initial import ones, zeros
 from dpsim.nn.layer import Layer, Shape, leaf_ranges, slot_parts, tree_sum
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Leaves, SlotSum
+
+_Block = tuple[slice, tuple[int, int]]
 
 
 class BatchNorm(Layer):
@@ -59,6 +62,7 @@ class BatchNorm(Layer):
             return y
         self._x, whole = x, (0, len(x))
         self._parts = list(leaf_ranges(whole if self.mode == "local" else leaves))
+        self._blocks = _blocks(self._parts)
         self._mean_GC, self._var_GC, self._rows_G1 = self._moments(x)
         if self.mode == "global":
             self._join()
@@ -66,24 +70,24 @@ class BatchNorm(Layer):
             self._update_running(self._mean_GC[0], self._var_GC[0], float(self._rows_G1[0, 0]))
         self._inverse_std_GC = (self._var_GC + self.epsilon) ** -0.5
         scale_GC = gamma * self._inverse_std_GC
-        for group, (start, stop) in enumerate(self._groups):
-            self.ops.channel_normalise(x[start:stop], self._mean_GC[group], scale_GC[group], beta, out=y[start:stop])
+        for groups, (start, stop) in self._groups:
+            self.ops.channel_normalise(x[start:stop], self._mean_GC[groups], scale_GC[groups], beta, out=y[start:stop])
         return y
 
     @property
-    def _groups(self) -> list[tuple[int, int]]:
-        """The samples of this rank that are normalised together."""
-        return self._parts if self.mode == "leaf" else [(0, len(self._x))]
+    def _groups(self) -> list[_Block]:
+        """What is normalised together on this rank."""
+        return self._blocks if self.mode == "leaf" else [(slice(0, 1), (0, len(self._x)))]
 
     def _moments(self, x: Array) -> tuple[Array, Array, Array]:
         """Means, biased variances [L, C] and rows [L, 1] of each part; without samples zero, zero and those of one."""
         shape = (len(self._parts), x.shape[-1])
         mean, var = self.buffers.take("mean", shape), self.buffers.take("var", shape)
-        for part, (start, stop) in enumerate(self._parts):
+        for parts, (start, stop) in self._blocks:
             if stop > start:
-                self.ops.channel_moments(x[start:stop], mean[part], squares_C=var[part])
+                self.ops.channel_moments(x[start:stop], mean[parts], squares_GC=var[parts])
             else:
-                mean[part], var[part] = 0, 0
+                mean[parts], var[parts] = 0, 0
         rows = np.array([[max(stop - start, 1) * self._rows_a_sample] for start, stop in self._parts], self.dtype)
         var /= rows
         return mean, var, rows
@@ -130,14 +134,14 @@ class BatchNorm(Layer):
         # input_gradient needs these sums of this rank, and by then the bound arrays may hold those of all ranks.
         shape = (len(self._parts), len(self.parameters["gamma"]))
         self._d_gamma, self._d_beta = self.buffers.take("d_gamma", shape), self.buffers.take("d_beta", shape)
-        for part, (start, stop) in enumerate(self._parts):
-            mean = self._mean_GC[part if len(self._mean_GC) > 1 else 0]
+        mean = np.repeat(self._mean_GC, len(self._parts), axis=0) if self.mode == "global" else self._mean_GC
+        for parts, (start, stop) in self._blocks:
             self.ops.channel_normalise_sums(
-                grad[start:stop], self._x[start:stop], mean, dot_C=self._d_gamma[part], sum_C=self._d_beta[part]
+                grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts]
             )
         self._d_gamma *= self._inverse_std_GC
-        for role, parts in (("gamma", self._d_gamma), ("beta", self._d_beta)):
-            for gradients, some in zip(self.slots, self._slot_parts(parts), strict=True):
+        for role, of_parts in (("gamma", self._d_gamma), ("beta", self._d_beta)):
+            for gradients, some in zip(self.slots, self._slot_parts(of_parts), strict=True):
                 gradients[role][:] = tree_sum(some)
 
     def _slot_parts(self, of_parts: Array) -> list[list[Array]]:
@@ -154,8 +158,16 @@ class BatchNorm(Layer):
         scale = self.parameters["gamma"] * self._inverse_std_GC
         per_row = scale / self._rows_G1
         slope, shift = -per_row * self._inverse_std_GC * d_gamma_GC, -per_row * d_beta_GC
-        for group, (start, stop) in enumerate(self._groups):
-            self.ops.channel_normalise_backward(
-                grad[start:stop], self._x[start:stop], self._mean_GC[group], scale[group], slope[group], shift[group]
-            )
+        for groups, (start, stop) in self._groups:
+            of_groups = (values[groups] for values in (self._mean_GC, scale, slope, shift))
+            self.ops.channel_normalise_backward(grad[start:stop], self._x[start:stop], *of_groups)
         return grad
+
+
+def _blocks(parts: list[tuple[int, int]]) -> list[_Block]:
+    """Neighbouring parts of one size: which they are, and their samples."""
+    found: list[_Block] = []
+    for samples, some in itertools.groupby(enumerate(parts), lambda item: item[1][1] - item[1][0]):
+        (first, (start, _)), *_ = block = list(some)
+        found.append((slice(first, first + len(block)), (start, start + len(block) * samples)))
+    return found

@@ -97,27 +97,27 @@ class CpuOps(NumpyOps):
             return super().keep_where(x, mask)
         elementwise.keep_where(x, mask)
 
-    def channel_moments(self, x: Array, mean_C: Array, squares_C: Array) -> None:
-        if not _suit(x, mean_C, squares_C):
-            return super().channel_moments(x, mean_C, squares_C)
-        batch_norm.channel_moments(x, mean_C, squares_C)
+    def channel_moments(self, x: Array, mean_GC: Array, squares_GC: Array) -> None:
+        if not _suit(x, mean_GC, squares_GC):
+            return super().channel_moments(x, mean_GC, squares_GC)
+        batch_norm.channel_moments(x, mean_GC, squares_GC)
 
-    def channel_normalise(self, x: Array, mean_C: Array, scale_C: Array, shift_C: Array, out: Array) -> None:
-        if not _suit(x, mean_C, scale_C, shift_C, out):
-            return super().channel_normalise(x, mean_C, scale_C, shift_C, out)
-        batch_norm.channel_normalise(x, mean_C, scale_C, shift_C, out)
+    def channel_normalise(self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
+        if not _suit(x, mean_GC, scale_GC, shift_C, out):
+            return super().channel_normalise(x, mean_GC, scale_GC, shift_C, out)
+        batch_norm.channel_normalise(x, mean_GC, scale_GC, shift_C, out)
 
-    def channel_normalise_sums(self, grad: Array, x: Array, mean_C: Array, dot_C: Array, sum_C: Array) -> None:
-        if not _suit(grad, x, mean_C, dot_C, sum_C):
-            return super().channel_normalise_sums(grad, x, mean_C, dot_C, sum_C)
-        batch_norm.channel_normalise_sums(grad, x, mean_C, dot_C, sum_C)
+    def channel_normalise_sums(self, grad: Array, x: Array, mean_GC: Array, dot_GC: Array, sum_GC: Array) -> None:
+        if not _suit(grad, x, mean_GC, dot_GC, sum_GC):
+            return super().channel_normalise_sums(grad, x, mean_GC, dot_GC, sum_GC)
+        batch_norm.channel_normalise_sums(grad, x, mean_GC, dot_GC, sum_GC)
 
     def channel_normalise_backward(
-        self, grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array
+        self, grad: Array, x: Array, mean_GC: Array, a_GC: Array, b_GC: Array, c_GC: Array
     ) -> None:
-        if not _suit(grad, x, mean_C, a_C, b_C, c_C):
-            return super().channel_normalise_backward(grad, x, mean_C, a_C, b_C, c_C)
-        batch_norm.channel_normalise_backward(grad, x, mean_C, a_C, b_C, c_C)
+        if not _suit(grad, x, mean_GC, a_GC, b_GC, c_GC):
+            return super().channel_normalise_backward(grad, x, mean_GC, a_GC, b_GC, c_GC)
+        batch_norm.channel_normalise_backward(grad, x, mean_GC, a_GC, b_GC, c_GC)
 
     def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
         if not _suit(x_bHWi, weight_KKio, out_bhwo):

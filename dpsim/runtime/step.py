@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +78,7 @@ class StepRunner:
         self.plan = plan
         dtype = gradient_dtype(schedule)
         slots = plan_slots(plan)
-        self.slot_sum = slot_sum(exact or transport, slots)
+        self.slot_sum, self._gradient_sum = slot_sum(exact or transport, slots), slot_sum(transport, slots)
         self.arena = Arena(schedule, dtype, transport.allocate, max(map(slots.owners.count, slots.owners)))
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
@@ -90,7 +90,7 @@ class StepRunner:
         self._bind(self._pass)
         self._statistics: BatchNormReplica | None = None
         if normalises and isinstance(replica, BatchNormReplica):
-            replica.normalise_batches(plan.batch_norm, self.slot_sum)
+            replica.normalise_batches(plan.batch_norm, self._paused_sum)
             self._statistics = replica if plan.batch_norm == "leaf" else None
         self.steps = 0
         self.row = Row() if row is None else row
@@ -99,7 +99,7 @@ class StepRunner:
         last = next(layer for layer in reversed(self._layers) if layer.tensors)
         self._telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
         self._marks = StepMarks(0.0)
-        self._overlapped = plan.overlap != "off"
+        self._overlapped = plan.overlap != "off" and not plan.leaves
         self._communicates = plan.devices > 1
         self._progress: Progress = progress(
             transport, plan.algorithm, plan.overlap, self._finished, wire(plan.wire_dtype, dtype, plan.global_batch)
@@ -152,7 +152,7 @@ class StepRunner:
             self._finish_communication()
             self._check_reduced(x, labels)
         if self._statistics is not None:
-            self._statistics.update_statistics(self.slot_sum(slot_sums(self._passes, self._of_leaves, operator.add)))
+            self._statistics.update_statistics(self._paused_sum(slot_sums(self._passes, self._of_leaves, operator.add)))
         arena, optimizer = self.arena, self.plan.optimizer
         update(
             arena.parameters, arena.gradients, arena.optimizer_state, optimizer,
@@ -227,14 +227,28 @@ class StepRunner:
         self._marks.compute.append(("step overhead", end_s))
 
     def _reduce(self, first: int, stop: int) -> None:
-        """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot."""
+        """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot.
+
+        In the fixed order of addition all of it is done here, whatever algorithm and overlap say.
+        """
         data = self.arena.buckets(first, stop)
         if not self.plan.leaves:
             self._progress.submit(first, data)
             return
         begin_s = now()
-        data[...] = self.slot_sum([self.arena.buckets(first, stop, slot) for slot in range(len(self._slots))])
+        data[...] = self._gradient_sum([self.arena.buckets(first, stop, slot) for slot in range(len(self._slots))])
         self._finished(first, data.nbytes, begin_s, now())
+
+    def _paused_sum(self, arrays: Sequence[Array]) -> Array:
+        """``slot_sum`` in the midst of computing."""
+        if not self._communicates:
+            return self.slot_sum(arrays)
+        begin_s = now()
+        self.row.waits()
+        total = self.slot_sum(arrays)
+        self.row.computes(self.steps + 1)
+        self._marks.pauses.append((begin_s, now()))
+        return total
 
     def _forward_backward(self, one: Pass, share: Batch) -> BatchSums:
         """The sums of one pass over its leaves of the share."""
