@@ -248,6 +248,7 @@ class StepRunner:
         total = self.slot_sum(arrays)
         self.row.computes(self.steps + 1)
         self._marks.pauses.append((begin_s, now()))
+        self._marks.collectives.append((-1, arrays[0].nbytes, *self._marks.pauses[-1]))
         return total
 
     def _forward_backward(self, one: Pass, share: Batch) -> BatchSums:
