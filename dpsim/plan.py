@@ -9,17 +9,20 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.wire_dtype import WireDtype, check_wire
+from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype, check_wire
 
 FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
 Algorithm = Literal[
     "auto", "one-shot", "two-shot", "mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"
 ]
 Overlap = Literal["off", "inline", "poll", "thread"]
+BatchNormMode = Literal["local", "leaf", "global"]
 FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
 THRESHOLD_RULES = ("tarantella", "horovod", "ddp")
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 OVERLAPS: tuple[str, ...] = get_args(Overlap)
+BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
+DEFAULT_LEAVES = 8
 DEFAULT_THRESHOLD_BYTES = {"tarantella": 32_768.0, "horovod": 128.0 * 2**20, "ddp": 25.0 * 2**20}
 
 
@@ -32,6 +35,10 @@ class Plan(Noun, frozen=True):
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
     ``algorithm`` ``auto`` is the fastest in shared memory by size (``dpsim.machine.Selection``), MPI's own without it.
     ``wire_dtype`` is what gradients are sent as (``dpsim.comm.wire``); ``None``: as the tensors are.
+    ``leaves`` > 0 makes training reproducible: each global batch is cut into so many leaves, and whatever is summed
+    over samples is added leaf by leaf in one fixed order, so that results have the same bits on any number of devices
+    (up to one a leaf). ``batch_norm`` says whose statistics batch normalisation uses: the device's (``local``), each
+    leaf's (``leaf``) or the whole global batch's (``global``).
     """
 
     devices: int
@@ -42,14 +49,18 @@ class Plan(Noun, frozen=True):
     cycle_s: float = 1e-3
     algorithm: Algorithm = "auto"
     overlap: Overlap = "off"
-    batch_norm: Literal["local"] = "local"
+    batch_norm: BatchNormMode = "local"
     optimizer: Optimizer = Sgd()
     wire_dtype: WireDtype | None = None
     strategy: Literal["data-parallel"] = "data-parallel"
     layout: str = ""
+    leaves: int = 0
 
     def __post_init__(self) -> None:
-        for key, allowed in (("fusion_rule", FUSION_RULES), ("algorithm", ALGORITHMS), ("overlap", OVERLAPS)):
+        for key, allowed in (
+            ("fusion_rule", FUSION_RULES), ("algorithm", ALGORITHMS), ("overlap", OVERLAPS),
+            ("batch_norm", BATCH_NORM_MODES),
+        ):  # fmt: skip
             if getattr(self, key) not in allowed:
                 raise unknown(key.replace("_", " "), getattr(self, key), allowed)
         if self.devices < 1:
@@ -66,6 +77,7 @@ class Plan(Noun, frozen=True):
                 allowed=f"a global batch of at least {self.devices * self.accumulate}",
                 remedy="raise --global-batch or lower --devices",
             )
+        self._check_leaves()
         threshold = self.fusion_threshold_bytes
         if threshold is not None:
             if self.fusion_rule not in THRESHOLD_RULES:
@@ -78,6 +90,52 @@ class Plan(Noun, frozen=True):
                 raise ConfigError(f"fusion threshold is {threshold}", allowed="0 or more bytes, or inf")
         if not (math.isfinite(self.cycle_s) and self.cycle_s > 0):
             raise ConfigError(f"cycle_s is {self.cycle_s}", allowed="finite seconds > 0")
+
+    def _check_leaves(self) -> None:
+        if self.leaves < 0:
+            raise ConfigError(f"leaves is {self.leaves}", allowed="1 or more, or 0 for none")
+        if self.leaves and self.leaves < self.devices * self.accumulate:
+            each = f" with {self.accumulate} micro-batches each" if self.accumulate > 1 else ""
+            raise ConfigError(
+                f"{self.leaves} leaves cannot feed {self.devices} devices{each}",
+                allowed=f"{self.devices * self.accumulate} leaves or more",
+                remedy="raise --leaves (which makes it another training), or lower --devices",
+            )
+        if self.leaves and self.wire_dtype in SIXTEEN_BITS:
+            raise ConfigError(
+                f"reproducible training with gradients sent as {self.wire_dtype}, which rounds each device's sums",
+                allowed="the gradients' own dtype, where leaves are given",
+                remedy="leave --wire-dtype or --reproducible out",
+            )
+        if self.leaves and self.batch_norm == "local":
+            raise ConfigError(
+                "reproducible training with batch_norm local, whose statistics depend on the number of devices",
+                allowed="batch_norm leaf or global, where leaves are given",
+                remedy="choose --batch-norm leaf or --batch-norm global, or leave --reproducible out",
+            )
+        if self.batch_norm == "leaf" and not self.leaves:
+            raise ConfigError(
+                "batch_norm is leaf, and there are no leaves",
+                allowed="local or global without leaves",
+                remedy="add --reproducible, or choose another --batch-norm",
+            )
+        if self.batch_norm == "global" and self.fusion_rule == "horovod" and self.overlap == "inline":
+            raise ConfigError(
+                "batch_norm is global, under rule horovod with overlap inline: the ranks would wait for each other",
+                allowed="another overlap, or a fusion rule that decides beforehand",
+                remedy="choose --overlap poll, or leave --fusion-rule out",
+            )
+        if self.batch_norm == "global" and self.accumulate > 1:
+            raise ConfigError(
+                f"batch_norm is global, with {self.accumulate} micro-batches a device",
+                allowed="one micro-batch, for only then are all samples normalised together",
+                remedy="leave --accumulate out, or choose another --batch-norm",
+            )
+
+    @staticmethod
+    def usual_batch_norm(leaves: int) -> BatchNormMode:
+        """The mode where none is named: ``leaf`` with leaves, else ``local``."""
+        return "leaf" if leaves else "local"
 
     @property
     def local_batch(self) -> float:

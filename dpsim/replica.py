@@ -7,9 +7,9 @@ scales once by 1/B.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,15 @@ from dpsim.workload import Tensor
 Array = NDArray[Any]
 Leaves = tuple[int, ...]
 """Boundaries of the leaves of a rank's batch: leaf i is samples ``leaves[i]:leaves[i + 1]``; one leaf is ``(0, b)``."""
+SlotSum = Callable[[Sequence[Array]], Array]
+"""(one array a slot of this rank) -> the sum over all ranks' slots along the tree; every rank calls it together."""
+
+
+class Slot(NamedTuple):
+    """Where gradients go from leaf ``first_leaf`` of a rank's batch on (see ``dpsim.kernels.allreduce.tree``)."""
+
+    first_leaf: int
+    gradients: Mapping[str, Array]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,11 +58,15 @@ class LayerSpec(Noun, frozen=True):
 
 
 class BatchSums(Noun, frozen=True):
-    """Sums over the samples of a batch: cross-entropy in nats, correct predictions, samples."""
+    """Sums over the samples of a batch: cross-entropy in nats, correct predictions, samples.
+
+    ``slot_losses``: the loss of each slot, where there is more than one.
+    """
 
     loss: float
     correct: int
     samples: int
+    slot_losses: tuple[float, ...] = ()
 
 
 class StepEvents(Protocol):
@@ -89,3 +102,42 @@ class Replica(Protocol):
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
         """Forward only, in evaluation mode."""
+
+
+@runtime_checkable
+class LeafReplica(Replica, Protocol):
+    """A replica that takes several leaves at once, so that gradients are final layer by layer with leaves too.
+
+    What a leaf gives has the same bits whatever other leaves are computed with it. The runtime gives the leaves to a
+    replica without this one after another.
+    """
+
+    def bind(
+        self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], extra_slots: Sequence[Slot] = ()
+    ) -> None:
+        """As ``Replica.bind``; the gradients of a slot are the sums along the tree over its leaves.
+
+        The first slot is ``gradients``; ``extra_slots`` follow in the order of their leaves.
+        """
+
+    @property
+    def takes_leaves(self) -> bool:
+        """Whether it does: true."""
+
+
+@runtime_checkable
+class BatchNormReplica(LeafReplica, Protocol):
+    """A replica with batch norm whose statistics may be of more or fewer samples than the device's."""
+
+    def normalise_batches(self, mode: str, slot_sum: SlotSum) -> None:
+        """Take statistics of each leaf (``leaf``) or of all ranks' samples (``global``); ``local``: of the device's.
+
+        With ``global``, every rank asks for the same sums in the same order in ``forward_backward``, with no samples
+        too.
+        """
+
+    def leaf_statistics(self) -> list[Array]:
+        """With ``leaf``: what the last forward adds to the running statistics, a flat array a slot."""
+
+    def update_statistics(self, total: Array) -> None:
+        """Move the running statistics by the sum of ``leaf_statistics`` over all slots and ranks."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from dpsim.plan import Plan
 from dpsim.workload import Workload
 
-FORWARD, BACKWARD, ALLREDUCE, UPDATE = 0, 1, 2, 3
-KIND_NAMES = ("forward", "backward", "allreduce", "update")
+FORWARD, BACKWARD, ALLREDUCE, UPDATE, SYNCHRONISE = 0, 1, 2, 3, 4
+KIND_NAMES = ("forward", "backward", "allreduce", "update", "synchronise")
 COMPUTE, COMMUNICATION = 0, 1
 LANE_NAMES = ("compute", "communication")
 
@@ -29,6 +29,10 @@ class Schedule:
     ``micro_batch`` counts the accumulation passes; ``size_bytes`` is a collective's size. An allreduce's
     ``after`` is the backward operation of the last micro-batch that makes its bucket's last gradient
     final: it may start at that layer's ``gradient_ready_s``. The update's ``after`` is the last allreduce.
+
+    A synchronisation is a sum over the devices that batch norm needs at once: the compute lane waits for it. With mode
+    ``global`` one follows the forward and one the backward of each batch norm (``layer``); with ``leaf`` one, of the
+    statistics of all of them (``layer`` is -1), comes when all allreduces have ended.
 
     Bucket k holds the tensors ``tensor_order[bucket_start[k]:bucket_start[k + 1]]`` (forward indices of
     the workload's tensors, in the order backward makes them final); ``bucket_size_bytes[k]`` is its size

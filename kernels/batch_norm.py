@@ -3,6 +3,7 @@
 Meaning: ``channel_moments`` and ``channel_normalise*`` of ``NumpyOps`` in dpsim.nn.
 Memory passes: each array that is named is read once and ``out`` is written once. Sums are taken over blocks of rows,
 and those of the blocks one after another, so that float32 keeps its accuracy over long columns.
+Legend: C channels; G groups of neighbouring rows, as many in each, with means and sums of their own (one: [C] will do).
 """
 
 from __future__ import annotations
@@ -21,37 +22,44 @@ _BLOCK = 64  # rows: with four vectors of channels they fill half of an L1 cache
 _Parts = list[tuple[Value, int]]
 
 
-def channel_moments(x: Array, mean_C: Array, squares_C: Array) -> None:
+def channel_moments(x: Array, mean_GC: Array, squares_GC: Array) -> None:
     """mean = the mean of the rows of x, squares = the sum of their squared distances from it; a channel at a time.
 
     Each block of rows is read from memory once: its own mean and squares are joined to those of the blocks before it
     (Chan, Golub and LeVeque 1983), which is as exact as two passes.
     """
-    _moments(x.dtype.name, x.shape[-1])(x, mean_C, squares_C, x.size // x.shape[-1])
+    _moments(x.dtype.name, x.shape[-1])(x, mean_GC, squares_GC, *_rows_and_groups(x, mean_GC))
 
 
-def channel_normalise(x: Array, mean_C: Array, scale_C: Array, shift_C: Array, out: Array) -> None:
+def channel_normalise(x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
     """out = (x - mean) scale + shift."""
-    _normalise(x.dtype.name, x.shape[-1])(x, mean_C, scale_C, shift_C, out, x.size // x.shape[-1])
+    _normalise(x.dtype.name, x.shape[-1])(x, mean_GC, scale_GC, shift_C, out, *_rows_and_groups(x, mean_GC))
 
 
-def channel_normalise_sums(grad: Array, x: Array, mean_C: Array, dot_C: Array, sum_C: Array) -> None:
+def channel_normalise_sums(grad: Array, x: Array, mean_GC: Array, dot_GC: Array, sum_GC: Array) -> None:
     """dot = sum over rows of grad (x - mean), sum = sum over rows of grad."""
-    _sums(x.dtype.name, x.shape[-1])(grad, x, mean_C, dot_C, sum_C, x.size // x.shape[-1])
+    _sums(x.dtype.name, x.shape[-1])(grad, x, mean_GC, dot_GC, sum_GC, *_rows_and_groups(x, mean_GC))
 
 
-def channel_normalise_backward(grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array) -> None:
+def channel_normalise_backward(grad: Array, x: Array, mean_GC: Array, a_GC: Array, b_GC: Array, c_GC: Array) -> None:
     """grad = a grad + b (x - mean) + c, in place."""
-    _backward(x.dtype.name, x.shape[-1])(grad, x, mean_C, a_C, b_C, c_C, x.size // x.shape[-1])
+    _backward(x.dtype.name, x.shape[-1])(grad, x, mean_GC, a_GC, b_GC, c_GC, *_rows_and_groups(x, mean_GC))
 
 
-def _for_channels(k: Kernel, channels: int, body: Callable[[_Parts], None]) -> None:
-    """``body`` for some vectors of channels at a time, as (first channel, lanes in use)."""
+def _rows_and_groups(x: Array, mean_GC: Array) -> tuple[int, int]:
+    """(rows of a group, groups)."""
+    groups = mean_GC.size // x.shape[-1]
+    return x.size // mean_GC.size, groups
 
-    def some(first: Value, count: int) -> None:
-        body([(first + at, min(k.lanes, count - at)) for at in range(0, count, k.lanes)])
 
-    k.in_parts(channels, _VECTORS * k.lanes, some)
+def _for_groups(k: Kernel, channels: int, body: Callable[[_Parts, Value], None]) -> None:
+    """``body(parts, group)`` for each group; parts are some vectors of channels, as (first channel, lanes in use)."""
+    with k.loop(0, k["groups"]) as group:
+
+        def some(first: Value, count: int) -> None:
+            body([(first + at, min(k.lanes, count - at)) for at in range(0, count, k.lanes)], group)
+
+        k.in_parts(channels, _VECTORS * k.lanes, some)
 
 
 def _for_rows(k: Kernel, first: Value, end: Value, several: int, body: Callable[[Value, int], None]) -> None:
@@ -74,11 +82,12 @@ def _total(sums: list[Variable]) -> Value:
 
 @compiled
 def _moments(dtype: str, channels: int) -> Kernel:
-    k = Kernel(dtype, ("x", "mean", "squares"), ("rows",))
+    k = Kernel(dtype, ("x", "mean", "squares"), ("rows", "groups"))
     rows = k["rows"]
 
-    def some(parts: _Parts) -> None:
+    def some(parts: _Parts, group: Value) -> None:
         several = 4 if len(parts) == 1 else 2
+        first_row, own = group * rows, group * channels
         means, squares = ([k.variable() for _ in parts] for _ in range(2))
         with k.loop(0, rows, _BLOCK) as start:
             end = (start + _BLOCK).at_most(rows)
@@ -88,7 +97,7 @@ def _moments(dtype: str, channels: int) -> Kernel:
 
             def add(row: Value, place: int) -> None:
                 for (at, n), total in zip(parts, sums, strict=True):
-                    total[place].add(k.load(k["x"], row * channels + at, n))
+                    total[place].add(k.load(k["x"], (first_row + row) * channels + at, n))
 
             _for_rows(k, start, end, several, add)
             centres = [_total(total) / k.vector(here) for total in sums]
@@ -96,7 +105,7 @@ def _moments(dtype: str, channels: int) -> Kernel:
 
             def add_square(row: Value, place: int) -> None:
                 for (at, n), centre, total in zip(parts, centres, distances, strict=True):
-                    distance = k.load(k["x"], row * channels + at, n) - centre
+                    distance = k.load(k["x"], (first_row + row) * channels + at, n) - centre
                     total[place].add_product(distance, distance)
 
             _for_rows(k, start, end, several, add_square)
@@ -105,68 +114,75 @@ def _moments(dtype: str, channels: int) -> Kernel:
                 square.set(square.get() + (_total(total) + gap * gap * weight))
                 mean.set(mean.get() + gap * share)
         for (at, n), mean, square in zip(parts, means, squares, strict=True):
-            k.store(k["mean"], at, mean.get(), n)
-            k.store(k["squares"], at, square.get(), n)
+            k.store(k["mean"], own + at, mean.get(), n)
+            k.store(k["squares"], own + at, square.get(), n)
 
-    _for_channels(k, channels, some)
+    _for_groups(k, channels, some)
     return k
 
 
 @compiled
 def _normalise(dtype: str, channels: int) -> Kernel:
-    k = Kernel(dtype, ("x", "mean", "scale", "shift", "out"), ("rows",))
+    k = Kernel(dtype, ("x", "mean", "scale", "shift", "out"), ("rows", "groups"))
 
-    def some(parts: _Parts) -> None:
-        constants = [[k.load(k[name], at, n) for name in ("mean", "scale", "shift")] for at, n in parts]
-        with k.loop(0, k["rows"]) as row:
+    def some(parts: _Parts, group: Value) -> None:
+        first_row, own = group * k["rows"], group * channels
+        constants = [
+            (k.load(k["mean"], own + at, n), k.load(k["scale"], own + at, n), k.load(k["shift"], at, n))
+            for at, n in parts
+        ]
+        with k.loop(first_row, first_row + k["rows"]) as row:
             for (at, n), (mean, scale, shift) in zip(parts, constants, strict=True):
                 place = row * channels + at
                 k.store(k["out"], place, k.fma(k.load(k["x"], place, n) - mean, scale, shift), n)
 
-    _for_channels(k, channels, some)
+    _for_groups(k, channels, some)
     return k
 
 
 @compiled
 def _sums(dtype: str, channels: int) -> Kernel:
-    k = Kernel(dtype, ("grad", "x", "mean", "dot", "sum"), ("rows",))
+    k = Kernel(dtype, ("grad", "x", "mean", "dot", "sum"), ("rows", "groups"))
     rows = k["rows"]
 
-    def some(parts: _Parts) -> None:
+    def some(parts: _Parts, group: Value) -> None:
         several = 4 if len(parts) == 1 else 2 if len(parts) == 2 else 1
-        means = [k.load(k["mean"], at, n) for at, n in parts]
+        first_row, own = group * rows, group * channels
+        means = [k.load(k["mean"], own + at, n) for at, n in parts]
         dots, totals = ([k.variable() for _ in parts] for _ in range(2))
         with k.loop(0, rows, _BLOCK) as start:
             block_dots, block_totals = ([[k.variable() for _ in range(several)] for _ in parts] for _ in range(2))
 
             def add(row: Value, place: int) -> None:
                 for (at, n), mean, dot, total in zip(parts, means, block_dots, block_totals, strict=True):
-                    grad = k.load(k["grad"], row * channels + at, n)
-                    dot[place].add_product(grad, k.load(k["x"], row * channels + at, n) - mean)
+                    here = (first_row + row) * channels + at
+                    grad = k.load(k["grad"], here, n)
+                    dot[place].add_product(grad, k.load(k["x"], here, n) - mean)
                     total[place].add(grad)
 
             _for_rows(k, start, (start + _BLOCK).at_most(rows), several, add)
             for all_of, block in zip(dots + totals, block_dots + block_totals, strict=True):
                 all_of.add(_total(block))
         for (at, n), dot, total in zip(parts, dots, totals, strict=True):
-            k.store(k["dot"], at, dot.get(), n)
-            k.store(k["sum"], at, total.get(), n)
+            k.store(k["dot"], own + at, dot.get(), n)
+            k.store(k["sum"], own + at, total.get(), n)
 
-    _for_channels(k, channels, some)
+    _for_groups(k, channels, some)
     return k
 
 
 @compiled
 def _backward(dtype: str, channels: int) -> Kernel:
-    k = Kernel(dtype, ("grad", "x", "mean", "a", "b", "c"), ("rows",))
+    k = Kernel(dtype, ("grad", "x", "mean", "a", "b", "c"), ("rows", "groups"))
 
-    def some(parts: _Parts) -> None:
-        constants = [[k.load(k[name], at, n) for name in ("mean", "a", "b", "c")] for at, n in parts]
-        with k.loop(0, k["rows"]) as row:
+    def some(parts: _Parts, group: Value) -> None:
+        first_row, own = group * k["rows"], group * channels
+        constants = [[k.load(k[name], own + at, n) for name in ("mean", "a", "b", "c")] for at, n in parts]
+        with k.loop(first_row, first_row + k["rows"]) as row:
             for (at, n), (mean, a, b, c) in zip(parts, constants, strict=True):
                 place = row * channels + at
                 centred = k.load(k["x"], place, n) - mean
                 k.store(k["grad"], place, k.fma(a, k.load(k["grad"], place, n), k.fma(b, centred, c)), n)
 
-    _for_channels(k, channels, some)
+    _for_groups(k, channels, some)
     return k

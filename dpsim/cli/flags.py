@@ -91,6 +91,16 @@ StallAfter = Annotated[
 LabelSmoothing = Annotated[
     float | None, Parameter(help="Share of the training loss that asks for every class alike: 0 (none), 0.1.")
 ]
+Reproducible = Annotated[
+    bool | None, Parameter(negative="", help="The same bits on any number of devices (up to one a leaf).")
+]
+Leaves = Annotated[
+    int | None, Parameter(help="Parts of a global batch that are added in one fixed order (8, with --reproducible).")
+]
+BatchNorm = Annotated[
+    Literal["local", "leaf", "global"] | None,
+    Parameter(name="--batch-norm", help="Whose statistics: the device's, each leaf's, or the whole batch's."),
+]
 CheckpointFolder = Annotated[
     Path | None, Parameter(name="--checkpoint", help="Folder for checkpoints: one at the end; the last two are kept.")
 ]

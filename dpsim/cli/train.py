@@ -19,6 +19,7 @@ Examples:
   dpsim train --optimizer adamw --schedule cosine --warmup-epochs 2
   dpsim train --checkpoint run1 --checkpoint-every 100
   dpsim train --resume run1
+  dpsim train --devices 2 --reproducible --leaves 16
   mpiexec -n 2 dpsim train --devices 2"""
 
 
@@ -54,6 +55,9 @@ def train(
     label_smoothing: flags.LabelSmoothing = None,
     hostfile: flags.Hostfile = None,
     backend: flags.Backend = None,
+    reproducible: flags.Reproducible = None,
+    leaves: flags.Leaves = None,
+    batch_norm: flags.BatchNorm = None,
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured."""
@@ -63,6 +67,7 @@ def train(
     from dpsim.harness import train as harness
     from dpsim.harness.resume import configured
     from dpsim.learning_rate import parse_decay
+    from dpsim.plan import DEFAULT_LEAVES
     from dpsim.units import parse_size
 
     flags.writable(output)
@@ -76,8 +81,8 @@ def train(
         wire_dtype=wire_dtype,
         network=network, steps=steps, epochs=epochs, seed=seed,
         checkpoint=None if checkpoint is None else str(checkpoint), checkpoint_every=checkpoint_every,
-        stall_after_s=stall_after, label_smoothing=label_smoothing,
-        backend=backend,
+        stall_after_s=stall_after, label_smoothing=label_smoothing, batch_norm=batch_norm, backend=backend,
+        leaves=DEFAULT_LEAVES if reproducible and leaves is None else leaves,
     )  # fmt: skip
     settings = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     decay = None if schedule is None else parse_decay(schedule)

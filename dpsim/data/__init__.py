@@ -2,6 +2,6 @@
 
 from dpsim.data.dataset import Dataset
 from dpsim.data.datasets import DATASETS, load_dataset
-from dpsim.data.sharding import epoch_batches, shard
+from dpsim.data.sharding import device_leaves, epoch_batches, leaf_bounds, shard
 
-__all__ = ["DATASETS", "Dataset", "epoch_batches", "load_dataset", "shard"]
+__all__ = ["DATASETS", "Dataset", "device_leaves", "epoch_batches", "leaf_bounds", "load_dataset", "shard"]

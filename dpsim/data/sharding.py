@@ -31,3 +31,16 @@ def shard(batch: int, devices: int, rank: int) -> tuple[int, int]:
             f"rank {rank} of {devices} devices for {batch} samples", allowed="0 <= rank < devices, 0 or more samples"
         )
     return rank * batch // devices, (rank + 1) * batch // devices
+
+
+def leaf_bounds(batch: int, leaves: int) -> tuple[int, ...]:
+    """(floor(i b / V)) for i = 0..V: leaf i of a batch of b samples is i to i + 1 of them, on any number of devices.
+
+    Leaves differ by at most one sample; where b < V some are empty.
+    """
+    return tuple(i * batch // leaves for i in range(leaves + 1))
+
+
+def device_leaves(leaves: int, devices: int) -> tuple[int, ...]:
+    """(floor(r V / n)) for r = 0..n: device r owns leaves r to r + 1 of them, one or more where n <= V."""
+    return tuple(rank * leaves // devices for rank in range(devices + 1))

@@ -16,7 +16,7 @@ from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
 from dpsim.nn.losses import check_label_smoothing
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import OVERLAPS, Plan
+from dpsim.plan import OVERLAPS, BatchNormMode, Plan
 from dpsim.record import TrainResult
 from dpsim.runtime.stall import check_stall_after
 from dpsim.wire_dtype import WireDtype
@@ -64,6 +64,8 @@ class TrainConfig(Noun, frozen=True):
     resume: str | None = None
     selection: Selection | None = None
     backend: Backend = "cpu"
+    leaves: int = 0
+    batch_norm: BatchNormMode | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
@@ -104,7 +106,8 @@ class TrainConfig(Noun, frozen=True):
             devices=self.devices, global_batch=self.global_batch, accumulate=self.accumulate,
             fusion_rule=self.fusion_rule, fusion_threshold_bytes=self.fusion_threshold_bytes,  # type: ignore[arg-type]
             algorithm=self.algorithm, overlap=overlap, optimizer=self.optimizer,  # type: ignore[arg-type]
-            layout=self.layout, wire_dtype=self.wire_dtype,
+            layout=self.layout, wire_dtype=self.wire_dtype, leaves=self.leaves,
+            batch_norm=self.batch_norm or Plan.usual_batch_norm(self.leaves),
         )  # fmt: skip
 
 

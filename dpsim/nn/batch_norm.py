@@ -1,23 +1,34 @@
-"""Batch normalisation with the statistics of a rank's own batch."""
+"""Batch normalisation, with the statistics of a rank's own samples, of each leaf, or of the whole global batch."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
-from numpy.typing import DTypeLike
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from dpsim.nn.initial import ones, zeros
-from dpsim.nn.layer import Layer, Shape
+from dpsim.nn.layer import Layer, Shape, leaf_ranges, slot_parts, tree_sum
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Leaves
+from dpsim.replica import Array, Leaves, SlotSum
+
+_Block = tuple[slice, tuple[int, int]]
 
 
 class BatchNorm(Layer):
     """y = gamma (x - mean) / sqrt(var + epsilon) + beta, a channel (last axis) at a time.
 
-    x [b, C] or [b, H, W, C]. In training, mean and (biased) variance are over all rows of the rank's batch, whatever
-    its leaves, and the running statistics move by ``momentum`` towards them (the variance unbiased, as in PyTorch);
-    in evaluation the running statistics are used. Keeps its input for backward.
+    x [b, C] or [b, H, W, C]. In training, mean and (biased) variance are over all rows of a group of samples, and the
+    running statistics move by ``momentum`` towards them (the variance unbiased, as in PyTorch); in evaluation the
+    running statistics are used. Keeps its input for backward. ``mode`` says what a group is:
+
+    ``local``: the rank's batch, whatever its leaves. ``leaf``: each leaf ("ghost" batch norm, Hoffer et al.,
+    arXiv:1705.08741); the running statistics then move towards the mean of the leaves' statistics, weighted by their
+    samples, when ``update_statistics`` is called. ``global``: all ranks' samples, through ``slot_sum`` of sums in
+    float64, [1 + 2 C] a slot in forward and [2 C] in backward.
+
+    Legend: G groups, L leaves, C channels.
     """
 
     kind = "batch-norm"
@@ -31,6 +42,9 @@ class BatchNorm(Layer):
         self.batch_norm_channels = channels
         self.running_mean = ops.zeros((channels,), dtype)
         self.running_var = ops.zeros((channels,), dtype) + 1
+        self.mode = "local"
+        self.slot_sum: SlotSum = tree_sum
+        self._rows_a_sample = math.prod(shape[:-1])
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         gamma, beta = self.tensors
@@ -46,34 +60,114 @@ class BatchNorm(Layer):
             scale = gamma * (self.running_var + self.epsilon) ** -0.5
             self.ops.channel_normalise(x, self.running_mean, scale, beta, out=y)
             return y
-        self._x, self._rows = x, x.size // x.shape[-1]
-        self._mean, var = self.buffers.take("mean", gamma.shape), self.buffers.take("var", gamma.shape)
-        self.ops.channel_moments(x, self._mean, squares_C=var)
-        var /= self._rows
-        self._inverse_std = (var + self.epsilon) ** -0.5
-        self.ops.channel_normalise(x, self._mean, gamma * self._inverse_std, beta, out=y)
-        self._update_running(self._mean, var)
+        self._x, whole = x, (0, len(x))
+        self._parts = list(leaf_ranges(whole if self.mode == "local" else leaves))
+        self._blocks = _blocks(self._parts)
+        self._mean_GC, self._var_GC, self._rows_G1 = self._moments(x)
+        if self.mode == "global":
+            self._join()
+        elif self.mode == "local":
+            self._update_running(self._mean_GC[0], self._var_GC[0], float(self._rows_G1[0, 0]))
+        self._inverse_std_GC = (self._var_GC + self.epsilon) ** -0.5
+        scale_GC = gamma * self._inverse_std_GC
+        for groups, (start, stop) in self._groups:
+            self.ops.channel_normalise(x[start:stop], self._mean_GC[groups], scale_GC[groups], beta, out=y[start:stop])
         return y
 
-    def _update_running(self, mean: Array, var: Array) -> None:
-        unbiased = var * (self._rows / max(self._rows - 1, 1))
+    @property
+    def _groups(self) -> list[_Block]:
+        """What is normalised together on this rank."""
+        return self._blocks if self.mode == "leaf" else [(slice(0, 1), (0, len(self._x)))]
+
+    def _moments(self, x: Array) -> tuple[Array, Array, Array]:
+        """Means, biased variances [L, C] and rows [L, 1] of each part; without samples zero, zero and those of one."""
+        shape = (len(self._parts), x.shape[-1])
+        mean, var = self.buffers.take("mean", shape), self.buffers.take("var", shape)
+        for parts, (start, stop) in self._blocks:
+            if stop > start:
+                self.ops.channel_moments(x[start:stop], mean[parts], squares_GC=var[parts])
+            else:
+                mean[parts], var[parts] = 0, 0
+        rows = np.array([[max(stop - start, 1) * self._rows_a_sample] for start, stop in self._parts], self.dtype)
+        var /= rows
+        return mean, var, rows
+
+    def _samples_L1(self) -> NDArray[np.float64]:
+        return np.array([[stop - start] for start, stop in self._parts], np.float64)
+
+    def _join(self) -> None:
+        """From the leaves' moments to those of all samples of all ranks, as one group; then the running ones.
+
+        Sums of x and of x^2 in float64, in which the square of a float32 number is exact.
+        """
+        samples, mean, var = self._samples_L1(), self._mean_GC.astype(np.float64), self._var_GC.astype(np.float64)
+        of_leaves = np.hstack([samples, samples * mean, samples * (var + mean * mean)])
+        total = self.slot_sum([tree_sum(some) for some in slot_parts(list(of_leaves), self.extra_slots)])
+        channels = mean.shape[1]
+        means = total[1 : 1 + channels] / total[0]
+        variances = np.maximum(total[1 + channels :] / total[0] - means * means, 0)
+        rows = float(total[0]) * self._rows_a_sample
+        self._mean_GC, self._var_GC = means[None].astype(self.dtype), variances[None].astype(self.dtype)
+        self._rows_G1 = np.array([[rows]], self.dtype)
+        self._update_running(self._mean_GC[0], self._var_GC[0], rows)
+
+    def _update_running(self, mean: Array, var: Array, rows: float) -> None:
+        self._move_running(mean, var * (rows / max(rows - 1, 1)))
+
+    def _move_running(self, mean: Array, unbiased: Array) -> None:
         for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):
             running *= 1 - self.momentum
             running += self.momentum * now
 
+    def leaf_statistics(self) -> NDArray[np.float64]:
+        """[L, 1 + 2 C]: each leaf's samples, and its mean and unbiased variance times these."""
+        samples, rows = self._samples_L1(), self._rows_G1.astype(np.float64)
+        unbiased = self._var_GC * (rows / np.maximum(rows - 1, 1))
+        return np.hstack([samples, samples * self._mean_GC, samples * unbiased])
+
+    def update_statistics(self, total: NDArray[np.float64]) -> None:
+        """Move the running statistics by the sum of ``leaf_statistics`` over all leaves, [1 + 2 C]."""
+        mean, unbiased = np.split((total[1:] / total[0]).astype(self.dtype), 2)
+        self._move_running(mean, unbiased)
+
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         # input_gradient needs these sums of this rank, and by then the bound arrays may hold those of all ranks.
-        shape = self.gradients["gamma"].shape
+        shape = (len(self._parts), len(self.parameters["gamma"]))
         self._d_gamma, self._d_beta = self.buffers.take("d_gamma", shape), self.buffers.take("d_beta", shape)
-        self.ops.channel_normalise_sums(grad, self._x, self._mean, dot_C=self._d_gamma, sum_C=self._d_beta)
-        self._d_gamma *= self._inverse_std
-        self.gradients["gamma"][:] = self._d_gamma
-        self.gradients["beta"][:] = self._d_beta
+        mean = np.repeat(self._mean_GC, len(self._parts), axis=0) if self.mode == "global" else self._mean_GC
+        for parts, (start, stop) in self._blocks:
+            self.ops.channel_normalise_sums(
+                grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts]
+            )
+        self._d_gamma *= self._inverse_std_GC
+        for role, of_parts in (("gamma", self._d_gamma), ("beta", self._d_beta)):
+            for gradients, some in zip(self.slots, self._slot_parts(of_parts), strict=True):
+                gradients[role][:] = tree_sum(some)
+
+    def _slot_parts(self, of_parts: Array) -> list[list[Array]]:
+        """What the parts have, a list for each slot; without leaves one part is all there is."""
+        return [[of_parts[0]]] if self.mode == "local" else slot_parts(list(of_parts), self.extra_slots)
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         """dx = a (g - dbeta/M - (x - mean) inverse_std dgamma/M), a = gamma inverse_std, M rows; in place of g."""
-        scale = self.parameters["gamma"] * self._inverse_std
-        per_row = scale / self._rows
-        slope, shift = -per_row * self._inverse_std * self._d_gamma, -per_row * self._d_beta
-        self.ops.channel_normalise_backward(grad, self._x, self._mean, scale, slope, shift)
+        d_gamma_GC, d_beta_GC = self._d_gamma, self._d_beta
+        if self.mode == "global":
+            both = np.hstack([d_gamma_GC, d_beta_GC])
+            total = self.slot_sum([tree_sum(some) for some in slot_parts(list(both), self.extra_slots)])
+            d_gamma_GC, d_beta_GC = total.reshape(2, 1, -1)
+        scale = self.parameters["gamma"] * self._inverse_std_GC
+        per_row = scale / self._rows_G1
+        slope, shift = -per_row * self._inverse_std_GC * d_gamma_GC, -per_row * d_beta_GC
+        for groups, (start, stop) in self._groups:
+            of_groups = (values[groups] for values in (self._mean_GC, scale, slope, shift))
+            self.ops.channel_normalise_backward(grad[start:stop], self._x[start:stop], *of_groups)
         return grad
+
+
+def _blocks(parts: list[tuple[int, int]]) -> list[_Block]:
+    """Neighbouring parts of one size: which they are, and their samples."""
+    found: list[_Block] = []
+    for samples, some in itertools.groupby(enumerate(parts), lambda item: item[1][1] - item[1][0]):
+        (first, (start, _)), *_ = block = list(some)
+        found.append((slice(first, first + len(block)), (start, start + len(block) * samples)))
+    return found

@@ -8,7 +8,7 @@ from numpy.typing import DTypeLike
 
 from dpsim.errors import ConfigError
 from dpsim.nn.initial import he_normal
-from dpsim.nn.layer import Layer, Shape, leaf_ranges
+from dpsim.nn.layer import Layer, Shape
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Leaves
 
@@ -42,7 +42,7 @@ class Conv2D(Layer):
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         self._x = x
         y, weight = self.buffers.take("y", (len(x), *self.output_shape)), self.parameters["weight"]
-        for start, stop in leaf_ranges(leaves):
+        for start, stop in self.ops.conv_parts(x, weight, leaves):
             self.ops.conv2d(x[start:stop], weight, self.stride, y[start:stop], self.buffers)
         return y
 
@@ -54,6 +54,6 @@ class Conv2D(Layer):
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         dx, weight = self.buffers.take("dx", (len(grad), *self.input_shape)), self.parameters["weight"]
-        for start, stop in leaf_ranges(leaves):
+        for start, stop in self.ops.conv_parts(grad, weight, leaves):
             self.ops.conv2d_input_gradient(grad[start:stop], weight, self.stride, dx[start:stop], self.buffers)
         return dx

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -10,7 +12,7 @@ from numpy.typing import DTypeLike
 from dpsim.kernels import batch_norm, conv, elementwise, matmul
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Workspace
-from dpsim.replica import Array
+from dpsim.replica import Array, Leaves
 
 _LINE_BYTES = 64
 
@@ -29,6 +31,31 @@ def _suit(first: Array, *others: Array) -> bool:
     )
 
 
+def _product_by_rows(a: Array, b: Array) -> Callable[[Array, Array, Array], None] | None:
+    """The kernel for a b with few rows and large weights, in which the bits of a row depend on it and b alone."""
+    (_, inner), columns = a.shape, b.shape[1]
+    if inner * columns < _LARGE_WEIGHTS:
+        return None
+    if _suit(a, b):
+        return matmul.product
+    return _with_transposed if inner >= _LONG and _suit(a, b.T) else None
+
+
+def _with_transposed(a: Array, b: Array, out: Array) -> None:
+    matmul.product_with_transposed(a, b.T, out)
+
+
+def _joined(parts: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    """Neighbouring parts as one, up to ``most`` samples."""
+    joined = [parts[0]]
+    for start, stop in parts[1:]:
+        if stop - joined[-1][0] <= most:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
 class CpuOps(NumpyOps):
     """Stateless; see ``Ops`` for what each operation computes, and ``dpsim.kernels`` for how."""
 
@@ -42,14 +69,23 @@ class CpuOps(NumpyOps):
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """BLAS but for the products with large weights and few samples, of which it copies the weights first."""
         (rows, inner), columns = a.shape, b.shape[1]
-        if rows <= _FEW_SAMPLES and inner * columns >= _LARGE_WEIGHTS and _suit(a, b, out):
-            matmul.product(a, b, out)
-        elif rows <= _FEW_SAMPLES and inner >= _LONG and inner * columns >= _LARGE_WEIGHTS and _suit(a, b.T, out):
-            matmul.product_with_transposed(a, b.T, out)
+        if rows <= _FEW_SAMPLES and (product := _product_by_rows(a, b)) and _suit(out):
+            product(a, b, out)
         elif inner <= _FEW_SAMPLES and rows * columns >= _LARGE_WEIGHTS and _suit(a.T, b, out):
             matmul.transposed_product(a.T, b, out)
         else:
             super().matmul(a, b, out)
+
+    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        """As many leaves as stay few samples, where the product is one of those that go row by row."""
+        parts = list(itertools.pairwise(leaves))
+        if len(parts) > 1 and max(b - a for a, b in parts) <= _FEW_SAMPLES and _product_by_rows(rows, weight):
+            return _joined(parts, _FEW_SAMPLES)
+        return parts
+
+    def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        """All at once: the kernels take one sample after another."""
+        return [(0, leaves[-1])] if _suit(x, weight) else itertools.pairwise(leaves)
 
     def relu(self, x: Array, out: Array, mask: Array) -> None:
         if not _suit(x, out):
@@ -61,27 +97,27 @@ class CpuOps(NumpyOps):
             return super().keep_where(x, mask)
         elementwise.keep_where(x, mask)
 
-    def channel_moments(self, x: Array, mean_C: Array, squares_C: Array) -> None:
-        if not _suit(x, mean_C, squares_C):
-            return super().channel_moments(x, mean_C, squares_C)
-        batch_norm.channel_moments(x, mean_C, squares_C)
+    def channel_moments(self, x: Array, mean_GC: Array, squares_GC: Array) -> None:
+        if not _suit(x, mean_GC, squares_GC):
+            return super().channel_moments(x, mean_GC, squares_GC)
+        batch_norm.channel_moments(x, mean_GC, squares_GC)
 
-    def channel_normalise(self, x: Array, mean_C: Array, scale_C: Array, shift_C: Array, out: Array) -> None:
-        if not _suit(x, mean_C, scale_C, shift_C, out):
-            return super().channel_normalise(x, mean_C, scale_C, shift_C, out)
-        batch_norm.channel_normalise(x, mean_C, scale_C, shift_C, out)
+    def channel_normalise(self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
+        if not _suit(x, mean_GC, scale_GC, shift_C, out):
+            return super().channel_normalise(x, mean_GC, scale_GC, shift_C, out)
+        batch_norm.channel_normalise(x, mean_GC, scale_GC, shift_C, out)
 
-    def channel_normalise_sums(self, grad: Array, x: Array, mean_C: Array, dot_C: Array, sum_C: Array) -> None:
-        if not _suit(grad, x, mean_C, dot_C, sum_C):
-            return super().channel_normalise_sums(grad, x, mean_C, dot_C, sum_C)
-        batch_norm.channel_normalise_sums(grad, x, mean_C, dot_C, sum_C)
+    def channel_normalise_sums(self, grad: Array, x: Array, mean_GC: Array, dot_GC: Array, sum_GC: Array) -> None:
+        if not _suit(grad, x, mean_GC, dot_GC, sum_GC):
+            return super().channel_normalise_sums(grad, x, mean_GC, dot_GC, sum_GC)
+        batch_norm.channel_normalise_sums(grad, x, mean_GC, dot_GC, sum_GC)
 
     def channel_normalise_backward(
-        self, grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array
+        self, grad: Array, x: Array, mean_GC: Array, a_GC: Array, b_GC: Array, c_GC: Array
     ) -> None:
-        if not _suit(grad, x, mean_C, a_C, b_C, c_C):
-            return super().channel_normalise_backward(grad, x, mean_C, a_C, b_C, c_C)
-        batch_norm.channel_normalise_backward(grad, x, mean_C, a_C, b_C, c_C)
+        if not _suit(grad, x, mean_GC, a_GC, b_GC, c_GC):
+            return super().channel_normalise_backward(grad, x, mean_GC, a_GC, b_GC, c_GC)
+        batch_norm.channel_normalise_backward(grad, x, mean_GC, a_GC, b_GC, c_GC)
 
     def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
         if not _suit(x_bHWi, weight_KKio, out_bhwo):

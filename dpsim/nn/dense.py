@@ -5,7 +5,7 @@ from __future__ import annotations
 from numpy.typing import DTypeLike
 
 from dpsim.nn.initial import he_normal, zeros
-from dpsim.nn.layer import Layer, leaf_ranges
+from dpsim.nn.layer import Layer
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Leaves
 
@@ -26,8 +26,9 @@ class Dense(Layer):
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         self._x = x
         y = self.buffers.take("y", (len(x), *self.output_shape))
-        for start, stop in leaf_ranges(leaves):
-            self.ops.matmul(x[start:stop], self.parameters["weight"], out=y[start:stop])
+        weight = self.parameters["weight"]
+        for start, stop in self.ops.product_parts(x, weight, leaves):
+            self.ops.matmul(x[start:stop], weight, out=y[start:stop])
         self.ops.channel_add(y, self.parameters["bias"], out=y)
         return y
 
@@ -38,6 +39,7 @@ class Dense(Layer):
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         dx = self.buffers.take("dx", (len(grad), *self.input_shape))
-        for start, stop in leaf_ranges(leaves):
-            self.ops.matmul(grad[start:stop], self.parameters["weight"].T, out=dx[start:stop])
+        transposed = self.parameters["weight"].T
+        for start, stop in self.ops.product_parts(grad, transposed, leaves):
+            self.ops.matmul(grad[start:stop], transposed, out=dx[start:stop])
         return dx

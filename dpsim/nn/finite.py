@@ -21,7 +21,8 @@ def first_nonfinite_layer(network: Network, x: Array, labels: NDArray[np.int64])
         return "the input batch"
     kept = {name: array.copy() for name, array in network.state().items()}
     try:
-        place = _forward(network, x, labels) if len(x) else None
+        with network.without_other_ranks():
+            place = _forward(network, x, labels) if len(x) else None
     finally:
         for name, array in network.state().items():
             array[...] = kept[name]

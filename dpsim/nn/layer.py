@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch, LayerSpec, Leaves
+from dpsim.replica import Array, Batch, LayerSpec, Leaves, Slot
 from dpsim.workload import Tensor
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 def leaf_ranges(leaves: Leaves) -> Iterator[tuple[int, int]]:
     """(start, stop) of each leaf."""
     return itertools.pairwise(leaves)
+
+
+def slot_parts(of_leaves: Sequence[T], extra_slots: Sequence[Slot]) -> list[list[T]]:
+    """What the leaves of a batch have, one each, as a list for each slot."""
+    edges = [0, *(slot.first_leaf for slot in extra_slots), len(of_leaves)]
+    return [list(of_leaves[first:stop]) for first, stop in itertools.pairwise(edges)]
+
+
+def tree_sum(of_leaves: Sequence[T]) -> T:
+    """The sum of what one leaf or more have, arrays or numbers, along the tree."""
+    total: T = fold(_tree(len(of_leaves)), of_leaves.__getitem__, operator.add)
+    return total
+
+
+_tree = functools.cache(leaf_tree)
 
 
 class Buffers:
@@ -63,6 +82,7 @@ class Layer:
         )
         self.parameters: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
+        self.extra_slots: tuple[Slot, ...] = ()
         self.buffers = Buffers(ops, dtype)
 
     @property
@@ -75,11 +95,17 @@ class Layer:
             batch_norm_channels=self.batch_norm_channels,
         )
 
-    def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+    def bind(
+        self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], extra_slots: Sequence[Slot] = ()
+    ) -> None:
         """Keep the arrays of this layer's tensors, by role (``weight``, ``bias``, ``gamma``, ``beta``)."""
         roles = {tensor.name: tensor.name.removeprefix(f"{self.name}.") for tensor in self.tensors}
-        self.parameters = {role: parameters[name] for name, role in roles.items()}
-        self.gradients = {role: gradients[name] for name, role in roles.items()}
+
+        def mine(arrays: Mapping[str, Array]) -> dict[str, Array]:
+            return {role: arrays[name] for name, role in roles.items()}
+
+        self.parameters, self.gradients = mine(parameters), mine(gradients)
+        self.extra_slots = tuple(Slot(slot.first_leaf, mine(slot.gradients)) for slot in extra_slots)
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         return {}
@@ -100,16 +126,35 @@ class Layer:
         raise NotImplementedError
 
     def leaf_sum(self, role: str, leaves: Leaves, write: Callable[[int, int, Array], None]) -> None:
-        """Gradient of ``role`` = the sum of its leaf gradients along one fixed binary tree, pairs of neighbours first.
+        """Gradient of ``role`` = the sum of its leaf gradients along the tree, for each slot into its bound array.
 
-        ``write(start, stop, out)`` computes one leaf's. One leaf is written straight into the bound array. A binary
-        counter needs log2(leaves) + 1 arrays: after leaf i, as many pairs are complete as i has trailing one bits.
+        ``write(start, stop, out)`` computes one leaf's.
         """
-        stack = [self.gradients[role]]
+        ranges = list(leaf_ranges(leaves))
+        if not self.extra_slots:
+            self._slot_sum(role, ranges, self.gradients[role], write)
+            return
+        for gradients, some in zip(self.slots, slot_parts(ranges, self.extra_slots), strict=True):
+            self._slot_sum(role, some, gradients[role], write)
+
+    @property
+    def slots(self) -> list[Mapping[str, Array]]:
+        """The bound gradients of each slot, by role."""
+        return [self.gradients, *(slot.gradients for slot in self.extra_slots)]
+
+    def _slot_sum(
+        self, role: str, ranges: list[tuple[int, int]], out: Array, write: Callable[[int, int, Array], None]
+    ) -> None:
+        """One leaf is written straight into the bound array.
+
+        A binary counter needs log2(leaves) + 1 arrays: after leaf i, as many pairs are complete as i has trailing one
+        bits. What is left is added from the right, as the tree of ``dpsim.kernels.allreduce.tree`` has it.
+        """
+        stack = [out]
         depth = 0
-        for number, (start, stop) in enumerate(leaf_ranges(leaves)):
+        for number, (start, stop) in enumerate(ranges):
             if depth == len(stack):
-                stack.append(self.buffers.take(f"{role} partial sum {depth}", stack[0].shape))
+                stack.append(self.buffers.take(f"{role} partial sum {depth}", out.shape))
             write(start, stop, stack[depth])
             depth += 1
             while number & 1:

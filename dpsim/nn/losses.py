@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
-from dpsim.nn.layer import Buffers, leaf_ranges
+from dpsim.nn.layer import Buffers, leaf_ranges, slot_parts, tree_sum
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, BatchSums, Leaves
+from dpsim.replica import Array, BatchSums, Leaves, Slot
 
 
 def softmax_cross_entropy(
@@ -18,12 +20,13 @@ def softmax_cross_entropy(
     labels_b: NDArray[np.int64],
     leaves: Leaves,
     label_smoothing: float = 0.0,
+    extra_slots: Sequence[Slot] = (),
 ) -> tuple[BatchSums, Array]:
     """Sum over samples of -log softmax(logits)[label], in nats, and its gradient softmax(logits) - onehot(label).
 
     With label smoothing e, a sample's loss is (1 - e) times that plus e times the mean over the classes of
     -log softmax(logits) (Szegedy et al., arXiv:1512.00567; PyTorch's definition). Losses of samples are added in
-    float64, a leaf at a time, and leaves pair by pair. Legend: b samples, C classes.
+    float64, a leaf at a time, and leaves along the tree of their slot. Legend: b samples, C classes.
     """
     losses_b = buffers.take("losses", (len(logits_bC),))
     grad_bC = buffers.take("logits gradient", logits_bC.shape)
@@ -31,16 +34,11 @@ def softmax_cross_entropy(
     if label_smoothing:
         ops.smooth_labels(logits_bC, labels_b, label_smoothing, losses_b, grad_bC)
     sums = [float(losses_b[start:stop].sum(dtype="float64")) for start, stop in leaf_ranges(leaves)]
-    return BatchSums(loss=_pairwise(sums), correct=correct, samples=len(labels_b)), grad_bC
+    slots = tuple(tree_sum(of_slot) for of_slot in slot_parts(sums, extra_slots))
+    return BatchSums(loss=sum(slots), correct=correct, samples=len(labels_b), slot_losses=slots), grad_bC
 
 
 def check_label_smoothing(value: float) -> None:
     """Raises ``ConfigError`` for a label smoothing outside [0, 1)."""
     if not 0 <= value < 1:
         raise ConfigError(f"label smoothing is {value}", allowed="0 (none) or more, and less than 1; often 0.1")
-
-
-def _pairwise(values: list[float]) -> float:
-    while len(values) > 1:
-        values = [sum(values[i : i + 2]) for i in range(0, len(values), 2)]
-    return values[0]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
-from dpsim.nn.layer import Buffers, Layer
+from dpsim.nn.batch_norm import BatchNorm
+from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
 from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, StepEvents
+from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, Slot, SlotSum, StepEvents
 
 _EVALUATE_AT_ONCE = 128  # samples; bounds the work arrays whatever the size of the test set
 
 
 class Network:
-    """A chain of layers trained on class labels; implements ``dpsim.replica.Replica``.
+    """A chain of layers trained on class labels; implements ``dpsim.replica.LeafReplica`` and ``BatchNormReplica``.
 
     ``x`` is [b, *input_shape] in the network's dtype, labels [b]. Layers before the first one with tensors, and that
     one itself, compute no input gradient: nobody would use it (in backward, a layer reads from those after it in the
@@ -33,6 +35,8 @@ class Network:
         self.ops = ops
         self._specs = tuple(layer.spec for layer in self.chain)
         self.buffers = Buffers(ops, self.dtype)
+        self._extra_slots: tuple[Slot, ...] = ()
+        self._batch_norms = [layer for layer in self.chain if isinstance(layer, BatchNorm)]
         self._first_trained = next(i for i, layer in enumerate(self.chain) if layer.tensors)
 
     @property
@@ -42,9 +46,44 @@ class Network:
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         return {name: value for layer in self.chain for name, value in layer.initial_parameters(seed).items()}
 
-    def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+    takes_leaves = True
+
+    def bind(
+        self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], extra_slots: Sequence[Slot] = ()
+    ) -> None:
+        self._extra_slots = tuple(extra_slots)
         for layer in self.chain:
-            layer.bind(parameters, gradients)
+            layer.bind(parameters, gradients, extra_slots)
+
+    def normalise_batches(self, mode: str, slot_sum: SlotSum) -> None:
+        for layer in self._batch_norms:
+            layer.mode, layer.slot_sum = mode, slot_sum
+
+    @contextlib.contextmanager
+    def without_other_ranks(self) -> Iterator[None]:
+        """Within it, batch norm takes the statistics of leaves where it would ask the other ranks for theirs."""
+        together = [layer for layer in self._batch_norms if layer.mode == "global"]
+        try:
+            for layer in together:
+                layer.mode = "leaf"
+            yield
+        finally:
+            for layer in together:
+                layer.mode = "global"
+
+    def leaf_statistics(self) -> list[Array]:
+        of_leaves = np.hstack([layer.leaf_statistics() for layer in self._batch_norms])
+        return [tree_sum(some) for some in slot_parts(list(of_leaves), self._extra_slots)]
+
+    def update_statistics(self, total: Array) -> None:
+        ends = np.cumsum([1 + 2 * layer.batch_norm_channels for layer in self._batch_norms])
+        for layer, of_layer in zip(self._batch_norms, np.split(total, ends[:-1]), strict=True):
+            layer.update_statistics(of_layer)
+
+    @property
+    def least_leaves(self) -> int:
+        """Leaves a batch must have, so that every bound slot has one."""
+        return 1 + max((slot.first_leaf for slot in self._extra_slots), default=0)
 
     def state(self) -> dict[str, Array]:
         return {name: array for layer in self.chain for name, array in layer.state().items()}
@@ -58,15 +97,21 @@ class Network:
         """
         x, labels, leaves = batch.x, batch.labels, batch.leaves
         self._check(x, labels, leaves)
+        if len(leaves) <= self.least_leaves:
+            raise ConfigError(
+                f"leaves {leaves} for {1 + len(self._extra_slots)} slots", allowed="a leaf or more a slot"
+            )
         if len(x) == 0:
-            return self._no_samples(events)
+            return self._no_samples(leaves, events)
         with self.ops.tolerate_overflow():
             for layer in self.chain:
                 layer.begin(batch)
             for number, layer in enumerate(self.chain):
                 x = layer.forward(x, leaves, training=True)
                 events.forward_done(number)
-            sums, grad = softmax_cross_entropy(self.ops, self.buffers, x, labels, leaves, self.label_smoothing)
+            sums, grad = softmax_cross_entropy(
+                self.ops, self.buffers, x, labels, leaves, self.label_smoothing, self._extra_slots
+            )
             events.loss_done()
             for number in range(len(self.chain) - 1, -1, -1):
                 layer = self.chain[number]
@@ -92,18 +137,30 @@ class Network:
                 loss, correct = loss + sums.loss, correct + sums.correct
         return BatchSums(loss=loss, correct=correct, samples=len(x))
 
-    def _no_samples(self, events: StepEvents) -> BatchSums:
-        for number in range(len(self.chain)):
+    def _no_samples(self, leaves: Leaves, events: StepEvents) -> BatchSums:
+        """Zeros; batch norms that are computed by all ranks together take part with none."""
+        together = [layer for layer in self._batch_norms if layer.mode != "local"]
+        for number, layer in enumerate(self.chain):
+            if layer in together:
+                layer.forward(self._nothing(layer), leaves, training=True)
             events.forward_done(number)
         events.loss_done()
         for number in range(len(self.chain) - 1, -1, -1):
             layer = self.chain[number]
             if layer.tensors:
-                for gradient in layer.gradients.values():
-                    gradient[...] = 0
+                for gradients in layer.slots:
+                    for gradient in gradients.values():
+                        gradient[...] = 0
+                if layer in together:
+                    layer.write_gradients(self._nothing(layer), leaves)
                 events.gradients_ready(number)
+                if layer in together and number > self._first_trained:
+                    layer.input_gradient(self._nothing(layer), leaves)
             events.backward_done(number)
-        return BatchSums(loss=0.0, correct=0, samples=0)
+        return BatchSums(loss=0.0, correct=0, samples=0, slot_losses=(0.0,) * (1 + len(self._extra_slots)))
+
+    def _nothing(self, layer: Layer) -> Array:
+        return self.ops.zeros((0, *layer.output_shape), layer.dtype)
 
     def _check(self, x: Array, labels: NDArray[np.int64], leaves: Leaves) -> None:
         if x.shape[1:] != self.input_shape or x.dtype != self.dtype:

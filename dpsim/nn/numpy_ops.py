@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpsim import rng
 from dpsim.nn.ops import Workspace
-from dpsim.replica import Array
+from dpsim.replica import Array, Leaves
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
 
@@ -28,6 +30,13 @@ def _grouped(x: Array) -> tuple[Array, int]:
     channels = x.shape[-1]
     t = _group(math.prod(x.shape[1:-1]), channels)
     return x.reshape(-1, t * channels), t
+
+
+def _groups(rows: Sequence[Array], values_GC: Sequence[Array]) -> Iterator[tuple[Array, ...]]:
+    """Of each group of rows, these arrays' rows of C channels, and then the others' [C]."""
+    channels = rows[0].shape[-1]
+    values = [one.reshape(-1, channels) for one in values_GC]
+    return zip(*(one.reshape(len(values[0]), -1, channels) for one in rows), *values, strict=True)
 
 
 def _group_sums(rows_nRI: Array, others_nRI: Array | None, channels: int, groups: int) -> Array:
@@ -84,6 +93,12 @@ class NumpyOps:
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         np.matmul(a, b, out=out)
 
+    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        return itertools.pairwise(leaves)
+
+    def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        return itertools.pairwise(leaves)
+
     def add(self, a: Array, b: Array, out: Array) -> None:
         np.add(a, b, out=out)
 
@@ -110,26 +125,30 @@ class NumpyOps:
     def keep_where(self, x: Array, mask: Array) -> None:
         np.multiply(x, mask, out=x)
 
-    def channel_moments(self, x: Array, mean_C: Array, squares_C: Array) -> None:
-        self.channel_sum(x, out=mean_C)
-        mean_C /= x.size // x.shape[-1]
-        centred = x - mean_C
-        self.channel_dot(centred, centred, out=squares_C)
+    def channel_moments(self, x: Array, mean_GC: Array, squares_GC: Array) -> None:
+        for rows, mean_C, squares_C in _groups([x], [mean_GC, squares_GC]):
+            self.channel_sum(rows, out=mean_C)
+            mean_C /= len(rows)
+            centred = rows - mean_C
+            self.channel_dot(centred, centred, out=squares_C)
 
-    def channel_normalise(self, x: Array, mean_C: Array, scale_C: Array, shift_C: Array, out: Array) -> None:
-        self.channel_add(x, -mean_C, out=out)
-        self.channel_multiply(out, scale_C, out=out)
+    def channel_normalise(self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
+        for rows, into, mean_C, scale_C in _groups([x, out], [mean_GC, scale_GC]):
+            self.channel_add(rows, -mean_C, out=into)
+            self.channel_multiply(into, scale_C, out=into)
         self.channel_add(out, shift_C, out=out)
 
-    def channel_normalise_sums(self, grad: Array, x: Array, mean_C: Array, dot_C: Array, sum_C: Array) -> None:
-        self.channel_dot(grad, x - mean_C, out=dot_C)
-        self.channel_sum(grad, out=sum_C)
+    def channel_normalise_sums(self, grad: Array, x: Array, mean_GC: Array, dot_GC: Array, sum_GC: Array) -> None:
+        for of_grad, rows, mean_C, dot_C, sum_C in _groups([grad, x], [mean_GC, dot_GC, sum_GC]):
+            self.channel_dot(of_grad, rows - mean_C, out=dot_C)
+            self.channel_sum(of_grad, out=sum_C)
 
     def channel_normalise_backward(
-        self, grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array
+        self, grad: Array, x: Array, mean_GC: Array, a_GC: Array, b_GC: Array, c_GC: Array
     ) -> None:
-        self.channel_multiply(grad, a_C, out=grad)
-        np.add(grad, (x - mean_C) * b_C + c_C, out=grad)
+        for of_grad, rows, mean_C, a_C, b_C, c_C in _groups([grad, x], [mean_GC, a_GC, b_GC, c_GC]):
+            self.channel_multiply(of_grad, a_C, out=of_grad)
+            np.add(of_grad, (rows - mean_C) * b_C + c_C, out=of_grad)
 
     def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
         kernel, _, _, outputs = weight_KKio.shape

@@ -2,17 +2,21 @@
 
 Every operation writes into the array it is given and keeps its dtype. Arrays are C-contiguous; the last axis is the
 channel. ``channel_*`` operations treat an array as rows of C channels.
+
+Sums over samples depend on the batch to the bit; so may a sample's rows in products and convolutions (``*_parts`` say
+how much may be given at once). In all other operations a sample's elements have the same bits in every batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpsim.replica import Array
+from dpsim.replica import Array, Leaves
 
 
 class Workspace(Protocol):
@@ -32,6 +36,12 @@ class Ops(Protocol):
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """out = a b; transposed views are allowed for a and b."""
+
+    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        """Blocks of whole leaves for ``matmul(rows[start:stop], weight)``: in them a leaf has the bits it has alone."""
+
+    def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        """Blocks of whole leaves for ``conv2d`` and ``conv2d_input_gradient``, as ``product_parts`` of products."""
 
     def add(self, a: Array, b: Array, out: Array) -> None: ...
 
@@ -53,17 +63,21 @@ class Ops(Protocol):
     def keep_where(self, x: Array, mask: Array) -> None:
         """x = x where mask else 0, in place."""
 
-    def channel_moments(self, x: Array, mean_C: Array, squares_C: Array) -> None:
-        """mean = the mean of the rows of x, squares = the sum over rows of (x - mean)^2, a channel at a time."""
+    def channel_moments(self, x: Array, mean_GC: Array, squares_GC: Array) -> None:
+        """mean = the mean of the rows of x, squares = the sum over rows of (x - mean)^2, a channel at a time.
 
-    def channel_normalise(self, x: Array, mean_C: Array, scale_C: Array, shift_C: Array, out: Array) -> None:
+        Here and in ``channel_normalise*``, x may be G groups of neighbouring rows, as many in each; arrays [G, C] then
+        have a row for each group. The bits of a group are those it has alone.
+        """
+
+    def channel_normalise(self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
         """out = (x - mean) scale + shift, a channel at a time; ``out`` may be ``x``."""
 
-    def channel_normalise_sums(self, grad: Array, x: Array, mean_C: Array, dot_C: Array, sum_C: Array) -> None:
+    def channel_normalise_sums(self, grad: Array, x: Array, mean_GC: Array, dot_GC: Array, sum_GC: Array) -> None:
         """dot = sum over rows of grad (x - mean), sum = sum over rows of grad."""
 
     def channel_normalise_backward(
-        self, grad: Array, x: Array, mean_C: Array, a_C: Array, b_C: Array, c_C: Array
+        self, grad: Array, x: Array, mean_GC: Array, a_GC: Array, b_GC: Array, c_GC: Array
     ) -> None:
         """grad = a grad + b (x - mean) + c, in place, a channel at a time."""
 

@@ -24,6 +24,8 @@ def rehearse(network: Network) -> None:
     """Forward and backward of one sample of zeros; only the bound gradients are overwritten."""
     kept = {name: array.copy() for name, array in network.state().items()}
     x, labels = np.zeros((1, *network.input_shape), network.dtype), np.zeros(1, np.int64)
-    network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 1)), _Silence())
+    leaves = (0, *[1] * network.least_leaves)
+    with network.without_other_ranks():
+        network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), _Silence())
     for name, array in network.state().items():
         array[...] = kept[name]

@@ -31,13 +31,13 @@ def joined(schedule: Schedule, prices: Prices, mode: int) -> tuple[Schedule, Ope
     plan = schedule.plan
     order = schedule.workload.ready_order
     policy = HorovodCycle(threshold_bytes=plan.threshold_bytes, cycle_s=plan.cycle_s)
-    last = int(np.flatnonzero(schedule.kind == BACKWARD)[-1])
+    backward = np.flatnonzero(schedule.kind == BACKWARD)[-len(schedule.workload.layers) :][::-1]
 
     groups: list[Group] = []
     for _ in range(_MOST_ROUNDS):
-        result, operations = _with_groups(schedule, groups, last)
+        result, operations = _with_groups(schedule, groups, backward)
         times, _ = simulate(operations, prices, mode)
-        ready = times[2, last - order.layer]
+        ready = times[2, backward[order.layer]]
         decided = _decide(policy, np.full_like(ready, -1.0) if mode == OFF else ready, order)
         if decided == groups:
             break
@@ -67,12 +67,15 @@ def _decide(policy: HorovodCycle, ready: Floats, order: ReadyOrder) -> list[Grou
     return groups
 
 
-def _with_groups(schedule: Schedule, groups: list[Group], last: int) -> tuple[Schedule, Operations]:
-    """The schedule with one allreduce a group (no group: no communication), before the update."""
+def _with_groups(schedule: Schedule, groups: list[Group], backward: NDArray[np.int64]) -> tuple[Schedule, Operations]:
+    """The schedule with one allreduce a group (no group: no communication), before the update.
+
+    ``backward``: each layer's backward operation in the last micro-batch.
+    """
     order = schedule.workload.ready_order
     compute, buckets = len(schedule.kind) - 1, len(groups)
     sizes = np.array([int(order.size_bytes[list(tensors)].sum()) for tensors, _, _ in groups], np.int64)
-    after = np.array([last - layer for _, layer, _ in groups], np.int32)
+    after = np.array([backward[layer] for _, layer, _ in groups], np.int32)
     held = np.array([False] * compute + [late for _, _, late in groups] + [False])
 
     def insert(column: NDArray[np.generic], values: object) -> NDArray[np.generic]:

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from dpsim.predict.cost import at
-from dpsim.schedule import ALLREDUCE, BACKWARD, FORWARD
+from dpsim.schedule import ALLREDUCE, BACKWARD, FORWARD, SYNCHRONISE
 
 OFF, INLINE, POLL, THREAD = 0, 1, 2, 3
 MODES = {"off": OFF, "inline": INLINE, "poll": POLL, "thread": THREAD}
@@ -70,6 +70,9 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
       that have tensors, and the end of each layer's backward. A poll with something under way costs poll_s of
       compute, a start costs loss of compute. After the last computation stages follow one another at once.
 
+    A synchronisation stops the compute lane for its solo cost, where it stands among the computation; that of no layer
+    follows the last allreduce. It counts as exposed communication.
+
     ``operations`` is an ``Operations``, ``prices`` a ``Prices``, ``mode`` a value of ``MODES``.
     Returns times (3, operations): start, end, ready; sums (5): step, exposed communication, forward, backward, update.
     """
@@ -81,7 +84,10 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     now, paused = _compute(operations, prices, lane, mode)
     _drain(now, operations, prices, lane, mode)
     for i in range(len(kind)):
-        if kind[i] != FORWARD and kind[i] != BACKWARD and kind[i] != ALLREDUCE:
+        if kind[i] == SYNCHRONISE and operations.layer[i] < 0:
+            times[0, i] = now if len(queue) == 0 else max(now, times[1, queue[-1]])
+            now = times[1, i] = times[0, i] + at(prices.solo, 1, operations.size_bytes[i])
+        elif kind[i] != FORWARD and kind[i] != BACKWARD and kind[i] != ALLREDUCE and kind[i] != SYNCHRONISE:
             times[0, i] = now if after[i] < 0 else max(now, times[1, after[i]])
             now = times[1, i] = times[0, i] + prices.fixed[1]
     sums = _sums(kind, queue, times, prices.fixed[0])
@@ -89,6 +95,8 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     sums[BACKWARDS] -= paused
     if mode in (OFF, INLINE):
         sums[EXPOSED] = (times[1, queue] - times[0, queue]).sum()
+    stops = np.nonzero(kind == SYNCHRONISE)[0]
+    sums[EXPOSED] += (times[1, stops] - times[0, stops]).sum()
     return times, sums
 
 
@@ -104,6 +112,13 @@ def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
     now = host = prices.fixed[0]
     paused = 0.0
     for i in range(len(kind)):
+        if kind[i] == SYNCHRONISE and operations.layer[i] >= 0:
+            now = host = max(now, host)
+            cost = at(prices.solo, 1, operations.size_bytes[i])
+            times[0, i] = now
+            if _engaged(operations, lane, mode):
+                _flow(now, cost, False, operations, prices, lane)
+            now = host = times[1, i] = now + cost
         if kind[i] != FORWARD and kind[i] != BACKWARD:
             continue
         of = operations.layer[i]
@@ -256,7 +271,7 @@ def _sums(kind, queue, times, overhead_s):  # type: ignore[no-untyped-def]
         if i >= 0 and kind[i] == ALLREDUCE:
             continue
         start, end = (0.0, overhead_s) if i < 0 else (times[0, i], times[1, i])
-        if i >= 0:
+        if i >= 0 and kind[i] != SYNCHRONISE:
             sums[FORWARDS if kind[i] == FORWARD else BACKWARDS if kind[i] == BACKWARD else UPDATES] += end - start
         while place < len(queue) and times[1, queue[place]] <= start:
             place += 1

@@ -30,9 +30,14 @@ class Arena:
     ``gradients``, ``parameters`` and each slot of ``optimizer_state`` are 1-D of one length and dtype. Tensors of a
     bucket stand without gaps in the order in which backward makes them final, so a bucket is one message; buckets start
     at 64-byte boundaries (the gaps stay zero and never count toward a bucket's size).
+
+    With the fixed order of addition a rank may hold several slots: ``slots`` are their gradients, the first of them
+    ``gradients``. Every rank allocates ``slots`` of them (as many as any rank has).
     """
 
-    def __init__(self, schedule: Schedule, dtype: np.dtype[Any], allocate: Callable[[int], NDArray[np.uint8]]) -> None:
+    def __init__(
+        self, schedule: Schedule, dtype: np.dtype[Any], allocate: Callable[[int], NDArray[np.uint8]], slots: int = 1
+    ) -> None:
         tensors = schedule.workload.tensors
         align = _ALIGNMENT_BYTES // dtype.itemsize
         self._slices: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -46,19 +51,20 @@ class Arena:
                 offset += tensors[index].elements
             bounds.append((first, offset))
         size_bytes = max(offset, 1) * dtype.itemsize
-        self.gradients: Array = allocate(size_bytes).view(dtype)
+        self.slots: tuple[Array, ...] = tuple(allocate(size_bytes).view(dtype) for _ in range(slots))
+        self.gradients: Array = self.slots[0]
         self.parameters: Array = aligned_bytes(size_bytes).view(dtype)
         self.optimizer_state: dict[str, Array] = {
             slot: aligned_bytes(size_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
         }
         self._bounds = bounds
 
-    def buckets(self, first: int, stop: int) -> Array:
+    def buckets(self, first: int, stop: int, slot: int = 0) -> Array:
         """The gradients of buckets ``first`` to ``stop - 1``, 1-D: what an allreduce reduces in place.
 
         One bucket has no padding; several have the gaps between them, which are zero.
         """
-        return self.gradients[self._bounds[first][0] : self._bounds[stop - 1][1]]
+        return self.slots[slot][self._bounds[first][0] : self._bounds[stop - 1][1]]
 
     def views(self, flat: Array) -> dict[str, Array]:
         """The tensors of one of the flat arrays (or of an array of the same length) by name, sharing its memory."""

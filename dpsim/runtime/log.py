@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import statistics
 
 from mpi4py import MPI
 
+from dpsim.kernels.allreduce.tree import Tree, fold
 from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.step import StepOutcome
 
@@ -13,15 +16,16 @@ from dpsim.runtime.step import StepOutcome
 class TrainLog:
     """Mean losses of every step of a run (also of those before it was resumed), and times of those done here.
 
-    ``samples`` of training data come in global batches of ``batch``.
+    ``samples`` of training data come in global batches of ``batch``. Losses of the ranks' slots are added along
+    ``tree``.
     """
 
-    def __init__(self, comm: MPI.Intracomm, samples: int, batch: int) -> None:
-        self._comm, self._samples, self._batch = comm, samples, min(batch, samples)
+    def __init__(self, comm: MPI.Intracomm, samples: int, batch: int, tree: Tree) -> None:
+        self._comm, self._samples, self._batch, self._tree = comm, samples, min(batch, samples), tree
         self._per_epoch = -(-samples // batch)
         self.losses: list[float] = []
         self._before = 0
-        self._own: list[float] = []
+        self._own: list[tuple[float, ...]] = []
         self._own_correct: list[int] = []
         self._correct: list[int] = []
         self._begins: list[float] = []
@@ -34,7 +38,7 @@ class TrainLog:
 
     def add(self, outcome: StepOutcome) -> None:
         """One more step."""
-        self._own.append(outcome.sums.loss)
+        self._own.append(outcome.sums.slot_losses)
         self._own_correct.append(outcome.sums.correct)
         self._begins.append(outcome.marks.begin_s)
         self._ends.append(outcome.marks.end_s)
@@ -43,7 +47,9 @@ class TrainLog:
     def gather(self) -> None:
         """Bring ``losses``, means over the samples of all ranks, up to date; collective."""
         for column in zip(*self._comm.allgather(self._own), strict=True):
-            self.losses.append(sum(column) / self.batch_of(len(self.losses)))
+            of_slots = list(itertools.chain.from_iterable(column))
+            loss = fold(self._tree, of_slots.__getitem__, operator.add)
+            self.losses.append(loss / self.batch_of(len(self.losses)))
         self._correct += [sum(column) for column in zip(*self._comm.allgather(self._own_correct), strict=True)]
         self._own, self._own_correct = [], []
 

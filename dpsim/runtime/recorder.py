@@ -17,7 +17,8 @@ class StepMarks:
     """Moments of one step on one rank, in seconds on the machine's clock.
 
     ``compute`` holds (operation name, end) in the order of the computing thread: each operation starts where
-    the one before it ended, the first at ``begin_s``. ``collectives`` holds (bucket, bytes, start, end),
+    the one before it ended, the first at ``begin_s``. ``collectives`` holds (bucket, bytes, start, end), with bucket
+    -1 for a synchronisation,
     ``pauses`` when the computing thread did nothing but communicate, ``ready`` when a layer's gradients were
     final. Appending one entry is all that
     recording costs.
@@ -71,7 +72,7 @@ def timeline(steps: list[list[StepMarks]], *, emulated_network: bool) -> Timelin
                     rows.append((number, rank, COMPUTE, code, low_s - origin_s, high_s - origin_s, 0))
                 start_s = end_s
             for bucket, size, low_s, high_s in marks.collectives:
-                code = names.setdefault(f"allreduce {bucket}", len(names))
+                code = names.setdefault(f"allreduce {bucket}" if bucket >= 0 else "synchronise", len(names))
                 rows.append((number, rank, COMMUNICATION, code, low_s - origin_s, high_s - origin_s, size))
     columns = list(zip(*rows, strict=True))
     step, rank_column, lane, operation, start, end, size_bytes = columns

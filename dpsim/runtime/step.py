@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,15 +16,17 @@ from dpsim.comm import allreduce
 from dpsim.comm.board import UNKNOWN, Row
 from dpsim.comm.clock import now
 from dpsim.comm.progress import Progress, progress
+from dpsim.comm.slot_sum import slot_sum
 from dpsim.comm.transport import Array, Transport
 from dpsim.comm.wire import wire
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
 from dpsim.nn import Network, first_nonfinite_layer, update
 from dpsim.nn.rehearse import rehearse
-from dpsim.replica import Batch, BatchSums, Replica
+from dpsim.replica import Batch, BatchNormReplica, BatchSums, LeafReplica, Replica, Slot
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
+from dpsim.runtime.passes import Pass, plan_passes, plan_slots, slot_sums
 from dpsim.runtime.recorder import StepMarks
 from dpsim.runtime.stall import Labels
 from dpsim.schedule import Schedule
@@ -48,11 +51,13 @@ class StepRunner:
     ``control`` carries the decisions of a rule that packs buckets while running (Horovod's); such a rule needs
     one of its own, since its messages must not mix with the gradients'. ``row`` is where it says what it does.
     ``rate`` gives the learning rate of each step, counted from 0; without it the optimizer's own stays.
+    ``exact`` carries the sums in the fixed order of addition (``slot_sum``), on several ranks in a transport of its
+    own: they may be asked for while gradients travel.
     """
 
     def __init__(
         self, replica: Replica, schedule: Schedule, transport: Transport, control: Transport | None = None,
-        row: Row | None = None, rate: Callable[[int], float] | None = None,
+        row: Row | None = None, rate: Callable[[int], float] | None = None, exact: Transport | None = None,
     ) -> None:  # fmt: skip
         plan = schedule.plan
         check_algorithm(plan.algorithm, transport.network)
@@ -63,16 +68,31 @@ class StepRunner:
                 f"a plan for nodes of {plan.devices_a_node} on nodes of {transport.devices_a_node} devices",
                 allowed="the plan's own layout",
             )
+        normalises = any(layer.batch_norm_channels for layer in replica.layers)
+        if plan.batch_norm != "local" and normalises and not isinstance(replica, BatchNormReplica):
+            raise ConfigError(
+                f"batch_norm is {plan.batch_norm} for a replica that has one mode of its own",
+                allowed="batch_norm local",
+                remedy="write a replica as dpsim.replica.BatchNormReplica describes",
+            )
         self.replica, self.schedule, self.transport = replica, schedule, transport
         self.plan = plan
         dtype = gradient_dtype(schedule)
-        self.arena = Arena(schedule, dtype, transport.allocate)
+        slots = plan_slots(plan)
+        self.slot_sum, self._gradient_sum = slot_sum(exact or transport, slots), slot_sum(transport, slots)
+        self.arena = Arena(schedule, dtype, transport.allocate, max(map(slots.owners.count, slots.owners)))
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
-        self._micro_gradients: dict[str, Array] | None = None
-        if plan.accumulate > 1:
-            self._micro_gradients = self.arena.views(np.zeros_like(self.arena.gradients))
-        self.replica.bind(self.parameters, self.gradients)
+        self._slots = [self.arena.views(slot) for slot in self.arena.slots[: len(slots.of(transport.rank))]]
+        self._passes = plan_passes(plan, transport.rank, takes_leaves=isinstance(replica, LeafReplica))
+        deepest = max(one.depth for one in self._passes)
+        self._partial = [self.arena.views(np.zeros_like(self.arena.gradients)) for _ in range(deepest)]
+        self._pass = self._passes[0]
+        self._bind(self._pass)
+        self._statistics: BatchNormReplica | None = None
+        if normalises and isinstance(replica, BatchNormReplica):
+            replica.normalise_batches(plan.batch_norm, self._paused_sum)
+            self._statistics = replica if plan.batch_norm == "leaf" else None
         self.steps = 0
         self.row = Row() if row is None else row
         self._rate = rate or (lambda step: plan.optimizer.learning_rate)
@@ -80,13 +100,13 @@ class StepRunner:
         last = next(layer for layer in reversed(self._layers) if layer.tensors)
         self._telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
         self._marks = StepMarks(0.0)
-        self._overlapped = plan.overlap != "off"
+        self._overlapped = plan.overlap != "off" and not plan.leaves
         self._communicates = plan.devices > 1
         self._wire = wire(plan.wire_dtype, dtype, plan.global_batch)
         self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._wire)
         self._policy: BucketPolicy = bucket_policy(schedule, control or transport)
         self._held: list[Run] = []
-        self._micro_batch = 0
+        self._of_leaves: list[list[Array]] = []
         self._blocking = plan.overlap in ("off", "inline")
         self._forward_names = [f"forward {layer.name}" for layer in self._layers]
         self._backward_names = [f"backward {layer.name}" for layer in self._layers]
@@ -112,7 +132,7 @@ class StepRunner:
         update(nothing, nothing, state, self.plan.optimizer, 0.0, 1.0, 1)
 
     def run(self, share: Batch, global_samples: int, begin_s: float | None = None) -> StepOutcome:
-        """One optimizer update from this rank's share (one leaf) of a batch of ``global_samples``.
+        """One optimizer update from this rank's share of a batch of ``global_samples``, cut into this rank's leaves.
 
         ``begin_s`` is when the step began if that was earlier, as when the batch was fetched in it.
         Raises ``NotFiniteError`` when the loss of any rank is not finite, before any parameter changes.
@@ -123,21 +143,19 @@ class StepRunner:
         self._policy.begin()
         self._held = []
         x, labels = share.x, share.labels
-        loss, correct = 0.0, 0
-        for micro_batch, (low, high) in enumerate(self._micro_bounds(len(labels))):
-            self._micro_batch = micro_batch
-            if self._micro_gradients is not None:
-                self.replica.bind(self.parameters, self.gradients if not self._micro_batch else self._micro_gradients)
-            part = Batch(
-                x=x[low:high], labels=labels[low:high], leaves=(0, high - low),
-                seed=share.seed, step=share.step, first_sample=share.first_sample + low,
-            )  # fmt: skip
-            sums = self.replica.forward_backward(part, self)
-            loss, correct = loss + sums.loss, correct + sums.correct
-        self._check_finite(loss, x, labels)
+        self._of_leaves = []
+        found = [self._forward_backward(one, share) for one in self._passes]
+        losses = slot_sums(self._passes, [sums.slot_losses or (sums.loss,) for sums in found], operator.add)
+        sums = BatchSums(
+            loss=sum(losses), correct=sum(sums.correct for sums in found), samples=len(labels),
+            slot_losses=tuple(losses),
+        )  # fmt: skip
+        self._check_finite(sums.loss, x, labels)
         if self._communicates:
             self._finish_communication()
             self._check_reduced(x, labels)
+        if self._statistics is not None:
+            self._statistics.update_statistics(self._paused_sum(slot_sums(self._passes, self._of_leaves, operator.add)))
         arena, optimizer = self.arena, self.plan.optimizer
         update(
             arena.parameters, arena.gradients, arena.optimizer_state, optimizer,
@@ -148,7 +166,6 @@ class StepRunner:
         marks.compute.append(("update", marks.end_s))
         self.steps += 1
         self.row.rests()
-        sums = BatchSums(loss=loss, correct=correct, samples=len(labels))
         return StepOutcome(sums=sums, global_samples=global_samples, marks=marks)
 
     @property
@@ -175,10 +192,8 @@ class StepRunner:
 
     def gradients_ready(self, layer: int) -> None:
         self._marks.ready.append((layer, now()))
-        if self._micro_batch and self._micro_gradients is not None:
-            for tensor in self._layers[layer].tensors:
-                self.gradients[tensor.name] += self._micro_gradients[tensor.name]
-        if not self._communicates or self._micro_batch < self.plan.accumulate - 1:
+        self._add_up(layer)
+        if not self._communicates or self._pass is not self._passes[-1]:
             return
         complete = self._policy.ready(layer)
         if not self._overlapped:
@@ -188,7 +203,7 @@ class StepRunner:
             if self._blocking:
                 self.row.waits()
             for first, stop in complete:
-                self._progress.submit(first, self.arena.buckets(first, stop))
+                self._reduce(first, stop)
             if self._blocking:
                 self.row.computes(self.steps + 1)
                 self._marks.pauses.append((begin_s, now()))
@@ -207,16 +222,73 @@ class StepRunner:
         begin_s = now()
         self.row.waits()
         for first, stop in itertools.chain(self._held, self._policy.rest()):
-            self._progress.submit(first, self.arena.buckets(first, stop))
+            self._reduce(first, stop)
         self._progress.finish()
         self.row.computes(self.steps + 1)
         end_s = now()
         self._marks.pauses.append((begin_s, end_s))
         self._marks.compute.append(("step overhead", end_s))
 
-    def _micro_bounds(self, samples: int) -> list[tuple[int, int]]:
-        k = self.plan.accumulate
-        return [(samples * i // k, samples * (i + 1) // k) for i in range(k)]
+    def _reduce(self, first: int, stop: int) -> None:
+        """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot.
+
+        In the fixed order of addition all of it is done here, whatever algorithm and overlap say.
+        """
+        data = self.arena.buckets(first, stop)
+        if not self.plan.leaves:
+            self._progress.submit(first, data)
+            return
+        begin_s = now()
+        data[...] = self._gradient_sum([self.arena.buckets(first, stop, slot) for slot in range(len(self._slots))])
+        self._finished(first, data.nbytes, begin_s, now())
+
+    def _paused_sum(self, arrays: Sequence[Array]) -> Array:
+        """``slot_sum`` in the midst of computing."""
+        if not self._communicates:
+            return self.slot_sum(arrays)
+        begin_s = now()
+        self.row.waits()
+        total = self.slot_sum(arrays)
+        self.row.computes(self.steps + 1)
+        self._marks.pauses.append((begin_s, now()))
+        self._marks.collectives.append((-1, arrays[0].nbytes, *self._marks.pauses[-1]))
+        return total
+
+    def _forward_backward(self, one: Pass, share: Batch) -> BatchSums:
+        """The sums of one pass over its leaves of the share."""
+        if len(self._passes) > 1:
+            self._pass = one
+            self._bind(one)
+        edges = share.leaves[one.first : one.stop + 1]
+        low, high = edges[0], edges[-1]
+        part = Batch(
+            x=share.x[low:high], labels=share.labels[low:high], leaves=tuple(edge - low for edge in edges),
+            seed=share.seed, step=share.step, first_sample=share.first_sample + low,
+        )  # fmt: skip
+        sums = self.replica.forward_backward(part, self)
+        if self._statistics is not None:
+            self._of_leaves.append(self._statistics.leaf_statistics())
+        return sums
+
+    def _bind(self, one: Pass) -> None:
+        """Give the replica the memory that this pass writes to."""
+        first, replica = self._memory(one.slot, one.depth), self.replica
+        if isinstance(replica, LeafReplica):
+            extra = zip(one.edges[1:], self._slots[1:], strict=False)
+            replica.bind(self.parameters, first, [Slot(edge, gradients) for edge, gradients in extra])
+        else:
+            replica.bind(self.parameters, first)
+
+    def _memory(self, slot: int, depth: int) -> dict[str, Array]:
+        return self._slots[slot] if depth == 0 else self._partial[depth - 1]
+
+    def _add_up(self, layer: int) -> None:
+        """Add the gradients of a layer that this pass completes to those of the passes before it."""
+        one = self._pass
+        for depth in range(one.depth, one.depth - one.merges, -1):
+            target, last = self._memory(one.slot, depth - 1), self._memory(one.slot, depth)
+            for tensor in self._layers[layer].tensors:
+                target[tensor.name] += last[tensor.name]
 
     def _check_finite(self, loss: float, x: Array, labels: NDArray[np.int64]) -> None:
         if math.isfinite(loss):

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -20,7 +21,8 @@ from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
 from dpsim.comm.transport import Transport, transport
 from dpsim.comm.wire import Wire
-from dpsim.data import Dataset, epoch_batches, shard
+from dpsim.data import Dataset, epoch_batches
+from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lower import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
@@ -28,6 +30,7 @@ from dpsim.replica import Batch, BatchSums, Replica
 from dpsim.runtime.compiled import compile_once
 from dpsim.runtime.describe import describe
 from dpsim.runtime.log import TrainLog
+from dpsim.runtime.passes import own_leaves, own_slots, plan_slots
 from dpsim.runtime.stall import StallWatch, check_stall_after
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
@@ -72,7 +75,9 @@ class Trainer:
         mine = board.Board(comm) if watched else None
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Wire(str(plan.wire_dtype)), comm)
-        self.runner = StepRunner(replica, self.schedule, self.transport, control, mine.row if mine else None, rate)
+        exact = transport(comm, network) if comm.size > 1 and (plan.leaves or plan.batch_norm == "global") else None
+        row = mine.row if mine else None
+        self.runner = StepRunner(replica, self.schedule, self.transport, control, row, rate, exact)
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         compile_once(self.runner.rehearse, comm)
         self.runner.initialise(seed)
@@ -80,7 +85,7 @@ class Trainer:
             self._broadcast_state()
         self.epoch = 0
         self._batches = self._global_batches()
-        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch)
+        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_slots(plan).tree)
 
     def step(self) -> StepOutcome:
         """Train on the next global batch; the next epoch begins when the data set is used up."""
@@ -93,10 +98,11 @@ class Trainer:
     def next_share(self) -> tuple[Batch, int]:
         """This rank's share of the next global batch, and that batch's size."""
         indices = next(self._batches)
-        low, high = shard(len(indices), self.plan.devices, self.comm.rank)
+        edges = own_leaves(self.plan, self.comm.rank, len(indices), self.plan.accumulate)
+        low, high = edges[0], edges[-1]
         x, labels = self.dataset.train_batch(indices[low:high])
         share = Batch(
-            x=x, labels=labels, leaves=(0, high - low),
+            x=x, labels=labels, leaves=tuple(edge - low for edge in edges),
             seed=self.seed, step=self.runner.steps, first_sample=low,
         )  # fmt: skip
         return share, len(indices)
@@ -111,24 +117,34 @@ class Trainer:
         With the mean over the ranks of running statistics (see ``averaged_state``); nothing of training changes.
         """
         self.runner.row.evaluates()
-        low, high = shard(len(self.dataset.test_y), self.plan.devices, self.comm.rank)
-        loss, correct = 0.0, 0
+        edges = own_leaves(self.plan, self.comm.rank, len(self.dataset.test_y))
         with self.averaged_state():
-            for start in range(low, high, _EVALUATION_BATCH):
-                stop = min(start + _EVALUATION_BATCH, high)
-                sums = self.replica.evaluate(*self.dataset.test_batch(start, stop))
-                loss, correct = loss + sums.loss, correct + sums.correct
-        totals = np.array([loss, correct, high - low])
+            leaves = [self._evaluate(low, high) for low, high in itertools.pairwise(edges)]
+        slots = [
+            fold(leaf_tree(stop - first), leaves[first:stop].__getitem__, operator.add)
+            for first, stop in own_slots(self.plan, self.comm.rank)
+        ]
         with self.waiting(board.EVALUATION):
-            allreduce(self.transport, totals, "recursive-doubling")
+            totals = self.runner.slot_sum(slots)
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
+
+    def _evaluate(self, low: int, high: int) -> NDArray[np.float64]:
+        """Loss, correct predictions and samples of test samples ``low`` to ``high - 1``, some at a time."""
+        total = np.zeros(3)
+        for start in range(low, high, _EVALUATION_BATCH):
+            sums = self.replica.evaluate(*self.dataset.test_batch(start, min(start + _EVALUATION_BATCH, high)))
+            total += (sums.loss, sums.correct, sums.samples)
+        return total
 
     @contextlib.contextmanager
     def averaged_state(self) -> Iterator[None]:
         """Within it, running statistics, which each rank gathers from its own samples, are their mean over the ranks.
 
-        Collective. Afterwards each rank has its own again.
+        Collective. Afterwards each rank has its own again. Without batch norm's mode ``local`` all ranks have the same.
         """
+        if self.plan.batch_norm != "local":
+            yield
+            return
         state = sorted(self.replica.state().items())
         own = [value.copy() for _, value in state]
         try:
