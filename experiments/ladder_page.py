@@ -10,6 +10,7 @@ from pathlib import Path
 from dpsim import bench
 from dpsim.harness.bench.result import result
 from dpsim.kernels.allreduce.registry import Version, versions
+from dpsim.kernels.allreduce.tree import slots
 from dpsim.report.words import percent
 from dpsim.units import format_size
 
@@ -29,8 +30,8 @@ def ladder(measured: dict[tuple[str, str], float], where: str) -> str:
 
 
 def _row(version: Version, measured: dict[tuple[str, str], float]) -> tuple[str, ...]:
-    moved = ", ".join(f"{version.bytes_moved(n, 1, n):g} S" for n in RANKS)
-    waits = ", ".join(str(version.synchronisations(n)) for n in RANKS)
+    moved = ", ".join(f"{version.bytes_moved(slots(range(n + 1)), 1):g} S" for n in RANKS)
+    waits = ", ".join(str(version.synchronisations(slots(range(n + 1)))) for n in RANKS)
     most = "" if version.most_bytes is None else f", up to {format_size(version.most_bytes)}"
     fraction = measured.get((version.backend, version.name))
     return (

@@ -11,6 +11,7 @@ from dpsim.bench import ITEM_BYTES, OWN, BenchRecord, Series
 from dpsim.harness.bench.turns import SCALING
 from dpsim.harness.statistics import median_interval, median_ratio
 from dpsim.kernels.allreduce.registry import versions
+from dpsim.kernels.allreduce.tree import slots
 from dpsim.report.bench_result import BenchPoint, BenchResult, BenchSize, Ratio
 
 FRACTION_FROM_BYTES = 64 * 2**10
@@ -43,7 +44,7 @@ def _bytes_moved(record: BenchRecord) -> dict[tuple[str, str, int], float]:
     """By system, algorithm and size, as the versions of the registry state it; one slot a rank."""
     n = record.bench.devices
     return {
-        (OWN, version.name, size): version.bytes_moved(n, size, n)
+        (OWN, version.name, size): version.bytes_moved(slots(range(n + 1)), size)
         for version in versions(record.bench.backend)
         for size in record.bench.sizes()
     }
