@@ -73,7 +73,7 @@ class MemoryTransport:
     def allocate(self, size_bytes: int) -> Any:
         return aligned_bytes(size_bytes)
 
-    def prepare(self, data: Array, algorithm: str, wire: Wire | None) -> None:
+    def prepare(self, data: Array, algorithm: str, wire: Wire | None, fixed: object = None) -> None:
         """Every rank's memory is its own."""
 
     def send(self, data: Array, to: int) -> Pending:

@@ -412,3 +412,15 @@ def test_the_page_of_the_ladder_is_what_the_registry_says() -> None:
     text = ladder_page.PAGE.read_text(encoding="utf-8")
     assert text == ladder_page.page(text), "run: python -m dpsim.experiments.ladder_page"
     assert all(f"| `{version.name}` | {version.backend} |" in text for version in versions())
+
+
+def test_the_page_takes_its_fractions_from_the_committed_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder_page, "RECORD", tmp_path / bench.RECORD)
+    assert ladder_page.measured() == ({}, "")
+    codec.write(tmp_path / bench.RECORD, record(*FULL))
+    found, where = ladder_page.measured()
+    assert found["cpu", "two-shot"] == pytest.approx(0.8) and where == "of the bound, 1 MiB, n = 4"
+    (row,) = [line for line in ladder_page.ladder(found, where).splitlines() if line.startswith("| `two-shot` | cpu")]
+    assert row.endswith("| 80.0% |")

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
-from dpsim.comm.allreduce import chunk_bounds, start
+from dpsim.comm.allreduce import Fixed, Rounds, chunk_bounds, start
 from dpsim.comm.broadcast import broadcast
 from dpsim.errors import ConfigError
+from dpsim.kernels.allreduce import reference
+from dpsim.kernels.allreduce.tree import slots
 from dpsim.plan import ALGORITHMS
 
 POINT_TO_POINT = ["ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
@@ -54,6 +56,50 @@ def test_every_rank_holds_the_same_bits_and_they_are_near_the_sum(
     run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm), size, seed)
     assert len({mine.tobytes() for mine in data}) == 1
     np.testing.assert_allclose(data[0], expected, rtol=0, atol=size * 4 * np.finfo(dtype).eps)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    algorithm=st.sampled_from(ALGORITHMS), size=st.integers(1, 8), extra=st.integers(0, 8),
+    elements=st.integers(1, 120), eager=st.booleans(), seed=st.integers(0, 2**32), of_a_node=st.sampled_from([1, 2, 3]),
+)  # fmt: skip
+def test_the_fixed_order_has_the_bits_of_the_reference_by_every_algorithm(
+    algorithm: str, size: int, extra: int, elements: int, eager: bool, seed: int, of_a_node: int
+) -> None:
+    if algorithm != "hierarchical" or size % of_a_node:
+        of_a_node = 1
+    order = slots([rank * (size + extra) // size for rank in range(size + 1)])
+    random = np.random.default_rng(seed)
+    rows = [random.standard_normal(elements) for _ in order.owners]
+    expected = reference.allreduce(rows, order)
+    box = Mailbox(size, eager=eager, devices_a_node=of_a_node)
+    most = max(map(order.owners.count, order.owners))
+
+    def begin(rank: int) -> Rounds:
+        own = [rows[slot] for slot in order.of(rank)]
+        unused = [np.full(elements, np.nan) for _ in range(most - len(own))]
+        return start(box.ranks[rank], own[0], algorithm, None, Fixed(order, (*own[1:], *unused)))
+
+    run_together(begin, size, seed)
+    if size > 1:
+        for rank in range(size):
+            np.testing.assert_array_equal(rows[order.of(rank)[0]], expected)
+    assert all(len(box.sent[pair]) == number for pair, number in box.asked.items()), "a message was never received"
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "halving-doubling"])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_the_fixed_order_sends_no_byte_more_where_ranks_hold_whole_subtrees(algorithm: str, size: int) -> None:
+    """A power of two of ranks, 8 leaves; a ring even fewer: it leaves what no sum is complete with yet."""
+    box = Mailbox(size, eager=True)
+    order = slots([rank * 8 // size for rank in range(size + 1)])
+    data = random_whole(size, 16 * size, "float32", 0)
+    run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm, None, Fixed(order)), size, 0)
+    _, plain, _ = cost(algorithm, size, 16 * size)
+    sent = [t.sent_bytes for t in box.ranks]
+    assert sum(sent) <= sum(plain)
+    if algorithm != "ring":
+        assert sent == plain
 
 
 def cost(algorithm: str, size: int, elements: int) -> tuple[list[int], list[int], list[int]]:

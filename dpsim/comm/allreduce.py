@@ -8,13 +8,15 @@ Costs: see ``dpsim.predict.cost``. Sources: Thakur, Rabenseifner and Gropp 2005;
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from dpsim.comm.stepped import by_steps
 from dpsim.comm.transport import Array, Pending, Prepared, Transport, wait
 from dpsim.comm.wire import Wire
 from dpsim.errors import unknown
-from dpsim.kernels.allreduce.tree import fold, leaf_tree
+from dpsim.kernels.allreduce.tree import Slots, fold, leaf_tree
 from dpsim.machine import SHARED_MEMORY_ALGORITHMS
 from dpsim.wire_dtype import check_wire
 
@@ -264,8 +266,22 @@ def _instead(algorithm: str, wire: Wire | None) -> str:
     return "mpi" if wire is None else "direct"
 
 
-def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -> Rounds:
+class Fixed(NamedTuple):
+    """The fixed order of addition: the slots of all ranks, and this rank's slots besides the first one, or more arrays.
+
+    All ranks have as many ``extra`` arrays, of the length of the first; those that are no slot of a rank are not used.
+    """
+
+    slots: Slots
+    extra: tuple[Array, ...] = ()
+
+
+def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, fixed: Fixed | None = None) -> Rounds:
     """Begin an allreduce (sum) of a contiguous 1-D array, in place; nothing moves before the first ``next``.
+
+    With ``fixed`` several arrays a rank are added along the tree of their slots, into ``data``, by whatever algorithm;
+    where ``mpi`` or ``recursive-doubling`` would add in another order, by the direct exchange. What the extra arrays
+    hold afterwards is not defined.
 
     With a ``wire`` float32 numbers travel as its 16-bit codes. Raises ``ConfigError`` for an unknown algorithm, or one
     that cannot do that. Groups of one and empty arrays have no rounds.
@@ -274,10 +290,12 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -
         raise unknown("algorithm", algorithm, [*SHARED_MEMORY_ALGORITHMS, *_ALGORITHMS])
     if t.size == 1 or data.size == 0:
         return iter(())  # type: ignore[return-value]  # an exhausted iterator serves as a generator here
-    if (own := t.own_rounds(data, algorithm, wire)) is not None:
+    if fixed is None and (own := t.own_rounds(data, algorithm, wire)) is not None:
         return own
-    if algorithm in SHARED_MEMORY_ALGORITHMS and (prepared := t.prepare(data, algorithm, wire)) is not None:
+    if algorithm in SHARED_MEMORY_ALGORITHMS and (prepared := t.prepare(data, algorithm, wire, fixed)) is not None:
         return _in_memory(prepared)
+    if fixed is not None:
+        return by_steps(t, [data, *fixed.extra], fixed.slots, algorithm)
     algorithm = _instead(algorithm, wire)
     if wire is not None:
         check_wire(wire.dtype, algorithm)
@@ -285,21 +303,21 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -
     return _ALGORITHMS[algorithm](t, data)
 
 
-def rehearse(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -> None:
+def rehearse(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, fixed: Fixed | None = None) -> None:
     """Prepare an allreduce, so that it is compiled when it comes. Moves nothing."""
     if t.size > 1 and data.size and algorithm in SHARED_MEMORY_ALGORITHMS:
-        t.prepare(data, algorithm, wire)
+        t.prepare(data, algorithm, wire, fixed)
 
 
-def allreduce(t: Transport, data: Array, algorithm: str, wire: Wire | None = None) -> None:
+def allreduce(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, fixed: Fixed | None = None) -> None:
     """Sum ``data`` over the ranks, in place; returns when it is done. Same bits on every rank."""
     if t.size > 1 and data.size and algorithm in SHARED_MEMORY_ALGORITHMS:
-        if (prepared := t.prepare(data, algorithm, wire)) is not None:
+        if (prepared := t.prepare(data, algorithm, wire, fixed)) is not None:
             prepared.run()
             return
-        algorithm = _instead(algorithm, wire)
-    if algorithm == "mpi" and t.size > 1 and wire is None:
+        algorithm = algorithm if fixed is not None else _instead(algorithm, wire)
+    if algorithm == "mpi" and t.size > 1 and wire is None and fixed is None:
         t.native_allreduce(data)
         return
-    for pending in start(t, data, algorithm, wire):
+    for pending in start(t, data, algorithm, wire, fixed):
         wait(t, pending)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from dpsim.comm.allreduce import Rounds, allreduce, start
+from dpsim.comm.allreduce import Fixed, Rounds, allreduce, start
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.comm.transport import Array, Pending, Transport
 from dpsim.comm.wire import Wire
@@ -31,7 +31,7 @@ class Progress(Protocol):
     @property
     def bucket(self) -> int: ...
 
-    def submit(self, bucket: int, data: Array) -> None:
+    def submit(self, bucket: int, data: Array, fixed: Fixed | None = None) -> None:
         """A bucket is complete: its allreduce may start."""
 
     def poll(self) -> None:
@@ -52,10 +52,10 @@ class Inline:
         self._transport, self._algorithm, self._finished = transport, algorithm, finished
         self.bucket = -1
 
-    def submit(self, bucket: int, data: Array) -> None:
+    def submit(self, bucket: int, data: Array, fixed: Fixed | None = None) -> None:
         self.bucket = bucket
         begin_s = now()
-        allreduce(self._transport, data, self._algorithm, self._wire)
+        allreduce(self._transport, data, self._algorithm, self._wire, fixed)
         self._finished(bucket, data.nbytes, begin_s, now())
         self.bucket = -1
 
@@ -75,13 +75,13 @@ class Polled:
     def __init__(self, transport: Transport, algorithm: str, finished: Finished, wire: Wire | None = None) -> None:
         self._wire = wire
         self._transport, self._algorithm, self._finished = transport, algorithm, finished
-        self._queue: deque[tuple[int, Array]] = deque()
+        self._queue: deque[tuple[int, Array, Fixed | None]] = deque()
         self._rounds: Rounds | None = None
         self._pending: list[Pending] = []
         self.bucket, self._size_bytes, self._begin_s = -1, 0, 0.0
 
-    def submit(self, bucket: int, data: Array) -> None:
-        self._queue.append((bucket, data))
+    def submit(self, bucket: int, data: Array, fixed: Fixed | None = None) -> None:
+        self._queue.append((bucket, data, fixed))
         self._advance()
 
     def poll(self) -> None:
@@ -106,9 +106,9 @@ class Polled:
             if self._rounds is None:
                 if not self._queue:
                     return True
-                self.bucket, data = self._queue.popleft()
+                self.bucket, data, fixed = self._queue.popleft()
                 self._size_bytes, self._begin_s = data.nbytes, now()
-                self._rounds = start(self._transport, data, self._algorithm, self._wire)
+                self._rounds = start(self._transport, data, self._algorithm, self._wire, fixed)
             step = next(self._rounds, None)
             if step is None:
                 self._rounds = None
@@ -136,10 +136,10 @@ class Threaded(Polled):
         self._thread = threading.Thread(target=self._serve, name="dpsim-communication", daemon=True)
         self._thread.start()
 
-    def submit(self, bucket: int, data: Array) -> None:
+    def submit(self, bucket: int, data: Array, fixed: Fixed | None = None) -> None:
         self._computing = True
         with self._turn:
-            self._queue.append((bucket, data))
+            self._queue.append((bucket, data, fixed))
             idle = self._rounds is None
         if idle:
             self._work.release()

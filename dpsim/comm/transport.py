@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from dpsim.backend import Backend
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce.cpu import Meeting
+from dpsim.kernels.allreduce.cpu import STAGE_BYTES, Meeting
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import Network, Selection
 from dpsim.units import format_size
 
 if TYPE_CHECKING:
-    from dpsim.comm.allreduce import Rounds
+    from dpsim.comm.allreduce import Fixed, Rounds
     from dpsim.comm.wire import Wire
 
 Array = NDArray[Any]
@@ -66,10 +66,11 @@ class Transport(Protocol):
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """Zeroed memory for gradients, ``ALIGNMENT_BYTES`` aligned; collective, of the same size on every rank."""
 
-    def prepare(self, data: Array, algorithm: str, wire: Wire | None) -> Prepared | None:
+    def prepare(self, data: Array, algorithm: str, wire: Wire | None, fixed: Fixed | None = None) -> Prepared | None:
         """An allreduce in shared memory: ``one-shot``, ``two-shot``, or ``auto`` for the faster one at that size.
 
-        ``data`` is a part of allocated memory, the same on every rank; None where that is not shared.
+        ``data`` (and what is extra in ``fixed``) is a part of allocated memory, the same on every rank; None where that
+        is not shared.
         """
 
     def send(self, data: Array, to: int) -> Pending: ...
@@ -129,7 +130,7 @@ class MpiTransport:
         self._shared: list[list[NDArray[np.uint8]]] = []
         self._meeting: Meeting | None = None
         self._selection = selection or Selection.usual(self.size)
-        self._prepared: dict[tuple[int, int, str, str, Wire | None], Prepared] = {}
+        self._prepared: dict[tuple[int, int, str, str, Wire | None, bool], Prepared] = {}
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """On one node all ranks see it."""
@@ -159,25 +160,39 @@ class MpiTransport:
             )
         return None
 
-    def prepare(self, data: Array, algorithm: str, wire: Wire | None) -> Prepared | None:
+    def prepare(self, data: Array, algorithm: str, wire: Wire | None, fixed: Fixed | None = None) -> Prepared | None:
         address = data.ctypes.data
-        key = (address, data.nbytes, data.dtype.char, algorithm, wire)
-        if (found := self._prepared.get(key)) is None and (arrays := self._everyones(data, address)) is not None:
-            name = self._selection.algorithm(data.nbytes) if algorithm == "auto" else algorithm
-            version = next(version for version in versions("cpu") if version.name == name)
-            if version.most_bytes is not None and data.nbytes > version.most_bytes:
-                raise ConfigError(
-                    f"a {name} allreduce of {format_size(data.nbytes)}",
-                    allowed=f"at most {format_size(version.most_bytes)}",
-                    remedy="lower --fusion-threshold, or choose auto or two-shot with --algorithm",
-                )
-            codes = (wire.dtype, wire.scale) if wire is not None else None
-            found = version.make(self._meeting, arrays, slots(range(self.size + 1)), wire=codes)
-            self._prepared[key] = found
+        key = (address, data.nbytes, data.dtype.char, algorithm, wire, fixed is None)
+        if (found := self._prepared.get(key)) is None:
+            own = [data, *(fixed.extra if fixed is not None else ())]
+            everyones = [self._everyones(array) for array in own]
+            if None not in everyones:
+                found = self._prepared[key] = self._make(everyones, algorithm, wire, fixed)  # type: ignore[arg-type]
         return found
 
-    def _everyones(self, data: Array, address: int) -> list[Array] | None:
+    def _make(self, everyones: list[list[Array]], algorithm: str, wire: Wire | None, fixed: Fixed | None) -> Prepared:
+        """``everyones``: by number of a rank's slot, then by rank."""
+        order = fixed.slots if fixed is not None else slots(range(self.size + 1))
+        arrays = [everyones[order.of(owner).index(slot)][owner] for slot, owner in enumerate(order.owners)]
+        size_bytes = arrays[0].nbytes
+        most = size_bytes * max(map(order.owners.count, order.owners))
+        name = algorithm
+        if algorithm == "auto":
+            name = self._selection.algorithm(size_bytes) if most <= STAGE_BYTES else "two-shot"
+        version = next(version for version in versions("cpu") if version.name == name)
+        if version.most_bytes is not None and most > version.most_bytes:
+            raise ConfigError(
+                f"a {name} allreduce of {format_size(most)} a rank",
+                allowed=f"at most {format_size(version.most_bytes)}",
+                remedy="lower --fusion-threshold, or choose auto or two-shot with --algorithm",
+            )
+        codes = (wire.dtype, wire.scale) if wire is not None else None
+        made: Prepared = version.make(self._meeting, arrays, order, wire=codes)
+        return made
+
+    def _everyones(self, data: Array) -> list[Array] | None:
         """The same part of every rank's allocated memory as ``data`` is of this one's; None where it is not shared."""
+        address = data.ctypes.data
         for ranks in self._shared:
             first = address - ranks[self.rank].ctypes.data
             if 0 <= first < ranks[self.rank].nbytes:

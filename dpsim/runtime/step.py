@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.comm import allreduce
+from dpsim.comm.allreduce import Fixed
 from dpsim.comm.board import UNKNOWN, Row
 from dpsim.comm.clock import now
 from dpsim.comm.progress import Progress, progress
@@ -79,7 +80,8 @@ class StepRunner:
         self.plan = plan
         dtype = gradient_dtype(schedule)
         slots = plan_slots(plan)
-        self.slot_sum, self._gradient_sum = slot_sum(exact or transport, slots), slot_sum(transport, slots)
+        self._order = slots
+        self.slot_sum = slot_sum(exact or transport, slots)
         self.arena = Arena(schedule, dtype, transport.allocate, max(map(slots.owners.count, slots.owners)))
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
@@ -100,7 +102,7 @@ class StepRunner:
         last = next(layer for layer in reversed(self._layers) if layer.tensors)
         self._telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
         self._marks = StepMarks(0.0)
-        self._overlapped = plan.overlap != "off" and not plan.leaves
+        self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
         self._wire = wire(plan.wire_dtype, dtype, plan.global_batch)
         self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._wire)
@@ -126,7 +128,8 @@ class StepRunner:
             rehearse(self.replica)
         for bucket in range(self.schedule.buckets if self._communicates else 0):
             data = self.arena.buckets(bucket, bucket + 1)
-            allreduce.rehearse(self.transport, data, self.plan.algorithm, self._wire)
+            fixed = self._fixed(bucket, bucket + 1)
+            allreduce.rehearse(self.transport, data, self.plan.algorithm, self._wire, fixed)
         nothing = self.arena.parameters[:0]
         state = {name: slot[:0] for name, slot in self.arena.optimizer_state.items()}
         update(nothing, nothing, state, self.plan.optimizer, 0.0, 1.0, 1)
@@ -230,17 +233,15 @@ class StepRunner:
         self._marks.compute.append(("step overhead", end_s))
 
     def _reduce(self, first: int, stop: int) -> None:
-        """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot.
+        """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot."""
+        self._progress.submit(first, self.arena.buckets(first, stop), self._fixed(first, stop))
 
-        In the fixed order of addition all of it is done here, whatever algorithm and overlap say.
-        """
-        data = self.arena.buckets(first, stop)
+    def _fixed(self, first: int, stop: int) -> Fixed | None:
+        """The fixed order of addition of some buckets; None without leaves."""
         if not self.plan.leaves:
-            self._progress.submit(first, data)
-            return
-        begin_s = now()
-        data[...] = self._gradient_sum([self.arena.buckets(first, stop, slot) for slot in range(len(self._slots))])
-        self._finished(first, data.nbytes, begin_s, now())
+            return None
+        extra = range(1, len(self.arena.slots))
+        return Fixed(self._order, tuple(self.arena.buckets(first, stop, slot) for slot in extra))
 
     def _paused_sum(self, arrays: Sequence[Array]) -> Array:
         """``slot_sum`` in the midst of computing."""

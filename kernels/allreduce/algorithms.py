@@ -192,3 +192,52 @@ def _overlaps(left: Sequence[Piece], right: Sequence[Piece]) -> list[tuple[Piece
         a, b = (next(p for p in side if p.start <= start and stop <= p.stop) for side in (left, right))
         pairs.append((a._replace(start=start, stop=stop), b._replace(start=start, stop=stop)))
     return pairs
+
+
+def hierarchical(slots: Slots, elements: int, of_a_node: int) -> list[Step]:
+    """Ranks r and s are on one node where r // of_a_node == s // of_a_node; a rank's place is r % of_a_node.
+
+    The rank at place c adds chunk c of its node's slots as far as they make whole subtrees; the ranks at place c of
+    all nodes do a two-shot with these; and every rank copies the other chunks from its own node.
+    """
+    k, firsts = of_a_node, _firsts(slots)
+    nodes = slots.ranks // k
+    chunks = slice_bounds(elements, k)
+    steps: list[Step] = []
+    for place in range(k):
+        low, high = chunks[place], chunks[place + 1]
+        parts: dict[Tree, int] = {}
+        stages: list[Piece] = []
+        for node in range(nodes):
+            rank = node * k + place
+            for part in _inside(slots, slots.tree, range(node * k, node * k + k)):
+                sources: list[int] = []
+                shape = _over_parts(part, {slot: slot for slot in _leaves(part)}, sources)
+                stages.append(Piece(STAGE, place * len(slots.owners) + len(parts), low, high))
+                parts[part] = len(parts)
+                steps.append(Step(rank, shape, tuple(Piece(SLOT, slot, low, high) for slot in sources), (stages[-1],)))
+        order: list[int] = []
+        shape = _over_parts(slots.tree, parts, order)
+        bounds = [low + bound for bound in slice_bounds(high - low, nodes)]
+        for node in range(nodes):
+            first, stop = bounds[node], bounds[node + 1]
+            outputs = tuple(Piece(SLOT, firsts[other * k + place], first, stop) for other in range(nodes))
+            sum_of = tuple(stages[number]._replace(start=first, stop=stop) for number in order)
+            steps.append(Step(node * k + place, shape, sum_of, outputs, final=True))
+    for rank in range(slots.ranks):
+        for place in range(k):
+            other = rank // k * k + place
+            if other != rank:
+                piece = Piece(SLOT, firsts[other], chunks[place], chunks[place + 1])
+                steps.append(Step(rank, 0, (piece,), (piece._replace(number=firsts[rank]),)))
+    return steps
+
+
+def _inside(slots: Slots, tree: Tree, ranks: range) -> list[Tree]:
+    """The largest subtrees all of whose slots are of these ranks."""
+    owners = [slots.owners[slot] in ranks for slot in _leaves(tree)]
+    if all(owners):
+        return [tree]
+    if isinstance(tree, int) or not any(owners):
+        return []
+    return [*_inside(slots, tree[0], ranks), *_inside(slots, tree[1], ranks)]

@@ -76,7 +76,7 @@ class CudaTransport(MpiTransport):
             self._blocks.append(_Block(produced=produced, memory=self._share(size_bytes)))
         return produced
 
-    def prepare(self, data: Array, algorithm: str, wire: Wire | None) -> None:
+    def prepare(self, data: Array, algorithm: str, wire: Wire | None, fixed: object = None) -> None:
         """Gradients of others are on their devices, where the host does not look."""
 
     def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds | None:
