@@ -1,0 +1,122 @@
+"""``python -m dpsim.experiments.fixed_order`` times the fixed order of addition against the plain one, on real ranks.
+
+Two-shot in shared memory, in place, each order in turn and in random order; every rank rewrites its slots before each
+call, as backward does. ``plain`` adds rank after rank; ``tree`` is the fixed order with a leaf a rank; ``tree of V``
+that of V leaves, where a rank whose leaves are no whole subtree has extra slots. Prints ratios of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim.comm.clock import now
+from dpsim.comm.launch import on_ranks
+from dpsim.comm.shared import shared_memory
+from dpsim.errors import DpsimError
+from dpsim.kernels.allreduce.cpu import Meeting
+from dpsim.kernels.allreduce.registry import floor_bytes, versions
+from dpsim.kernels.allreduce.tree import Slots, Tree, slots
+from dpsim.units import format_size, parse_size
+
+PLAIN, TREE = "plain", "tree"
+
+
+def orders(devices: int, leaves: int) -> dict[str, Slots]:
+    """What is compared, by name."""
+    one_after_another = functools.reduce(lambda tree, rank: (tree, rank), range(1, devices), _first())
+    return {
+        PLAIN: Slots(tuple(range(devices)), one_after_another),
+        TREE: slots(range(devices + 1)),
+        f"tree of {leaves}": slots([rank * leaves // devices for rank in range(devices + 1)]),
+    }
+
+
+def _first() -> Tree:
+    return 0
+
+
+def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The task: seconds of every order at every size, medians over the slowest rank's times."""
+    kinds = orders(comm.size, argument["leaves"])
+    most = max(len(order.owners) for order in kinds.values())
+    two_shot = next(version for version in versions("cpu") if version.name == "two-shot")
+    meeting = Meeting(
+        comm.rank, comm.size, _shared(comm, Meeting.control_bytes(comm.size)), crowded=comm.size > (os.cpu_count() or 1)
+    )
+    rows = []
+    for size in argument["sizes"]:
+        memory = _shared(comm, most * size)
+        arrays = [memory[slot * size : (slot + 1) * size].view(np.float32) for slot in range(most)]
+        runs = {name: two_shot.make(meeting, arrays[: len(order.owners)], order).run for name, order in kinds.items()}
+        samples: dict[str, list[float]] = {name: [] for name in runs}
+        draw = np.random.default_rng(0)
+        end_s = now() + argument["seconds"]
+        rounds = 0
+        while rounds < 6 or comm.bcast(now() < end_s):
+            for name in draw.permutation(list(runs)):
+                for slot in kinds[name].of(comm.rank):
+                    arrays[slot].fill(1.0)
+                comm.Barrier()
+                start_s = now()
+                runs[name]()
+                samples[name].append(now() - start_s)
+            rounds += 1
+        slowest = {
+            name: [max(row) for row in zip(*comm.allgather(times[1:]), strict=True)] for name, times in samples.items()
+        }
+        rows.append({"size_bytes": size, "rounds": rounds - 1, "time_s": {n: _median(t) for n, t in slowest.items()}})
+        report(f"{comm.size} ranks, {format_size(size)}")
+    return rows
+
+
+def _median(times: list[float]) -> float:
+    return statistics.median(times)
+
+
+def _shared(comm: MPI.Intracomm, size_bytes: int) -> Any:
+    memory = shared_memory(comm, size_bytes, "dpsim-fixed-order")
+    if memory is None:
+        raise DpsimError(f"{format_size(size_bytes)} cannot be shared between the ranks")
+    return np.frombuffer(memory, np.uint8)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.fixed_order", description=__doc__)
+    parser.add_argument("--devices", type=int, nargs="+", default=[3, 4])
+    parser.add_argument("--leaves", type=int, default=8)
+    parser.add_argument("--sizes", nargs="+", default=["64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB"])
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each size")
+    parser.add_argument("--json", action="store_true")
+    told = parser.parse_args()
+    argument = {"leaves": told.leaves, "sizes": [int(parse_size(text)) for text in told.sizes], "seconds": told.seconds}
+    found = {}
+    for devices in told.devices:
+        found[devices] = on_ranks("dpsim.experiments.fixed_order:measure", argument, devices=devices, pin=True)
+    if told.json:
+        print(json.dumps(found))
+        return 0
+    for devices, rows in found.items():
+        kinds = orders(devices, told.leaves)
+        two_shot = next(version for version in versions("cpu") if version.name == "two-shot")
+        for name, order in kinds.items():
+            moved = two_shot.bytes_moved(order, 1) / floor_bytes(devices, 1)
+            print(f"{devices} ranks, {name}: {order.extra} extra slots, {moved:.3g} of the bound's bytes")
+        for row in rows:
+            times = row["time_s"]
+            ratios = ", ".join(f"{name} {times[name] / times[PLAIN]:.3f}" for name in times if name != PLAIN)
+            size = format_size(row["size_bytes"])
+            print(f"  {size:>8}: plain {times[PLAIN] * 1e6:9.1f} us; over plain: {ratios} ({row['rounds']} rounds)")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
