@@ -83,7 +83,8 @@ class StepRunner:
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
         self._slots = [self.arena.views(slot) for slot in self.arena.slots[: len(slots.of(transport.rank))]]
-        self._passes = plan_passes(plan, transport.rank, takes_leaves=isinstance(replica, LeafReplica))
+        self._leaf_replica = replica if isinstance(replica, LeafReplica) else None
+        self._passes = plan_passes(plan, transport.rank, takes_leaves=self._leaf_replica is not None)
         deepest = max(one.depth for one in self._passes)
         self._partial = [self.arena.views(np.zeros_like(self.arena.gradients)) for _ in range(deepest)]
         self._pass = self._passes[0]
@@ -269,12 +270,12 @@ class StepRunner:
 
     def _bind(self, one: Pass) -> None:
         """Give the replica the memory that this pass writes to."""
-        first, replica = self._memory(one.slot, one.depth), self.replica
-        if isinstance(replica, LeafReplica):
-            extra = zip(one.edges[1:], self._slots[1:], strict=False)
-            replica.bind(self.parameters, first, [Slot(edge, gradients) for edge, gradients in extra])
+        first = self._memory(one.slot, one.depth)
+        if self._leaf_replica is not None and len(one.edges) > 1:
+            extra = zip(one.edges[1:], self._slots[1:], strict=True)
+            self._leaf_replica.bind(self.parameters, first, [Slot(edge, gradients) for edge, gradients in extra])
         else:
-            replica.bind(self.parameters, first)
+            self.replica.bind(self.parameters, first)
 
     def _memory(self, slot: int, depth: int) -> dict[str, Array]:
         return self._slots[slot] if depth == 0 else self._partial[depth - 1]
