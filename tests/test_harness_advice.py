@@ -58,3 +58,9 @@ def test_a_warning_stays_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: 
         tell("epoch 1")
     written = capsys.readouterr().err
     assert "warning: " + 50 * "long " + "\n" in written and "epoch 1\n" not in written
+
+
+def test_what_counts_is_what_is_normalised_together() -> None:
+    leaf = Plan(devices=1, global_batch=64, leaves=8, batch_norm="leaf")
+    assert "from 8 samples (64 samples a step in 8 leaves)" in str(batch_norm_warning(layers("cnn:4"), leaf))
+    assert batch_norm_warning(layers("cnn:4"), Plan(devices=8, global_batch=64, batch_norm="global")) is None

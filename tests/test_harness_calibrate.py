@@ -10,7 +10,7 @@ import pytest
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.calibrate import CalibrateConfig, calibrate
-from dpsim.machine import SCHEMA, Machine
+from dpsim.machine import SCHEMA, Machine, Selection
 from dpsim.predict import collective_cost
 
 TINY = {"max_bytes": 5000, "seconds": 0.3}
@@ -40,6 +40,25 @@ def test_times_are_positive_and_sizes_ascend_to_the_largest(real: Machine) -> No
     assert all(loss >= 0 for table in real.overlap for loss in table.compute_loss_s)
     (slowdown,) = real.compute_slowdown
     assert slowdown.devices == 2 and 0.1 < slowdown.factor < 100
+
+
+def test_what_auto_takes_by_size_is_measured_and_stored(real: Machine) -> None:
+    assert real.selection == () and real.selected(2) is None  # auto was not calibrated there
+    found = calibrate(CalibrateConfig(overlaps=(), **TINY), quiet)  # type: ignore[arg-type]
+    (selection,) = found.selection
+    assert [table.algorithm for table in found.allreduce] == ["auto"]
+    assert selection == found.selected(2) and selection.algorithms[-1] == "two-shot"
+    assert codec.decode(codec.to_builtins(found), Machine, "machine") == found
+
+
+def test_a_selection_says_what_is_taken_for_a_size() -> None:
+    usual = Selection.usual(4)
+    assert [usual.algorithm(size) for size in (0, 4096, 4097, 10**9)] == ["one-shot"] * 2 + ["two-shot"] * 2
+    assert Selection.usual(2).algorithm(4) == "two-shot"
+    with pytest.raises(ConfigError, match="one more than sizes"):
+        Selection(devices=2, algorithms=("two-shot",))
+    with pytest.raises(ConfigError, match="ascending"):
+        Selection(devices=2, algorithms=("one-shot", "two-shot", "one-shot"), below_bytes=(10, 10))
 
 
 def test_an_emulated_link_is_never_faster_than_it_says() -> None:

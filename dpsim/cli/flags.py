@@ -46,12 +46,17 @@ Thresholds = Annotated[
     Parameter(name="--fusion-threshold", help="Like 0,32KiB,1MiB,inf; 0: one bucket a tensor; inf: one a step."),
 ]
 Algorithm = Annotated[
-    str | None, Parameter(help="mpi, ring, recursive-doubling, halving-doubling, direct or hierarchical.")
+    str | None,
+    Parameter(
+        help="auto (in shared memory, by size), one-shot, two-shot, mpi, ring, recursive-doubling, halving-doubling,"
+        " direct or hierarchical."
+    ),
 ]
 Algorithms = Annotated[
     str | None,
     Parameter(
-        name="--algorithm", help="List of mpi, ring, recursive-doubling, halving-doubling, direct, hierarchical."
+        name="--algorithm",
+        help="List of auto, one-shot, two-shot, mpi, ring, recursive-doubling, halving-doubling, direct, hierarchical.",
     ),
 ]
 Overlap = Annotated[str | None, Parameter(help="auto, off, inline, poll or thread.")]

@@ -36,6 +36,8 @@ class Network:
         self._specs = tuple(layer.spec for layer in self.chain)
         self.buffers = Buffers(ops, self.dtype)
         self._extra_slots: tuple[Slot, ...] = ()
+        self.least_leaves = 1
+        """Leaves a batch must have, so that every bound slot has one."""
         self._batch_norms = [layer for layer in self.chain if isinstance(layer, BatchNorm)]
         self._first_trained = next(i for i, layer in enumerate(self.chain) if layer.tensors)
 
@@ -52,6 +54,7 @@ class Network:
         self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], extra_slots: Sequence[Slot] = ()
     ) -> None:
         self._extra_slots = tuple(extra_slots)
+        self.least_leaves = 1 + max((slot.first_leaf for slot in extra_slots), default=0)
         for layer in self.chain:
             layer.bind(parameters, gradients, extra_slots)
 
@@ -79,11 +82,6 @@ class Network:
         ends = np.cumsum([1 + 2 * layer.batch_norm_channels for layer in self._batch_norms])
         for layer, of_layer in zip(self._batch_norms, np.split(total, ends[:-1]), strict=True):
             layer.update_statistics(of_layer)
-
-    @property
-    def least_leaves(self) -> int:
-        """Leaves a batch must have, so that every bound slot has one."""
-        return 1 + max((slot.first_leaf for slot in self._extra_slots), default=0)
 
     def state(self) -> dict[str, Array]:
         return {name: array for layer in self.chain for name, array in layer.state().items()}

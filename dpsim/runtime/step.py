@@ -24,11 +24,12 @@ from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
 from dpsim.nn import Network, first_nonfinite_layer, update
 from dpsim.nn.rehearse import rehearse
-from dpsim.replica import Batch, BatchNormReplica, BatchSums, LeafReplica, Replica, Slot
+from dpsim.replica import Batch, BatchNormReplica, BatchSums, LeafReplica, Replica
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.passes import Pass, plan_passes, plan_slots, slot_sums
 from dpsim.runtime.recorder import StepMarks
+from dpsim.runtime.slot_memory import SlotMemory
 from dpsim.runtime.stall import Labels
 from dpsim.schedule import Schedule
 
@@ -85,12 +86,11 @@ class StepRunner:
         self.arena = Arena(schedule, dtype, transport.allocate, max(map(slots.owners.count, slots.owners)))
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
-        self._slots = [self.arena.views(slot) for slot in self.arena.slots[: len(slots.of(transport.rank))]]
         self._passes = plan_passes(plan, transport.rank, takes_leaves=isinstance(replica, LeafReplica))
-        deepest = max(one.depth for one in self._passes)
-        self._partial = [self.arena.views(np.zeros_like(self.arena.gradients)) for _ in range(deepest)]
+        self._held_slots = len(slots.of(transport.rank))
+        self._memory = SlotMemory(replica, self.arena, self._held_slots, self._passes)
         self._pass = self._passes[0]
-        self._bind(self._pass)
+        self._memory.bind(self._pass)
         self._statistics: BatchNormReplica | None = None
         if normalises and isinstance(replica, BatchNormReplica):
             replica.normalise_batches(plan.batch_norm, self._paused_sum)
@@ -195,7 +195,8 @@ class StepRunner:
 
     def gradients_ready(self, layer: int) -> None:
         self._marks.ready.append((layer, now()))
-        self._add_up(layer)
+        if self._pass.merges:
+            self._memory.add_up(self._pass, [tensor.name for tensor in self._layers[layer].tensors])
         if not self._communicates or self._pass is not self._passes[-1]:
             return
         complete = self._policy.ready(layer)
@@ -259,7 +260,7 @@ class StepRunner:
         """The sums of one pass over its leaves of the share."""
         if len(self._passes) > 1:
             self._pass = one
-            self._bind(one)
+            self._memory.bind(one)
         edges = share.leaves[one.first : one.stop + 1]
         low, high = edges[0], edges[-1]
         part = Batch(
@@ -270,26 +271,6 @@ class StepRunner:
         if self._statistics is not None:
             self._of_leaves.append(self._statistics.leaf_statistics())
         return sums
-
-    def _bind(self, one: Pass) -> None:
-        """Give the replica the memory that this pass writes to."""
-        first, replica = self._memory(one.slot, one.depth), self.replica
-        if isinstance(replica, LeafReplica):
-            extra = zip(one.edges[1:], self._slots[1:], strict=False)
-            replica.bind(self.parameters, first, [Slot(edge, gradients) for edge, gradients in extra])
-        else:
-            replica.bind(self.parameters, first)
-
-    def _memory(self, slot: int, depth: int) -> dict[str, Array]:
-        return self._slots[slot] if depth == 0 else self._partial[depth - 1]
-
-    def _add_up(self, layer: int) -> None:
-        """Add the gradients of a layer that this pass completes to those of the passes before it."""
-        one = self._pass
-        for depth in range(one.depth, one.depth - one.merges, -1):
-            target, last = self._memory(one.slot, depth - 1), self._memory(one.slot, depth)
-            for tensor in self._layers[layer].tensors:
-                target[tensor.name] += last[tensor.name]
 
     def _check_finite(self, loss: float, x: Array, labels: NDArray[np.int64]) -> None:
         if math.isfinite(loss):
