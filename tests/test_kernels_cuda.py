@@ -275,3 +275,83 @@ def test_arrays_of_different_length_or_not_contiguous_are_refused() -> None:
         cuda_make.make("two-shot", [cases.Host(np.zeros(16, np.float32)[::2]) for _ in range(2)], order)
     with pytest.raises(ConfigError, match="an array of type ndarray"):
         cuda_make.make("two-shot", [np.zeros(8, np.float32) for _ in range(2)], order)
+
+
+class Recorded:
+    """A kernel that runs nothing and notes what it is started with, on a GPU that runs ``at_once`` blocks at once."""
+
+    def __init__(self, at_once: int) -> None:
+        self.at_once = at_once
+        self.configured: list[tuple[Any, ...]] = []
+        self.started: list[tuple[Any, ...]] = []
+
+    def compile(self, types: Any) -> Any:
+        return self
+
+    def max_cooperative_grid_blocks(self, threads: int) -> int:
+        return self.at_once
+
+    def __getitem__(self, configuration: tuple[Any, ...]) -> Callable[..., None]:
+        self.configured.append(configuration)
+        return lambda *args: self.started.append((configuration[0], *args))
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Recorded]]:
+    """(Launch, its kernel) of a case."""
+    from dpsim.kernels.allreduce import cuda_make
+
+    monkeypatch.setattr(cuda_make, "on_device", lambda words: cases.Host(np.array(words, np.int64)))
+
+    def make(
+        version: str, mode: str, *, at_once: int = 264, length: int = 1 << 20, **changed: Any
+    ) -> tuple[Any, Recorded]:
+        given, work = prepared(cases.Case(version, "float32", RANKS, length), mode, **changed)
+        kernel = Recorded(at_once)
+        return cuda_make.launch(given, replace(work, kernel=kernel)), kernel
+
+    return make
+
+
+def test_a_stage_starts_one_kernel_and_is_configured_once_a_stream(recorded: Callable[..., Any]) -> None:
+    launch, kernel = recorded("two-shot", "one-launch")
+    one, other = object(), object()
+    for stream in (one, one, one, other, other):
+        for stage in launch.stages:
+            stage(stream)
+    assert [configuration[2] for configuration in kernel.configured] == [one, other]
+    assert len(kernel.started) == 5
+    assert len(set(map(str, kernel.started))) == 1
+
+
+def test_stages_do_the_steps_one_after_another(recorded: Callable[..., Any]) -> None:
+    def steps(version: str, mode: str, **changed: Any) -> tuple[int, list[tuple[int, int]], set[int]]:
+        launch, kernel = recorded(version, mode, **changed)
+        for stage in launch.stages:
+            stage(0)
+        return len(launch.stages), [call[1:3] for call in kernel.started], {call[3] for call in kernel.started}
+
+    each = [(step, step + 1) for step in range(6)]
+    assert steps("ring", "one-launch") == (1, [(0, 6)], {0})
+    assert steps("ring", "flags") == (1, [(0, 6)], {1})
+    assert steps("ring", "split") == (6, each, {0})
+    assert steps("ring", "split", rank=2) == (8, each, {2})  # and where it is ready, and done
+    assert steps("one-shot", "split") == (2, each[:2], {0})
+    assert steps("two-shot", "split", rank=3) == (3, each[:1], {3})
+    assert steps("two-shot", "one-launch") == (1, each[:1], {0})
+
+
+def test_ranks_have_as_many_blocks_as_run_at_once_and_elements_need(recorded: Callable[..., Any]) -> None:
+    def grid(version: str, mode: str, **changed: Any) -> Any:
+        launch, kernel = recorded(version, mode, **changed)
+        launch.stages[0](0)
+        return kernel.started[0][0]
+
+    assert grid("one-shot", "one-launch") == (66, RANKS)
+    assert grid("one-shot", "one-launch", length=5000) == (3, RANKS)
+    assert grid("two-shot", "one-launch", length=16_384) == (2, RANKS)
+    assert grid("one-shot", "flags") == (64, 1)
+    with pytest.raises(ConfigError, match="flags between GPUs of which this one runs 32 blocks at once"):
+        recorded("one-shot", "flags", at_once=32)
+    with pytest.raises(ConfigError, match="4 logical devices"):
+        recorded("one-shot", "one-launch", at_once=3)

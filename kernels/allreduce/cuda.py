@@ -42,11 +42,11 @@ MOST_BLOCKS = 64
 class Launch:
     """A prepared allreduce of device arrays: a call compiles, converts and allocates nothing.
 
-    Each of ``stages`` takes the stream to run on. Between two stages every rank must have finished the one before; how
-    (a host barrier after synchronising the stream) is the caller's business. One stage: the kernel synchronises itself.
-    With ``mode="split"`` and a rank of its own some stages do nothing but mark where a rank is ready or done: what is
-    between them is then safe whatever peers did before. With ``rank=None`` all stages go on one stream one after
-    another, and nothing need be between them.
+    Each of ``stages`` takes the stream to run on, one of numba's: ``cuda.stream()``, ``cuda.external_stream(address)``,
+    or 0. Between two stages every rank must have finished the one before; how (a host barrier after synchronising the
+    stream) is the caller's business. One stage: the kernel synchronises itself. With ``mode="split"`` and a rank of its
+    own some stages do nothing but mark where a rank is ready or done: what is between them is then safe whatever peers
+    did before. With ``rank=None`` all stages go on one stream one after another, and nothing need be between them.
     """
 
     stages: tuple[Callable[[Any], None], ...]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,7 +31,8 @@ Elements = tuple[int, int, int]
 class Work:
     """A kernel and all that it is started with, but for how many blocks there are and where flags lie.
 
-    ``waits``: whether it waits inside. ``marks``: whether stages that do nothing stand before and after the others.
+    ``parts``: a rank does at most one of so many equal parts of the elements in a step. ``waits``: whether it waits
+    inside. ``marks``: whether stages that do nothing stand before and after the others.
     ``held``: what must live as long as the kernel may run.
     """
 
@@ -40,6 +40,7 @@ class Work:
     elements: Elements
     args: tuple[Any, ...]
     steps: int
+    parts: int
     waits: bool
     marks: bool
     held: tuple[Any, ...]
@@ -73,7 +74,7 @@ def _two_shot(given: Given) -> Work:
     scope = "sys" if given.mode == "flags" else None
     kernel = cuda_two_shot.two_shot(given.dtype, given.slots.tree, given.ranks, scope)
     args = (given.addresses, given.results, given.number(given.scale))
-    return Work(kernel, given.elements(), args, 1, scope is not None, given.apart, given.arrays)
+    return Work(kernel, given.elements(), args, 1, given.ranks, scope is not None, given.apart, given.arrays)
 
 
 def _momentum(given: Given, sgd: Momentum) -> Work:
@@ -84,7 +85,8 @@ def _momentum(given: Given, sgd: Momentum) -> Work:
     numbers = map(given.number, (given.scale, sgd.momentum, -sgd.rate))
     args = (given.addresses, w, v, w[own], v[own], *numbers)
     elements = given.elements(*((address, SIZE[given.dtype]) for address in (*w, *v)))
-    return Work(kernel, elements, args, 1, scope is not None, given.apart, (*given.arrays, *sgd.w, *sgd.v))
+    held = (*given.arrays, *sgd.w, *sgd.v)
+    return Work(kernel, elements, args, 1, given.ranks, scope is not None, given.apart, held)
 
 
 def _encoded(given: Given, wire: Codes) -> Work:
@@ -102,7 +104,7 @@ def _encoded(given: Given, wire: Codes) -> Work:
     numbers = (np.float32(wire.scale), np.float32(1 / wire.scale), np.float32(given.scale))
     args = (address_of(table), codes, results, *numbers)
     elements = given.elements(*((address, 2) for address in codes), lanes=lanes_of(wire.dtype))
-    return Work(kernel, elements, args, 3, scope is not None, False, (*given.arrays, *wire.arrays, table))
+    return Work(kernel, elements, args, 3, 1, scope is not None, False, (*given.arrays, *wire.arrays, table))
 
 
 def _one_shot(given: Given) -> Work:
@@ -124,7 +126,7 @@ def _one_shot(given: Given) -> Work:
     table = on_device(own)
     args = (given.addresses, address_of(table), address_of(results), given.number(given.scale))
     steps = 2 if scope is None else 1
-    return Work(kernel, given.elements(), args, steps, scope is not None, given.apart, (*held, table))
+    return Work(kernel, given.elements(), args, steps, 1, scope is not None, given.apart, (*held, table))
 
 
 def _scheduled(given: Given, schedule: Schedule) -> Work:
@@ -133,7 +135,9 @@ def _scheduled(given: Given, schedule: Schedule) -> Work:
     table = on_device(_words(given, schedule, elements))
     kernel = cuda_scheduled.scheduled(given.dtype, given.ranks, scope, given.mode == "flags")
     args = (address_of(table), given.number(given.scale))
-    return Work(kernel, elements, args, len(schedule), scope is not None, given.apart, (*given.arrays, table))
+    parts = int(1 / max(move.high - move.low for step in schedule for move in step))
+    held = (*given.arrays, table)
+    return Work(kernel, elements, args, len(schedule), parts, scope is not None, given.apart, held)
 
 
 def _words(given: Given, schedule: Schedule, elements: Elements) -> list[int]:
@@ -192,7 +196,7 @@ def launch(given: Given, work: Work) -> Launch:
 def _blocks(given: Given, work: Work, ranks: int) -> int:
     """Blocks a rank: enough for all elements, no more than run at once, the same on every rank that waits."""
     _, packs, singles = work.elements
-    wanted = max(1, -(-max(packs, singles) // THREADS))
+    wanted = max(1, -(-max(packs, singles) // (THREADS * work.parts)))
     if SIMULATED:
         return min(wanted, 2)
     compiled = work.kernel.compile(signature(arguments(given, work, 0, 1, 0)))
@@ -213,7 +217,7 @@ def _flags(given: Given, work: Work, blocks: int) -> tuple[tuple[Any, ...], int]
     """What holds the flags, and the address of their table."""
     if not work.waits:
         return (), 0
-    if given.flags is not None:
+    if given.mode == "flags" and given.flags is not None:
         table = on_device([address_of(own) for own in given.flags])
         return (*given.flags, table), address_of(table)
     words = blocks * (given.ranks + 1)
@@ -232,10 +236,12 @@ def _stage(work: Work, grid: tuple[int, int], call: tuple[Any, ...], held: tuple
             warnings.simplefilter("ignore")  # numba's advice to start more blocks
             return work.kernel[grid, THREADS, stream]
 
-    if not SIMULATED:  # the simulator's kernels keep one configuration each
-        configured = functools.lru_cache(maxsize=16)(configured)
+    last: list[Any] = [None, None]
 
     def stage(stream: Any, kept: Any = (work, held)) -> None:
-        configured(stream)(*call)
+        # the simulator keeps one configuration for all launches of a kernel
+        if SIMULATED or last[1] is None or last[0] is not stream:
+            last[:] = stream, configured(stream)
+        last[1](*call)
 
     return stage
