@@ -87,8 +87,8 @@ class StepRunner:
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
         self._passes = plan_passes(plan, transport.rank, takes_leaves=isinstance(replica, LeafReplica))
-        self._held_slots = len(slots.of(transport.rank))
-        self._memory = SlotMemory(replica, self.arena, self._held_slots, self._passes)
+        held = len(slots.of(transport.rank))
+        self._memory = SlotMemory(replica, self.arena, held, self._passes)
         self._pass = self._passes[0]
         self._memory.bind(self._pass)
         self._statistics: BatchNormReplica | None = None
