@@ -21,7 +21,7 @@ CUDA_VERSIONS = {
 """The algorithms of a plan that the CUDA kernels have, and by which version (``dpsim.kernels.allreduce``)."""
 
 
-def check_backend(backend: str, algorithm: str, network: Network) -> None:
+def check_backend(backend: str, algorithm: str, network: Network, leaves: int = 0) -> None:
     """Refuse what a backend cannot do. Raises ``ConfigError``."""
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
@@ -32,6 +32,12 @@ def check_backend(backend: str, algorithm: str, network: Network) -> None:
             f"backend 'cuda' on {network.token}: its kernels use the memory of GPUs, not an emulated network",
             allowed="--network node",
             remedy="leave --network out, or use --backend cpu",
+        )
+    if leaves:
+        raise ConfigError(
+            "backend 'cuda' with leaves: a device's gradients are then several partial sums, and one of them is copied",
+            allowed="leaves on backend cpu",
+            remedy="leave --reproducible and --leaves out, or use --backend cpu",
         )
     if algorithm not in CUDA_VERSIONS:
         raise ConfigError(

@@ -39,6 +39,8 @@ def case(name: str, transports: str, **plan: Any) -> dict[str, Any]:
 CASES = {
     1: [case("direct", "cpu cuda")],
     2: [
+        case("auto", "cpu cuda tree flags", algorithm="auto"),
+        case("one-shot", "tree cuda", algorithm="one-shot"),
         case("direct", "cpu cuda tree flags"),
         case("ring", "tree cuda flags", algorithm="ring"),
         case("halving-doubling", "tree cuda", algorithm="halving-doubling"),
@@ -153,6 +155,12 @@ def test_what_a_backend_cannot_do_is_refused(backend: str, algorithm: str, netwo
         check_backend(backend, algorithm, Network.parse(network))
     check_backend("cpu", algorithm, Network.parse(network))
     check_backend("cuda", "direct", Network())
+
+
+def test_leaves_are_refused_on_gpus_for_now() -> None:
+    with pytest.raises(ConfigError, match="with leaves"):
+        check_backend("cuda", "auto", Network(), leaves=8)
+    check_backend("cpu", "auto", Network(), leaves=8)
 
 
 def test_every_algorithm_of_the_backend_is_a_registered_version() -> None:

@@ -311,6 +311,10 @@ def rehearse(t: Transport, data: Array, algorithm: str, wire: Wire | None = None
 
 def allreduce(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, fixed: Fixed | None = None) -> None:
     """Sum ``data`` over the ranks, in place; returns when it is done. Same bits on every rank."""
+    if t.size > 1 and data.size and fixed is None and (own := t.own_rounds(data, algorithm, wire)) is not None:
+        for pending in own:
+            wait(t, pending)
+        return
     if t.size > 1 and data.size and algorithm in SHARED_MEMORY_ALGORITHMS:
         if (prepared := t.prepare(data, algorithm, wire, fixed)) is not None:
             prepared.run()

@@ -90,7 +90,7 @@ class TrainConfig(Noun, frozen=True):
         check_label_smoothing(self.label_smoothing)
         self.plan()
         check_algorithm(self.algorithm, Network.parse(self.network))
-        check_backend(self.backend, self.algorithm, Network.parse(self.network))
+        check_backend(self.backend, self.algorithm, Network.parse(self.network), self.leaves)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run: ``steps``, or ``epochs``, or the earlier end of both; 20 epochs without either."""

@@ -65,7 +65,7 @@ class Trainer:
         selection: Selection | None = None,
         backend: Backend = "cpu",
     ) -> None:
-        check_backend(backend, plan.algorithm, network)
+        check_backend(backend, plan.algorithm, network, plan.leaves)
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
         self.transport: Transport = transport(comm, network, plan.devices_a_node, selection, backend)
