@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 _WARMING_UP = RateSchedule(warmup_epochs=2.0, decay=Cosine())
 _COMMON: dict[str, Any] = {
-    "dataset": "synthetic:6x5x2,classes=3,train=45,test=31", "steps": 48, "seed": 3, "leaves": 8, "checkpoint": "unused",
+    "dataset": "synthetic:6x5x2,classes=3,train=45,test=31", "steps": 48, "seed": 3, "leaves": 8,
+    "checkpoint": "unused",
 }  # fmt: skip
 TRAININGS = (
     TrainConfig(
