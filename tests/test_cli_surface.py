@@ -21,7 +21,7 @@ SURFACE = {
     "doctor": "--json",
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
-    " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm",
+    " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic",
     "profile": "--model --dataset --local-batch --seed --optimizer --output --json",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
     " --wire-dtype --from --format --out-of-place",

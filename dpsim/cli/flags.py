@@ -106,6 +106,10 @@ BatchNorm = Annotated[
     Literal["local", "leaf", "global"] | None,
     Parameter(name="--batch-norm", help="Whose statistics: the device's, each leaf's, or the whole batch's."),
 ]
+Elastic = Annotated[
+    bool | None,
+    Parameter(negative="", help="When ranks are killed, go on by itself on the others, from the last checkpoint."),
+]
 CheckpointFolder = Annotated[
     Path | None, Parameter(name="--checkpoint", help="Folder for checkpoints: one at the end; the last two are kept.")
 ]

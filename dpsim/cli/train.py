@@ -20,6 +20,7 @@ Examples:
   dpsim train --checkpoint run1 --checkpoint-every 100
   dpsim train --resume run1
   dpsim train --devices 2 --reproducible --leaves 16
+  dpsim train --devices 2 --reproducible --checkpoint run2 --elastic
   mpiexec -n 2 dpsim train --devices 2"""
 
 
@@ -58,6 +59,7 @@ def train(
     reproducible: flags.Reproducible = None,
     leaves: flags.Leaves = None,
     batch_norm: flags.BatchNorm = None,
+    elastic: flags.Elastic = None,
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured."""
@@ -83,6 +85,7 @@ def train(
         checkpoint=None if checkpoint is None else str(checkpoint), checkpoint_every=checkpoint_every,
         stall_after_s=stall_after, label_smoothing=label_smoothing, batch_norm=batch_norm, backend=backend,
         leaves=DEFAULT_LEAVES if reproducible and leaves is None else leaves,
+        elastic=elastic,
     )  # fmt: skip
     settings = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     decay = None if schedule is None else parse_decay(schedule)

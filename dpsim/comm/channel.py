@@ -1,12 +1,14 @@
 """The line between the process that starts a job and each of its ranks: a TCP connection with one JSON value a line.
 
 It works alike on this machine and over several, needs no shared file system and leaves nothing behind. A rank
-says hello with the job's secret and gets the request; then it sends progress, its failure, and rank 0's result.
+says hello with the job's secret and gets the request; then it sends progress, its failure, and rank 0's result; the
+parent of a watched rank (``dpsim.comm.watch``) sends the signal that killed it.
 What is no JSON object is what Python's faulthandler writes as the process crashes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
@@ -78,16 +80,22 @@ class Listener:
         return rank
 
     def take(self, rank: int, line: str) -> None:
+        """One line of a rank's. A rank that is killed as it sends one leaves it unfinished: that says nothing."""
         if not line.startswith("{"):
             self._seen.faults[rank] = self._seen.faults.get(rank, "") + line + "\n"
             return
-        ((kind, value),) = json.loads(line).items()
+        try:
+            ((kind, value),) = json.loads(line).items()
+        except ValueError:
+            return
         if kind == "progress":
             self._progress(value)
-        elif kind == "error":
-            self._seen.errors.append(value)
-        else:
+        elif kind == "killed":
+            self._seen.killed.setdefault(rank, value)
+        elif kind == "result":
             self._seen.result = [value]
+        elif not self._seen.killed:  # what fails after a kill fails because of it
+            self._seen.errors.append(value)
 
     def ended(self, rank: int) -> None:
         self._present.discard(rank)
@@ -168,6 +176,12 @@ class Line:
     def send(self, kind: str, value: Any) -> None:
         """``progress``, ``error`` or ``result``."""
         self._connection.sendall((json.dumps({kind: value}) + "\n").encode())
+
+    def killed(self, number: int) -> None:
+        """For the parent of a rank that a signal has ended, maybe amid a line; returns when the launcher hangs up."""
+        with contextlib.suppress(OSError):  # the launcher has gone before
+            self._connection.sendall(b"\n" + json.dumps({"killed": number}).encode() + b"\n")
+            self._connection.recv(1)
 
 
 def connect(rank: int, environment: Mapping[str, str] = os.environ) -> Line:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import dpsim
 from dpsim.comm import channel, ending, hosts, rank_output
+from dpsim.comm import watch as watching
 from dpsim.comm.rank_output import JobFailed as JobFailed
 from dpsim.errors import CommunicationError, ConfigError
 
@@ -35,6 +36,9 @@ THREAD_PINS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NU
 
 _INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
 _LATE_WORDS_S = 2.0
+_FAILED_S, _KILLED_S = 5.0, 0.3
+"""How long a job goes on after a rank has failed, and after a watched one was killed: others may be so too."""
+
 _LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (batch script, interactive shell)
 
 
@@ -78,6 +82,7 @@ def on_ranks(
     timeout_s: float | None = None,
     pin: bool = False,
     stdout: bool = False,
+    watch: bool = False,
 ) -> Any:
     """Rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
 
@@ -85,7 +90,9 @@ def on_ranks(
     plain JSON values (infinity allowed). Progress of rank 0 reaches ``progress``, everything the ranks print
     goes to stderr. ``env`` adds variables to the ranks' environment, ``timeout_s`` bounds the whole job
     and ``pin`` binds each rank to a core; ``env`` and ``timeout_s`` mean nothing to ranks that already run. With
-    ``stdout`` what the ranks print to stdout goes there. The hosts are those of ``dpsim.comm.hosts.chosen``.
+    ``stdout`` what the ranks print to stdout goes there. The hosts are those of ``dpsim.comm.hosts.chosen``. With
+    ``watch`` all ranks that are killed at once are known (``JobFailed.lost``), not just the first; on Linux, and in a
+    job that is started.
 
     Inside an MPI job the given ranks are used; there only rank 0 returns, and the other ranks serve until it
     ends and then raise ``SystemExit(0)``.
@@ -106,7 +113,7 @@ def on_ranks(
     machines = hosts.chosen(devices)
     command = [*_mpiexec(machines), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.comm.worker", task, name]
     seen = rank_output.Seen()
-    request = {"argument": argument, "devices": devices, "pin": pin}
+    request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch and watching.can_watch()}
     listener = channel.Listener(devices, request, seen, progress or _ignore, everywhere=hosts.elsewhere(machines))
     with contextlib.closing(listener):
         environment = _environment(env) | listener.environment
@@ -197,7 +204,7 @@ def _follow(
     process: subprocess.Popen[bytes], selector: selectors.BaseSelector, listener: channel.Listener,
     seen: rank_output.Seen, deadline: float | None,
 ) -> None:  # fmt: skip
-    """Pass output on until the job has ended, or has had a failed rank for 5 s, or its time is over."""
+    """Pass output on until the job has ended, or has had a failed rank for some seconds, or its time is over."""
     failed_since: float | None = None
     late_until = math.inf
     while True:
@@ -214,9 +221,9 @@ def _follow(
             break
         if ended:
             continue
-        if failed_since is None and seen.errors:
+        if failed_since is None and (seen.errors or seen.killed):
             failed_since = time.monotonic()
-        if failed_since is not None and time.monotonic() > failed_since + 5:
+        if failed_since is not None and time.monotonic() > failed_since + (_KILLED_S if seen.killed else _FAILED_S):
             break
         if deadline is not None and time.monotonic() > deadline:
             raise JobFailed("the ranks did not finish in the time given to them", remedy="give more time, or less work")

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,14 +37,16 @@ _REMEDIES: dict[int, str] = {
 class JobFailed(CommunicationError):
     """A rank crashed or was killed. ``rank`` is None where it is not known; ``traceback`` is the rank's, or empty.
 
-    ``exit_code`` is what a command that fails so exits with: a script's own, where the rank ran one.
+    ``exit_code`` is what a command that fails so exits with: a script's own, where the rank ran one. ``lost`` is how
+    many ranks were killed by SIGKILL, where that is what ended the job: all of a watched job, at least one of another.
     """
 
     def __init__(
-        self, given: str, *, remedy: str = "", rank: int | None = None, traceback: str = "", exit_code: int = 1
-    ) -> None:
+        self, given: str, *, remedy: str = "", rank: int | None = None, traceback: str = "", exit_code: int = 1,
+        lost: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(given, remedy=remedy)
-        self.rank, self.traceback, self.exit_code = rank, traceback, exit_code
+        self.rank, self.traceback, self.exit_code, self.lost = rank, traceback, exit_code, lost
 
 
 @dataclass
@@ -53,7 +55,8 @@ class Seen:
 
     ``pids``: host and process id by rank; ``errors``: what failed, as ``worker.describe`` puts it; ``faults``: what
     Python wrote as a rank crashed, in the order of the crashes; ``result``: rank 0's result, in a list of one;
-    ``rank`` and ``signal``: what the launcher told of a rank that was killed.
+    ``rank`` and ``signal``: what the launcher told of a rank that was killed; ``killed``: the signals of watched
+    ranks, in the order in which these were killed.
     """
 
     pids: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Seen:
     first_ended: int | None = None
     rank: int | None = None
     signal: int | None = None
+    killed: dict[int, int] = field(default_factory=dict)
 
     def ended(self, rank: int) -> None:
         """A rank's process is over."""
@@ -135,18 +139,30 @@ class Lines:
 def failure(code: int, seen: Seen, devices: int) -> DpsimError:
     """The error to raise for a job that ended badly: the first failure, and no consequence of it."""
     records = sorted(seen.errors, key=lambda r: (r["consequence"], r["time"]))
-    if records and not (records[0]["consequence"] and seen.signal):
+    if records and not (records[0]["consequence"] and (seen.signal or seen.killed)):
         return _raised(records[0], devices)
     if (fault := _fault(seen.faults, devices)) is not None:
         return fault
+    if seen.killed:
+        first = next(iter(seen.killed.values()))
+        return _killed(sorted(rank for rank, number in seen.killed.items() if number == first), first, devices)
     rank = seen.rank if seen.rank is not None else seen.first_ended
-    who = f"rank {rank} of {devices}" if rank is not None else f"one of {devices} ranks"
     if seen.signal:
-        name = signal.Signals(seen.signal).name if seen.signal in set(signal.Signals) else str(seen.signal)
-        return JobFailed(f"{who} was killed by {name}", remedy=_REMEDIES.get(seen.signal, ""), rank=rank)
+        return _killed([rank], seen.signal, devices)
+    who = f"rank {rank} of {devices}" if rank is not None else f"one of {devices} ranks"
     if code == 0:
         return JobFailed(f"the job of {devices} ranks ended without a result", rank=rank)
     return JobFailed(f"{who} ended with exit code {code}", rank=rank, remedy="its last words may stand above")
+
+
+def _killed(ranks: Sequence[int | None], number: int, devices: int) -> JobFailed:
+    """The error for ranks that a signal killed (None: it is not known which one)."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+    who = f"rank {ranks[0]} of {devices} was" if ranks[0] is not None else f"one of {devices} ranks was"
+    if len(ranks) > 1:
+        who = f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} of {devices} were"
+    lost = len(ranks) if number == signal.SIGKILL else 0
+    return JobFailed(f"{who} killed by {name}", remedy=_REMEDIES.get(number, ""), rank=ranks[0], lost=lost)
 
 
 def _fault(faults: dict[int, str], devices: int) -> JobFailed | None:

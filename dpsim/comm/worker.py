@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dpsim import errors
-from dpsim.comm import channel, ending, launch
+from dpsim.comm import channel, ending, launch, watch
 from dpsim.errors import CommunicationError, ConfigError, DpsimError
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def main(task: str) -> None:
     _write_whole_lines()
     here = launch.job()
     line = channel.connect(here.rank if here is not None else 0)
+    if line.request["watch"]:
+        watch.watch(line)
     try:
         faulthandler.enable(line)
         request = line.request

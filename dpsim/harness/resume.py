@@ -12,13 +12,14 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.train import TrainConfig
 from dpsim.learning_rate import Cosine
+from dpsim.machine import Network
 from dpsim.optimizer import changed
-from dpsim.runtime.checkpoint import Checkpoint, newest
+from dpsim.runtime.checkpoint import Checkpoint, checkpoints, newest, read
 
 _HOW_IT_IS_RUN = {
     "devices", "network", "algorithm", "fusion_rule", "fusion_threshold_bytes", "overlap", "accumulate", "epochs",
     "steps", "workload", "link_alpha_s", "link_beta_s_per_byte", "checkpoint", "checkpoint_every", "resume", "layout",
-    "stall_after_s", "backend",
+    "stall_after_s", "backend", "selection", "elastic",
 }  # fmt: skip
 """Fields of a ``TrainConfig`` that may be another when a run goes on; all others decide what is trained."""
 
@@ -36,7 +37,10 @@ def configured(
     base = TrainConfig() if folder is None else resumed(folder, progress)
     fields = dict(chosen)
     if folder is not None:  # what was given replaces what belongs together with it
-        for given, old in (("fusion_rule", "fusion_threshold_bytes"), ("epochs", "steps"), ("steps", "epochs")):
+        for given, old in (
+            ("fusion_rule", "fusion_threshold_bytes"), ("epochs", "steps"), ("steps", "epochs"),
+            ("devices", "selection"),
+        ):  # fmt: skip
             if given in chosen:
                 fields.setdefault(old, None)
     config = msgspec.structs.replace(
@@ -68,8 +72,8 @@ def stored(checkpoint: Checkpoint) -> TrainConfig:
 
 
 def run_of(config: TrainConfig) -> dict[str, Any]:
-    """What a checkpoint keeps of a configuration: without what was measured for it."""
-    bare = msgspec.structs.replace(config, workload=None, link_alpha_s=0.0, link_beta_s_per_byte=0.0)
+    """What a checkpoint keeps of a configuration: without what was measured for it, and what a kill leads to."""
+    bare = msgspec.structs.replace(config, workload=None, link_alpha_s=0.0, link_beta_s_per_byte=0.0, elastic=False)
     return dict(codec.to_builtins(bare))
 
 
@@ -89,3 +93,23 @@ def check_same_training(before: TrainConfig, config: TrainConfig) -> None:
             allowed="other devices, network, fusion, overlap, and a later end if the schedule is not a cosine",
             remedy="leave out the flags that differ, or train afresh into another folder with --checkpoint",
         )
+
+
+def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
+    """How to go on when ``lost`` ranks of a run were killed, and from which step.
+
+    On the others, or on one if none is left, from the newest checkpoint; from where the run began while there is none.
+    The others may be of any nodes, so their layout is flat. Raises ``FileFormatError`` where no checkpoint is valid.
+    """
+    folder, resume, step, algorithm = Path(str(config.checkpoint)), config.resume, 0, config.algorithm
+    if checkpoints(folder):
+        path, checkpoint, _ = newest(folder)
+        resume, step = str(path), checkpoint.header.step
+    elif resume is not None:
+        step = read(Path(resume)).header.step
+    if algorithm == "hierarchical":
+        algorithm = Network.parse(config.network).usual_algorithm(config.wire_dtype)
+    left = msgspec.structs.replace(
+        config, devices=max(config.devices - lost, 1), layout="", algorithm=algorithm, selection=None, resume=resume,
+    )  # fmt: skip
+    return left, step

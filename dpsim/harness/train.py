@@ -10,7 +10,7 @@ import msgspec
 from dpsim import codec
 from dpsim.backend import Backend, check_backend
 from dpsim.codec import Noun
-from dpsim.comm.launch import on_ranks
+from dpsim.comm.launch import JobFailed, job, on_ranks
 from dpsim.errors import ConfigError, unknown
 from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
@@ -24,6 +24,7 @@ from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
 _EPOCHS = 20
+_GONE_WITHIN_S = 60.0
 
 
 class TrainConfig(Noun, frozen=True):
@@ -35,6 +36,8 @@ class TrainConfig(Noun, frozen=True):
 
     ``overlap`` may be ``auto``. It, and fusion rule ``mg-wfbp``, need a profile and a calibration, which ``train``
     takes first and puts into ``workload``, ``link_alpha_s``, ``link_beta_s_per_byte`` and ``selection``.
+
+    ``elastic``: when ranks are killed, training goes on by itself on the others.
     """
 
     model: str = "cnn"
@@ -66,6 +69,7 @@ class TrainConfig(Noun, frozen=True):
     backend: Backend = "cpu"
     leaves: int = 0
     batch_norm: BatchNormMode | None = None
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
@@ -83,6 +87,13 @@ class TrainConfig(Noun, frozen=True):
                 "checkpoints are wanted, and no folder for them",
                 allowed="checkpoint_every with checkpoint",
                 remedy="name a folder with --checkpoint",
+            )
+        if self.elastic and not (self.leaves and self.checkpoint is not None):
+            missing = "leaves" if not self.leaves else "a folder for checkpoints"
+            raise ConfigError(
+                f"elastic training without {missing}: on fewer devices it could not go on as the same training",
+                allowed="elastic with leaves and checkpoint",
+                remedy="add --reproducible and --checkpoint, and --checkpoint-every to lose less",
             )
         if self.overlap not in ("auto", *OVERLAPS):
             raise unknown("overlap", self.overlap, ("auto", *OVERLAPS))
@@ -114,20 +125,48 @@ class TrainConfig(Noun, frozen=True):
 def train(config: TrainConfig, progress: Progress) -> TrainResult:
     """Train on ``config.devices`` ranks.
 
-    A checkpoint that cannot be written is told of, and training goes on; see the result's ``checkpoint_failure``.
+    An elastic run whose ranks are killed goes on, on as many devices fewer, to the same result; one device that is
+    killed ends it. A checkpoint that cannot be written is told of, and training goes on; see the result's
+    ``checkpoint_failure``.
+
     Raises ``NotFiniteError``, ``ConfigError``, ``CommunicationError``; ``FileFormatError`` for a bad checkpoint.
     """
+    if config.elastic and job() is not None:
+        raise ConfigError(
+            "elastic training on the ranks of a job: a killed rank ends such a job, and nobody would start another",
+            allowed="elastic where dpsim starts the ranks itself",
+            remedy="start it without mpiexec or srun, or leave --elastic out",
+        )
     if config.checkpoint is not None and not same_folder(config):
         from dpsim.runtime.checkpoint import check_unused
 
         check_unused(Path(config.checkpoint))
     config = _decided(config, progress)
-    found = on_ranks(
-        "dpsim.harness.ranks.train:train_on_ranks",
-        dict(codec.to_builtins(config)),
-        devices=config.devices, progress=progress, pin=True,
-    )  # fmt: skip
-    return codec.decode(found, TrainResult, "training result")
+    while True:
+        try:
+            found = on_ranks(
+                "dpsim.harness.ranks.train:train_on_ranks",
+                dict(codec.to_builtins(config)),
+                devices=config.devices, progress=progress, pin=True, watch=config.elastic,
+            )  # fmt: skip
+        except JobFailed as failed:
+            if not (config.elastic and failed.lost) or config.devices == 1:
+                raise
+            config = _survivors(config, failed, progress)
+        else:
+            return codec.decode(found, TrainResult, "training result")
+
+
+def _survivors(config: TrainConfig, failed: JobFailed, progress: Progress) -> TrainConfig:
+    """The configuration to go on with after a kill, once the killed run has let go of its folder."""
+    from dpsim.harness.resume import survivors
+    from dpsim.runtime.checkpoint import wait_until_free
+
+    wait_until_free(Path(str(config.checkpoint)), _GONE_WITHIN_S)
+    left, step = survivors(config, failed.lost)
+    where = f"from step {step}" if step else "from the beginning"
+    progress(f"warning: {failed.given}; going on {where} on {left.devices} device{'s' * (left.devices != 1)}")
+    return left
 
 
 def same_folder(config: TrainConfig) -> bool:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,32 @@ def check_unused(folder: Path) -> None:
         )
 
 
+def wait_until_free(folder: Path, within_s: float) -> None:
+    """Wait until no run writes checkpoints to ``folder``, if there is one: a killed process may take a while to go.
+
+    After ``within_s`` whoever writes next is told.
+    """
+    if not folder.is_dir():
+        return
+    handle, until = os.open(folder, os.O_RDONLY), time.monotonic() + within_s
+    try:
+        while not _lock(handle) and time.monotonic() < until:
+            time.sleep(0.02)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Hold a folder until the handle is closed; whether nobody else holds it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: go on without this protection
+        return True
+    return True
+
+
 class CheckpointFolder:
     """Where one run writes its checkpoints, and no other run meanwhile; keeps the last two.
 
@@ -176,27 +203,19 @@ class CheckpointFolder:
                 allowed="a folder that you may write to",
                 remedy="choose another one with --checkpoint",
             ) from error
-        self._lock()
+        if not _lock(self._handle):  # this process has it until it ends, however it ends
+            os.close(self._handle)
+            raise ConfigError(
+                f"another run is writing its checkpoints to {folder}",
+                allowed="a folder for each run",
+                remedy="choose another one with --checkpoint, or wait for that run's end",
+            )
         for path in folder.glob(f".checkpoint-*{codec.PARTIAL}"):
             path.unlink(missing_ok=True)
         for later, path in checkpoints(folder):
             if later > step:
                 path.replace(path.with_name(f"{path.name}.damaged"))
         self._keep_last()
-
-    def _lock(self) -> None:
-        """Hold the folder until this process ends, however it ends."""
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._handle)
-            raise ConfigError(
-                f"another run is writing its checkpoints to {self.folder}",
-                allowed="a folder for each run",
-                remedy="choose another one with --checkpoint, or wait for that run's end",
-            ) from error
-        except OSError:  # a file system without locks: go on without this protection
-            return
 
     def write(self, checkpoint: Checkpoint) -> int:
         """Write a checkpoint durably, then remove the oldest beyond two; returns its bytes. Raises ``NotWritten``."""

@@ -39,8 +39,9 @@ def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Chec
 def restore(trainer: Trainer, checkpoint: Checkpoint | None) -> list[float]:
     """Put a trainer that has not begun into a checkpoint's state, which rank 0 has; collective. The losses so far.
 
-    On as many devices as wrote it each rank gets its own running statistics back, and training goes on with the same
-    bits; on another number every rank gets their mean, as for an evaluation. Raises ``ConfigError`` on rank 0 when
+    Training goes on with the same bits on as many devices as wrote it, and, with leaves, on any number: running
+    statistics are then the same on all ranks. Those of batch norm's mode ``local`` are each rank's own again; on
+    another number of devices every rank gets their mean, as for an evaluation. Raises ``ConfigError`` on rank 0 when
     the checkpoint is of another training.
     """
     comm, arena = trainer.comm, trainer.runner.arena
@@ -80,10 +81,12 @@ def _gathered(trainer: Trainer, value: Array) -> Array:
 
 
 def _state_of_ranks(checkpoint: Checkpoint, name: str, devices: int) -> Array:
-    """The state to give to each rank, [devices, ...]: its own, or the mean of all."""
+    """The state to give to each rank, [devices, ...]: its own, or what all have, or the mean of all."""
     own = np.stack([checkpoint.tensors[f"state/{rank}/{name}"] for rank in range(checkpoint.header.plan.devices)])
     if len(own) == devices:
         return own
+    if checkpoint.header.plan.batch_norm != "local":
+        return np.repeat(own[:1], devices, axis=0)
     return np.repeat(own.mean(axis=0, dtype=np.float64, keepdims=True).astype(own.dtype), devices, axis=0)
 
 
@@ -92,6 +95,8 @@ def _check_fits(trainer: Trainer, checkpoint: Checkpoint) -> None:
     pairs: list[tuple[str, object, object]] = [
         ("optimizer", header.plan.optimizer, plan.optimizer),
         ("global batch", header.plan.global_batch, plan.global_batch),
+        ("leaves", header.plan.leaves, plan.leaves),
+        ("batch norm", header.plan.batch_norm, plan.batch_norm),
         ("seed", header.seed, trainer.seed),
         ("number of training samples", header.training_samples, len(trainer.dataset.train_y)),
         ("position", header.epoch * trainer.steps_per_epoch + header.batch, header.step),
@@ -108,6 +113,6 @@ def _check_fits(trainer: Trainer, checkpoint: Checkpoint) -> None:
         more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise ConfigError(
             f"the checkpoint is of another training: {'; '.join(differing[:3])}{more}",
-            allowed="the model, data, optimizer, seed and global batch that it was written with",
+            allowed="the model, data, optimizer, seed, global batch, leaves and batch norm that it was written with",
             remedy="leave out the flags that differ, or train afresh into another folder with --checkpoint",
         )
