@@ -20,7 +20,7 @@ from cyclopts import (
 )
 
 import dpsim
-from dpsim.cli import bench, calibrate, doctor, predict, profile, report, sweep, trace, train
+from dpsim.cli import bench, calibrate, doctor, predict, profile, report, reproduce, sweep, trace, train
 from dpsim.cli import launch as launching
 from dpsim.comm import launch
 from dpsim.errors import ConfigError, DpsimError, unknown
@@ -61,6 +61,7 @@ def build() -> App:
     )  # fmt: skip
     app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES)
     app.command(train.train, help_epilogue=train.EXAMPLES)
+    app.command(reproduce.reproduce, help_epilogue=reproduce.EXAMPLES)
     app.command(profile.profile, help_epilogue=profile.EXAMPLES)
     app.command(calibrate.calibrate, help_epilogue=calibrate.EXAMPLES)
     app.command(predict.predict, help_epilogue=predict.EXAMPLES)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import bench, flags, show
+from dpsim.cli import bench, flags, reproduce, show
 
 EXAMPLES = """\
 Examples:
@@ -16,13 +16,14 @@ Examples:
 
 
 def report(
-    folder: Annotated[Path, Parameter(help="The folder of a sweep, or of bench allreduce.")],
+    folder: Annotated[Path, Parameter(help="The folder of a sweep, of bench allreduce, or of reproduce.")],
     /,
     *,
     output: Annotated[Path | None, Parameter(help="Write the report here; by default into the same folder.")] = None,
     json: flags.Json = False,
 ) -> None:
     """Make a report again from its records; nothing is measured."""
+    from dpsim import reproduce as reproductions
     from dpsim.bench import RECORD, read
     from dpsim.harness.compare import compare
     from dpsim.record import read_predictions, read_results
@@ -34,6 +35,9 @@ def report(
     flags.writable(into, folder=True)
     if (folder / RECORD).is_file():
         bench.show_record(read(folder / RECORD), into, json=json, command="report")
+        return
+    if (folder / reproductions.RECORD).is_file():
+        reproduce.show_record(reproductions.read(folder), into, json=json, command="report")
         return
     predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
     comparison = compare(predictions, results)

@@ -15,13 +15,14 @@ def lines(record: BenchRecord, result: BenchResult) -> Iterator[str]:
     for system in record.systems:
         yield f"# {system.name}: {'; '.join(part for part in (system.library, system.how) if part)}"
     for table in (points_table(result), sizes_table(result)):
-        yield from _table(table)
+        yield from table_lines(table)
     for warning in warnings(result):
         yield f"warning: {warning.text}; to do: {warning.remedy}"
     yield from answers(result)
 
 
-def _table(table: Table) -> Iterator[str]:
+def table_lines(table: Table) -> Iterator[str]:
+    """A table as lines, its columns aligned."""
     heads = tuple(column.head for column in table.columns)
     rows = [row for section in table.sections for row in section.rows]
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]

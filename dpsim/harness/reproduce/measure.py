@@ -1,0 +1,234 @@
+"""Trains every combination, one MPI job a device count: one device first, then predictions of drift, then the rest."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from dpsim import codec
+from dpsim.comm.launch import on_ranks
+from dpsim.data import load_dataset
+from dpsim.harness.environment import environment, stamp
+from dpsim.harness.reproduce.difference import Looked, explained, first_difference
+from dpsim.harness.reproduce.task import Ran, Task
+from dpsim.kernels.allreduce.registry import versions
+from dpsim.lower import lower
+from dpsim.nn import build_model
+from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
+from dpsim.reproduce import (
+    PREDICTIONS,
+    Basis,
+    Configuration,
+    Difference,
+    DriftPredictions,
+    Found,
+    MeasuredDrift,
+    PredictedDrift,
+    ReproduceRecord,
+    Reproduction,
+    Run,
+    Trajectory,
+)
+from dpsim.runtime.describe import describe
+
+Progress = Callable[[str], None]
+_MOST_A_JOB = 200
+"""Trainings of one job: MPI libraries have some 2000 communicators, of which each takes a few."""
+
+
+def measure(reproduction: Reproduction, folder: Path | None, progress: Progress) -> ReproduceRecord:
+    """Everything trained and compared. Predictions of drift are written into ``folder`` before what they predict runs.
+
+    Raises ``ConfigError``, ``NotFiniteError``, ``CommunicationError``.
+    """
+    measured_from = stamp()
+    configurations = possible(reproduction)
+    with tempfile.TemporaryDirectory(prefix="dpsim-reproduce-") as scratch:
+        work = _Work(reproduction, Path(scratch), progress)
+        alone = [one for one in configurations if one.devices == 1]
+        work.train(alone)
+        predictions, sha = _predictions(reproduction, configurations, work.basis), ""
+        if predictions.points:
+            sha = codec.digest(predictions)
+            if folder is not None:
+                codec.write(folder / PREDICTIONS, predictions)
+        for _, group in itertools.groupby(configurations_by_devices(configurations), lambda one: one.devices):
+            work.train(list(group))
+        record = ReproduceRecord(
+            reproduction=reproduction, environment=environment(), measured_from=measured_from,
+            measured_until=stamp(), trajectories=tuple(work.trajectories), runs=tuple(work.runs),
+            predictions=predictions if predictions.points else None, predictions_sha256=sha, drift=tuple(work.drift),
+        )  # fmt: skip
+        return msgspec.structs.replace(record, found=tuple(_explain(record, work)), measured_until=stamp())
+
+
+def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
+    """The combinations but those of several algorithms in which one cannot carry the largest bucket."""
+    dataset = load_dataset(reproduction.dataset, reproduction.seed)
+    workload = describe(build_model(reproduction.model, dataset.input_shape, dataset.classes), "model")
+    limits = {version.name: version.most_bytes for version in versions("cpu") if version.most_bytes is not None}
+
+    def fits(one: Configuration) -> bool:
+        if one.algorithm not in limits or len(reproduction.algorithms) == 1:
+            return True
+        largest = int(lower(workload, reproduction.plan(one)).bucket_size_bytes.max())
+        return largest <= limits[one.algorithm]
+
+    return tuple(one for one in reproduction.configurations() if fits(one))
+
+
+def configurations_by_devices(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """Those on several devices, fewest first."""
+    return sorted((one for one in configurations if one.devices > 1), key=lambda one: one.devices)
+
+
+class _Work:
+    """What was trained so far."""
+
+    def __init__(self, reproduction: Reproduction, scratch: Path, progress: Progress) -> None:
+        self.reproduction, self._scratch, self._progress = reproduction, scratch, progress
+        self.trajectories: list[Trajectory] = []
+        self.runs: list[Run] = []
+        self.basis: list[Basis] = []
+        self.drift: list[MeasuredDrift] = []
+        self._references: dict[str, Path] = {}
+        self._files = 0
+
+    def train(self, configurations: Sequence[Configuration]) -> None:
+        """Train configurations of one device count."""
+        for some in _jobs(configurations):
+            files = [None if one.promised else self._file() for one in some]
+            for one, ran, file in zip(some, self.run(some, files, ()), files, strict=True):
+                self.runs.append(
+                    Run(configuration=one, trajectory=self._number(ran.trajectory), ranks_agree=ran.ranks_agree)
+                )
+                if ran.basis is not None:
+                    self.basis.append(ran.basis)
+                if file is not None:
+                    self._drifted(one, ran.trajectory, file)
+
+    def run(
+        self, configurations: Sequence[Configuration], files: Sequence[Path | None], until: Sequence[int]
+    ) -> list[Ran]:
+        """One job."""
+        task = Task(
+            reproduction=self.reproduction, configurations=tuple(configurations),
+            files=tuple("" if file is None else str(file) for file in files), until=tuple(until),
+        )  # fmt: skip
+        what = "looking into" if until else "training"
+        found = on_ranks(
+            "dpsim.harness.ranks.reproduce:train_on_ranks", codec.to_builtins(task),
+            devices=configurations[0].devices, progress=lambda text: self._progress(f"{what} {text}"), pin=True,
+        )  # fmt: skip
+        return [codec.decode(one, Ran, "reproduction") for one in found]
+
+    def look(self, wanted: Sequence[tuple[Configuration, int]]) -> dict[tuple[Configuration, int], Path]:
+        """What each configuration did in a step, trained up to it once more; files by (configuration, step)."""
+        found: dict[tuple[Configuration, int], Path] = {}
+        by_devices = sorted(set(wanted), key=lambda pair: (pair[0].devices, pair[0].name, pair[1]))
+        for _, group in itertools.groupby(by_devices, lambda pair: pair[0].devices):
+            pairs = list(group)
+            files = [self._file() for _ in pairs]
+            self.run([one for one, _ in pairs], files, [step for _, step in pairs])
+            found |= dict(zip(pairs, files, strict=True))
+        return found
+
+    def _file(self) -> Path:
+        self._files += 1
+        return self._scratch / f"{self._files}.npz"
+
+    def _number(self, trajectory: Trajectory) -> int:
+        if trajectory not in self.trajectories:
+            self.trajectories.append(trajectory)
+        return self.trajectories.index(trajectory)
+
+    def _drifted(self, one: Configuration, trajectory: Trajectory, file: Path) -> None:
+        """Measure the drift of a training from its reference, which is the first one of its mode."""
+        if one.devices == 1:
+            self._references[one.batch_norm] = file
+            return
+        reference = next(run for run in self.runs if run.configuration.batch_norm == one.batch_norm)
+        loss = self.trajectories[reference.trajectory].losses[-1]
+        with np.load(self._references[one.batch_norm]) as before, np.load(file) as after:
+            parameters, statistics = _distance(before, after), _statistics(before, after)
+        self.drift.append(
+            MeasuredDrift(
+                configuration=one, parameters=parameters, loss=abs(trajectory.losses[-1] - loss) / abs(loss),
+                statistics=statistics if one.batch_norm == "local" else None,
+            )
+        )  # fmt: skip
+        file.unlink()
+
+
+def _jobs(configurations: Sequence[Configuration]) -> Iterator[Sequence[Configuration]]:
+    for first in range(0, len(configurations), _MOST_A_JOB):
+        yield configurations[first : first + _MOST_A_JOB]
+
+
+def _distance(before: Looked, after: Looked) -> float:
+    """|w_n - w_1| / |w_1| over all parameters."""
+    names = [name for name in before if name.startswith("parameters/")]
+    moved = sum(float(np.square(after[n].astype(np.float64) - before[n]).sum()) for n in names)
+    size = sum(float(np.square(before[n].astype(np.float64)).sum()) for n in names)
+    return float(np.sqrt(moved / size)) if size else 0.0
+
+
+def _statistics(before: Looked, after: Looked) -> float | None:
+    """Root mean square, over ranks and channels of all batch norms, of the gap of means in deviations of a sample."""
+    squares = []
+    for name in before:
+        if name.startswith("deviation/"):
+            first = name.replace("deviation/", "first/")
+            squares.append(np.square((after[first].astype(np.float64) - before[first][0]) / before[name]).ravel())
+    return float(np.sqrt(np.concatenate(squares).mean())) if squares else None
+
+
+def _predictions(
+    reproduction: Reproduction, configurations: Sequence[Configuration], basis: Sequence[Basis]
+) -> DriftPredictions:
+    """The drift of every mode that is not invariant, on every device count, from the run on one device."""
+    points, batch = [], reproduction.global_batch
+    for one in basis:
+        counts = {c.devices for c in configurations if c.batch_norm == one.batch_norm and c.devices > 1}
+        for devices in sorted(counts):
+            local = one.batch_norm == "local" and one.normalises
+            rounding = rounding_drift(
+                spacing_updates=one.spacing_updates, squared_updates=one.squared_updates, unit=one.unit,
+                parameter_rms=one.parameter_rms, global_batch=batch, devices=devices,
+            )  # fmt: skip
+            points.append(
+                PredictedDrift(
+                    batch_norm=one.batch_norm, devices=devices, parameters=None if local else rounding,
+                    statistics=statistics_drift(local_batches(batch, devices), batch) if local else None,
+                )
+            )  # fmt: skip
+    return DriftPredictions(
+        reproduction=reproduction, predicted_at=stamp(), basis=tuple(basis), points=tuple(points)
+    )  # fmt: skip
+
+
+def _explain(record: ReproduceRecord, work: _Work) -> Iterator[Found]:
+    """Every trajectory that is not its reference: where it leaves it, and why, from both trained up to that step."""
+    differing: dict[int, tuple[Run, int, Difference]] = {}
+    for run in record.runs:
+        reference = record.reference(run.configuration)
+        where = first_difference(record.trajectories[reference], record.trajectories[run.trajectory])
+        if where is not None:
+            differing.setdefault(run.trajectory, (run, reference, where))
+    firsts = {one.batch_norm: one for one in (run.configuration for run in record.runs) if one.devices == 1}
+    wanted = []
+    for run, _, where in differing.values():
+        one = run.configuration
+        wanted += [(one, where.step), (firsts[one.batch_norm], where.step)]
+    files = work.look(wanted)
+    for number, (run, reference, where) in differing.items():
+        one, step = run.configuration, where.step
+        losses = record.trajectories[reference].losses[step - 1], record.trajectories[number].losses[step - 1]
+        with np.load(files[firsts[one.batch_norm], step]) as before, np.load(files[one, step]) as after:
+            found = explained(where, losses, dict(before), dict(after))
+        yield Found(trajectory=number, reference=reference, difference=found)

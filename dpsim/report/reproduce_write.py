@@ -1,0 +1,24 @@
+"""Writes a reproduction's report: the page, the Markdown, and the drift as a figure where there is any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpsim.report.reproduce_content import content
+from dpsim.report.write import write_content
+from dpsim.reproduce import ReproduceRecord
+
+_CAPTION = (
+    "Drift from the run on one device against the number of devices. Dots: measured, one a configuration; line: "
+    "predicted beforehand. Both axes are logarithmic; what is promised to be identical has no drift and is not drawn."
+)
+
+
+def write_reproduce_report(folder: Path, record: ReproduceRecord) -> list[Path]:
+    """Write ``index.html``, ``report.md`` and the figure; returns the paths. Raises ``ConfigError``."""
+    figures = []
+    if record.drift:
+        from dpsim.report.figures import drift
+
+        figures.append(("drift", "Drift", _CAPTION, drift.draw(record), drift.draw(record, narrow=True)))
+    return write_content(folder, content(record), figures)
