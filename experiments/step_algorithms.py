@@ -1,0 +1,91 @@
+"""``python -m dpsim.experiments.step_algorithms`` times a training step under several allreduces, in turn in one run.
+
+Every algorithm trains a replica of its own; they take turns of a few steps in random order, and the first steps of a
+turn do not count. A step lasts from the slowest rank's end to the next one's. The first algorithm runs twice (A/A).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim.comm.clock import now
+from dpsim.comm.launch import on_ranks
+from dpsim.data import load_dataset
+from dpsim.errors import DpsimError
+from dpsim.harness.statistics import median_ratio
+from dpsim.machine import Network
+from dpsim.nn import build_model
+from dpsim.plan import Plan
+from dpsim.runtime.trainer import Trainer
+from dpsim.units import parse_size
+
+_UNCOUNTED, _COUNTED = 2, 6
+
+
+def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> dict[str, list[float]]:
+    """The task: seconds of the counted steps, round by round, by algorithm (the repeated one with an apostrophe)."""
+    dataset = load_dataset(argument["dataset"])
+    first, *others = argument["algorithms"]
+    trainers = {}
+    for name in (first, *others, f"{first}'"):
+        replica = build_model(argument["model"], dataset.input_shape, dataset.classes)
+        plan = Plan(
+            devices=comm.size, global_batch=argument["global_batch"], algorithm=name.rstrip("'"),
+            fusion_threshold_bytes=argument["threshold_bytes"],
+        )  # fmt: skip
+        trainers[name] = Trainer(replica, dataset, plan, comm, Network())
+    found: dict[str, list[float]] = {name: [] for name in trainers}
+    draw = np.random.default_rng(0)
+    end_s = now() + argument["seconds"]
+    warm = False
+    while not warm or comm.bcast(now() < end_s):
+        for name in draw.permutation(list(trainers)):
+            comm.Barrier()
+            ends = [trainers[name].step().marks.end_s for _ in range(_UNCOUNTED + _COUNTED)]
+            last = np.max(comm.allgather(ends), axis=0)
+            if warm:
+                found[name].append(float(np.median(np.diff(last)[_UNCOUNTED - 1 :])))
+        warm = True
+    for trainer in trainers.values():
+        trainer.close()
+    return found
+
+
+def main() -> int:
+    """Print the median step of each algorithm and its ratio to the first one's, paired by round."""
+    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.step_algorithms", description=__doc__)
+    parser.add_argument("--model", default="mlp:64x20")
+    parser.add_argument("--dataset", default="digits")
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--global-batch", type=int, default=512)
+    parser.add_argument("--fusion-threshold", default="32KiB")
+    parser.add_argument("--algorithm", nargs="+", default=["mpi", "auto"])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    told = parser.parse_args()
+    try:
+        argument = {
+            "model": told.model, "dataset": told.dataset, "global_batch": told.global_batch, "seconds": told.seconds,
+            "algorithms": told.algorithm, "threshold_bytes": parse_size(told.fusion_threshold),
+        }  # fmt: skip
+        found = on_ranks("dpsim.experiments.step_algorithms:measure", argument, devices=told.devices, pin=True)
+    except DpsimError as error:
+        print(f"step_algorithms: {error}", file=sys.stderr)
+        return 2
+    base = found[told.algorithm[0]]
+    for name, steps_s in found.items():
+        ratio = median_ratio(steps_s, base)
+        print(
+            f"{name:>20}: {np.median(steps_s) * 1e3:8.3f} ms a step, {ratio.median:.3f} of {told.algorithm[0]}'s"
+            f" ({ratio.low:.3f} to {ratio.high:.3f}), {len(steps_s)} rounds"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
