@@ -32,10 +32,17 @@ def dpsim(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, s
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs this Python with the checkout on its path: ``python("-c", "...")``."""
 
-    def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | dict(env or {})
         return subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=60, check=False
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=timeout_s,
+            check=False,
         )
 
     return run

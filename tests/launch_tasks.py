@@ -52,3 +52,12 @@ def hang(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> N
     Path(argument["folder"], f"{comm.rank}.pid").write_text(str(os.getpid()))
     progress("running")
     time.sleep(600)
+
+
+def kill(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> None:
+    """Rank 0 ends the asked ranks at once, itself perhaps, while all are waiting."""
+    ranks = comm.gather(os.getpid())
+    if ranks is not None:
+        for rank in sorted(argument["ranks"], reverse=True):
+            os.kill(ranks[rank], signal.SIGKILL)
+    time.sleep(600)

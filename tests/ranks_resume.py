@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ranks_runtime import open_trainer, padding_is_zero
 from dpsim.errors import ConfigError
 from dpsim.harness.ranks.train import train_on_ranks
 from dpsim.runtime.checkpoint import CheckpointFolder, read
+from dpsim.runtime.checkpoints import resume
 from dpsim.runtime.snapshot import restore, snapshot
 from dpsim.runtime.trainer import Trainer
 
@@ -122,3 +124,57 @@ def limited(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> di
     return (
         None if result is None else {"digest": result["digest"], "failure": result["checkpoint_failure"], "said": said}
     )
+
+
+def moved(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[list[Any]]:
+    """Each round's training on one device, and handed on through files: (digest, losses) of both.
+
+    A round's parts are (devices, plan, step of the checkpoint, steps done after it, which are lost).
+    """
+    found, alone = [], {}
+    for number, one in enumerate(argument["rounds"]):
+        report(f"round {number}")
+        name = one["case"]["name"]
+        if name not in alone:
+            alone[name] = _part(comm, one["case"], [1, {}, argument["steps"], 0], None)
+        folder = Path(argument["folder"], str(number))
+        results = [_part(comm, one["case"], part, folder) for part in one["parts"]]
+        found.append([alone[name], results[-1]])
+    return found
+
+
+def _part(comm: MPI.Intracomm, case: dict[str, Any], part: list[Any], folder: Path | None) -> Any:
+    """On the first ranks: go on from the newest checkpoint in ``folder``, write one, and train on for nothing."""
+    devices, plan, until, more = part
+    group = comm.Split(0 if comm.rank < devices else MPI.UNDEFINED, comm.rank)
+    came_to = None
+    if group != MPI.COMM_NULL:
+        trainer = open_trainer(group, case | {"plan": case["plan"] | plan})
+        if folder is not None and folder.exists():
+            resume(trainer, folder)
+        steps_logged(trainer, until)
+        came_to = (trainer.digest(), list(trainer.log.losses))
+        checkpoint = snapshot(trainer, trainer.log.losses, {})
+        if checkpoint is not None and folder is not None:
+            writing = CheckpointFolder(folder, trainer.runner.steps)
+            writing.write(checkpoint)
+            writing.close()
+        steps_logged(trainer, until + more)
+        trainer.close()
+        group.Free()
+    wait_asleep(comm)
+    return comm.bcast(came_to)
+
+
+def wait_asleep(comm: MPI.Intracomm) -> None:
+    """A barrier that leaves the cores to the ranks that work."""
+    everybody = comm.Ibarrier()
+    while not everybody.Test():
+        time.sleep(0.001)
+
+
+def steps_logged(trainer: Trainer, until: int) -> None:
+    """Train up to a step; the losses are then in the trainer's log."""
+    while trainer.runner.steps < until:
+        trainer.step()
+    trainer.log.gather()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import resource
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from dpsim.cli import app
-from dpsim.comm import launch
+from dpsim.comm import channel, launch, rank_output
 from dpsim.comm.rank_output import Lines, Seen
 from dpsim.errors import CommunicationError, ConfigError, NotFiniteError
 
@@ -90,6 +91,40 @@ def test_a_killed_rank_is_named(how: str, on_ranks: OnRanks) -> None:
     assert isinstance(caught.value, CommunicationError)
 
 
+@pytest.mark.parametrize("ranks", [[2], [1, 2], [0, 1, 2, 3]])
+def test_all_ranks_of_a_watched_job_that_were_killed_are_counted(ranks: list[int], on_ranks: OnRanks) -> None:
+    """Though the launcher kills the rest of them in the same way, at once."""
+    with pytest.raises(launch.JobFailed) as caught:
+        on_ranks("launch_tasks:kill", {"ranks": ranks}, devices=4, watch=True)
+    who = {1: "rank 2 of 4 was", 2: "ranks 1 and 2 of 4 were", 4: "ranks 0, 1, 2 and 3 of 4 were"}[len(ranks)]
+    assert (str(caught.value).splitlines()[0], caught.value.lost) == (f"{who} killed by SIGKILL", len(ranks))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"), [("SIGSEGV", "rank 1 of 3 was killed by SIGSEGV"), ("exception", "ZeroDivisionError")]
+)
+def test_a_watched_job_that_fails_by_itself_has_lost_nobody(how: str, message: str, on_ranks: OnRanks) -> None:
+    with pytest.raises(launch.JobFailed, match=message) as caught:
+        on_ranks("launch_tasks:fail", {"rank": 1, "how": how}, devices=3, watch=True)
+    assert (caught.value.lost, caught.value.rank) == (0, 1)
+
+
+def test_without_watching_a_killed_rank_is_one_lost_at_least() -> None:
+    assert rank_output.failure(9, Seen(first_ended=1, signal=9), 3).lost == 1  # type: ignore[attr-defined]
+    assert rank_output.failure(9, Seen(signal=9), 3).lost == 1  # type: ignore[attr-defined]
+    assert rank_output.failure(11, Seen(signal=11), 3).lost == 0  # type: ignore[attr-defined]
+
+
+def test_what_a_rank_said_as_it_was_killed_may_be_cut_off_and_what_others_say_then_is_no_cause() -> None:
+    seen = Seen()
+    listener = channel.Listener(2, {}, seen, lambda _: None, everywhere=False)
+    error = {"rank": 0, "time": 0.0, "consequence": False, "kind": "NotFiniteError", "given": "nan"}
+    for line in ('{"result": {"losses": [0.1, 0.', '{"killed": 9}', json.dumps({"error": error})):
+        listener.take(1, line)
+    listener.close()
+    assert (seen.result, seen.killed, seen.errors) == ([], {1: 9}, [])
+
+
 def test_a_rank_that_exits_ends_the_job(on_ranks: OnRanks) -> None:
     with pytest.raises(launch.JobFailed, match="rank 0 of 2 failed: SystemExit: 7"):
         on_ranks("launch_tasks:fail", {"rank": 0, "how": "exit"}, devices=2)
@@ -102,14 +137,18 @@ def test_a_job_ends_when_its_time_is_over(tmp_path: Path) -> None:
     _assert_ended(tmp_path)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_rank_outlives_the_process_that_started_it(ending: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ending", "watch"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+)
+def test_no_rank_outlives_the_process_that_started_it(ending: signal.Signals, watch: bool, tmp_path: Path) -> None:
     program = (
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from dpsim.comm import launch\n"
         f"argument = {{'folder': {str(tmp_path)!r}}}\n"
-        "launch.on_ranks('launch_tasks:hang', argument, devices=2, progress=lambda text: print(text, flush=True))\n"
+        "progress = lambda text: print(text, flush=True)\n"
+        f"launch.on_ranks('launch_tasks:hang', argument, devices=2, progress=progress, watch={watch})\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
