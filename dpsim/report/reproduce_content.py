@@ -224,8 +224,8 @@ def drift_table(record: ReproduceRecord) -> Table:
         sections=tuple(Section(title=name, rows=tuple(some)) for name, some in rows.items()),
         note="Parameters: |w_n - w_1| / |w_1| after the last step, predicted from rounding as a random walk. "
         "Batch-norm means: a device's against the whole batch's in step 1, root mean square in deviations of a sample, "
-        "predicted as the root of 1/b - 1/B. Last loss: relative difference. Ranges are over thresholds, algorithms and "
-        "overlaps.",
+        "predicted as the root of 1/b - 1/B. Last loss: relative difference. Ranges are over thresholds, algorithms "
+        "and overlaps.",
     )  # fmt: skip
 
 
