@@ -49,7 +49,7 @@ def ulps(a: Array, b: Array) -> NDArray[np.int64]:
 
 def _ordered(values: Array) -> NDArray[np.int64]:
     """Whole numbers in the order of the floating-point ones, neighbours one apart, -0 with 0."""
-    signed = np.ascontiguousarray(values).view(np.dtype(f"i{values.itemsize}")).astype(np.int64)
+    signed = np.asarray(values, order="C").view(np.dtype(f"i{values.itemsize}")).astype(np.int64)
     lowest = -(2 ** (8 * values.itemsize - 1))
     return np.where(signed < 0, lowest - signed, signed)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpsim.report.figures.style import MEASURED, MUTED, PREDICTED, RULE, panels, styled
 from dpsim.report.reproduce_content import drifts
@@ -51,7 +52,8 @@ def _panel(axis: Axes, title: str, pairs: _Pairs, *, statistics: bool) -> None:
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
     if predicted:
-        axis.plot(*zip(*predicted, strict=True), color=PREDICTED, linewidth=1.6, marker="_", label="predicted")
+        style = {"linewidth": 1.6, "marker": "d", "markersize": 4}
+        axis.plot(*zip(*predicted, strict=True), color=PREDICTED, label="predicted", **style)
     dots = [(devices, value) for devices, value in dots if value]
     if dots:
         axis.plot(
@@ -60,6 +62,9 @@ def _panel(axis: Axes, title: str, pairs: _Pairs, *, statistics: bool) -> None:
     values = [value for _, value in (*predicted, *dots)]
     if values:
         axis.set_ylim(min(values) / 2, max(values) * 2)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     counts = [point.devices for point, _ in pairs]
     axis.set_xticks(counts, [str(count) for count in counts], minor=False)
     axis.set_xlim(min(counts) / 1.2, max(counts) * 1.2)
