@@ -20,6 +20,7 @@ RECORD = "allreduce.json"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 CPU_DTYPES = ("float32", "float64")
 PEERS = ("mpi", "gloo", "nccl")
+CUDA_PEERS = ("nccl",)
 OWN = "dpsim"
 Backend = Literal["cpu", "cuda"]
 MESSAGES = "-messages"
@@ -68,6 +69,11 @@ class AllreduceBench(Noun, frozen=True):
         for peer in self.peers or ():
             if peer not in (*PEERS, *self.peer_envs):
                 raise unknown("peer", peer, ("auto", "none", *PEERS, *self.peer_envs))
+            if self.backend == "cuda" and peer not in CUDA_PEERS:
+                raise ConfigError(
+                    f"the peer {peer} on backend cuda: it adds up on CPUs", allowed=", ".join(CUDA_PEERS),
+                    remedy="leave --peers out, or use --backend cpu",
+                )  # fmt: skip
         for name in self.peer_envs:
             if name in (*PEERS, OWN):
                 raise ConfigError(f"a peer environment named {name!r}", allowed=f"any name but {', '.join(PEERS)}")
@@ -101,7 +107,8 @@ class AllreduceBench(Noun, frozen=True):
 class System(Noun, frozen=True):
     """Who took part: ``dpsim``, or a peer with its library and how its processes ran.
 
-    ``peer`` is what several of one library have in common.
+    ``peer`` is what several of one library have in common. ``simulated``: in numba's CUDA simulator, whose times mean
+    nothing.
     """
 
     name: str
@@ -109,6 +116,7 @@ class System(Noun, frozen=True):
     kind: Literal["dpsim", "mpi", "gloo", "nccl"]
     library: str = ""
     how: str = ""
+    simulated: bool = False
 
 
 class Series(Noun, frozen=True):

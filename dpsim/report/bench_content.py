@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpsim.bench import OWN, BenchRecord
 from dpsim.report.bench_result import BenchPoint, BenchResult, BenchSize
+from dpsim.report.bench_rules import RULES, SIMULATOR
 from dpsim.report.content import Content
 from dpsim.report.facts import Facts, environment_facts
 from dpsim.report.tables import Column, Section, Table
@@ -12,37 +13,36 @@ from dpsim.report.words import devices_name, percent
 from dpsim.units import format_size
 
 NOISY = 0.1
-RULES = (
-    "Every way to reduce was checked at every size before it was timed, with whole numbers in random places against "
-    "the exact sum, and again after each burst of calls. What is wrong anywhere has no times.",
-    "Every system runs in processes of its own, all timed by the same code. They take turns in random order, size by "
-    "size, in rounds; who waits sleeps.",
-    "All ranks begin a call at one moment of their common clock; a time is the slowest rank's. Before each call every "
-    "rank rewrites its whole buffer, as backward does, outside the time. Rows marked cached reuse an unmodified one.",
-    "The bound of every allreduce is 2 n S bytes over W, and W is the bandwidth of x = x * s in place (one read, one "
-    "write) in the same memory by the same processes, timed in turns with the allreduces in random order, call by "
-    "call. Calls of up to 64 KiB come in bursts of 16 after two that do not count.",
-    "Out of place costs dpsim a copy into the memory that ranks share; peers get whichever of both is faster where "
-    "they are compared.",
-    "The default algorithm runs twice (A/A): the difference is the noise.",
-)
 _SECTIONS = ((False, "buffers rewritten before each call"), (True, "cached: one unmodified buffer, call after call"))
 
 
 def content(record: BenchRecord, result: BenchResult) -> Content:
     """What the report of a benchmark says."""
     bench = record.bench
-    name = f"allreduce of {bench.dtype} on {devices_name(bench.devices)}, {bench.backend}"
+    name = f"allreduce of {bench.dtype} on {devices_name(bench.devices)}, {where(record, result)}"
     return Content(
-        name=name, heading=name, cards=(), rules=RULES, answers=tuple(answers(result)), warnings=warnings(result),
+        name=name, heading=name, cards=(), rules=RULES[bench.backend], answers=tuple(answers(result)),
+        warnings=warnings(result),
         question="How near does each allreduce come to what memory allows, and to the other libraries?",
         tables=(sizes_table(result), bound_table(result), points_table(result)),
         facts=_facts(record, result), environment=environment_facts(record.environment),
     )  # fmt: skip
 
 
+def where(record: BenchRecord, result: BenchResult) -> str:
+    """The backend, or what stood in for it."""
+    return SIMULATOR if result.simulated else record.bench.backend
+
+
+def titled(title: str, result: BenchResult) -> str:
+    """A title that says where times mean nothing."""
+    return f"{title} ({SIMULATOR}: times mean nothing)" if result.simulated else title
+
+
 def answers(result: BenchResult) -> list[str]:
     """The largest size against the bound, and the range of the ratio to the best MPI library."""
+    if result.simulated:
+        return []
     told = []
     last = result.sizes[-1]
     if last.default_fraction is not None:
@@ -61,8 +61,15 @@ def answers(result: BenchResult) -> list[str]:
 
 
 def warnings(result: BenchResult) -> tuple[ReportWarning, ...]:
-    """Wrong sums, and sizes at which the default algorithm differs from itself."""
+    """Times that mean nothing, wrong sums, and sizes at which the default algorithm differs from itself."""
     found = []
+    if result.simulated:
+        found.append(
+            ReportWarning(
+                kind="simulated", text=f"this ran in {SIMULATOR}: it checks sums, and the times mean nothing",
+                remedy="run it on a machine with a GPU, without NUMBA_ENABLE_CUDASIM",
+            )
+        )  # fmt: skip
     wrong = [p for p in result.points if p.wrong]
     if wrong:
         which = ", ".join(dict.fromkeys(f"{p.system} {p.algorithm}" for p in wrong))
@@ -72,7 +79,7 @@ def warnings(result: BenchResult) -> tuple[ReportWarning, ...]:
                 remedy="nothing is timed there; this is a defect of that system, please report it",
             )
         )  # fmt: skip
-    noisy = [size for size in result.sizes if (size.noise or 0) > NOISY]
+    noisy = [size for size in result.sizes if (size.noise or 0) > NOISY and not result.simulated]
     if noisy:
         where = ", ".join(f"{format_size(size.size_bytes)}: {percent(size.noise or 0)}" for size in noisy)
         found.append(
@@ -94,7 +101,7 @@ def sizes_table(result: BenchResult) -> Table:
     )  # fmt: skip
     rows = tuple(_size_row(size, peers) for size in result.sizes)
     return Table(
-        title="Beside the peers", columns=columns, sections=(Section(title="in place", rows=rows),),
+        title=titled("Beside the peers", result), columns=columns, sections=(Section(title="in place", rows=rows),),
         note="Times of the peers, each at its fastest mode, over that of dpsim's default algorithm in the same rounds: "
         "above 1 dpsim is faster.",
     )  # fmt: skip
@@ -124,7 +131,7 @@ def bound_table(result: BenchResult) -> Table:
         cells = [_share(point.fraction_of_bound) if point else "" for point in points]
         rows.append((format_size(size.size_bytes), gigabytes(size.bound_bytes_per_s), *cells))
     return Table(
-        title="Fraction of the bound", columns=tuple(columns),
+        title=titled("Fraction of the bound", result), columns=tuple(columns),
         sections=(Section(title="in place, buffers rewritten before each call", rows=tuple(rows)),),
         note="Time of in-place scaling over the time of the allreduce, from 64 KiB on: below, scaling takes as long as "
         "calling it does.",
@@ -144,7 +151,7 @@ def points_table(result: BenchResult) -> Table:
         for cached, title in _SECTIONS
     )
     return Table(
-        title="Everything", columns=columns, sections=sections,
+        title=titled("Everything", result), columns=columns, sections=sections,
         note="Out of place and in place; algbw and busbw = algbw 2 (n - 1) / n in GB/s (decimal). p50, p99 and the "
         "fraction of the bound are of the calls in place. "
         "* the default algorithm at this size.",

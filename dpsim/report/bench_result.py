@@ -18,7 +18,7 @@ class BenchPoint(Noun, frozen=True):
     calls. ``fraction_of_bound`` is the time of in-place scaling in the same rounds over this one's: the bandwidth that
     2 n S bytes would need over that of scaling. ``None``: below the sizes at which that means anything, or nothing was
     timed since ``wrong`` elements were not the sum. ``bytes_moved`` is what the algorithm reads and writes, all ranks
-    together, where that is registered.
+    together, where that is registered. ``simulated``: numba's CUDA simulator, whose times mean nothing.
     """
 
     size_bytes: int
@@ -43,6 +43,7 @@ class BenchPoint(Noun, frozen=True):
     samples: int
     bytes_moved: float | None
     redop: str = "sum"
+    simulated: bool = False
 
 
 class Ratio(Noun, frozen=True):
@@ -91,6 +92,11 @@ class BenchResult(Noun, frozen=True):
         """Elements that were not the exact sum, everywhere."""
         return sum(point.wrong for point in self.points)
 
+    @property
+    def simulated(self) -> bool:
+        """Whether the times mean nothing."""
+        return any(point.simulated for point in self.points)
+
 
 def points_json(result: BenchResult) -> list[dict[str, Any]]:
     """The flat points of ``--json``."""
@@ -100,4 +106,5 @@ def points_json(result: BenchResult) -> list[dict[str, Any]]:
 
 def summary_json(result: BenchResult) -> dict[str, Any]:
     """The summary of ``--json``."""
-    return {"sizes": codec.to_builtins(result.sizes), "rounds": result.rounds, "wrong": result.wrong}
+    return {"sizes": codec.to_builtins(result.sizes), "rounds": result.rounds, "wrong": result.wrong,
+            "simulated": result.simulated}  # fmt: skip

@@ -132,21 +132,26 @@ def why_no_gpu() -> str:
     return "" if count else "CUDA sees no device"
 
 
-def open_device(number: int) -> Device:
-    """The device of the ``number``-th process of this machine: they take the GPUs in turn, or the simulator's.
-
-    Raises ``ConfigError`` where there is no GPU.
-    """
-    if simulating():
-        from dpsim.comm.cuda.simulator import SimulatedDevice
-
-        return SimulatedDevice()
-    if reason := why_no_gpu():
+def check_gpu() -> None:
+    """Raises ``ConfigError`` where there is neither a GPU nor the simulator."""
+    if not simulating() and (reason := why_no_gpu()):
         raise ConfigError(
             f"backend 'cuda' finds no GPU here: {reason}",
             allowed="a machine with an NVIDIA GPU and its driver, and pip install 'dpsim[cuda]'",
             remedy="use --backend cpu (the default)",
         )
+
+
+def open_device(number: int) -> Device:
+    """The device of the ``number``-th process of this machine: they take the GPUs in turn, or the simulator's.
+
+    Raises ``ConfigError`` where there is no GPU.
+    """
+    check_gpu()
+    if simulating():
+        from dpsim.comm.cuda.simulator import SimulatedDevice
+
+        return SimulatedDevice()
     from dpsim.comm.cuda.gpu import Gpu
 
     return Gpu(number)

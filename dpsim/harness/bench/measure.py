@@ -75,11 +75,6 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
             "the benchmark was started inside an MPI job", allowed="an ordinary process",
             remedy="start it without mpiexec or srun: every system starts its own ranks",
         )  # fmt: skip
-    if bench.backend == "cuda":
-        raise ConfigError(
-            "the benchmark's peers and rounds are those of CPU ranks", allowed="--backend cpu",
-            remedy="on a machine with a GPU: make gpu-check measures the CUDA kernels, and NCCL beside them",
-        )  # fmt: skip
     found = entrants(bench)
     _check_memory(bench, len(found))
     random = np.random.default_rng(bench.seed % 2**64)
@@ -102,7 +97,12 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
 
 
 def _check_memory(bench: AllreduceBench, systems: int) -> None:
-    """Every rank of every system holds two arrays of the largest size, and those being checked three more."""
+    """Every rank of every system holds two arrays of the largest size, and those being checked three more.
+
+    Of a GPU's memory its own process keeps count.
+    """
+    if bench.backend == "cuda":
+        return
     needed = bench.sizes()[-1] * bench.devices * (2 * systems + 3)
     free = psutil.virtual_memory().available
     if needed > free:
@@ -134,14 +134,15 @@ def _started(
             return entrant.start(argument | {"socket": address}, folder)
 
         try:
-            job = Job(entrant.system.name, bench.devices, folder, start)
+            job = Job(entrant.system.name, entrant.processes or bench.devices, folder, start)
         except CommunicationError as error:
             if number == 0 or bench.peers is not None:
                 raise
             progress(f"warning: {entrant.system.name} takes no part: {error.given}")
             continue
         stack.callback(job.close)
-        standings.append(_Standing(msgspec.structs.replace(entrant.system, library=job.hello["library"]), job))
+        hello = {"library": job.hello["library"], "simulated": job.hello.get("simulated", False)}
+        standings.append(_Standing(msgspec.structs.replace(entrant.system, **hello), job))
     return standings
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpsim.bench import ITEM_BYTES, OWN, BenchRecord, Series
+from dpsim.bench import ITEM_BYTES, OWN, BenchRecord, Series, System
 from dpsim.harness.bench.turns import SCALING
 from dpsim.harness.statistics import median_interval, median_ratio
 from dpsim.kernels.allreduce.registry import versions
@@ -54,11 +54,11 @@ def _point(record: BenchRecord, series: Series, bound: Series | None, bytes_move
     n, size, rounds = record.bench.devices, series.size_bytes, _medians_s(series)
     time = median_interval(rounds) if rounds else None
     calls_s = np.concatenate([np.asarray(calls) for calls in series.rounds_ns]) * 1e-9 if rounds else np.empty(0)
-    algbw = size / time.median if time else None
+    algbw, system = size / time.median if time else None, _systems(record)[series.system]
     return BenchPoint(
         size_bytes=size, count=size // ITEM_BYTES[record.bench.dtype], dtype=record.bench.dtype, devices=n,
-        system=series.system, peer=_peers(record)[series.system], algorithm=series.algorithm, default=series.default,
-        in_place=series.in_place, cached=series.cached,
+        system=series.system, peer=system.peer, algorithm=series.algorithm, default=series.default,
+        in_place=series.in_place, cached=series.cached, simulated=system.simulated,
         time_s=time.median if time else None, time_low_s=time.low if time else None,
         time_high_s=time.high if time else None,
         p50_s=float(np.percentile(calls_s, 50)) if rounds else None,
@@ -87,7 +87,7 @@ def _size(record: BenchRecord, size: int, bound: Series | None) -> BenchSize:
     bound_s = _median_s(bound) if bound is not None and meaningful else None
     default_s = _median_s(first) if first.rounds_ns else None
     peers = _ratios(record, first, [s for s in here if s.system != OWN and s.rounds_ns]) if first.rounds_ns else ()
-    kinds = {system.name: system.kind for system in record.systems}
+    of_mpi = {system.name for system in record.systems if system.kind == "mpi"}
     return BenchSize(
         size_bytes=size, bound_s=bound_s,
         bound_bytes_per_s=None if bound_s is None else 2 * record.bench.devices * size / bound_s,
@@ -95,7 +95,7 @@ def _size(record: BenchRecord, size: int, bound: Series | None) -> BenchSize:
         best=best.algorithm, best_s=_median_s(best) if best.rounds_ns else None,
         noise=None if second is None or not first.rounds_ns or not second.rounds_ns
         else abs(_median_s(second) / _median_s(first) - 1),
-        best_mpi=min((r for r in peers if kinds[r.system] == "mpi"), key=lambda r: r.ratio, default=None), peers=peers,
+        best_mpi=min((r for r in peers if r.system in of_mpi), key=lambda r: r.ratio, default=None), peers=peers,
     )  # fmt: skip
 
 
@@ -103,13 +103,13 @@ def _median_s(series: Series) -> float:
     return statistics.median(_medians_s(series))
 
 
-def _peers(record: BenchRecord) -> dict[str, str]:
-    return {system.name: system.peer for system in record.systems}
+def _systems(record: BenchRecord) -> dict[str, System]:
+    return {system.name: system for system in record.systems}
 
 
 def _ratios(record: BenchRecord, own: Series, series: Sequence[Series]) -> tuple[Ratio, ...]:
     """Of every peer the mode that was fastest here, fastest first."""
-    found, peers = [], _peers(record)
+    found, peers = [], {name: system.peer for name, system in _systems(record).items()}
     for peer in dict.fromkeys(peers.values()):
         modes = [one for one in series if peers[one.system] == peer]
         if modes:

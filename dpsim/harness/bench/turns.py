@@ -182,19 +182,24 @@ class Rank:
 
 
 def serve(contender: Contender, argument: Mapping[str, Any]) -> None:
-    """Do what comes through the socket until it is closed."""
+    """Take part as ``contender`` until the benchmark ends."""
     ranks: int = argument["ranks"]
     crowded = ranks > len(argument["cores"])
     start = Start(argument["page"], contender.rank, ranks, crowded=crowded)
     rank = Rank(contender, start, ranks, np.dtype(argument["dtype"]).itemsize)
+    hello = {"rank": contender.rank, "library": contender.library}
+    obey({"check": rank.check, "visit": rank.visit}, hello, argument["socket"])
+
+
+def obey(able: Mapping[str, Callable[..., Mapping[str, Any]]], hello: Mapping[str, Any], address: str) -> None:
+    """Say ``hello`` and do what comes through the socket, of what one is able to, until it is closed."""
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(argument["socket"])
+        line.connect(address)
         with line.makefile("rw", encoding="utf-8") as text:
-            _say(text, {"rank": contender.rank, "library": contender.library})
+            _say(text, hello)
             for request in text:
                 command = json.loads(request)
-                do = getattr(rank, {"check": "check", "visit": "visit"}[command.pop("do")])
-                _say(text, do(**command))
+                _say(text, able[command.pop("do")](**command))
 
 
 def _say(text: Any, reply: Mapping[str, Any]) -> None:

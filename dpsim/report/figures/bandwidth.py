@@ -16,6 +16,7 @@ from dpsim.units import format_size
 _COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#999933", "#882255", "#6a6a75",
 )  # fmt: skip
+_SIMULATED = " (simulator)"
 _TITLES = (("dpsim's algorithms", True), ("beside the peers", False))
 
 
@@ -25,7 +26,7 @@ def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
     def make() -> Figure:
         figure, axes = panels(2, narrow=narrow, height_in=4.2)
         for axis, (title, own) in zip(axes, _TITLES, strict=True):
-            _panel(axis, result, _lines(result, own), title)
+            _panel(axis, result, _lines(result, own), title + _SIMULATED * result.simulated)
         return figure
 
     return styled(make)

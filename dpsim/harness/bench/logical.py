@@ -1,0 +1,161 @@
+"""How several logical devices of one GPU are measured: their buffers, and one sample of a kernel in its stream.
+
+Every sample stands by itself: a long copy gives the host time to hand in all that follows; a copy of the numbers into
+the buffers, as a backward pass would rewrite them; then what is timed. Two events each bound the copy and what is
+timed, so that the host's time to launch is in neither.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.comm.cuda.device import Device, DeviceArray, Stream
+from dpsim.kernels.allreduce import reference, tree
+from dpsim.kernels.allreduce.cuda import Mode
+from dpsim.kernels.allreduce.registry import Version
+
+HEAD_START_BYTES = 256 << 20
+_ALIGNMENT_BYTES = 256
+_PERIOD = 1_000_003
+"""The random numbers repeat after a prime number of elements, so that no exchange of equal parts goes unnoticed."""
+_CALLS_A_HEAD_START = 4
+
+Timed = Callable[[Any], None]
+"""Work for the stream it is given."""
+
+
+def kind(dtype: str) -> np.dtype[Any]:
+    """Of the arrays that kernels take: bfloat16 travels as uint16 codes."""
+    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+
+
+def encoded(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Numbers in ``dtype``, each rounded once."""
+    if dtype == "bfloat16":
+        return reference.round_to_bfloat16(numbers.astype(np.float32))
+    return numbers.astype(dtype)
+
+
+def added_in(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Numbers of ``dtype`` as they are added: 16-bit ones in float32."""
+    if dtype == "bfloat16":
+        return reference.from_bfloat16(numbers)
+    return numbers.astype(np.float32) if dtype == "float16" else numbers
+
+
+def reference_sum(ranks: Sequence[NDArray[Any]], slots: tree.Slots, dtype: str, scale: float = 1.0) -> NDArray[Any]:
+    """What kernels must give for arrays of ``dtype``, to the bit."""
+    return encoded(reference.allreduce([added_in(numbers, dtype) for numbers in ranks], slots, scale), dtype)
+
+
+def bits(array: DeviceArray) -> DeviceArray:
+    """The same memory as unsigned integers, to be compared to the bit."""
+    return array.view(np.dtype(f"uint{8 * array.dtype.itemsize}"))
+
+
+def placed(device: Device, stream: Stream, numbers: NDArray[Any], array: DeviceArray) -> None:
+    """Fill ``array`` with ``numbers``, over and over."""
+    size = numbers.size
+    for first in range(0, array.size, size):
+        part = array[first : first + size]
+        device.upload(stream, numbers[: part.size], part)
+    stream.wait()  # before the host's numbers go
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffers:
+    """``pristine`` numbers and the ``whole`` memory they are copied to; ``given`` and ``ranks`` are the arrays in them.
+
+    ``expected`` is the reference's sum.
+    """
+
+    pristine: DeviceArray
+    whole: DeviceArray
+    given: tuple[DeviceArray, ...]
+    ranks: tuple[DeviceArray, ...]
+    expected: DeviceArray
+
+    def wrong(self, xp: Any) -> int:
+        """Elements of all ranks' arrays that differ in a bit from the reference's sum."""
+        return sum(int(xp.count_nonzero(bits(array) != bits(self.expected))) for array in self.ranks)
+
+
+def buffers(
+    device: Device, stream: Stream, slots: tree.Slots, size_bytes: int, dtype: str = "float32", seed: int = 0
+) -> Buffers:
+    """Random numbers for as many devices as there are slots, and what their sum must be."""
+    devices, stride = len(slots.owners), -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    pristine, whole = device.memory(devices * stride), device.memory(devices * stride)
+    given, ranks = (
+        tuple(memory[rank * stride : rank * stride + size_bytes].view(kind(dtype)) for rank in range(devices))
+        for memory in (pristine, whole)
+    )
+    draw, count = np.random.default_rng([seed, devices]), min(size_bytes // kind(dtype).itemsize, _PERIOD)
+    numbers = [encoded(draw.standard_normal(count), dtype) for _ in range(devices)]
+    expected = device.memory(size_bytes).view(kind(dtype))
+    for array, values in zip((*given, expected), (*numbers, reference_sum(numbers, slots, dtype)), strict=True):
+        placed(device, stream, values, array)
+    return Buffers(pristine=pristine, whole=whole, given=given, ranks=ranks, expected=expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """A stream in which samples are taken; ``head_start``: memory to copy from and to."""
+
+    device: Device
+    stream: Stream
+    head_start: tuple[DeviceArray, DeviceArray]
+
+    def sample(self, source: DeviceArray, target: DeviceArray, timed: Timed) -> tuple[float, float]:
+        """Seconds of the copy from ``source`` that rewrites ``target``, and of what is timed."""
+        self.device.copy(self.stream, *self.head_start)
+        before = self.stream.record()
+        self.device.copy(self.stream, source, target)
+        between = self.stream.record()
+        timed(self.stream.launch)
+        after = self.stream.record()
+        after.wait()
+        return between.seconds_since(before), after.seconds_since(between)
+
+    def burst(self, calls: int, timed: Timed) -> list[float]:
+        """Seconds of each of ``calls`` in a row, and nothing between them."""
+        for _ in range(1 + calls // _CALLS_A_HEAD_START):
+            self.device.copy(self.stream, *self.head_start)
+        events = [self.stream.record()]
+        for _ in range(calls):
+            timed(self.stream.launch)
+            events.append(self.stream.record())
+        events[-1].wait()
+        return [after.seconds_since(before) for before, after in itertools.pairwise(events)]
+
+    def wrong_after(self, memory: Buffers, timed: Timed) -> int:
+        """Wrong elements once ``timed`` has run on fresh numbers."""
+        self.device.copy(self.stream, memory.pristine, memory.whole)
+        timed(self.stream.launch)
+        self.stream.wait()
+        return memory.wrong(self.device.xp)
+
+
+def lane(device: Device, head_start_bytes: int) -> Lane:
+    """A new lane of a device."""
+    memory = device.memory(head_start_bytes), device.memory(head_start_bytes)
+    return Lane(device=device, stream=device.stream(), head_start=memory)
+
+
+def prepared(
+    version: Version, arrays: Sequence[DeviceArray], slots: tree.Slots, mode: Mode, scale: float = 1.0
+) -> Timed:
+    """A version on arrays of one process, all its stages one after another."""
+    stages: Sequence[Timed] = version.make(list(arrays), slots, mode=mode, scale=scale).stages
+
+    def run(stream: Any) -> None:
+        for stage in stages:
+            stage(stream)
+
+    return run
