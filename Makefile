@@ -22,7 +22,7 @@ sweep: $(VENV)/.ready
 	$(BIN)/dpsim sweep fusion-threshold
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -52,8 +52,9 @@ def _panel(axis: Axes, title: str, pairs: _Pairs, *, statistics: bool) -> None:
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
     if predicted:
-        style = {"linewidth": 1.6, "marker": "d", "markersize": 4}
-        axis.plot(*zip(*predicted, strict=True), color=PREDICTED, label="predicted", **style)
+        axis.plot(
+            *zip(*predicted, strict=True), color=PREDICTED, label="predicted", linewidth=1.6, marker="d", markersize=4
+        )
     dots = [(devices, value) for devices, value in dots if value]
     if dots:
         axis.plot(
