@@ -163,7 +163,7 @@ def _workers_of_this_process() -> list[psutil.Process]:
     found = []
     for one in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "dpsim.comm.worker" in one.cmdline():
+            if one.cmdline()[:1] == [sys.executable] and "dpsim.comm.worker" in one.cmdline():
                 found.append(one)
     return found
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,15 @@ def stop(process: subprocess.Popen[bytes], job_name: str, seen: Seen) -> None:
         for path in files:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """For a child to call first: the kernel then sends it this signal when its parent ends. None where none does so."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    set_parent_death_signal = 1
+    return lambda: libc.prctl(set_parent_death_signal, number) and None
 
 
 def shared_files(process: int | str = "self") -> set[str]:

@@ -6,7 +6,6 @@ Loads no MPI library outside such a job, so that a command that starts ranks sta
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import math
 import os
@@ -25,7 +24,6 @@ from typing import Any, NoReturn
 
 import dpsim
 from dpsim.comm import channel, ending, hosts, rank_output
-from dpsim.comm import watch as watching
 from dpsim.comm.rank_output import JobFailed as JobFailed
 from dpsim.errors import CommunicationError, ConfigError
 
@@ -36,7 +34,7 @@ THREAD_PINS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NU
 
 _INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
 _LATE_WORDS_S = 2.0
-_FAILED_S, _KILLED_S = 5.0, 0.3
+_FAILED_S, _KILLED_S = 5.0, 1.0
 """How long a job goes on after a rank has failed, and after a watched one was killed: others may be so too."""
 
 _LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (batch script, interactive shell)
@@ -91,8 +89,8 @@ def on_ranks(
     goes to stderr. ``env`` adds variables to the ranks' environment, ``timeout_s`` bounds the whole job
     and ``pin`` binds each rank to a core; ``env`` and ``timeout_s`` mean nothing to ranks that already run. With
     ``stdout`` what the ranks print to stdout goes there. The hosts are those of ``dpsim.comm.hosts.chosen``. With
-    ``watch`` all ranks that are killed at once are known (``JobFailed.lost``), not just the first; on Linux, and in a
-    job that is started.
+    ``watch`` all ranks that are killed at once are known (``JobFailed.lost``), not just the first; on Linux, in a job
+    that is started here.
 
     Inside an MPI job the given ranks are used; there only rank 0 returns, and the other ranks serve until it
     ends and then raise ``SystemExit(0)``.
@@ -113,7 +111,7 @@ def on_ranks(
     machines = hosts.chosen(devices)
     command = [*_mpiexec(machines), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.comm.worker", task, name]
     seen = rank_output.Seen()
-    request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch and watching.can_watch()}
+    request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch}
     listener = channel.Listener(devices, request, seen, progress or _ignore, everywhere=hosts.elsewhere(machines))
     with contextlib.closing(listener):
         environment = _environment(env) | listener.environment
@@ -182,7 +180,7 @@ def _run(
         listener.serve(selector)
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environment, start_new_session=True, preexec_fn=end_with_parent(),
+            env=environment, start_new_session=True, preexec_fn=ending.end_with_parent(signal.SIGTERM),
         )  # fmt: skip
         stack.callback(ending.stop, process, name, seen)
         lines = rank_output.Lines(seen)
@@ -227,15 +225,6 @@ def _follow(
             break
         if deadline is not None and time.monotonic() > deadline:
             raise JobFailed("the ranks did not finish in the time given to them", remedy="give more time, or less work")
-
-
-def end_with_parent() -> Callable[[], None] | None:
-    """For the child to call first: the kernel then ends ``mpiexec`` when this process is killed."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    set_parent_death_signal = 1
-    return lambda: libc.prctl(set_parent_death_signal, signal.SIGTERM) and None
 
 
 def serve() -> NoReturn:

@@ -7,31 +7,28 @@ process that ``mpiexec`` started, which keeps the rank's end from it until the l
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING
+
+from dpsim.comm.ending import end_with_parent
 
 if TYPE_CHECKING:
     from dpsim.comm.channel import Line
-
-_SET_PARENT_DEATH_SIGNAL = 1
-
-
-def can_watch() -> bool:
-    """Whether a rank ends with its parent here: only Linux promises that."""
-    return sys.platform.startswith("linux")
 
 
 def watch(line: Line) -> None:
     """Split this process into the rank, in which alone this returns, and its parent.
 
-    To be called before there are threads, and before MPI is started.
+    To be called before there are threads, and before MPI is started. Does nothing where a rank would outlive its
+    parent: only Linux promises that it does not.
     """
+    end_first = end_with_parent(signal.SIGKILL)
+    if end_first is None:
+        return
     parent, rank = os.getpid(), os.fork()
     if rank == 0:
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        end_first()
         if os.getppid() != parent:
             os._exit(1)
         return

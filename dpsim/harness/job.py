@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import subprocess
 import threading
@@ -145,7 +146,7 @@ class Processes:
             self._processes = [
                 subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env, cwd=folder,
-                    start_new_session=True, preexec_fn=launch.end_with_parent(),
+                    start_new_session=True, preexec_fn=ending.end_with_parent(signal.SIGTERM),
                 )
                 for command in commands
             ]  # fmt: skip
