@@ -1,11 +1,11 @@
-"""Trains every combination, one MPI job a device count: one device first, then predictions of drift, then the rest."""
+"""Trains every combination in few MPI jobs: one device first, then predictions of drift, then the rest."""
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ from dpsim.reproduce import (
 from dpsim.runtime.describe import describe
 
 Progress = Callable[[str], None]
+T = TypeVar("T")
 _MOST_A_JOB = 200
 """Trainings of one job: MPI libraries have some 2000 communicators, of which each takes a few."""
 
@@ -51,14 +52,16 @@ def measure(reproduction: Reproduction, folder: Path | None, progress: Progress)
     with tempfile.TemporaryDirectory(prefix="dpsim-reproduce-") as scratch:
         work = _Work(reproduction, Path(scratch), progress)
         alone = [one for one in configurations if one.devices == 1]
+        others = sorted((one for one in configurations if one.devices > 1), key=lambda one: one.devices)
+        if all(one.promised for one in configurations):  # nothing to predict
+            alone, others = alone + others, []
         work.train(alone)
         predictions, sha = _predictions(reproduction, configurations, work.basis), ""
         if predictions.points:
             sha = codec.digest(predictions)
             if folder is not None:
                 codec.write(folder / PREDICTIONS, predictions)
-        for _, group in itertools.groupby(configurations_by_devices(configurations), lambda one: one.devices):
-            work.train(list(group))
+        work.train(others)
         record = ReproduceRecord(
             reproduction=reproduction, environment=environment(), measured_from=measured_from,
             measured_until=stamp(), trajectories=tuple(work.trajectories), runs=tuple(work.runs),
@@ -82,11 +85,6 @@ def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
     return tuple(one for one in reproduction.configurations() if fits(one))
 
 
-def configurations_by_devices(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Those on several devices, fewest first."""
-    return sorted((one for one in configurations if one.devices > 1), key=lambda one: one.devices)
-
-
 class _Work:
     """What was trained so far."""
 
@@ -100,7 +98,7 @@ class _Work:
         self._files = 0
 
     def train(self, configurations: Sequence[Configuration]) -> None:
-        """Train configurations of one device count."""
+        """Train in jobs of as many ranks as any configuration needs."""
         for some in _jobs(configurations):
             files = [None if one.promised else self._file() for one in some]
             for one, ran, file in zip(some, self.run(some, files, ()), files, strict=True):
@@ -123,16 +121,15 @@ class _Work:
         what = "looking into" if until else "training"
         found = on_ranks(
             "dpsim.harness.ranks.reproduce:train_on_ranks", codec.to_builtins(task),
-            devices=configurations[0].devices, progress=lambda text: self._progress(f"{what} {text}"), pin=True,
+            devices=max(one.devices for one in configurations), pin=True,
+            progress=lambda text: self._progress(f"{what} {text}"),
         )  # fmt: skip
         return [codec.decode(one, Ran, "reproduction") for one in found]
 
     def look(self, wanted: Sequence[tuple[Configuration, int]]) -> dict[tuple[Configuration, int], Path]:
         """What each configuration did in a step, trained up to it once more; files by (configuration, step)."""
         found: dict[tuple[Configuration, int], Path] = {}
-        by_devices = sorted(set(wanted), key=lambda pair: (pair[0].devices, pair[0].name, pair[1]))
-        for _, group in itertools.groupby(by_devices, lambda pair: pair[0].devices):
-            pairs = list(group)
+        for pairs in _jobs(sorted(set(wanted), key=lambda pair: pair[0].devices)):
             files = [self._file() for _ in pairs]
             self.run([one for one, _ in pairs], files, [step for _, step in pairs])
             found |= dict(zip(pairs, files, strict=True))
@@ -165,9 +162,9 @@ class _Work:
         file.unlink()
 
 
-def _jobs(configurations: Sequence[Configuration]) -> Iterator[Sequence[Configuration]]:
-    for first in range(0, len(configurations), _MOST_A_JOB):
-        yield configurations[first : first + _MOST_A_JOB]
+def _jobs(everything: Sequence[T]) -> Iterator[Sequence[T]]:
+    for first in range(0, len(everything), _MOST_A_JOB):
+        yield everything[first : first + _MOST_A_JOB]
 
 
 def _distance(before: Looked, after: Looked) -> float:
