@@ -269,7 +269,8 @@ class ReproduceRecord(Noun, frozen=True):
 
     def difference(self, run: Run) -> Difference | None:
         """Where a run leaves the one on one device."""
-        return next((one.difference for one in self.found if one.trajectory == run.trajectory), None)
+        pair = self.reference(run.configuration), run.trajectory
+        return next((one.difference for one in self.found if (one.reference, one.trajectory) == pair), None)
 
     @property
     def kept_promises(self) -> bool:

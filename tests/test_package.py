@@ -39,7 +39,7 @@ def test_predict_needs_no_mpi(python: Python) -> None:
 
 
 def test_the_process_that_launches_ranks_loads_no_mpi(python: Python) -> None:
-    modules = ("sweep", "train", "calibrate", "imports", "profile", "doctor")
+    modules = ("sweep", "train", "calibrate", "imports", "profile", "doctor", "reproduce.measure")
     assert "mpi4py" not in _loaded(python, *(f"dpsim.harness.{name}" for name in modules))
 
 

@@ -104,6 +104,11 @@ def test_a_loss_alone_that_differs_was_added_in_another_order() -> None:
     assert (found.cause, found.ulps, found.element) == ("summation order", 1, ())
 
 
+def test_what_comes_to_other_bits_when_it_runs_again_is_said_to() -> None:
+    found = explained(ANY, (1.0, 1.0), looked(), looked(**OTHER), again=False)
+    assert found.cause == "other" and "not determined" in found.evidence and not found.kept
+
+
 def test_a_file_without_what_the_other_has_is_no_known_cause() -> None:
     lacking = {name: value for name, value in looked(**OTHER).items() if name != "samples/forward bn1"}
     assert explained(ANY, (1.0, 1.0), looked(), lacking).cause == "other"

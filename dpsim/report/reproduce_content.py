@@ -26,7 +26,6 @@ RULES = (
     "variables.",
 )
 _SHOWN = 12
-_MOST_DIFFERENCES = 40
 
 
 def content(record: ReproduceRecord) -> Content:
@@ -68,7 +67,7 @@ def _answer(record: ReproduceRecord, runs: Sequence[Run]) -> str:
         return f"{mode_name(one).capitalize()}: identical, {ran}, digest {digest}."
     first = differing[0]
     difference = record.difference(first)
-    where = told(difference) if difference else "its ranks ended with different bits"
+    where = told(difference) if difference else "ranks ended with different bits"
     words = "NOT IDENTICAL as promised" if one.promised else "not identical, and not promised"
     return (
         f"{mode_name(one).capitalize()}: {words}; {len(differing)} of {len(runs)} runs differ from the one on 1 "
@@ -163,7 +162,7 @@ def _run_row(record: ReproduceRecord, run: Run) -> tuple[str, ...]:
     elif record.identical(run):
         verdict = "identical"
     elif difference is None:
-        verdict = "ranks differ"
+        verdict = "other digest" if run.ranks_agree else "ranks differ"
     else:
         verdict = f"step {difference.step}, {_place(difference)}: {difference.cause}"
     digests = trajectory.digest[:_SHOWN], trajectory.losses_digest[:_SHOWN]
@@ -182,7 +181,7 @@ def differences_table(record: ReproduceRecord) -> Table:
         shown = {run.trajectory: run for run in reversed(runs) if record.difference(run) is not None}
         rows = [_difference_row(record, run) for run in reversed(shown.values())]
         if rows:
-            sections.append(Section(title=name, rows=tuple(rows[:_MOST_DIFFERENCES])))
+            sections.append(Section(title=name, rows=tuple(rows)))
     return Table(
         title="Where they differ first", columns=columns, sections=tuple(sections),
         note="The first element that differs in the first tensor that does, in the order in which a step makes them: "

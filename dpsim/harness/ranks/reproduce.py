@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim import codec
+from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.harness.reproduce.task import Ran, Task
 from dpsim.machine import Network
@@ -27,16 +28,19 @@ DIGITS = 16
 
 
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]] | None:
-    """One ``Task``; rank 0 returns a ``Ran`` for each configuration (plain values)."""
+    """One ``Task``, on as many ranks as any of it needs; rank 0 returns a ``Ran`` a configuration (plain values)."""
     task = codec.decode(argument, Task, "reproduction on ranks")
     dataset = load_dataset(task.reproduction.dataset, task.reproduction.seed)
+    groups = {devices: first_ranks(comm, devices) for devices in sorted({c.devices for c in task.configurations})}
     found = []
     for number, (configuration, file) in enumerate(zip(task.configurations, task.files, strict=True)):
-        report(f"{number + 1} of {len(task.files)}: {configuration.name}, batch norm {configuration.batch_norm}")
-        run = _Run(comm, task.reproduction, configuration, dataset)
-        ran = run.look_into(task.until[number], Path(file)) if task.until else run.train(file)
-        found.append(codec.to_builtins(ran))
-        gc.collect()  # what ranks share is freed when nothing refers to it
+        if (group := groups[configuration.devices]) is not None:
+            report(f"{number + 1} of {len(task.files)}: {configuration.name}, batch norm {configuration.batch_norm}")
+            run = _Run(group, task.reproduction, configuration, dataset)
+            ran = run.look_into(task.until[number], Path(file)) if task.until else run.train(file)
+            found.append(codec.to_builtins(ran))
+            gc.collect()  # what ranks share is freed when nothing refers to it
+        quiet_barrier(comm)
     return found if comm.rank == 0 else None
 
 

@@ -32,13 +32,28 @@ def first_difference(reference: Trajectory, other: Trajectory) -> Difference | N
     return None
 
 
-def explained(difference: Difference, losses: tuple[float, float], reference: Looked, other: Looked) -> Difference:
-    """The difference with its element and its cause; ``losses`` are the reference's and the other's in that step."""
+def explained(
+    difference: Difference, losses: tuple[float, float], reference: Looked, other: Looked, *, again: bool = True
+) -> Difference:
+    """The difference with its element and its cause; ``losses`` are the reference's and the other's in that step.
+
+    ``again``: both came to the same bits as before when they were trained once more to be looked into.
+    """
+    if not again:
+        evidence = (
+            "one of the two came to other bits when it was trained once more, in the same way: it is not determined"
+        )
+        return msgspec.structs.replace(difference, cause="other", evidence=evidence)
     cause, evidence = _cause(reference, other)
     found = msgspec.structs.replace(difference, cause=cause, evidence=evidence, kept=True)
     if difference.tensor == LOSS:
         return _element(found, np.array(losses[0]), np.array(losses[1]))
     return _element(found, reference[difference.tensor], other[difference.tensor])
+
+
+def relative(before: float, value: float) -> float:
+    """|value - before| / |before|; of zero, 1 for another number."""
+    return abs(value - before) / abs(before) if before else float(value != before)
 
 
 def ulps(a: Array, b: Array) -> NDArray[np.int64]:
@@ -62,7 +77,7 @@ def _element(difference: Difference, reference: Array, other: Array) -> Differen
     gap = float(np.abs(reference.astype(np.float64) - other).max())
     return msgspec.structs.replace(
         difference, element=place, value=value, reference_value=before, ulps=int(apart[place]),
-        relative=abs(value - before) / abs(before) if before else float(value != before),
+        relative=relative(before, value),
         elements_differing=int(differing.sum()), elements=reference.size, max_ulps=int(apart.max()),
         max_relative=gap / largest if largest else float(gap > 0),
     )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Trains every combination, one MPI job a device count: one device first, then predictions of drift, then the rest."""
+"""Trains every combination in few MPI jobs: one device first, then predictions of drift, then the rest."""
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from dpsim import codec
 from dpsim.comm.launch import on_ranks
 from dpsim.data import load_dataset
 from dpsim.harness.environment import environment, stamp
-from dpsim.harness.reproduce.difference import Looked, explained, first_difference
+from dpsim.harness.reproduce.difference import Looked, explained, first_difference, relative
 from dpsim.harness.reproduce.task import Ran, Task
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.lower import lower
@@ -37,6 +37,9 @@ from dpsim.reproduce import (
 from dpsim.runtime.describe import describe
 
 Progress = Callable[[str], None]
+T = TypeVar("T")
+_Place = tuple[Configuration, int]
+"""A configuration and a step, from 1."""
 _MOST_A_JOB = 200
 """Trainings of one job: MPI libraries have some 2000 communicators, of which each takes a few."""
 
@@ -51,14 +54,16 @@ def measure(reproduction: Reproduction, folder: Path | None, progress: Progress)
     with tempfile.TemporaryDirectory(prefix="dpsim-reproduce-") as scratch:
         work = _Work(reproduction, Path(scratch), progress)
         alone = [one for one in configurations if one.devices == 1]
+        others = sorted((one for one in configurations if one.devices > 1), key=lambda one: one.devices)
+        if all(one.promised for one in configurations):  # nothing to predict
+            alone, others = alone + others, []
         work.train(alone)
         predictions, sha = _predictions(reproduction, configurations, work.basis), ""
         if predictions.points:
             sha = codec.digest(predictions)
             if folder is not None:
                 codec.write(folder / PREDICTIONS, predictions)
-        for _, group in itertools.groupby(configurations_by_devices(configurations), lambda one: one.devices):
-            work.train(list(group))
+        work.train(others)
         record = ReproduceRecord(
             reproduction=reproduction, environment=environment(), measured_from=measured_from,
             measured_until=stamp(), trajectories=tuple(work.trajectories), runs=tuple(work.runs),
@@ -82,11 +87,6 @@ def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
     return tuple(one for one in reproduction.configurations() if fits(one))
 
 
-def configurations_by_devices(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Those on several devices, fewest first."""
-    return sorted((one for one in configurations if one.devices > 1), key=lambda one: one.devices)
-
-
 class _Work:
     """What was trained so far."""
 
@@ -100,7 +100,7 @@ class _Work:
         self._files = 0
 
     def train(self, configurations: Sequence[Configuration]) -> None:
-        """Train configurations of one device count."""
+        """Train in jobs of as many ranks as any configuration needs."""
         for some in _jobs(configurations):
             files = [None if one.promised else self._file() for one in some]
             for one, ran, file in zip(some, self.run(some, files, ()), files, strict=True):
@@ -123,19 +123,20 @@ class _Work:
         what = "looking into" if until else "training"
         found = on_ranks(
             "dpsim.harness.ranks.reproduce:train_on_ranks", codec.to_builtins(task),
-            devices=configurations[0].devices, progress=lambda text: self._progress(f"{what} {text}"), pin=True,
+            devices=max(one.devices for one in configurations), pin=True,
+            progress=lambda text: self._progress(f"{what} {text}"),
         )  # fmt: skip
         return [codec.decode(one, Ran, "reproduction") for one in found]
 
-    def look(self, wanted: Sequence[tuple[Configuration, int]]) -> dict[tuple[Configuration, int], Path]:
-        """What each configuration did in a step, trained up to it once more; files by (configuration, step)."""
-        found: dict[tuple[Configuration, int], Path] = {}
-        by_devices = sorted(set(wanted), key=lambda pair: (pair[0].devices, pair[0].name, pair[1]))
-        for _, group in itertools.groupby(by_devices, lambda pair: pair[0].devices):
-            pairs = list(group)
+    def look(self, wanted: Sequence[_Place]) -> dict[_Place, tuple[Path, tuple[str, ...]]]:
+        """What each configuration did in a step, trained up to it once more: a file, and digests as in a trajectory."""
+        found: dict[_Place, tuple[Path, tuple[str, ...]]] = {}
+        for pairs in _jobs(sorted(set(wanted), key=lambda pair: pair[0].devices)):
             files = [self._file() for _ in pairs]
-            self.run([one for one, _ in pairs], files, [step for _, step in pairs])
-            found |= dict(zip(pairs, files, strict=True))
+            ran = self.run([one for one, _ in pairs], files, [step for _, step in pairs])
+            found |= {
+                place: (file, one.trajectory.steps[0]) for place, file, one in zip(pairs, files, ran, strict=True)
+            }
         return found
 
     def _file(self) -> Path:
@@ -158,16 +159,16 @@ class _Work:
             parameters, statistics = _distance(before, after), _statistics(before, after)
         self.drift.append(
             MeasuredDrift(
-                configuration=one, parameters=parameters, loss=abs(trajectory.losses[-1] - loss) / abs(loss),
+                configuration=one, parameters=parameters, loss=relative(loss, trajectory.losses[-1]),
                 statistics=statistics if one.batch_norm == "local" else None,
             )
         )  # fmt: skip
         file.unlink()
 
 
-def _jobs(configurations: Sequence[Configuration]) -> Iterator[Sequence[Configuration]]:
-    for first in range(0, len(configurations), _MOST_A_JOB):
-        yield configurations[first : first + _MOST_A_JOB]
+def _jobs(everything: Sequence[T]) -> Iterator[Sequence[T]]:
+    for first in range(0, len(everything), _MOST_A_JOB):
+        yield everything[first : first + _MOST_A_JOB]
 
 
 def _distance(before: Looked, after: Looked) -> float:
@@ -214,21 +215,23 @@ def _predictions(
 
 def _explain(record: ReproduceRecord, work: _Work) -> Iterator[Found]:
     """Every trajectory that is not its reference: where it leaves it, and why, from both trained up to that step."""
-    differing: dict[int, tuple[Run, int, Difference]] = {}
+    differing: dict[tuple[int, int], tuple[Run, Difference]] = {}
     for run in record.runs:
         reference = record.reference(run.configuration)
         where = first_difference(record.trajectories[reference], record.trajectories[run.trajectory])
         if where is not None:
-            differing.setdefault(run.trajectory, (run, reference, where))
+            differing.setdefault((reference, run.trajectory), (run, where))
     firsts = {one.batch_norm: one for one in (run.configuration for run in record.runs) if one.devices == 1}
-    wanted = []
-    for run, _, where in differing.values():
-        one = run.configuration
-        wanted += [(one, where.step), (firsts[one.batch_norm], where.step)]
-    files = work.look(wanted)
-    for number, (run, reference, where) in differing.items():
-        one, step = run.configuration, where.step
-        losses = record.trajectories[reference].losses[step - 1], record.trajectories[number].losses[step - 1]
-        with np.load(files[firsts[one.batch_norm], step]) as before, np.load(files[one, step]) as after:
-            found = explained(where, losses, dict(before), dict(after))
-        yield Found(trajectory=number, reference=reference, difference=found)
+    pairs = [
+        ((firsts[run.configuration.batch_norm], where.step), (run.configuration, where.step))
+        for run, where in differing.values()
+    ]
+    looked = work.look([place for pair in pairs for place in pair])
+    for (numbers, (_, where)), pair in zip(differing.items(), pairs, strict=True):
+        both = [record.trajectories[number] for number in numbers]
+        (before_file, before_steps), (after_file, after_steps) = (looked[place] for place in pair)
+        again = [before_steps, after_steps] == [one.steps[where.step - 1] for one in both]
+        losses = both[0].losses[where.step - 1], both[1].losses[where.step - 1]
+        with np.load(before_file) as before, np.load(after_file) as after:
+            found = explained(where, losses, dict(before), dict(after), again=again)
+        yield Found(reference=numbers[0], trajectory=numbers[1], difference=found)

@@ -7,7 +7,9 @@ from dpsim.reproduce import Basis, Configuration, Reproduction, Trajectory
 
 
 class Task(Noun, frozen=True):
-    """Configurations of one device count. ``files`` are where rank 0 keeps arrays of each, empty for nowhere.
+    """Trainings, one after another, each on the first ranks of the job.
+
+    ``files`` are where rank 0 keeps arrays of each, empty for nowhere.
 
     With ``until`` each ends after so many steps (its own number), and its file says what that step did to every
     sample; without, its file has the final parameters and what a prediction of drift is held against.

@@ -52,23 +52,22 @@ def _panel(axis: Axes, title: str, pairs: _Pairs, *, statistics: bool) -> None:
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
     if predicted:
-        axis.plot(
-            *zip(*predicted, strict=True), color=PREDICTED, label="predicted", linewidth=1.6, marker="d", markersize=4
-        )
+        counts, values = zip(*predicted, strict=True)
+        axis.plot(counts, values, color=PREDICTED, linewidth=1.6, marker="d", markersize=4, label="predicted")
     dots = [(devices, value) for devices, value in dots if value]
     if dots:
         axis.plot(
             *zip(*dots, strict=True), color=MEASURED, linestyle="none", marker="o", markersize=5, label="measured"
         )
-    values = [value for _, value in (*predicted, *dots)]
-    if values:
-        axis.set_ylim(min(values) / 2, max(values) * 2)
+    shown = [value for _, value in (*predicted, *dots)]
+    if shown:
+        axis.set_ylim(min(shown) / 2, max(shown) * 2)
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
     axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    counts = [point.devices for point, _ in pairs]
-    axis.set_xticks(counts, [str(count) for count in counts], minor=False)
-    axis.set_xlim(min(counts) / 1.2, max(counts) * 1.2)
+    devices = [point.devices for point, _ in pairs]
+    axis.set_xticks(devices, [str(count) for count in devices], minor=False)
+    axis.set_xlim(min(devices) / 1.2, max(devices) * 1.2)
     axis.xaxis.minorticks_off()
     axis.set_xlabel("devices")
     axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
