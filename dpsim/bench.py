@@ -22,6 +22,8 @@ CPU_DTYPES = ("float32", "float64")
 PEERS = ("mpi", "gloo", "nccl")
 CUDA_PEERS = ("nccl",)
 OWN = "dpsim"
+BETWEEN = "dpsim-gpus"
+"""dpsim's kernels between GPUs, where ``OWN`` are logical devices of one."""
 Backend = Literal["cpu", "cuda"]
 MESSAGES = "-messages"
 """Ends the names of algorithms that send messages, where a version in shared memory has the plain name."""

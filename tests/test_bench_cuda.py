@@ -30,6 +30,8 @@ def test_every_version_runs_in_the_simulator_and_everything_says_so(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    monkeypatch.setattr(entrants, "gpu_count", lambda: 2)
+    monkeypatch.setattr(entrants, "nccl_missing", lambda: "none here")
     folder = tmp_path / "report"
     code, out, err = dpsim(
         "bench", "allreduce", "--backend", "cuda", "--devices", "2", "--min", "66B", "--max", "66B", "--dtype",
@@ -40,12 +42,14 @@ def test_every_version_runs_in_the_simulator_and_everything_says_so(
     assert told["summary"]["wrong"] == 0 and told["summary"]["simulated"] is True
     given = {(p["dtype"], p["devices"], p["count"], p["wrong"], p["simulated"]) for p in told["points"]}
     assert given == {("bfloat16", 2, 33, 0, True)}
-    found = {(p["algorithm"], p["in_place"], p["cached"]) for p in told["points"]}
-    assert found == {(name, *way) for name in bench_algorithms("cuda") for way in WAYS}
-    assert all(p["time_s"] > 0 and p["bytes_moved"] for p in told["points"])
+    found = {(p["system"], p["algorithm"], p["in_place"], p["cached"]) for p in told["points"]}
+    within = {("dpsim", name, *way) for name in bench_algorithms("cuda") for way in WAYS}
+    between = {(bench.BETWEEN, name, True, cached) for name in bench_algorithms("cuda") for cached in (False, True)}
+    assert found == within | between
+    assert all(p["time_s"] > 0 and p["fraction_of_bound"] is None for p in told["points"])
     assert [size["default"] for size in told["summary"]["sizes"]] == ["two-shot"]
     kept = bench.read(folder / bench.RECORD)
-    assert [system.simulated for system in kept.systems] == [True]
+    assert [system.simulated for system in kept.systems] == [True, True]
     assert kept.systems[0].library.startswith("numba's CUDA simulator")
     assert {series.cached for series in kept.series if series.algorithm == SCALING} == {False, True}
     assert [(series.algorithm, series.cached) for series in kept.series if series.repeat] == [("two-shot", False)]
@@ -108,5 +112,7 @@ def test_the_simulator_takes_tiny_arrays_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
     with pytest.raises(ConfigError, match="every thread in Python"):
         entrants.entrants(AllreduceBench(backend="cuda"))
+    with pytest.raises(ConfigError, match=r"nccl is not to be had here: 2 devices on a machine with 1 GPU"):
+        entrants.entrants(AllreduceBench(backend="cuda", max_bytes=64, peers=("nccl",)))
     (own,) = entrants.entrants(AllreduceBench(backend="cuda", max_bytes=64))
     assert (own.system.kind, own.processes) == ("dpsim", 1)

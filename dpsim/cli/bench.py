@@ -19,14 +19,17 @@ Examples:
   dpsim bench allreduce --devices 2 --min 4B --max 64MiB --factor 4
     --algorithm all --dtype float32 --output reports/allreduce
   dpsim bench allreduce --peer-env openmpi=/opt/env-openmpi --peers mpi,openmpi
-  dpsim bench allreduce --max 64KiB --peers none --plot small.png"""
+  dpsim bench allreduce --max 64KiB --peers none --plot small.png
+  dpsim bench allreduce --backend cuda --devices 4 --max 256MiB --dtype bfloat16"""
 
 _ALL = "all"
 
 
 def allreduce(
     *,
-    devices: Annotated[int | None, Parameter(help="Number of devices: ranks of this machine (2).")] = None,
+    devices: Annotated[
+        int | None, Parameter(help="Number of devices: ranks of this machine (2); on a GPU, logical devices.")
+    ] = None,
     min: Annotated[str | None, Parameter(name="--min", help="The smallest size: 4B (one element).")] = None,
     max: Annotated[str | None, Parameter(name="--max", help="The largest size: 64MiB (the default), 1GiB.")] = None,
     factor: Annotated[int | None, Parameter(help="From one size to the next (4).")] = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpsim.bench import OWN, BenchRecord
+from dpsim.bench import BETWEEN, OWN, BenchRecord
 from dpsim.report.bench_result import BenchPoint, BenchResult, BenchSize
 from dpsim.report.bench_rules import RULES, SIMULATOR
 from dpsim.report.content import Content
@@ -13,6 +13,7 @@ from dpsim.report.words import devices_name, percent
 from dpsim.units import format_size
 
 NOISY = 0.1
+_BETWEEN_NOTE = " dpsim is here within one GPU; dpsim-gpus and nccl go between GPUs: compare these two with each other."
 _SECTIONS = ((False, "buffers rewritten before each call"), (True, "cached: one unmodified buffer, call after call"))
 
 
@@ -103,7 +104,7 @@ def sizes_table(result: BenchResult) -> Table:
     return Table(
         title=titled("Beside the peers", result), columns=columns, sections=(Section(title="in place", rows=rows),),
         note="Times of the peers, each at its fastest mode, over that of dpsim's default algorithm in the same rounds: "
-        "above 1 dpsim is faster.",
+        "above 1 dpsim is faster." + _BETWEEN_NOTE * (BETWEEN in peers),
     )  # fmt: skip
 
 
@@ -193,6 +194,8 @@ def way(point: BenchPoint) -> str:
     """``two-shot`` of dpsim, ``mpich-single`` or ``mpich-single persistent`` of a peer."""
     if point.system == OWN:
         return point.algorithm
+    if point.system == BETWEEN:
+        return f"{point.system} {point.algorithm}"
     return point.system + (" persistent" if point.algorithm.endswith("persistent") else "")
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 
-from dpsim.comm.cuda.device import simulating
+from dpsim.comm.cuda.device import nccl_missing, simulating
 from dpsim.experiments.gpu_check.record import Gpus
 from dpsim.harness.environment import version
 
@@ -46,17 +45,6 @@ def nccl() -> str:
 
     number = int(library.get_version())
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
-
-def nccl_missing() -> str:
-    """Why CuPy sees no NCCL; empty where it does."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy warns where it cannot load the library
-        try:
-            from cupy.cuda import nccl as library
-        except ImportError as error:
-            return str(error)
-    return "" if library.available else "CuPy finds no NCCL (pip install nvidia-nccl-cu13)"
 
 
 def _dotted(number: int) -> str:

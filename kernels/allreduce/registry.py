@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dpsim.kernels.allreduce.tree import Slots
 
@@ -54,7 +54,8 @@ def versions(backend: Backend | None = None) -> list[Version]:
     """All versions, or a backend's, in the order of the ladder: from the reference to the fastest."""
     for module in _MODULES:
         importlib.import_module(f"dpsim.kernels.allreduce.{module}")
-    return [version for version in _VERSIONS.values() if backend in (None, version.backend)]
+    found = (version for version in _VERSIONS.values() if backend in (None, version.backend))
+    return sorted(found, key=lambda version: get_args(Backend).index(version.backend))
 
 
 def floor_bytes(ranks: int, size_bytes: int) -> int:

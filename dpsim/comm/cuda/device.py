@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -130,6 +131,26 @@ def why_no_gpu() -> str:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return str(error)
     return "" if count else "CUDA sees no device"
+
+
+def gpu_count() -> int:
+    """GPUs that CUDA sees, of which ``check_gpu`` has found one; the simulator's."""
+    if simulating():
+        return 1
+    import cupy
+
+    return int(cupy.cuda.runtime.getDeviceCount())
+
+
+def nccl_missing() -> str:
+    """Why CuPy sees no NCCL; empty where it does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns where it cannot load the library
+        try:
+            from cupy.cuda import nccl as library
+        except ImportError as error:
+            return str(error)
+    return "" if library.available else "CuPy finds no NCCL (pip install nvidia-nccl-cu13)"
 
 
 def check_gpu() -> None:

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpsim import codec
-from dpsim.bench import ITEM_BYTES, OWN, AllreduceBench, System, bench_algorithms
+from dpsim.bench import BETWEEN, ITEM_BYTES, OWN, AllreduceBench, System, bench_algorithms
 from dpsim.comm import launch
-from dpsim.comm.cuda.device import check_gpu, simulating
+from dpsim.comm.cuda.device import check_gpu, gpu_count, nccl_missing, simulating
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
 from dpsim.harness.environment import version
@@ -147,7 +147,31 @@ def _on_gpus(bench: AllreduceBench) -> list[Entrant]:
         return OnRanks(_CUDA_TASK, told, devices=1)
 
     how = f"{bench.devices} logical devices of one GPU in one process, timed by its events"
-    return [Entrant(system=System(name=OWN, peer=OWN, kind="dpsim", how=how), start=start, processes=1)]
+    own = Entrant(system=System(name=OWN, peer=OWN, kind="dpsim", how=how), start=start, processes=1)
+    return [own] if bench.peers == () else [own, *_between_gpus(bench)]
+
+
+def _between_gpus(bench: AllreduceBench) -> list[Entrant]:
+    """NCCL where there is a GPU a device, and dpsim's kernels there, to compare it with."""
+    count = gpu_count()
+    missing = nccl_missing() if count >= bench.devices else f"{bench.devices} devices on a machine with {count} GPU(s)"
+    if missing and bench.peers is not None:
+        raise ConfigError(
+            f"the peer nccl is not to be had here: {missing}", allowed="a GPU a device, and NCCL where CuPy finds it",
+            remedy="give fewer --devices, pip install nvidia-nccl-cu13, or leave --peers out",
+        )  # fmt: skip
+    if count < bench.devices:
+        return []
+    algorithms = list(bench.algorithms or bench_algorithms("cuda"))
+
+    def entrant(name: str, kind: Literal["dpsim", "nccl"], task: str) -> Entrant:
+        def start(told: dict[str, Any], folder: Path) -> Ranks:
+            return OnRanks(f"dpsim.harness.bench.gpus:{task}", told | {"algorithms": algorithms}, devices=bench.devices)
+
+        return Entrant(system=System(name=name, peer=name, kind=kind, how="one process a GPU, host clock"), start=start)
+
+    own = entrant(BETWEEN, "dpsim", "kernels_on_ranks")
+    return [own] if missing else [own, entrant("nccl", "nccl", "nccl_on_ranks")]
 
 
 def _start_own(bench: AllreduceBench) -> Callable[[dict[str, Any], Path], Ranks]:

@@ -22,7 +22,7 @@ from dpsim.kernels.allreduce.registry import Version
 
 HEAD_START_BYTES = 256 << 20
 _ALIGNMENT_BYTES = 256
-_PERIOD = 1_000_003
+PERIOD = 1_000_003
 """The random numbers repeat after a prime number of elements, so that no exchange of equal parts goes unnoticed."""
 _CALLS_A_HEAD_START = 4
 
@@ -96,7 +96,7 @@ def buffers(
         tuple(memory[rank * stride : rank * stride + size_bytes].view(kind(dtype)) for rank in range(devices))
         for memory in (pristine, whole)
     )
-    draw, count = np.random.default_rng([seed, devices]), min(size_bytes // kind(dtype).itemsize, _PERIOD)
+    draw, count = np.random.default_rng([seed, devices]), min(size_bytes // kind(dtype).itemsize, PERIOD)
     numbers = [encoded(draw.standard_normal(count), dtype) for _ in range(devices)]
     expected = device.memory(size_bytes).view(kind(dtype))
     for array, values in zip((*given, expected), (*numbers, reference_sum(numbers, slots, dtype)), strict=True):

@@ -25,7 +25,8 @@ def result(record: BenchRecord) -> BenchResult:
     points = []
     for series in sorted(record.series, key=lambda s: s.size_bytes):
         if series.algorithm != SCALING and not series.repeat:
-            bound = bounds.get((series.size_bytes, series.cached))
+            one_memory = record.bench.backend == "cpu" or series.system == OWN
+            bound = bounds.get((series.size_bytes, series.cached)) if one_memory else None
             bytes_moved = moved.get((series.system, series.algorithm, series.size_bytes))
             points.append(_point(record, series, bound, bytes_moved))
     return BenchResult(
