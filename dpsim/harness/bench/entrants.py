@@ -183,13 +183,16 @@ def _start_own(bench: AllreduceBench) -> Callable[[dict[str, Any], Path], Ranks]
 
 
 def _of_mpi(bench: AllreduceBench, python: Python) -> list[Entrant]:
-    """The library at each thread level; mpich also held back where ranks share cores, which is its best there."""
+    """The library at each thread level; mpich also held back where ranks share cores, which is its best there.
+
+    There THREAD_SINGLE is left out: it never gives its core away, and a call of mpich took up to a second.
+    """
     path = python.mpiexec or ""
     flavour = launch.mpiexec_flavour(path)
     flags = ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"] if flavour == "openmpi" else []
     crowded = bench.devices > len(os.sched_getaffinity(0))
     found = []
-    for level in _THREAD_LEVELS:
+    for level in _THREAD_LEVELS[-1:] if crowded else _THREAD_LEVELS:
         for throttle in (False, True) if "mpich" in python.has and crowded else (False,):
             extra = _THROTTLE if throttle else {}
             name = f"{python.name}-{level}" + ("-throttled" if throttle else "")
