@@ -116,18 +116,19 @@ def witness(workload: Workload, machine: Machine, plan: Plan) -> tuple[float, fl
     schedule = scheduled(workload, machine, plan)
     n, factor = plan.devices, compute_slowdown(machine, plan.devices)[0]
     times = workload.times(local_share(plan))
+    algorithm = machine.priced(plan.algorithm, n, plan.layout)
     poll_s, messages = 0.0, []
     for bucket in range(schedule.buckets if n > 1 else 0):
         size = int(schedule.bucket_size_bytes[bucket])
-        solo = collective_cost(machine, plan.algorithm, n, size, layout=plan.layout)[0]
+        solo = collective_cost(machine, algorithm, n, size, layout=plan.layout)[0]
         beside, loss = solo, 0.0
         if plan.overlap in ("poll", "thread"):
-            curve, poll_s = beside_curve(machine, plan.algorithm, n, plan.overlap, layout=plan.layout)
+            curve, poll_s = beside_curve(machine, algorithm, n, plan.overlap, layout=plan.layout)
             beside, loss = float(at(curve.points, 1, float(size))), float(at(curve.points, 2, float(size)))
         last = schedule.tensor_order[schedule.bucket_start[bucket + 1] - 1]
         layer = next(i for i, one in enumerate(workload.layers) if workload.tensors[last] in one.tensors)
         messages.append(Message(solo, beside, loss, layer))
-    w = Witness(plan.overlap, poll_s, rounds(plan.algorithm, n, plan.layout), now=workload.overhead_s * factor)
+    w = Witness(plan.overlap, poll_s, rounds(algorithm, n, plan.layout), now=workload.overhead_s * factor)
     busy = [(0.0, w.now)]
     host = w.now
 
