@@ -22,7 +22,8 @@ sweep: $(VENV)/.ready
 	$(BIN)/dpsim sweep fusion-threshold
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m "not alone" -n 2 --dist loadfile
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

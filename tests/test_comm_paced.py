@@ -15,6 +15,8 @@ import pytest
 from dpsim.errors import ConfigError
 from dpsim.harness.train import TrainConfig
 
+pytestmark = pytest.mark.alone
+
 NETWORK, LATENCY_S, BANDWIDTH = "paced:200us,200mbit", 200e-6, 25e6
 SMALL, LONG = 8, 125_000  # bytes; the long one is 5 ms on the link
 LONG_S = LONG / BANDWIDTH
