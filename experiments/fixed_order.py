@@ -8,7 +8,6 @@ that of V leaves, where a rank whose leaves are no whole subtree has extra slots
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import statistics
@@ -23,7 +22,7 @@ from dpsim.comm.launch import on_ranks
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import DpsimError
 from dpsim.kernels.allreduce.cpu import Meeting
-from dpsim.kernels.allreduce.registry import floor_bytes, versions
+from dpsim.kernels.allreduce.registry import find, floor_bytes
 from dpsim.kernels.allreduce.tree import Slots, Tree, slots
 from dpsim.units import format_size, parse_size
 
@@ -32,7 +31,9 @@ PLAIN, TREE = "plain", "tree"
 
 def orders(devices: int, leaves: int) -> dict[str, Slots]:
     """What is compared, by name."""
-    one_after_another = functools.reduce(lambda tree, rank: (tree, rank), range(1, devices), _first())
+    one_after_another: Tree = 0
+    for rank in range(1, devices):
+        one_after_another = (one_after_another, rank)
     return {
         PLAIN: Slots(tuple(range(devices)), one_after_another),
         TREE: slots(range(devices + 1)),
@@ -40,15 +41,11 @@ def orders(devices: int, leaves: int) -> dict[str, Slots]:
     }
 
 
-def _first() -> Tree:
-    return 0
-
-
 def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> list[dict[str, Any]]:
     """The task: seconds of every order at every size, medians over the slowest rank's times."""
     kinds = orders(comm.size, argument["leaves"])
     most = max(len(order.owners) for order in kinds.values())
-    two_shot = next(version for version in versions("cpu") if version.name == "two-shot")
+    two_shot = find("cpu", "two-shot")
     meeting = Meeting(
         comm.rank, comm.size, _shared(comm, Meeting.control_bytes(comm.size)), crowded=comm.size > (os.cpu_count() or 1)
     )
@@ -73,13 +70,11 @@ def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str
         slowest = {
             name: [max(row) for row in zip(*comm.allgather(times[1:]), strict=True)] for name, times in samples.items()
         }
-        rows.append({"size_bytes": size, "rounds": rounds - 1, "time_s": {n: _median(t) for n, t in slowest.items()}})
+        rows.append(
+            {"size_bytes": size, "rounds": rounds - 1, "time_s": {n: statistics.median(t) for n, t in slowest.items()}}
+        )
         report(f"{comm.size} ranks, {format_size(size)}")
     return rows
-
-
-def _median(times: list[float]) -> float:
-    return statistics.median(times)
 
 
 def _shared(comm: MPI.Intracomm, size_bytes: int) -> Any:
@@ -106,7 +101,7 @@ def main() -> int:
         return 0
     for devices, rows in found.items():
         kinds = orders(devices, told.leaves)
-        two_shot = next(version for version in versions("cpu") if version.name == "two-shot")
+        two_shot = find("cpu", "two-shot")
         for name, order in kinds.items():
             moved = two_shot.bytes_moved(order, 1) / floor_bytes(devices, 1)
             print(f"{devices} ranks, {name}: {order.extra} extra slots, {moved:.3g} of the bound's bytes")

@@ -14,14 +14,12 @@ import numpy as np
 
 from dpsim.comm.stepped import by_steps
 from dpsim.comm.transport import Array, Pending, Prepared, Transport, wait
+from dpsim.comm.transport import Rounds as Rounds
 from dpsim.comm.wire import Wire
 from dpsim.errors import unknown
 from dpsim.kernels.allreduce.tree import Slots, fold, leaf_tree
 from dpsim.machine import SHARED_MEMORY_ALGORITHMS
 from dpsim.wire_dtype import check_wire
-
-Rounds = Generator[Sequence[Pending], None, None]
-"""Yields the messages of one round after another; the data is reduced when it ends."""
 
 
 def chunk_bounds(elements: int, chunks: int) -> list[int]:
@@ -311,17 +309,14 @@ def rehearse(t: Transport, data: Array, algorithm: str, wire: Wire | None = None
 
 def allreduce(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, fixed: Fixed | None = None) -> None:
     """Sum ``data`` over the ranks, in place; returns when it is done. Same bits on every rank."""
-    if t.size > 1 and data.size and fixed is None and (own := t.own_rounds(data, algorithm, wire)) is not None:
-        for pending in own:
-            wait(t, pending)
-        return
-    if t.size > 1 and data.size and algorithm in SHARED_MEMORY_ALGORITHMS:
-        if (prepared := t.prepare(data, algorithm, wire, fixed)) is not None:
+    if t.size > 1 and data.size:
+        shared = algorithm in SHARED_MEMORY_ALGORITHMS
+        if shared and (prepared := t.prepare(data, algorithm, wire, fixed)) is not None:
             prepared.run()
             return
-        algorithm = algorithm if fixed is not None else _instead(algorithm, wire)
-    if algorithm == "mpi" and t.size > 1 and wire is None and fixed is None:
-        t.native_allreduce(data)
-        return
+        native = _instead(algorithm, wire) == "mpi" and wire is None and fixed is None
+        if native and t.own_rounds(data, algorithm, wire) is None:
+            t.native_allreduce(data)  # blocking, it is faster than the same as a round
+            return
     for pending in start(t, data, algorithm, wire, fixed):
         wait(t, pending)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from dpsim.comm.transport import Array, Pending, Transport
+from dpsim.comm.transport import Array, Pending, Rounds, Transport
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.steps import SLOT, Piece, Step
 from dpsim.kernels.allreduce.tree import Slots, fold
-
-Rounds = Generator[Sequence[Pending], None, None]
 
 
 class _Message(NamedTuple):
@@ -114,7 +112,7 @@ class _Rank:
         waiting = [
             one.pending
             for one in self._under_way
-            if (written or one.comes) and any(_overlap(one.piece, piece) for piece in pieces)
+            if (written or one.comes) and any(one.piece.meets(piece) for piece in pieces)
         ]
         if waiting:
             yield waiting
@@ -151,7 +149,7 @@ def _plan(algorithm: str, order: Slots, elements: int, devices_a_node: int) -> _
         read: list[_Message] = []
         for piece in step.sources:
             if at[piece] != step.rank:
-                now = not any(_overlap(piece, other) for other in changed)
+                now = not any(piece.meets(other) for other in changed)
                 message = _Message(at[piece], step.rank, piece, piece, number, written=False, early=now)
                 (early if now else read).append(message)
         own = next(piece for piece in step.outputs if at[piece] == step.rank)
@@ -172,7 +170,3 @@ def _steps(algorithm: str, order: Slots, elements: int, devices_a_node: int) -> 
         "ring": algorithms.ring, "halving-doubling": algorithms.halving_doubling, "one-shot": algorithms.one_shot,
     }  # fmt: skip
     return known.get(algorithm, algorithms.two_shot)(order, elements)
-
-
-def _overlap(a: Piece, b: Piece) -> bool:
-    return (a.memory, a.number) == (b.memory, b.number) and a.start < b.stop and b.start < a.stop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,13 +16,13 @@ from dpsim.backend import Backend
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cpu import STAGE_BYTES, Meeting
-from dpsim.kernels.allreduce.registry import versions
+from dpsim.kernels.allreduce.registry import find
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import Network, Selection
 from dpsim.units import format_size
 
 if TYPE_CHECKING:
-    from dpsim.comm.allreduce import Fixed, Rounds
+    from dpsim.comm.allreduce import Fixed
     from dpsim.comm.wire import Wire
 
 Array = NDArray[Any]
@@ -38,6 +38,10 @@ class Pending(Protocol):
 
     def due_s(self) -> float | None:
         """When it will be done, on the shared clock, where that is known already."""
+
+
+Rounds = Generator[Sequence[Pending], None, None]
+"""Yields the messages of one round after another; the data is reduced when it ends."""
 
 
 class Prepared(Protocol):
@@ -179,7 +183,7 @@ class MpiTransport:
         name = algorithm
         if algorithm == "auto":
             name = self._selection.algorithm(size_bytes) if most <= STAGE_BYTES else "two-shot"
-        version = next(version for version in versions("cpu") if version.name == name)
+        version = find("cpu", name)
         if version.most_bytes is not None and most > version.most_bytes:
             raise ConfigError(
                 f"a {name} allreduce of {format_size(most)} a rank",

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from dpsim.kernels.allreduce.steps import MOMENTUM, SLOT, STAGE, WEIGHTS, Piece, Step
-from dpsim.kernels.allreduce.tree import Slots, Tree
+from dpsim.kernels.allreduce.tree import Slots, Tree, slots_below
 
 LINE = 16
 """Elements between the bounds of slices, so that no two ranks write to one cache line of 64 bytes."""
@@ -111,19 +111,15 @@ def ring(slots: Slots, elements: int) -> list[Step]:
     return steps
 
 
-def _leaves(node: Tree) -> list[int]:
-    return [node] if isinstance(node, int) else [*_leaves(node[0]), *_leaves(node[1])]
-
-
 def _some_slot(slots: Slots, node: Tree, rank: int) -> int:
-    return next(slot for slot in _leaves(node) if slots.owners[slot] == rank)
+    return next(slot for slot in slots_below(node) if slots.owners[slot] == rank)
 
 
 def _completed(slots: Slots, node: Tree, rank: int, there: set[int]) -> list[Tree]:
     """The largest subtrees of two slots or more that this rank completes when the ranks ``there`` have added theirs."""
     if isinstance(node, int):
         return []
-    owners = {slots.owners[slot] for slot in _leaves(node)}
+    owners = {slots.owners[slot] for slot in slots_below(node)}
     if owners <= there:
         return [node] if rank in owners else []
     return [*_completed(slots, node[0], rank, there), *_completed(slots, node[1], rank, there)]
@@ -169,7 +165,7 @@ def _up(
         return [Piece(SLOT, node, 0, elements)]
     left = _up(node[0], slots, elements, steps, split, top=False)
     right = _up(node[1], slots, elements, steps, split, top=False)
-    weight = len(_leaves(node[0])) / len(_leaves(node))
+    weight = len(slots_below(node[0])) / len(slots_below(node))
     pieces: list[Piece] = []
     pairs: list[tuple[Piece, Piece]] = []
     for a, b in _overlaps(left, right):
@@ -212,7 +208,7 @@ def hierarchical(slots: Slots, elements: int, of_a_node: int) -> list[Step]:
             rank = node * k + place
             for part in _inside(slots, slots.tree, range(node * k, node * k + k)):
                 sources: list[int] = []
-                shape = _over_parts(part, {slot: slot for slot in _leaves(part)}, sources)
+                shape = _over_parts(part, {slot: slot for slot in slots_below(part)}, sources)
                 stages.append(Piece(STAGE, place * len(slots.owners) + len(parts), low, high))
                 parts[part] = len(parts)
                 steps.append(Step(rank, shape, tuple(Piece(SLOT, slot, low, high) for slot in sources), (stages[-1],)))
@@ -235,7 +231,7 @@ def hierarchical(slots: Slots, elements: int, of_a_node: int) -> list[Step]:
 
 def _inside(slots: Slots, tree: Tree, ranks: range) -> list[Tree]:
     """The largest subtrees all of whose slots are of these ranks."""
-    owners = [slots.owners[slot] in ranks for slot in _leaves(tree)]
+    owners = [slots.owners[slot] in ranks for slot in slots_below(tree)]
     if all(owners):
         return [tree]
     if isinstance(tree, int) or not any(owners):

@@ -180,10 +180,9 @@ class _Lowering:
             return [interpreter.ARRIVE, one.number]
         if isinstance(one, Wait):
             return [interpreter.WAIT, self._meeting.flag(one.rank), one.number]
-        raw = one.final and self._wire is not None
         kind = interpreter.Kind(
             one.tree, len(one.sources), len(one.outputs), scaled=one.final and self._scaled,
-            wire=self._wire[0] if raw and self._wire else "", sgd=one.update is not None,
+            wire=self._wire[0] if one.final and self._wire else "", sgd=one.update is not None,
         )  # fmt: skip
         number = self._kinds.setdefault(kind, len(self._kinds))
         places = [self._address(piece, turn) for piece in (*one.sources, *one.outputs, *(one.update or ()))]

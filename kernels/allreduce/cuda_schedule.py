@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dpsim.kernels.allreduce.tree import Slots, Tree, fold
+from dpsim.kernels.allreduce.tree import Slots, Tree, fold, slots_below
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def ring(slots: Slots) -> Schedule:
     Part c of the elements visits ranks c + 1, c + 2, ..., c. Each adds its slots to the sums of whole subtrees that are
     complete by then (x + y and y + x are the same number), reading these where they lie.
     """
-    n = len(set(slots.owners))
+    n = slots.ranks
     visits: list[list[Move]] = [[] for _ in range(n)]
     for part in range(n):
         low, high = Fraction(part, n), Fraction(part + 1, n)
@@ -94,14 +94,9 @@ def _above(slot: int, tree: Tree) -> Iterator[tuple[Tree, Tree]]:
     if isinstance(tree, int):
         return
     for child, sibling in (tree, tree[::-1]):
-        if slot in leaves(child):
+        if slot in slots_below(child):
             yield from _above(slot, child)
             yield tree, sibling
-
-
-def leaves(tree: Tree) -> tuple[int, ...]:
-    """The slots of a tree, from left to right."""
-    return fold(tree, lambda slot: (slot,), lambda left, right: left + right)
 
 
 def _copy(slots: Slots, rank: int, source: int, low: Fraction, n: int) -> Move:
@@ -156,7 +151,7 @@ def _meet(slots: Slots, node: Tree, shares: dict[Tree, list[Share]]) -> list[Mov
         whole = Share(rank, Fraction(0), Fraction(1), Partial(slots.of(rank)[0] if final else node))
         shares[node] = [whole]
         return [Move(rank, whole.low, whole.high, (Partial(node),), whole.place, True)] if final else []
-    moves, below = [], leaves(node)
+    moves, below = [], slots_below(node)
     for rank, low, high in _divided(node, shares):
         own = next(slot for slot in below if slots.owners[slot] == rank)
         place = Partial(slots.of(rank)[0]) if final else Partial(own, next(slot for slot in below if slot != own))

@@ -58,6 +58,11 @@ def versions(backend: Backend | None = None) -> list[Version]:
     return sorted(found, key=lambda version: get_args(Backend).index(version.backend))
 
 
+def find(backend: Backend, name: str) -> Version:
+    """The version of a name, which must be one of the backend's."""
+    return next(version for version in versions(backend) if version.name == name)
+
+
 def floor_bytes(ranks: int, size_bytes: int) -> int:
     """The bound of every allreduce in one memory: each rank's array read once and written once."""
     return 2 * ranks * size_bytes

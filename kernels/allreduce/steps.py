@@ -7,7 +7,6 @@ steps with just the signals and waits that this takes. So an algorithm cannot fo
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,11 @@ class Piece(NamedTuple):
     @property
     def elements(self) -> int:
         return self.stop - self.start
+
+    def meets(self, other: Piece) -> bool:
+        """Whether they have elements in common."""
+        same = (self.memory, self.number) == (other.memory, other.number)
+        return same and self.start < other.stop and other.start < self.stop
 
 
 class Step(NamedTuple):
@@ -146,8 +150,7 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
     def colliding(rank: int, pieces: Iterable[Piece], *, writes: bool) -> Iterable[_Access]:
         for piece in pieces:
             for access in accesses[piece.memory, piece.number]:
-                apart = access.piece.stop <= piece.start or piece.stop <= access.piece.start
-                if access.rank != rank and not apart and (writes or access.writes):
+                if access.rank != rank and (writes or access.writes) and access.piece.meets(piece):
                     yield access
 
     whole = [Piece(SLOT, slot, 0, 1 << 62) for slot in range(len(owners))]
@@ -155,7 +158,7 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
         record(owner, 0, [whole[slot]], writes=True)
     rough: list[list[tuple[list[tuple[int, int]], Step | None]]] = [[] for _ in range(ranks)]
     for step in steps:
-        if not math.prod(piece.elements for piece in step.sources):
+        if not step.sources[0].elements:
             continue
         rank = step.rank
         needed = [*colliding(rank, step.reads, writes=False), *colliding(rank, step.writes, writes=True)]

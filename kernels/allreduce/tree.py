@@ -84,6 +84,11 @@ def subtrees(leaves: int, first: int, stop: int) -> list[tuple[int, int]]:
     return found
 
 
+def slots_below(tree: Tree) -> tuple[int, ...]:
+    """The slots of a tree, from left to right."""
+    return fold(tree, lambda slot: (slot,), lambda left, right: left + right)
+
+
 def fold(tree: Tree, slot: Callable[[int], T], add: Callable[[T, T], T]) -> T:
     """Add along the tree: ``slot(i)`` is what slot i holds."""
     if isinstance(tree, int):

@@ -117,7 +117,7 @@ class CudaTransport(MpiTransport):
         key = (data.ctypes.data, data.nbytes, algorithm)
         if key not in self._launches:
             version = CUDA_VERSIONS[algorithm]
-            make = next(v.make for v in registry.versions("cuda") if v.name == version)
+            make = registry.find("cuda", version).make
             self._launches[key] = make(
                 [memory[place].view(data.dtype) for memory in block.memory.ranks], tree.slots(range(self.size + 1)),
                 rank=self.rank, mode=self.access.mode, flags=[m.view(np.uint32) for f in self._flags for m in f.ranks],
