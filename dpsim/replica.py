@@ -124,6 +124,9 @@ class LeafReplica(Replica, Protocol):
     def takes_leaves(self) -> bool:
         """Whether it does: true."""
 
+    def train_in_leaves(self, given: bool) -> None:
+        """From now on batches come in leaves of a global batch, also where they have one alone; or they do not."""
+
 
 @runtime_checkable
 class BatchNormReplica(LeafReplica, Protocol):

@@ -87,7 +87,7 @@ def convolutions() -> Iterator[Case]:
         flops = 2.0 * BATCH * out * out * 9 * inputs * outputs
         shape = f"{side}x{side} {inputs}->{outputs}" + (f" stride {stride}" if stride > 1 else "")
         yield case("conv2d", shape, flops, "GFLOP", (y,), x, weight, stride, y, work)
-        yield case("conv2d_weight_gradient", shape, flops, "GFLOP", (dw,), x, grad, stride, dw, work)
+        yield case("conv2d_weight_gradient", shape, flops, "GFLOP", (dw,), x, grad, (0, BATCH), stride, dw, work)
         if inputs > 3:  # nobody wants the gradient of a picture
             yield case("conv2d_input_gradient", shape, flops, "GFLOP", (dx,), grad, weight, stride, dx, work)
 

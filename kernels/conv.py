@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from dpsim.kernels.cache import compiled
-from dpsim.kernels.vector import ACCUMULATORS, Kernel, Value, Variable, balanced
+from dpsim.kernels.leaves import leaf_program
+from dpsim.kernels.vector import ACCUMULATORS, Element, Kernel, Value, Variable, balanced
 
 Array = NDArray[Any]
 _MOST_VECTORS = 4
@@ -54,10 +55,21 @@ def conv2d_input_gradient(grad_bhwo: Array, weight_KKoi: Array, stride: int, out
     _input_gradient(shapes)(grad_bhwo, weight_KKoi, out_bHWi, len(grad_bhwo))
 
 
-def conv2d_weight_gradient(x_bHWi: Array, grad_bhwo: Array, stride: int, out_KKio: Array) -> None:
-    """The gradient of the weights: a sum over the samples in their order."""
-    out_KKio.fill(0)
-    _weight_gradient(_shapes(x_bHWi, out_KKio.shape, stride))(x_bHWi, grad_bhwo, out_KKio, len(x_bHWi))
+def conv2d_weight_gradient(
+    x_bHWi: Array, grad_bhwo: Array, leaves: tuple[int, ...], stride: int, out_KKio: Array, waiting_DKKio: Array
+) -> None:
+    """The gradient of the weights: a sum over each leaf's samples in their order, and over leaves along their tree.
+
+    ``waiting`` is for the sums that wait for their pair, ``waiting_sums(leaves)`` of them.
+    """
+    program = leaf_program(leaves)
+    kernel = _weight_gradient(_shapes(x_bHWi, out_KKio.shape, stride))
+    kernel(x_bHWi, grad_bhwo, out_KKio, waiting_DKKio, program, len(program))
+
+
+def waiting_sums(leaves: tuple[int, ...]) -> int:
+    """Sums over leaves that wait for their pair at once, besides the first."""
+    return (len(leaves) - 2).bit_length()
 
 
 class _Reach(NamedTuple):
@@ -191,14 +203,40 @@ def _runs(reach: _Reach, size: int, pixels: int) -> list[_Run]:
 def _weight_gradient(s: _Shapes) -> Kernel:
     """Some input channels by some vectors of output channels in registers, over a few rows of one picture at a time.
 
-    Adds to ``out``, which the caller has cleared.
+    A leaf's sum is added up in ``out``, or in ``waiting`` where sums before it wait for their pair.
     """
-    k = Kernel(s.dtype, ("x", "grad", "out"), ("samples",))
+    k = Kernel(s.dtype, ("x", "grad", "out", "waiting", "program"), ("leaves",))
+    elements = k.index(s.kernel * s.kernel * s.inputs * s.outputs)
+    depth = k.variable(k.index(0))
+
+    def sum_at(level: Value) -> Value:
+        return (level < 1).choose(k["out"], k.part(k["waiting"], (level - 1) * elements))
+
+    with k.loop(0, k["leaves"]) as leaf:
+        start, stop, merges = (k.load_index(k["program"], leaf * 3 + field) for field in range(3))
+        k["sum"] = sum_at(depth.get())
+        k.elementwise(elements, lambda e: e.set_zero("sum"))
+        _add_samples(k, s, start, stop)
+        with k.loop(0, merges):
+            k["last"] = sum_at(depth.get())
+            depth.set(depth.get() - 1)
+            k["before"] = sum_at(depth.get())
+            k.elementwise(elements, _add_last)
+        depth.set(depth.get() + 1)
+    return k
+
+
+def _add_last(e: Element) -> None:
+    e["before"] = e["before"] + e["last"]
+
+
+def _add_samples(k: Kernel, s: _Shapes, start: Value, stop: Value) -> None:
+    """Add what samples ``start`` to ``stop - 1`` give to ``sum``."""
     (height, width), pad = s.out, s.kernel // 2
     vectors = balanced(-(-s.outputs // k.lanes), _MOST_VECTORS)
     channels = balanced(s.inputs, ACCUMULATORS // vectors)
     some = min(height, -(-_LEAST_POSITIONS // width))
-    with k.loop(0, k["samples"]) as b, k.loop(0, height, some) as row, k.loop(0, s.kernel) as i:
+    with k.loop(start, stop) as b, k.loop(0, height, some) as row, k.loop(0, s.kernel) as i:
         above = i * -1 + pad + s.stride - 1
         first = (above // s.stride).at_least(row)
         end = ((above + s.height) // s.stride).at_most(row + some).at_most(height)
@@ -222,9 +260,8 @@ def _weight_gradient(s: _Shapes) -> Kernel:
                     for one in range(inputs):
                         place = ((i * s.kernel + j) * s.inputs + c + one) * s.outputs + o
                         for (v, n), total in zip(parts, sums[one], strict=True):
-                            k.store(k["out"], place + v, k.load(k["out"], place + v, n) + total.get(), n)
+                            k.store(k["sum"], place + v, k.load(k["sum"], place + v, n) + total.get(), n)
 
                 k.in_parts(s.outputs, vectors * k.lanes, part)
 
             k.in_parts(s.inputs, channels, block)
-    return k

@@ -14,6 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dpsim.kernels.cache import compiled
+from dpsim.kernels.leaves import MOST_DOUBLINGS, leaf_program
 from dpsim.kernels.vector import WIDE, Kernel, Value, lanes
 
 Array = NDArray[Any]
@@ -37,8 +38,17 @@ def product_with_transposed(g_MN: Array, w_KN: Array, out_MK: Array) -> None:
 
 def transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
     """out = x^T g. Writes out once, row after row; a sum goes through the samples in order."""
-    (m, k), n = x_MK.shape, g_MN.shape[1]
-    _transposed(x_MK.dtype.name, n % lanes(x_MK.dtype))(x_MK, g_MN, out_KN, m, k, n)
+    transposed_products(x_MK, g_MN, (0, len(x_MK)), out_KN)
+
+
+def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_KN: Array) -> None:
+    """out = the sum of x^T g over leaves (their boundaries are given), along the tree of ``allreduce.tree.leaf_tree``.
+
+    Each leaf has the bits that it has alone; 2048 leaves at most. Their sums stay in registers and the nearest cache.
+    """
+    (_, k), n = x_MK.shape, g_MN.shape[1]
+    program = leaf_program(leaves)
+    _transposed(x_MK.dtype.name, n % lanes(x_MK.dtype))(x_MK, g_MN, out_KN, program, len(program), k, n)
 
 
 def _columns(kernel: Kernel, n: Value, tail: int, body: Callable[[Value, list[int]], None]) -> None:
@@ -78,19 +88,35 @@ def _product(dtype: str, tail: int) -> Kernel:
 
 @compiled
 def _transposed(dtype: str, tail: int) -> Kernel:
-    kernel = Kernel(dtype, ("x", "g", "out"), ("m", "k", "n"))
-    x, g, out, m, k, n = (kernel[name] for name in ("x", "g", "out", "m", "k", "n"))
+    kernel = Kernel(dtype, ("x", "g", "out", "program"), ("leaves", "k", "n"))
+    x, g, out, program, leaves, k, n = (kernel[name] for name in ("x", "g", "out", "program", "leaves", "k", "n"))
+    stack = kernel.scratch(MOST_DOUBLINGS * _BLOCK[0] * _BLOCK[1] * kernel.lanes)
 
     def rows(row: Value, size: int) -> None:
         def columns(first: Value, counts: list[int]) -> None:
             places = [first + v * kernel.lanes for v in range(len(counts))]
             sums = [[kernel.variable() for _ in counts] for _ in range(size)]
-            with kernel.loop(0, m) as sample:
-                grads = [kernel.load(g, sample * n + at, count) for at, count in zip(places, counts, strict=True)]
-                for i, of_row in enumerate(sums):
-                    element = kernel.vector(kernel.load_number(x, sample * k + row + i))
-                    for total, grad in zip(of_row, grads, strict=True):
-                        total.add_product(element, grad)
+            flat = [total for of_row in sums for total in of_row]
+            depth = kernel.variable(kernel.index(0))
+            with kernel.loop(0, leaves) as leaf:
+                start, stop, merges = (kernel.load_index(program, leaf * 3 + field) for field in range(3))
+                for total in flat:
+                    total.set(kernel.vector(0.0))
+                with kernel.loop(start, stop) as sample:
+                    grads = [kernel.load(g, sample * n + at, count) for at, count in zip(places, counts, strict=True)]
+                    for i, of_row in enumerate(sums):
+                        element = kernel.vector(kernel.load_number(x, sample * k + row + i))
+                        for total, grad in zip(of_row, grads, strict=True):
+                            total.add_product(element, grad)
+                with kernel.loop(0, merges):
+                    depth.set(depth.get() - 1)
+                    before = depth.get() * (len(flat) * kernel.lanes)
+                    for number, total in enumerate(flat):
+                        total.set(kernel.load(stack, before + number * kernel.lanes) + total.get())
+                here = depth.get() * (len(flat) * kernel.lanes)
+                for number, total in enumerate(flat):
+                    kernel.store(stack, here + number * kernel.lanes, total.get())
+                depth.set(depth.get() + 1)
             for i, of_row in enumerate(sums):
                 for at, count, total in zip(places, counts, of_row, strict=True):
                     kernel.store(out, (row + i) * n + at, total.get(), count)

@@ -198,6 +198,25 @@ class Kernel:
     def load_number(self, array: Value, at: Value | int) -> Value:
         return Value(self, self._load(self.number, array, at, None))
 
+    def scratch(self, elements: int) -> Value:
+        """An array of the call's own, not zeroed."""
+        with self.builder.goto_entry_block():
+            place = self.builder.alloca(ir.ArrayType(self.number, elements))
+            place.align = _VECTOR_BYTES
+        return Value(self, self.builder.inttoptr(self.builder.ptrtoint(place, _INDEX), ir.PointerType()))
+
+    def index(self, value: int) -> Value:
+        return Value(self, ir.Constant(_INDEX, value))
+
+    def load_index(self, array: Value, at: Value | int) -> Value:
+        """From an array of int64."""
+        address = self.builder.gep(array.ir, [self.constant(at, _INDEX)], inbounds=True, source_etype=_INDEX)
+        return Value(self, self.builder.load(address, typ=_INDEX, align=8))
+
+    def part(self, array: Value, at: Value | int) -> Value:
+        """``array[at:]``."""
+        return Value(self, self._address(array, at))
+
     def _load(self, kind: Any, array: Value, at: Value | int, count: int | None) -> Any:
         address = self._address(array, at)
         if count is None or count == self.lanes:
@@ -306,6 +325,11 @@ class Element:
 
     def __setitem__(self, array: str, value: Value) -> None:
         self._kernel.store(self._kernel[array], self._at, value)
+
+    def set_zero(self, array: str) -> None:
+        kernel = self._kernel
+        kind = kernel.vector(0.0).ir.type if self._vector else kernel.number
+        self[array] = Value(kernel, ir.Constant(kind, None))
 
     def mask(self, array: str) -> Value:
         """From an array with a byte an element, 0 or 1."""

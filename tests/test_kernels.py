@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsim.kernels import update
+from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.layer import Buffers
 from dpsim.nn.numpy_ops import NumpyOps
@@ -59,8 +61,29 @@ def all_three(ops: NumpyOps, x: Array, weight: Array, grad: Array, stride: int) 
     y, dx, dw = np.full_like(grad, np.nan), np.full_like(x, np.nan), np.full_like(weight, np.nan)
     ops.conv2d(x, weight, stride, y, work)
     ops.conv2d_input_gradient(grad, weight, stride, dx, work)
-    ops.conv2d_weight_gradient(x, grad, stride, dw, work)
+    ops.conv2d_weight_gradient(x, grad, (0, len(x)), stride, dw, work)
     return y, dx, dw
+
+
+@settings(max_examples=12, deadline=None)
+@given(convolutions(), st.sampled_from(DTYPES), st.lists(st.integers(0, 2), min_size=1, max_size=9))
+def test_weight_gradients_of_leaves_are_added_along_the_tree(
+    shapes: dict[str, int], dtype: type, sizes: list[int]
+) -> None:
+    shapes |= {"samples": max(sum(sizes), 1)}
+    sizes[-1] += shapes["samples"] - sum(sizes)
+    leaves = tuple(int(edge) for edge in np.cumsum([0, *sizes]))
+    x, weight, grad = arrays_of(dtype, **shapes)
+    work, stride = Buffers(CPU, x.dtype), shapes["stride"]
+
+    def alone(leaf: int) -> Array:
+        start, stop = leaves[leaf : leaf + 2]
+        out = np.full_like(weight, np.nan)
+        CPU.conv2d_weight_gradient(x[start:stop], grad[start:stop], (0, stop - start), stride, out, work)
+        return out
+
+    CPU.conv2d_weight_gradient(x, grad, leaves, stride, found := np.full_like(weight, np.nan), work)
+    assert found.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
 
 
 @settings(max_examples=12, deadline=None)

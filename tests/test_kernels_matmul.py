@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpsim.kernels import matmul
+from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.numpy_ops import NumpyOps
 
@@ -38,6 +40,21 @@ def test_the_three_products_of_a_dense_layer(m: int, k: int, n: int, dtype: str,
     np.testing.assert_allclose(y, x @ w, **tolerance)
     np.testing.assert_allclose(dw, x.T @ g, **tolerance)
     np.testing.assert_allclose(dx, g @ w.T, **tolerance)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=17), extent, extent, dtypes, st.integers(0, 2**32))
+def test_gradients_of_leaves_are_added_along_the_tree(sizes: list[int], k: int, n: int, dtype: str, seed: int) -> None:
+    leaves = tuple(int(edge) for edge in np.cumsum([3, *sizes]))
+    x, g = drawn(seed, (leaves[-1], k), dtype), drawn(seed + 1, (leaves[-1], n), dtype)
+
+    def alone(leaf: int) -> NDArray[Any]:
+        start, stop = leaves[leaf : leaf + 2]
+        matmul.transposed_product(x[start:stop], g[start:stop], dw := empty(k, n, dtype=dtype))
+        return dw
+
+    matmul.transposed_products(x, g, leaves, found := empty(k, n, dtype=dtype))
+    assert found.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
 
 
 @settings(max_examples=20, deadline=None)
@@ -70,3 +87,32 @@ def test_nan_and_infinity_arrive_in_their_row_alone() -> None:
     y = empty(9, 401, dtype="float32")
     CpuOps().matmul(x, w, y)
     assert np.isnan(y[3]).all() and np.isposinf(y[8]).all() and np.isfinite(np.delete(y, [3, 8], axis=0)).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(0, 40), min_size=2, max_size=9), st.sampled_from([(5, 7), (20, 20), (64, 30), (400, 350)]),
+    st.data(),
+)  # fmt: skip
+def test_in_leaves_what_a_leaf_gives_does_not_depend_on_those_computed_with_it(
+    sizes: list[int], weights: tuple[int, int], data: st.DataObject
+) -> None:
+    ops = CpuOps().in_leaves()
+    leaves = tuple(int(edge) for edge in np.cumsum([0, *sizes]))
+    k, n = weights
+    x, w, g = drawn(0, (leaves[-1], k), "float32"), drawn(1, (k, n), "float32"), drawn(2, (leaves[-1], n), "float32")
+
+    def computed(low: int, high: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        edges = tuple(edge - leaves[low] for edge in leaves[low : high + 1])
+        some_x, some_g = x[leaves[low] : leaves[high]], g[leaves[low] : leaves[high]]
+        y, dx = empty(len(some_x), n, dtype="float32"), empty(len(some_x), k, dtype="float32")
+        for start, stop in ops.product_parts(some_x, w, edges):
+            ops.matmul(some_x[start:stop], w, out=y[start:stop])
+        for start, stop in ops.product_parts(some_g, w.T, edges):
+            ops.matmul(some_g[start:stop], w.T, out=dx[start:stop])
+        return y, dx
+
+    low = data.draw(st.integers(0, len(sizes) - 1))
+    high = data.draw(st.integers(low + 1, len(sizes)))
+    for whole, part in zip(computed(0, len(sizes)), computed(low, high), strict=True):
+        assert whole[leaves[low] : leaves[high]].tobytes() == part.tobytes()

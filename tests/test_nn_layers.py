@@ -197,7 +197,7 @@ def test_one_leaf_is_computed_straight_into_the_bound_array() -> None:
     layer = Dense("l", OPS, 5, 3, F8)
     _, gradients = bind(layer)
     targets = []
-    layer.leaf_sum("weight", (0, SAMPLES), lambda start, stop, out: targets.append(out))
+    layer.leaf_sum("weight", (0, SAMPLES), lambda leaf, out: targets.append(out))
     assert targets[0] is gradients["l.weight"]
 
 
@@ -207,7 +207,7 @@ def test_leaves_are_added_pair_by_pair(count: int) -> None:
     parameters = layer.initial_parameters(0)
     layer.bind(parameters, gradients := {name: np.full_like(value, np.nan) for name, value in parameters.items()})
     terms = np.random.default_rng(0).standard_normal((count, 4, 3)).astype(np.float32)
-    layer.leaf_sum("weight", tuple(range(count + 1)), lambda start, stop, out: np.copyto(out, terms[start]))
+    layer.leaf_sum("weight", tuple(range(count + 1)), lambda leaf, out: np.copyto(out, terms[leaf[0]]))
     level = list(terms)
     while len(level) > 1:
         pairs = [level[i] + level[i + 1] for i in range(0, len(level) - 1, 2)]

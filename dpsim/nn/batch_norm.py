@@ -102,7 +102,7 @@ class BatchNorm(Layer):
         """
         samples, mean, var = self._samples_L1(), self._mean_GC.astype(np.float64), self._var_GC.astype(np.float64)
         of_leaves = np.hstack([samples, samples * mean, samples * (var + mean * mean)])
-        total = self.slot_sum([tree_sum(some) for some in slot_parts(list(of_leaves), self.extra_slots)])
+        total = self.slot_sum([tree_sum(some) for some in slot_parts(of_leaves, self.extra_slots)])
         channels = mean.shape[1]
         means = total[1 : 1 + channels] / total[0]
         variances = np.maximum(total[1 + channels :] / total[0] - means * means, 0)
@@ -144,16 +144,16 @@ class BatchNorm(Layer):
             for gradients, some in zip(self.slots, self._slot_parts(of_parts), strict=True):
                 gradients[role][:] = tree_sum(some)
 
-    def _slot_parts(self, of_parts: Array) -> list[list[Array]]:
+    def _slot_parts(self, of_parts: Array) -> list[Array]:
         """What the parts have, a list for each slot; without leaves one part is all there is."""
-        return [[of_parts[0]]] if self.mode == "local" else slot_parts(list(of_parts), self.extra_slots)
+        return [of_parts[:1]] if self.mode == "local" else slot_parts(of_parts, self.extra_slots)
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         """dx = a (g - dbeta/M - (x - mean) inverse_std dgamma/M), a = gamma inverse_std, M rows; in place of g."""
         d_gamma_GC, d_beta_GC = self._d_gamma, self._d_beta
         if self.mode == "global":
             both = np.hstack([d_gamma_GC, d_beta_GC])
-            total = self.slot_sum([tree_sum(some) for some in slot_parts(list(both), self.extra_slots)])
+            total = self.slot_sum([tree_sum(some) for some in slot_parts(both, self.extra_slots)])
             d_gamma_GC, d_beta_GC = total.reshape(2, 1, -1)
         scale = self.parameters["gamma"] * self._inverse_std_GC
         per_row = scale / self._rows_G1

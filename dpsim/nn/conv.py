@@ -49,7 +49,10 @@ class Conv2D(Layer):
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         ops, x, stride, work = self.ops, self._x, self.stride, self.buffers
         self.leaf_sum(
-            "weight", leaves, lambda a, b, out: ops.conv2d_weight_gradient(x[a:b], grad[a:b], stride, out, work)
+            "weight",
+            leaves,
+            lambda some, out: ops.conv2d_weight_gradient(x, grad, some, stride, out, work),
+            ops.conv_at_once(x, grad),
         )
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:

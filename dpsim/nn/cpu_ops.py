@@ -11,12 +11,14 @@ from numpy.typing import DTypeLike
 
 from dpsim.kernels import batch_norm, conv, elementwise, matmul
 from dpsim.nn.numpy_ops import NumpyOps
-from dpsim.nn.ops import Workspace
+from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, Leaves
 
 _LINE_BYTES = 64
 
 _FEW_SAMPLES = 256
+_AT_ONCE = 512  # samples whose gradients are added before they are written
+_MOST_LEAVES = 1 << 10
 _LARGE_WEIGHTS = 1 << 17  # elements
 _LONG = 64  # elements of a sum that lies along the rows of both matrices
 
@@ -45,6 +47,21 @@ def _with_transposed(a: Array, b: Array, out: Array) -> None:
     matmul.product_with_transposed(a, b.T, out)
 
 
+def _small_product_by_rows(a: Array, b: Array) -> Callable[[Array, Array, Array], None] | None:
+    """As ``_product_by_rows``, for small weights and any number of rows."""
+    if b.size >= _LARGE_WEIGHTS:
+        return None
+    if _suit(a, b):
+        return matmul.product
+    if _suit(a, b.T):
+        return _with_transposed if len(b) >= _LONG else _with_copied
+    return None
+
+
+def _with_copied(a: Array, b: Array, out: Array) -> None:
+    matmul.product(a, np.ascontiguousarray(b), out)
+
+
 def _joined(parts: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
     """Neighbouring parts as one, up to ``most`` samples."""
     joined = [parts[0]]
@@ -57,7 +74,7 @@ def _joined(parts: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
 
 
 class CpuOps(NumpyOps):
-    """Stateless; see ``Ops`` for what each operation computes, and ``dpsim.kernels`` for how."""
+    """See ``Ops`` for what each operation computes, and ``dpsim.kernels`` for how."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """At the beginning of a cache line, so that no vector lies across two."""
@@ -76,12 +93,8 @@ class CpuOps(NumpyOps):
         else:
             super().matmul(a, b, out)
 
-    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
-        """As many leaves as stay few samples, where the product is one of those that go row by row."""
-        parts = list(itertools.pairwise(leaves))
-        if len(parts) > 1 and max(b - a for a, b in parts) <= _FEW_SAMPLES and _product_by_rows(rows, weight):
-            return _joined(parts, _FEW_SAMPLES)
-        return parts
+    def in_leaves(self) -> Ops:
+        return _IN_LEAVES
 
     def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
         """All at once: the kernels take one sample after another."""
@@ -124,12 +137,16 @@ class CpuOps(NumpyOps):
             return super().conv2d(x_bHWi, weight_KKio, stride, out_bhwo, work)
         conv.conv2d(x_bHWi, weight_KKio, stride, out_bhwo)
 
+    def conv_at_once(self, x: Array, grad: Array) -> int:
+        return _MOST_LEAVES if _suit(x, grad) else 1
+
     def conv2d_weight_gradient(
-        self, x_bHWi: Array, grad_bhwo: Array, stride: int, out_KKio: Array, work: Workspace
+        self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
     ) -> None:
         if not _suit(x_bHWi, grad_bhwo, out_KKio):
-            return super().conv2d_weight_gradient(x_bHWi, grad_bhwo, stride, out_KKio, work)
-        conv.conv2d_weight_gradient(x_bHWi, grad_bhwo, stride, out_KKio)
+            return super().conv2d_weight_gradient(x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)
+        waiting = work.take("waiting sums", (conv.waiting_sums(leaves), *out_KKio.shape))
+        conv.conv2d_weight_gradient(x_bHWi, grad_bhwo, leaves, stride, out_KKio, waiting)
 
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace
@@ -140,3 +157,41 @@ class CpuOps(NumpyOps):
         exchanged_KKoi = work.take("exchanged weight", (kernel, kernel, outputs, inputs))
         np.copyto(exchanged_KKoi, weight_KKio.transpose(0, 1, 3, 2))
         conv.conv2d_input_gradient(grad_bhwo, exchanged_KKoi, stride, out_bHWi)
+
+
+class _LeafOps(CpuOps):
+    """Kernels for all products but the largest, since BLAS would have to be called leaf by leaf."""
+
+    def in_leaves(self) -> Ops:
+        return self
+
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
+        if (product := _small_product_by_rows(a, b)) and _suit(out):
+            product(a, b, out)
+        else:
+            super().matmul(a, b, out)
+
+    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
+        if _small_product_by_rows(rows, weight):
+            return [(0, leaves[-1])]
+        parts = list(itertools.pairwise(leaves))
+        if max(b - a for a, b in parts) <= _FEW_SAMPLES and _product_by_rows(rows, weight):
+            return _joined(parts, _FEW_SAMPLES)
+        return parts
+
+    def products_at_once(self, x_bi: Array, grad_bo: Array, leaves: Leaves) -> int:
+        most = max(b - a for a, b in itertools.pairwise(leaves))
+        return 1 << (_AT_ONCE // max(most, 1)).bit_length() - 1 if most <= _AT_ONCE and _suit(x_bi, grad_bo) else 1
+
+    def leaf_products(self, x_bi: Array, grad_bo: Array, leaves: Leaves, out_io: Array) -> None:
+        if leaves[-1] - leaves[0] > _AT_ONCE or not _suit(x_bi, grad_bo, out_io):
+            return super().leaf_products(x_bi, grad_bo, leaves, out_io)
+        matmul.transposed_products(x_bi, grad_bo, leaves, out_io)
+
+    def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
+        if leaves[-1] - leaves[0] > _AT_ONCE or not _suit(x_bC, out_C):
+            return super().leaf_sums(x_bC, leaves, out_C)
+        matmul.transposed_products(np.ones((len(x_bC), 1), x_bC.dtype), x_bC, leaves, out_C[None])
+
+
+_IN_LEAVES = _LeafOps()

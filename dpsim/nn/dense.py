@@ -34,8 +34,9 @@ class Dense(Layer):
 
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         ops, x = self.ops, self._x
-        self.leaf_sum("weight", leaves, lambda a, b, out: ops.matmul(x[a:b].T, grad[a:b], out=out))
-        self.leaf_sum("bias", leaves, lambda a, b, out: ops.channel_sum(grad[a:b], out=out))
+        at_once = ops.products_at_once(x, grad, leaves)
+        self.leaf_sum("weight", leaves, lambda some, out: ops.leaf_products(x, grad, some, out), at_once)
+        self.leaf_sum("bias", leaves, lambda some, out: ops.leaf_sums(grad, some, out), at_once)
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         dx = self.buffers.take("dx", (len(grad), *self.input_shape))

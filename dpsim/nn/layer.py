@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, LayerSpec, Leaves, Slot
 from dpsim.workload import Tensor
@@ -26,19 +23,20 @@ def leaf_ranges(leaves: Leaves) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(leaves)
 
 
-def slot_parts(of_leaves: Sequence[T], extra_slots: Sequence[Slot]) -> list[list[T]]:
-    """What the leaves of a batch have, one each, as a list for each slot."""
+def slot_parts(of_leaves: Array, extra_slots: Sequence[Slot]) -> list[Array]:
+    """What the leaves of a batch have, [L, ...], slot by slot."""
     edges = [0, *(slot.first_leaf for slot in extra_slots), len(of_leaves)]
-    return [list(of_leaves[first:stop]) for first, stop in itertools.pairwise(edges)]
+    return [of_leaves[first:stop] for first, stop in itertools.pairwise(edges)]
 
 
-def tree_sum(of_leaves: Sequence[T]) -> T:
-    """The sum of what one leaf or more have, arrays or numbers, along the tree."""
-    total: T = fold(_tree(len(of_leaves)), of_leaves.__getitem__, operator.add)
+def tree_sum(of_leaves: Array | Sequence[Array]) -> Array:
+    """The sum of what one leaf or more have, [L, ...], along the tree: of pairs, of pairs of pairs, and so on."""
+    sums = np.asarray(of_leaves)
+    while len(sums) > 1:
+        pairs = len(sums) // 2 * 2
+        sums = np.concatenate([sums[:pairs:2] + sums[1:pairs:2], sums[pairs:]])
+    total: Array = sums[0]
     return total
-
-
-_tree = functools.cache(leaf_tree)
 
 
 class Buffers:
@@ -125,17 +123,18 @@ class Layer:
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         raise NotImplementedError
 
-    def leaf_sum(self, role: str, leaves: Leaves, write: Callable[[int, int, Array], None]) -> None:
+    def leaf_sum(self, role: str, leaves: Leaves, write: Callable[[Leaves, Array], None], at_once: int = 1) -> None:
         """Gradient of ``role`` = the sum of its leaf gradients along the tree, for each slot into its bound array.
 
-        ``write(start, stop, out)`` computes one leaf's.
+        ``write(leaves, out)`` computes one leaf's, or the sum along their tree over several neighbouring ones: at most
+        ``at_once``, a power of two.
         """
-        ranges = list(leaf_ranges(leaves))
         if not self.extra_slots:
-            self._slot_sum(role, ranges, self.gradients[role], write)
+            self._slot_sum(role, leaves, self.gradients[role], write, at_once)
             return
-        for gradients, some in zip(self.slots, slot_parts(ranges, self.extra_slots), strict=True):
-            self._slot_sum(role, some, gradients[role], write)
+        edges = [0, *(slot.first_leaf for slot in self.extra_slots), len(leaves) - 1]
+        for gradients, (first, stop) in zip(self.slots, itertools.pairwise(edges), strict=True):
+            self._slot_sum(role, leaves[first : stop + 1], gradients[role], write, at_once)
 
     @property
     def slots(self) -> list[Mapping[str, Array]]:
@@ -143,19 +142,20 @@ class Layer:
         return [self.gradients, *(slot.gradients for slot in self.extra_slots)]
 
     def _slot_sum(
-        self, role: str, ranges: list[tuple[int, int]], out: Array, write: Callable[[int, int, Array], None]
+        self, role: str, leaves: Leaves, out: Array, write: Callable[[Leaves, Array], None], at_once: int
     ) -> None:
-        """One leaf is written straight into the bound array.
+        """What comes first is written straight into the bound array.
 
         A binary counter needs log2(leaves) + 1 arrays: after leaf i, as many pairs are complete as i has trailing one
-        bits. What is left is added from the right, as the tree of ``dpsim.kernels.allreduce.tree`` has it.
+        bits. What is left is added from the right, as the tree of ``dpsim.kernels.allreduce.tree`` has it. So many
+        leaves at once as a power of two are a whole subtree, and count as one.
         """
         stack = [out]
         depth = 0
-        for number, (start, stop) in enumerate(ranges):
+        for number, first in enumerate(range(0, len(leaves) - 1, at_once)):
             if depth == len(stack):
                 stack.append(self.buffers.take(f"{role} partial sum {depth}", out.shape))
-            write(start, stop, stack[depth])
+            write(leaves[first : first + at_once + 1], stack[depth])
             depth += 1
             while number & 1:
                 self._merge(stack, depth := depth - 1)

@@ -58,6 +58,10 @@ class Network:
         for layer in self.chain:
             layer.bind(parameters, gradients, extra_slots)
 
+    def train_in_leaves(self, given: bool) -> None:
+        for layer in self.chain:
+            layer.ops = self.ops.in_leaves() if given else self.ops
+
     def normalise_batches(self, mode: str, slot_sum: SlotSum) -> None:
         for layer in self._batch_norms:
             layer.mode, layer.slot_sum = mode, slot_sum
@@ -76,7 +80,7 @@ class Network:
 
     def leaf_statistics(self) -> list[Array]:
         of_leaves = np.hstack([layer.leaf_statistics() for layer in self._batch_norms])
-        return [tree_sum(some) for some in slot_parts(list(of_leaves), self._extra_slots)]
+        return [tree_sum(some) for some in slot_parts(of_leaves, self._extra_slots)]
 
     def update_statistics(self, total: Array) -> None:
         ends = np.cumsum([1 + 2 * layer.batch_norm_channels for layer in self._batch_norms])

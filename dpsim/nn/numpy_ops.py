@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim import rng
-from dpsim.nn.ops import Workspace
+from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, Leaves
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
@@ -96,6 +96,23 @@ class NumpyOps:
     def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
         return itertools.pairwise(leaves)
 
+    def in_leaves(self) -> Ops:
+        return self
+
+    def products_at_once(self, x_bi: Array, grad_bo: Array, leaves: Leaves) -> int:
+        return 1
+
+    def leaf_products(self, x_bi: Array, grad_bo: Array, leaves: Leaves, out_io: Array) -> None:
+        start, stop = leaves
+        self.matmul(x_bi[start:stop].T, grad_bo[start:stop], out=out_io)
+
+    def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
+        start, stop = leaves
+        self.channel_sum(x_bC[start:stop], out=out_C)
+
+    def conv_at_once(self, x: Array, grad: Array) -> int:
+        return 1
+
     def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
         return itertools.pairwise(leaves)
 
@@ -156,11 +173,12 @@ class NumpyOps:
         np.matmul(columns, weight_KKio.reshape(-1, outputs), out=out_bhwo.reshape(-1, outputs))
 
     def conv2d_weight_gradient(
-        self, x_bHWi: Array, grad_bhwo: Array, stride: int, out_KKio: Array, work: Workspace
+        self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
     ) -> None:
+        start, stop = leaves
         kernel, _, _, outputs = out_KKio.shape
-        columns = _unfold("x", x_bHWi, kernel, stride, work)
-        np.matmul(columns.T, grad_bhwo.reshape(-1, outputs), out=out_KKio.reshape(-1, outputs))
+        columns = _unfold("x", x_bHWi[start:stop], kernel, stride, work)
+        np.matmul(columns.T, grad_bhwo[start:stop].reshape(-1, outputs), out=out_KKio.reshape(-1, outputs))
 
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace

@@ -40,6 +40,21 @@ class Ops(Protocol):
     def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
         """Blocks of whole leaves for ``matmul(rows[start:stop], weight)``: in them a leaf has the bits it has alone."""
 
+    def in_leaves(self) -> Ops:
+        """The same operations for training in leaves, where a leaf must have the bits it has alone: fast at that."""
+
+    def products_at_once(self, x_bi: Array, grad_bo: Array, leaves: Leaves) -> int:
+        """How many leaves ``leaf_products`` and ``leaf_sums`` take at most, a power of two."""
+
+    def leaf_products(self, x_bi: Array, grad_bo: Array, leaves: Leaves, out_io: Array) -> None:
+        """out = the sum over leaves of x^T grad, along the tree; each with the bits it has alone."""
+
+    def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
+        """out = the sum over leaves of x, likewise."""
+
+    def conv_at_once(self, x: Array, grad: Array) -> int:
+        """How many leaves ``conv2d_weight_gradient`` takes at most, a power of two."""
+
     def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
         """Blocks of whole leaves for ``conv2d`` and ``conv2d_input_gradient``, as ``product_parts`` of products."""
 
@@ -88,9 +103,9 @@ class Ops(Protocol):
         """
 
     def conv2d_weight_gradient(
-        self, x_bHWi: Array, grad_bhwo: Array, stride: int, out_KKio: Array, work: Workspace
+        self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
     ) -> None:
-        """The gradient of the weights of ``conv2d``, a sum over the samples."""
+        """The gradient of the weights of ``conv2d``, a sum over the samples: of leaves, along the tree."""
 
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace

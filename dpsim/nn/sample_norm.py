@@ -60,8 +60,10 @@ class GroupNorm(Layer):
 
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         ops, normalised = self.ops, self._normalised
-        self.leaf_sum("gamma", leaves, lambda a, b, out: ops.channel_dot(grad[a:b], normalised[a:b], out=out))
-        self.leaf_sum("beta", leaves, lambda a, b, out: ops.channel_sum(grad[a:b], out=out))
+        self.leaf_sum(
+            "gamma", leaves, lambda leaf, out: ops.channel_dot(grad[slice(*leaf)], normalised[slice(*leaf)], out=out)
+        )
+        self.leaf_sum("beta", leaves, lambda leaf, out: ops.channel_sum(grad[slice(*leaf)], out=out))
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         """dx = inverse_std (g - mean(g) - n mean(g n)), g = gamma grad, n the normalised input; in place."""

@@ -90,6 +90,8 @@ class StepRunner:
         held = len(slots.of(transport.rank))
         self._memory = SlotMemory(replica, self.arena, held, self._passes)
         self._pass = self._passes[0]
+        if isinstance(replica, LeafReplica):
+            replica.train_in_leaves(plan.leaves > 0)
         self._memory.bind(self._pass)
         self._statistics: BatchNormReplica | None = None
         if normalises and isinstance(replica, BatchNormReplica):
