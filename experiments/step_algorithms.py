@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.comm.clock import now
 from dpsim.comm.launch import on_ranks
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
+from dpsim.experiments.turns import steps_in_turn
 from dpsim.harness.statistics import median_ratio
 from dpsim.machine import Network
 from dpsim.nn import build_model
@@ -25,7 +25,7 @@ from dpsim.plan import Plan
 from dpsim.runtime.trainer import Trainer
 from dpsim.units import parse_size
 
-_UNCOUNTED, _COUNTED = 2, 6
+_COUNTED = 6
 
 
 def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> dict[str, list[float]]:
@@ -40,18 +40,7 @@ def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str
             fusion_threshold_bytes=argument["threshold_bytes"],
         )  # fmt: skip
         trainers[name] = Trainer(replica, dataset, plan, comm, Network())
-    found: dict[str, list[float]] = {name: [] for name in trainers}
-    draw = np.random.default_rng(0)
-    end_s = now() + argument["seconds"]
-    warm = False
-    while not warm or comm.bcast(now() < end_s):
-        for name in draw.permutation(list(trainers)):
-            comm.Barrier()
-            ends = [trainers[name].step().marks.end_s for _ in range(_UNCOUNTED + _COUNTED)]
-            last = np.max(comm.allgather(ends), axis=0)
-            if warm:
-                found[name].append(float(np.median(np.diff(last)[_UNCOUNTED - 1 :])))
-        warm = True
+    found = steps_in_turn(comm, trainers, seconds=argument["seconds"], counted=_COUNTED)
     for trainer in trainers.values():
         trainer.close()
     return found
