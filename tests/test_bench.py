@@ -169,7 +169,7 @@ def test_the_script_for_other_pythons_needs_numpy_alone(python: Python) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(count=st.integers(0, 300))
 def test_scaling_multiplies_every_element_once(dtype: str, count: int) -> None:
     x = np.arange(count + 1, dtype=dtype)

@@ -23,7 +23,7 @@ RANKS = [1, 2, 3, 4, 5, 8]
 OnRanks = Callable[..., Any]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     algorithm=st.sampled_from(POINT_TO_POINT), size=st.integers(1, 9), elements=st.integers(0, 50),
     dtype=st.sampled_from(["float32", "float64"]), eager=st.booleans(), seed=st.integers(0, 2**32),
@@ -41,7 +41,7 @@ def test_whole_numbers_are_summed_exactly_whatever_the_order_of_messages(
     assert all(len(box.sent[pair]) == number for pair, number in box.asked.items()), "a message was never received"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     algorithm=st.sampled_from(POINT_TO_POINT), size=st.integers(2, 9), elements=st.integers(1, 50),
     dtype=st.sampled_from(["float32", "float64"]), seed=st.integers(0, 2**32),
@@ -58,7 +58,7 @@ def test_every_rank_holds_the_same_bits_and_they_are_near_the_sum(
     np.testing.assert_allclose(data[0], expected, rtol=0, atol=size * 4 * np.finfo(dtype).eps)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     algorithm=st.sampled_from(ALGORITHMS), size=st.integers(1, 8), extra=st.integers(0, 8),
     elements=st.integers(1, 120), eager=st.booleans(), seed=st.integers(0, 2**32), of_a_node=st.sampled_from([1, 2, 3]),
@@ -149,7 +149,7 @@ def test_a_size_that_is_no_power_of_two_costs_two_more_rounds(algorithm: str, si
     assert max(rounds) == max(smaller) + 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(elements=st.integers(0, 10_000), chunks=st.integers(1, 64))
 def test_chunks_cover_everything_and_differ_by_one_at_most(elements: int, chunks: int) -> None:
     bounds = chunk_bounds(elements, chunks)

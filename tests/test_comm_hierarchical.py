@@ -27,7 +27,7 @@ def mailbox(layout: str, *, eager: bool) -> tuple[int, Mailbox]:
     return devices, Mailbox(devices, eager=eager, devices_a_node=node_counts(layout, devices)[1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     layout=st.sampled_from(LAYOUTS), elements=st.one_of(st.integers(0, 9), st.integers(0, 60)),
     dtype=st.sampled_from(["float32", "float64"]), eager=st.booleans(), seed=st.integers(0, 2**32),
@@ -44,7 +44,7 @@ def test_sums_are_exact_in_any_layout_whatever_the_order_of_messages(
     assert all(len(box.sent[pair]) == number for pair, number in box.asked.items()), "a message was never received"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(layout=st.sampled_from(LAYOUTS), elements=st.integers(1, 50), seed=st.integers(0, 2**32))
 def test_every_rank_holds_the_same_bits(layout: str, elements: int, seed: int) -> None:
     size, box = mailbox(layout, eager=False)

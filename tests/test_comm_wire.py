@@ -69,7 +69,7 @@ def test_every_code_comes_back_and_every_number_goes_to_the_nearest_one(wire_dty
         assert np.isnan(found[np.isnan(values)]).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     size=st.integers(2, 9), elements=st.one_of(st.integers(0, 9), st.integers(0, 60)), wire_dtype=DTYPES,
     global_batch=st.sampled_from([1, 2, 3, 64, 65, 1000]), eager=st.booleans(), seed=st.integers(0, 2**32),
@@ -89,7 +89,7 @@ def test_direct_rounds_as_documented_to_the_bit_on_every_rank(
         assert mine.tobytes() == expected.tobytes()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     layout=st.sampled_from(["1x2", "2x1", "3x1", "2x2", "1x4", "3x2", "2x3", "4x2"]), elements=st.integers(0, 60),
     wire_dtype=DTYPES, eager=st.booleans(), seed=st.integers(0, 2**32),
@@ -109,7 +109,7 @@ def test_hierarchical_rounds_only_what_goes_from_node_to_node(
         assert mine.tobytes() == expected.tobytes()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(size=st.integers(2, 9), elements=st.integers(1, 60), wire_dtype=DTYPES, seed=st.integers(0, 2**32))
 def test_numbers_of_one_sign_are_off_by_two_roundings_at_most(
     size: int, elements: int, wire_dtype: str, seed: int

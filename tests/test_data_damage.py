@@ -82,7 +82,7 @@ CASES = [
 
 
 @given(edits=EDITS, case=st.sampled_from(CASES))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_damage_anywhere_gives_an_error_of_ours_or_a_data_set(
     edits: list[Edit], case: tuple[str, str, int], folder: Path
 ) -> None:
@@ -96,7 +96,7 @@ def test_damage_anywhere_gives_an_error_of_ours_or_a_data_set(
 
 
 @given(edits=EDITS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_damage_in_the_directory_of_an_archive_gives_an_error_of_ours_or_a_data_set(
     edits: list[Edit], folder: Path
 ) -> None:
@@ -108,7 +108,7 @@ def test_damage_in_the_directory_of_an_archive_gives_an_error_of_ours_or_a_data_
 
 
 @given(data=st.binary(max_size=200), kind=st.sampled_from(["npz", "npy"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_bytes_at_all_are_answered(data: bytes, kind: str, folder: Path) -> None:
     path = folder / "arrays/any"
     path.write_bytes(data)
@@ -116,7 +116,7 @@ def test_any_bytes_at_all_are_answered(data: bytes, kind: str, folder: Path) -> 
 
 
 @given(header=st.text(st.sampled_from("{}'():, descrfotnaushpTuFl<>|123456789iO-x"), max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_header_of_an_array_is_answered(header: str, folder: Path) -> None:
     memory = io.BytesIO()
     np.save(memory, np.zeros((30, 2), np.float32))

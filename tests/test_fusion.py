@@ -16,7 +16,7 @@ from dpsim.experiments.bench_predict import resnet50
 from dpsim.fusion import DDP_FIRST_BUCKET_BYTES, HorovodCycle, fuse
 
 MIB = 2**20
-QUICK = settings(deadline=None, max_examples=150)
+QUICK = settings(max_examples=150)
 SIZES = st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=40)
 THRESHOLDS = st.one_of(st.sampled_from([0.0, 1.0, 4096.0, float(MIB), math.inf]), st.integers(0, 4 * MIB).map(float))
 

@@ -73,7 +73,7 @@ def test_a_file_that_was_cut_off_anywhere_gives_no_wrong_number(kind: str, folde
 
 
 @given(kind=KINDS, place=st.floats(0, 1, exclude_max=True), length=st.integers(1, 12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_characters_that_are_lost_give_no_wrong_number(kind: str, place: float, length: int, folder: Path) -> None:
     data = TEXTS[kind].encode()
     at = int(place * len(data))
@@ -81,7 +81,7 @@ def test_characters_that_are_lost_give_no_wrong_number(kind: str, place: float, 
 
 
 @given(kind=KINDS, place=st.floats(0, 1, exclude_max=True), over=LETTERS, between=SPACES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_characters_that_are_no_digits_give_no_wrong_number(
     kind: str, place: float, over: str, between: str, folder: Path
 ) -> None:
@@ -93,7 +93,7 @@ def test_characters_that_are_no_digits_give_no_wrong_number(
 
 
 @given(kind=st.sampled_from(["nccl", "json"]), place=st.floats(0, 1, exclude_max=True), digits=st.integers(0, 999))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_digits_that_changed_are_noticed_where_a_file_says_a_time_twice(
     kind: str, place: float, digits: int, folder: Path
 ) -> None:
@@ -103,7 +103,7 @@ def test_digits_that_changed_are_noticed_where_a_file_says_a_time_twice(
 
 
 @given(kind=KINDS, first=st.integers(0, 60), second=st.integers(0, 60), how=st.sampled_from(["drop", "again", "swap"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lines_that_are_lost_doubled_or_exchanged_give_no_wrong_number(
     kind: str, first: int, second: int, how: str, folder: Path
 ) -> None:
@@ -119,7 +119,7 @@ def test_lines_that_are_lost_doubled_or_exchanged_give_no_wrong_number(
 
 
 @given(kind=KINDS, edits=EDITS, format=st.sampled_from([None, "nccl-tests", "osu", "imb"]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @example(kind="nccl", edits=[], format="osu")
 def test_damage_anywhere_gives_an_error_of_ours_or_a_machine(
     kind: str, edits: list[Edit], format: Any, folder: Path
@@ -128,6 +128,6 @@ def test_damage_anywhere_gives_an_error_of_ours_or_a_machine(
 
 
 @given(data=st.binary(max_size=200), format=st.sampled_from([None, "nccl-tests", "osu", "imb"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_bytes_at_all_are_answered(data: bytes, format: Any, folder: Path) -> None:
     assert isinstance(read(folder, data, format=format, devices=(2,)), DpsimError)

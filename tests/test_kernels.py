@@ -65,7 +65,7 @@ def all_three(ops: NumpyOps, x: Array, weight: Array, grad: Array, stride: int) 
     return y, dx, dw
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(convolutions(), st.sampled_from(DTYPES), st.lists(st.integers(0, 2), min_size=1, max_size=9))
 def test_weight_gradients_of_leaves_are_added_along_the_tree(
     shapes: dict[str, int], dtype: type, sizes: list[int]
@@ -86,7 +86,7 @@ def test_weight_gradients_of_leaves_are_added_along_the_tree(
     assert found.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(convolutions(), st.sampled_from(DTYPES))
 def test_convolutions_are_those_of_numpy(shapes: dict[str, int], dtype: type) -> None:
     x, weight, grad = arrays_of(dtype, **shapes)
@@ -95,7 +95,7 @@ def test_convolutions_are_those_of_numpy(shapes: dict[str, int], dtype: type) ->
         close(mine, expected, scale=float(np.abs(expected).max(initial=1)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(convolutions())
 def test_the_gradients_of_numpys_convolution_are_its_adjoints(shapes: dict[str, int]) -> None:
     """sum(conv(x, w) g) = sum(x dx(g, w)) = sum(w dw(x, g)): the convolution is linear in x and in w."""
@@ -139,7 +139,7 @@ def test_a_nan_reaches_every_output_pixel_that_sees_it() -> None:
     assert np.isnan(dw[:, :, 1]).sum() == 6 * 3 and not np.isnan(dw[:, :, 0]).any()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     rows=st.one_of(st.integers(1, 9), st.integers(60, 300)),
     channels=st.one_of(st.integers(1, 20), st.sampled_from([33, 64, 65, 130])),

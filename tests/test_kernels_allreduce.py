@@ -121,7 +121,7 @@ class _Machine:
             self._view(piece)[:] = total
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     name=st.sampled_from(sorted(ALGORITHMS)), ranks=st.integers(1, 9), extra=st.integers(0, 9),
     elements=st.integers(0, 200), seed=st.integers(0, 2**32),

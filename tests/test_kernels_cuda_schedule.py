@@ -46,7 +46,7 @@ def executed(schedule: Schedule, order: Slots, values: np.ndarray) -> np.ndarray
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(leaf_bounds())
 def test_every_rank_ends_with_the_sum_in_tree_order(name: str, bounds: list[int]) -> None:
     order = slots(bounds)
@@ -61,7 +61,7 @@ def test_every_rank_ends_with_the_sum_in_tree_order(name: str, bounds: list[int]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(leaf_bounds())
 def test_no_rank_touches_in_a_step_what_another_writes_in_it(name: str, bounds: list[int]) -> None:
     schedule = SCHEDULES[name](slots(bounds))
@@ -81,7 +81,7 @@ def test_no_rank_touches_in_a_step_what_another_writes_in_it(name: str, bounds: 
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(leaf_bounds())
 def test_the_two_halves_of_a_partial_sum_stay_as_they_are_until_it_is_read(name: str, bounds: list[int]) -> None:
     """Each place notes which sum was put there; a sum is read from where both of its halves still are."""

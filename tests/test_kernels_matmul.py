@@ -28,7 +28,7 @@ def empty(*shape: int, dtype: str) -> NDArray[Any]:
     return np.full(shape, np.nan, dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(extent, extent, extent, dtypes, st.integers(0, 2**32))
 def test_the_three_products_of_a_dense_layer(m: int, k: int, n: int, dtype: str, seed: int) -> None:
     x, w, g = drawn(seed, (m, k), dtype), drawn(seed + 1, (k, n), dtype), drawn(seed + 2, (m, n), dtype)
@@ -42,7 +42,7 @@ def test_the_three_products_of_a_dense_layer(m: int, k: int, n: int, dtype: str,
     np.testing.assert_allclose(dx, g @ w.T, **tolerance)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=17), extent, extent, dtypes, st.integers(0, 2**32))
 def test_gradients_of_leaves_are_added_along_the_tree(sizes: list[int], k: int, n: int, dtype: str, seed: int) -> None:
     leaves = tuple(int(edge) for edge in np.cumsum([3, *sizes]))
@@ -57,7 +57,7 @@ def test_gradients_of_leaves_are_added_along_the_tree(sizes: list[int], k: int, 
     assert found.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(2, 40), extent, extent, st.integers(0, 2**32))
 def test_a_samples_bits_do_not_depend_on_its_batch(m: int, k: int, n: int, seed: int) -> None:
     x, w, g = drawn(seed, (m, k), "float32"), drawn(seed + 1, (k, n), "float32"), drawn(seed + 2, (m, n), "float32")
@@ -89,7 +89,7 @@ def test_nan_and_infinity_arrive_in_their_row_alone() -> None:
     assert np.isnan(y[3]).all() and np.isposinf(y[8]).all() and np.isfinite(np.delete(y, [3, 8], axis=0)).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(0, 40), min_size=2, max_size=9), st.sampled_from([(5, 7), (20, 20), (64, 30), (400, 350)]),
     st.data(),

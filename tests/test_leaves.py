@@ -52,7 +52,7 @@ def test_an_mlp_has_the_same_bits_on_any_number_of_devices(model: str, optimizer
 
 @pytest.mark.parametrize("norm", ["none", "group", "layer", "instance"])
 def test_a_cnn_has_the_same_bits_on_any_number_of_devices(norm: str) -> None:
-    assert_same(f"cnn:4,6,norm={norm},dropout=0.3", PICTURES)
+    assert_same(f"cnn:4,6,norm={norm},dropout=0.3,crop=2,flip=0.5", PICTURES)
 
 
 @pytest.mark.parametrize("mode", ["leaf", "global"])

@@ -13,7 +13,7 @@ from dpsim.plan import Plan
 from dpsim.schedule import ALLREDUCE, BACKWARD, COMMUNICATION, COMPUTE, FORWARD, UPDATE
 from dpsim.workload import Layer, Tensor, Workload
 
-QUICK = settings(deadline=None, max_examples=100)
+QUICK = settings(max_examples=100)
 
 
 @QUICK

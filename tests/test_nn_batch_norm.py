@@ -50,7 +50,7 @@ def assert_near(one: Found, other: Found) -> None:
         np.testing.assert_allclose(one[name], value, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cuts=st.lists(st.integers(0, 17), min_size=1, max_size=5))
 def test_statistics_of_all_samples_are_those_of_one_batch_however_it_is_cut(cuts: list[int]) -> None:
     leaves = (0, *sorted(cuts), 17)

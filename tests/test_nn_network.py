@@ -74,7 +74,7 @@ def test_ranks_with_two_leaves_each_add_up_to_the_bits_of_one_rank_with_four() -
 
 
 @pytest.mark.parametrize("token", [MODELS[0], *MODELS[2:]])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(samples=st.integers(0, 20), devices=st.integers(1, 8))
 def test_gradients_of_the_shares_of_ranks_add_up_to_those_of_the_batch(token: str, samples: int, devices: int) -> None:
     network = small(token)

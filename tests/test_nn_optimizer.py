@@ -73,7 +73,7 @@ def test_adamws_first_step_goes_by_the_rate_whatever_the_gradients_size() -> Non
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_an_elements_result_does_not_depend_on_its_place(optimizer: Optimizer, data: st.DataObject) -> None:
     """The same bits when the array is updated whole and in two parts cut anywhere, in float32."""

@@ -71,7 +71,7 @@ def test_a_step_takes_as_much_longer_as_the_sums_cost() -> None:
     assert spans["synchronise bn"][1] <= spans["update"][0]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     workload=workloads(launches=False), machine=machines(), overlap=st.sampled_from(OVERLAPS),
     rule=st.sampled_from(["per-tensor", "one", "horovod"]), base=st.sampled_from([GLOBAL, LEAF]),

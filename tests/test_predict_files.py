@@ -97,7 +97,7 @@ JUNK = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.integers(0, 1))
 def test_a_changed_file_is_read_or_refused_as_a_file(tmp_path: Path, data: st.DataObject, kind: int) -> None:
     content = small_files()[kind]
@@ -119,7 +119,7 @@ def test_a_changed_file_is_read_or_refused_as_a_file(tmp_path: Path, data: st.Da
     read_or_refused(path, kind)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.integers(0, 1))
 def test_a_damaged_file_is_read_or_refused_as_a_file(tmp_path: Path, data: st.DataObject, kind: int) -> None:
     raw = bytearray(json.dumps(small_files()[kind]).encode())

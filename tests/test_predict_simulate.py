@@ -20,7 +20,7 @@ from dpsim.predict.step import local_share
 from dpsim.schedule import COMMUNICATION
 from dpsim.workload import Workload
 
-EASY = settings(deadline=None, max_examples=150)
+EASY = settings(max_examples=150)
 STATIC = ("tarantella", "ddp", "per-tensor", "one", "mg-wfbp")
 
 

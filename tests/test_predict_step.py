@@ -36,7 +36,7 @@ from dpsim.predict import (
 from dpsim.predict.formulas import rounds
 from dpsim.workload import Layer, Tensor, Workload
 
-QUICK = settings(deadline=None, max_examples=60)
+QUICK = settings(max_examples=60)
 
 
 def workload(**changes: Any) -> Workload:

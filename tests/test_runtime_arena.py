@@ -15,7 +15,7 @@ from dpsim.runtime.arena import Arena
 from dpsim.workload import Workload
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     workload=workloads(), rule=st.sampled_from(["per-tensor", "tarantella", "one"]),
     dtype=st.sampled_from(["float32", "float64"]),

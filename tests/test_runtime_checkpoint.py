@@ -55,7 +55,7 @@ def steps(folder: Path) -> list[int]:
     return [step for step, _ in checkpoints(folder)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tensors=st.dictionaries(
         st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8).filter(
@@ -109,7 +109,7 @@ def test_a_torn_file_is_noticed_at_every_length(tmp_path: Path) -> None:
         read(path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=200))
 def test_garbage_is_refused(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("c") / "checkpoint-3.safetensors"

@@ -18,7 +18,7 @@ Model = Annotated[
     str | None,
     Parameter(
         help="cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
-        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2."
+        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5."
     ),
 ]
 DataSet = Annotated[

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.errors import ConfigError
+from dpsim.nn.augment import Augment
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.conv import Conv2D
 from dpsim.nn.cpu_ops import CpuOps
@@ -39,7 +40,8 @@ def build_model(
     (arXiv:1512.03385, section 4.2), with shortcuts that have no parameters.
 
     ``norm`` replaces the batch norm of ``cnn`` and ``resnetN`` (``none``: no norm) and adds one before each ReLU of
-    ``mlp``; ``dropout`` comes after each ReLU of ``mlp`` and before the last Dense of the others.
+    ``mlp``; ``dropout`` comes after each ReLU of ``mlp`` and before the last Dense of the others. With ``crop`` or
+    ``flip`` pictures are first moved and mirrored, in training.
     Raises ``ConfigError`` for an unknown token or a bad width or setting.
     """
     parsed = parse_model(token)
@@ -50,7 +52,10 @@ def build_model(
         )
     ops = CpuOps()
     build = {"mlp": _mlp, "cnn": _cnn}.get(parsed.kind, _resnet)
-    return Network(build(parsed, input_shape, classes, dtype, ops), ops, label_smoothing)
+    layers = build(parsed, input_shape, classes, dtype, ops)
+    if parsed.crop or parsed.flip:
+        layers.insert(0, Augment("augment", ops, input_shape, dtype, parsed.crop, parsed.flip))
+    return Network(layers, ops, label_smoothing)
 
 
 def _mlp(model: ModelToken, input_shape: Shape, classes: int, dtype: DTypeLike, ops: Ops) -> list[Layer]:

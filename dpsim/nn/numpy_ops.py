@@ -272,6 +272,17 @@ class NumpyOps:
         bits = rng.sample_bits(purpose, seed, flat.shape, stream=step, first_sample=first_sample)
         np.greater_equal(bits, dropped, out=flat)
 
+    def move_pictures(
+        self, x_bHWC: Array, most: int, places_b2: Array, flipped_b: Array, out: Array, work: Workspace
+    ) -> None:
+        samples, height, width, channels = x_bHWC.shape
+        framed = work.take("framed", (samples, height + 2 * most, width + 2 * most, channels))
+        framed[:, most : most + height, most : most + width] = x_bHWC
+        moves = zip(framed, places_b2.tolist(), flipped_b.tolist(), out, strict=True)
+        for picture, (top, left), flipped, moved in moves:
+            seen = picture[top : top + height, left : left + width]
+            moved[...] = seen[:, ::-1] if flipped else seen
+
     def scale_where(self, x: Array, mask: Array, scale: float, out: Array) -> None:
         np.multiply(x, mask, out=out)
         np.multiply(out, scale, out=out)

@@ -148,6 +148,14 @@ class Ops(Protocol):
     def random_mask(self, purpose: str, seed: int, step: int, first_sample: int, dropped: int, out: Array) -> None:
         """out[i] = whether 16 random bits an element are >= ``dropped``; those of ``rng.sample_bits``."""
 
+    def move_pictures(
+        self, x_bHWC: Array, most: int, places_b2: Array, flipped_b: Array, out: Array, work: Workspace
+    ) -> None:
+        """out[h, w] = x[h + top - most, w + left - most], zero outside, and that mirrored left to right where flipped.
+
+        (top, left) of each picture are its ``places``, 0 to 2 ``most``.
+        """
+
     def scale_where(self, x: Array, mask: Array, scale: float, out: Array) -> None:
         """out = x scale where mask, 0 elsewhere (NaN stays NaN); ``out`` may be ``x``."""
 

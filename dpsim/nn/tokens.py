@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dpsim.errors import ConfigError, unknown
+from dpsim.nn.augment import check_crop, check_flip
 from dpsim.nn.dropout import check_rate
 
 NORMS = ("batch", "layer", "instance", "group", "none")
 _RESNETS = {f"resnet{depth}": (16, 32, 64) for depth in (20, 32, 44, 56)}
 _DEFAULT_WIDTHS = {"mlp": (256, 256), "cnn": (32, 32, 32, 64, 64, 64), **_RESNETS}
 MODELS = tuple(_DEFAULT_WIDTHS)
-_SETTINGS = ("norm", "dropout")
-_AFTER = "then settings: norm=group, dropout=0.1"
+_NUMBERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], None], str]] = {
+    "dropout": (float, check_rate, "a number from 0 to less than 1, like dropout=0.1"),
+    "crop": (int, check_crop, "a whole number of pixels, like crop=4"),
+    "flip": (float, check_flip, "a number from 0 to 1, like flip=0.5"),
+}
+_SETTINGS = ("norm", *_NUMBERS)
+_AFTER = "then settings: norm=group, dropout=0.1, crop=4, flip=0.5"
 _FORMS = {
     "mlp": f"mlp, mlp:512,256,128 (widths) or mlp:64x20 (width x depth), {_AFTER}",
     "cnn": f"cnn or cnn:16,32,64 (widths), {_AFTER}",
@@ -22,12 +30,17 @@ _FORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelToken:
-    """A token, taken apart. ``norm`` is one of ``NORMS``; ``dropout`` the share of elements dropped."""
+    """A token, taken apart. ``norm`` is one of ``NORMS``; ``dropout`` the share of elements dropped.
+
+    ``crop`` pixels and ``flip`` rate: see ``dpsim.nn.augment``.
+    """
 
     kind: str
     widths: tuple[int, ...]
     norm: str
     dropout: float = 0.0
+    crop: int = 0
+    flip: float = 0.0
 
 
 def parse_model(token: str) -> ModelToken:
@@ -50,25 +63,23 @@ def parse_model(token: str) -> ModelToken:
             raise unknown(f"setting of model {token!r}:", name, _SETTINGS)
         if names.count(name) > 1:
             raise ConfigError(f"model {token!r} sets {name} twice", allowed=f"{name} once")
-        parsed = _with_norm(parsed, value) if name == "norm" else _with_dropout(parsed, token, value)
+        parsed = _with(parsed, token, name, value)
     return parsed
 
 
-def _with_norm(parsed: ModelToken, value: str) -> ModelToken:
-    if value not in NORMS:
-        raise unknown("norm", value, NORMS)
-    return replace(parsed, norm=value)
-
-
-def _with_dropout(parsed: ModelToken, token: str, value: str) -> ModelToken:
+def _with(parsed: ModelToken, token: str, name: str, value: str) -> ModelToken:
+    """With one setting. Raises ``ConfigError``."""
+    if name == "norm":
+        if value not in NORMS:
+            raise unknown("norm", value, NORMS)
+        return replace(parsed, norm=value)
+    kind, check, form = _NUMBERS[name]
     try:
-        rate = float(value)
+        number = kind(value)
     except ValueError:
-        raise ConfigError(
-            f"model {token!r} has dropout {value!r}", allowed="a number from 0 to less than 1, like dropout=0.1"
-        ) from None
-    check_rate(rate)
-    return replace(parsed, dropout=rate)
+        raise ConfigError(f"model {token!r} has {name} {value!r}", allowed=form) from None
+    check(number)
+    return replace(parsed, **{name: number})
 
 
 def _parse_widths(token: str, kind: str, text: str) -> tuple[int, ...]:
