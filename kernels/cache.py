@@ -39,6 +39,7 @@ class Counts:
 
 
 counts = Counts()
+_engines: list[Any] = []
 _one_at_a_time = threading.Lock()  # LLVM's compiler and loader are not for several threads at once
 
 
@@ -109,12 +110,6 @@ def _compiler() -> Any:
     return _target_machine()
 
 
-@functools.cache
-def _engine() -> Any:
-    """Holds the machine code of all kernels; it takes a target machine for itself."""
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
-
-
 def _compile(kernel: Kernel, symbol: str) -> bytes:
     """A line with the types of the arguments, and an object file."""
     module = llvm.parse_assembly(kernel.text(symbol))
@@ -128,8 +123,14 @@ def _compile(kernel: Kernel, symbol: str) -> bytes:
 
 
 def _callable(symbol: str, code: bytes) -> Function:
+    """The function in an object file.
+
+    Each has an engine of its own, for ever. With several files in one, LLVM finds the constants of a later one through
+    the address table of the first (RuntimeDyldELF, R_X86_64_GOTOFF64): wrong numbers, once a file calls the C library.
+    """
     signature, _, machine_code = code.partition(b"\n")
-    engine = _engine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+    _engines.append(engine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
     engine.finalize_object()
     kinds = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}

@@ -49,6 +49,25 @@ def test_a_process_finds_what_another_one_compiled(python: Python, tmp_path: Pat
     assert counted(python, tmp_path) == "0 1"
 
 
+CALLS_THE_C_LIBRARY = """
+import numpy as np
+from dpsim.kernels import conv, elementwise
+x, grad, out = (np.ones(shape, np.float32) for shape in ((1, 4, 4, 8), (1, 4, 4, 16), (3, 3, 8, 16)))
+conv.conv2d_weight_gradient(x, grad, (0, 1), 1, out, out[:0])
+for dtype in (np.float32, np.float64):
+    x = np.random.default_rng(0).standard_normal(1000).astype(dtype)
+    mask, y = np.zeros(1000, bool), np.empty_like(x)
+    elementwise.relu(x, y, mask)
+    assert (mask == (x > 0)).all() and (y == np.maximum(x, 0)).all(), dtype
+"""
+
+
+def test_constants_of_a_kernel_stay_its_own_after_one_that_calls_the_c_library(python: Python, tmp_path: Path) -> None:
+    done = python("-c", CALLS_THE_C_LIBRARY, env={"DPSIM_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert any(b"memset" in file.read_bytes() for file in (tmp_path / "kernels").glob("weight_gradient-*"))
+
+
 def test_a_damaged_file_is_compiled_again(python: Python, tmp_path: Path) -> None:
     counted(python, tmp_path)
     (file,) = (tmp_path / "kernels").iterdir()
