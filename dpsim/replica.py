@@ -31,6 +31,13 @@ class Slot(NamedTuple):
     gradients: Mapping[str, Array]
 
 
+class Rounding(NamedTuple):
+    """To 16 bits (``dtype``: float16 or bfloat16), of numbers times ``scale``, a power of two: ``dpsim.comm.wire``."""
+
+    dtype: str
+    scale: float
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
     """A rank's share of a global batch: inputs [b, ...], class labels [b], and the boundaries of its leaves.
@@ -123,6 +130,9 @@ class LeafReplica(Replica, Protocol):
     @property
     def takes_leaves(self) -> bool:
         """Whether it does: true."""
+
+    def round_sums(self, rounding: Rounding | None) -> None:
+        """Round every leaf's gradient, and then every sum of two along the tree; None: leave them as they are."""
 
 
 @runtime_checkable

@@ -140,13 +140,10 @@ class BatchNorm(Layer):
                 grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts]
             )
         self._d_gamma *= self._inverse_std_GC
-        for role, of_parts in (("gamma", self._d_gamma), ("beta", self._d_beta)):
-            for gradients, some in zip(self.slots, self._slot_parts(of_parts), strict=True):
-                gradients[role][:] = tree_sum(some)
-
-    def _slot_parts(self, of_parts: Array) -> list[list[Array]]:
-        """What the parts have, a list for each slot; without leaves one part is all there is."""
-        return [[of_parts[0]]] if self.mode == "local" else slot_parts(list(of_parts), self.extra_slots)
+        of_parts = (0, len(self._x)) if self.mode == "local" else leaves
+        for role, found in (("gamma", self._d_gamma), ("beta", self._d_beta)):
+            rows = iter(found)
+            self.leaf_sum(role, of_parts, lambda start, stop, out, rows=rows: np.copyto(out, next(rows)))  # type: ignore[misc]
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         """dx = a (g - dbeta/M - (x - mean) inverse_std dgamma/M), a = gamma inverse_std, M rows; in place of g."""

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch, LayerSpec, Leaves, Slot
+from dpsim.replica import Array, Batch, LayerSpec, Leaves, Rounding, Slot
 from dpsim.workload import Tensor
 
 Shape = tuple[int, ...]
@@ -83,6 +83,8 @@ class Layer:
         self.parameters: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
         self.extra_slots: tuple[Slot, ...] = ()
+        self.rounding: Rounding | None = None
+        """What every leaf's gradient and every sum of two is rounded to."""
         self.buffers = Buffers(ops, dtype)
 
     @property
@@ -156,6 +158,8 @@ class Layer:
             if depth == len(stack):
                 stack.append(self.buffers.take(f"{role} partial sum {depth}", out.shape))
             write(start, stop, stack[depth])
+            if self.rounding is not None:
+                self.ops.round(stack[depth], self.rounding, out=stack[depth])
             depth += 1
             while number & 1:
                 self._merge(stack, depth := depth - 1)
@@ -164,4 +168,7 @@ class Layer:
             self._merge(stack, depth := depth - 1)
 
     def _merge(self, stack: list[Array], top: int) -> None:
-        self.ops.add(stack[top - 1], stack[top], out=stack[top - 1])
+        if self.rounding is None:
+            self.ops.add(stack[top - 1], stack[top], out=stack[top - 1])
+        else:
+            self.ops.add_rounded(stack[top - 1], stack[top], self.rounding, out=stack[top - 1])
