@@ -8,6 +8,8 @@ from dpsim.errors import ConfigError
 
 WireDtype = Literal["float32", "float64", "float16", "bfloat16"]
 SIXTEEN_BITS = ("float16", "bfloat16")
+SIXTEEN_BIT_MESSAGES = ("mpi", "ring", "recursive-doubling", "halving-doubling", "direct")
+"""The algorithms that send all they send as 16 bits, where they can: ``direct``, and with leaves all of them."""
 UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Half the relative spacing of their numbers: the largest relative error of a rounding."""
 SIXTEEN_BIT_ALGORITHMS = ("auto", "one-shot", "two-shot", "direct", "hierarchical")
