@@ -230,6 +230,9 @@ def test_a_table_of_the_wire_dtype_is_taken_and_else_direct_costs_what_half_the_
     assert alpha_beta(Machine(name="m", allreduce=(AllreduceCost(**table),)), "direct", 2, "float16") == pytest.approx(
         (1.0, 0.005)  # type: ignore[arg-type]
     )
+    for name in ("ring", "auto"):  # with leaves a ring sends half the bytes; shared memory has no messages
+        other = Machine(name="m", allreduce=(AllreduceCost(**table | {"algorithm": name}),))  # type: ignore[arg-type]
+        assert collective_cost(other, name, 2, 400, "float16")[0] == (3.0 if name == "ring" else 5.0)
     curve, _ = beside_curve(machine, "direct", 2, "thread", "float16")
     assert (curve.points[0, 0], curve.last_bytes) == (200.0, -1.0)
     assert [default_algorithm(machine, name) for name in (None, "float16")] == ["direct", "direct"]
