@@ -9,7 +9,7 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype, check_wire
+from dpsim.wire_dtype import WireDtype, check_wire
 
 FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
 Algorithm = Literal[
@@ -67,7 +67,8 @@ class Plan(Noun, frozen=True):
             raise ConfigError(f"devices is {self.devices}", allowed="1 or more")
         check_layout(self.layout, self.devices)
         check_hierarchy(self.algorithm, self.devices, self.layout)
-        check_wire(self.wire_dtype, self.algorithm)
+        if not self.leaves:
+            check_wire(self.wire_dtype, self.algorithm)
         if self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate}", allowed="1 or more")
         if self.global_batch < self.devices * self.accumulate:
@@ -100,12 +101,6 @@ class Plan(Noun, frozen=True):
                 f"{self.leaves} leaves cannot feed {self.devices} devices{each}",
                 allowed=f"{self.devices * self.accumulate} leaves or more",
                 remedy="raise --leaves (which makes it another training), or lower --devices",
-            )
-        if self.leaves and self.wire_dtype in SIXTEEN_BITS:
-            raise ConfigError(
-                f"reproducible training with gradients sent as {self.wire_dtype}, which rounds each device's sums",
-                allowed="the gradients' own dtype, where leaves are given",
-                remedy="leave --wire-dtype or --reproducible out",
             )
         if self.leaves and self.batch_norm == "local":
             raise ConfigError(

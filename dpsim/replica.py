@@ -31,6 +31,13 @@ class Slot(NamedTuple):
     gradients: Mapping[str, Array]
 
 
+class Rounding(NamedTuple):
+    """To 16 bits (``dtype``: float16 or bfloat16), of numbers times ``scale``, a power of two: ``dpsim.comm.wire``."""
+
+    dtype: str
+    scale: float
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
     """A rank's share of a global batch: inputs [b, ...], class labels [b], and the boundaries of its leaves.
@@ -124,8 +131,11 @@ class LeafReplica(Replica, Protocol):
     def takes_leaves(self) -> bool:
         """Whether it does: true."""
 
-    def train_in_leaves(self, given: bool) -> None:
-        """From now on batches come in leaves of a global batch, also where they have one alone; or they do not."""
+    def train_in_leaves(self, given: bool, rounding: Rounding | None) -> None:
+        """From now on batches come in leaves of a global batch, also where they have one alone; or they do not.
+
+        With ``rounding`` every leaf's gradient is rounded, and then every sum of two along the tree.
+        """
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from dpsim.machine import Network, check_algorithm
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import BATCH_NORM_MODES, DEFAULT_LEAVES, OVERLAPS, Algorithm, BatchNormMode, Overlap, Plan
 from dpsim.record import Environment
+from dpsim.wire_dtype import SIXTEEN_BIT_ALGORITHMS, SIXTEEN_BITS, WireDtype
 
 SCHEMA = "dpsim.reproduce/1"
 RECORD = "reproduce.json"
@@ -22,7 +23,7 @@ PREDICTIONS = "predictions.json"
 ALL_ALGORITHMS = (
     "auto", "one-shot", "two-shot", "mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical",
 )  # fmt: skip
-"""What ``all`` stands for; ``hierarchical`` only where there is a layout."""
+"""What ``all`` stands for; ``hierarchical`` only where there is a layout, and without leaves what can send 16 bits."""
 Cause = Literal["summation order", "batch norm", "shape", "other"]
 
 
@@ -58,6 +59,7 @@ class Reproduction(Noun, frozen=True):
 
     ``batch_norms`` are trainings of their own: what is compared is compared within one of them. ``local`` is trained
     without leaves, since it has no meaning with them; ``leaves`` 0 asks for plain training in every mode.
+    ``wire_dtype`` is what gradients are sent as, which is part of the training; ``None``: as they are.
     """
 
     model: str = "cnn"
@@ -72,6 +74,7 @@ class Reproduction(Noun, frozen=True):
     global_batch: int = 64
     optimizer: Optimizer = Sgd(weight_decay=1e-3)
     seed: int = 0
+    wire_dtype: WireDtype | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -103,7 +106,7 @@ class Reproduction(Noun, frozen=True):
             for (devices, layout), threshold, algorithm, overlap in itertools.product(
                 given, self.fusion_thresholds_bytes, self.algorithms, self.overlaps
             ):
-                if devices == 1 or (algorithm == "hierarchical" and not layout and len(self.algorithms) > 1):
+                if devices == 1 or (len(self.algorithms) > 1 and self._impossible(algorithm, layout, leaves)):
                     continue
                 found.append(
                     Configuration(
@@ -113,13 +116,18 @@ class Reproduction(Noun, frozen=True):
                 )  # fmt: skip
         return tuple(found)
 
+    def _impossible(self, algorithm: str, layout: str, leaves: int) -> bool:
+        """Whether one of several algorithms has no nodes here, or without leaves cannot send 16 bits."""
+        plain = self.wire_dtype in SIXTEEN_BITS and not leaves
+        return (algorithm == "hierarchical" and not layout) or (plain and algorithm not in SIXTEEN_BIT_ALGORITHMS)
+
     def plan(self, configuration: Configuration) -> Plan:
         """The plan of one of them. Raises ``ConfigError``."""
         return Plan(
             devices=configuration.devices, layout=configuration.layout, global_batch=self.global_batch,
             fusion_threshold_bytes=configuration.fusion_threshold_bytes, algorithm=configuration.algorithm,
             overlap=configuration.overlap, batch_norm=configuration.batch_norm, optimizer=self.optimizer,
-            leaves=configuration.leaves,
+            leaves=configuration.leaves, wire_dtype=self.wire_dtype,
         )  # fmt: skip
 
 

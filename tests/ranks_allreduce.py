@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from wire_reference import node_sum, rounded
 
 from dpsim.comm.shared import shared_memory
 from dpsim.comm.transport import transport
-from dpsim.comm.wire import Wire
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference
 from dpsim.kernels.allreduce.cpu import Meeting, Sgd
@@ -68,13 +68,6 @@ def _values(place: Place, elements: int, dtype: str, seed: int) -> list[Array]:
     return [draw.standard_normal(elements).astype(dtype) for _ in place.slots.owners]
 
 
-def _rounded(values: Array, codes: Wire) -> Array:
-    coded, again = np.empty(values.size, np.uint16), np.empty_like(values)
-    codes.encode(values, coded)
-    codes.decode(coded, again)
-    return again
-
-
 def versions_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
     """Every version, variant and dtype, with one slot a rank and with the slots of 8 leaves: the wrong cases."""
     wrong: list[str] = []
@@ -82,32 +75,39 @@ def versions_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Rep
     for leaves, elements, dtype in itertools.product((comm.size, 8), (0, 1, 17, 1000), ("float32", "float64")):
         place = Place(comm, leaves, elements, dtype)
         for version in versions("cpu"):
-            wires = [None, ("float16", 2.0**-3), ("bfloat16", 1.0)]
-            for wire, scale in itertools.product(wires, (1.0, 0.3)):
-                if wire is not None and ("wire" not in version.variants or dtype != "float32"):
+            wires = [(None, False), *itertools.product([("float16", 2.0**-3), ("bfloat16", 1.0)], (False, True))]
+            for (wire, each_sum), scale in itertools.product(wires, (1.0, 0.3)):
+                possible = each_sum or wire is None or "wire" in version.variants
+                if not possible or (wire is not None and dtype != "float32"):
                     continue
                 cases += 1
-                made = version.make(place.meeting, place.arrays, place.slots, scale=scale, wire=wire)
+                made = version.make(place.meeting, place.arrays, place.slots, scale=scale, wire=wire, each_sum=each_sum)
                 for seed, step in enumerate((made.run, _advanced(made), made.run)):
                     values = _values(place, elements, dtype, seed)
                     if wire is not None and elements:
                         special = [1e5, -1e-7, 6.1e-5, 65520.0, 3e38, -0.0]
                         values[0][: min(6, elements)] = special[: min(6, elements)]
+                    if wire is not None and each_sum:
+                        values = [rounded(row, *wire) for row in values]
                     place.fill(values)
                     step()
-                    expected = _expected(values, place.slots, scale, wire)
+                    expected = _expected(values, place.slots, scale, wire, each_sum=each_sum)
                     if not np.array_equal(place.result, expected):
-                        wrong.append(f"rank {comm.rank}: {version.name} {leaves} {elements} {dtype} {wire} {scale}")
+                        case = f"{version.name} {leaves} {elements} {dtype} {wire} {each_sum} {scale}"
+                        wrong.append(f"rank {comm.rank}: {case}")
     return {"wrong": list(itertools.chain(*comm.allgather(wrong))), "cases": cases}
 
 
-def _expected(values: list[Array], of: Slots, scale: float, wire: tuple[str, float] | None) -> Array:
+def _expected(values: list[Array], of: Slots, scale: float, wire: tuple[str, float] | None, *, each_sum: bool) -> Array:
     with np.errstate(over="ignore"):
         if wire is None:
             return reference.allreduce(values, of, scale)
-        codes = Wire(*wire)
-        total = _rounded(reference.allreduce([_rounded(row, codes) for row in values], of), codes)
-        return total if scale == 1.0 else total * np.float32(scale)
+        total = node_sum(of.tree, values, *wire)
+        if not each_sum:
+            total = rounded(reference.allreduce([rounded(row, *wire) for row in values], of), *wire)
+        expected = total if scale == 1.0 else total * np.float32(scale)
+        assert np.array_equal(expected, reference.allreduce(values, of, scale, wire, each_sum=each_sum))
+        return expected
 
 
 def _advanced(made: Any) -> Callable[[], None]:

@@ -23,7 +23,7 @@ SURFACE = {
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
     " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic",
     "reproduce": "--model --dataset --devices --fusion-threshold --algorithm --overlap --batch-norm --steps --leaves"
-    " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json",
+    " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json --wire-dtype",
     "profile": "--model --dataset --local-batch --seed --optimizer --output --json",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
     " --wire-dtype --from --format --out-of-place",

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_transport import Mailbox, run_together
-from wire_reference import direct_sum, hierarchical_sum, rounded
+from wire_reference import direct_sum, hierarchical_sum, node_sum, rounded
 
-from dpsim.comm.allreduce import start
+from dpsim.comm.allreduce import Fixed, Rounds, start
 from dpsim.comm.transport import Array
 from dpsim.comm.wire import Wire, wire
 from dpsim.errors import ConfigError
 from dpsim.harness.train import TrainConfig, train
+from dpsim.kernels.allreduce.tree import slots
 from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
 from dpsim.plan import Plan
@@ -29,6 +30,7 @@ from dpsim.wire_dtype import SIXTEEN_BITS
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative error of one rounding of a normal number."""
 DTYPES = st.sampled_from(SIXTEEN_BITS)
+ALGORITHMS = ("two-shot", "one-shot", "mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical")
 OnRanks = Callable[..., Any]
 
 
@@ -109,6 +111,39 @@ def test_hierarchical_rounds_only_what_goes_from_node_to_node(
         assert mine.tobytes() == expected.tobytes()
 
 
+@settings(max_examples=150)
+@given(
+    algorithm=st.sampled_from(ALGORITHMS), size=st.integers(2, 8), extra=st.integers(0, 8),
+    elements=st.integers(1, 120), wire_dtype=DTYPES, eager=st.booleans(), seed=st.integers(0, 2**32),
+    of_a_node=st.sampled_from([1, 2, 3]),
+)  # fmt: skip
+def test_with_leaves_every_node_is_rounded_and_every_message_is_codes_by_every_algorithm(
+    algorithm: str, size: int, extra: int, elements: int, wire_dtype: str, eager: bool, seed: int, of_a_node: int
+) -> None:
+    if algorithm != "hierarchical" or size % of_a_node:
+        of_a_node = 1
+    order = slots([rank * (size + extra) // size for rank in range(size + 1)])
+    random = np.random.default_rng(seed)
+    codes = Wire(wire_dtype, 2.0**-5 if wire_dtype == "float16" else 1.0)
+    leaves = [rounded(awkward(random, elements), wire_dtype, codes.scale) for _ in order.owners]
+    sent = []
+    for sent_as in (None, codes):
+        rows = [leaf.copy() for leaf in leaves]
+        box = Mailbox(size, eager=eager, devices_a_node=of_a_node)
+
+        def begin(rank: int) -> Rounds:
+            own, *more = [rows[slot] for slot in order.of(rank)]  # noqa: B023
+            unused = [np.full(elements, np.nan, np.float32)] * len(order.owners)
+            return start(box.ranks[rank], own, algorithm, sent_as, Fixed(order, (*more, *unused)))  # noqa: B023
+
+        run_together(begin, size, seed)
+        sent.append([(t.sent_bytes, t.sent_messages) for t in box.ranks])
+    expected = node_sum(order.tree, leaves, wire_dtype, codes.scale)
+    for rank in range(size):
+        assert rows[order.of(rank)[0]].tobytes() == expected.tobytes()
+    assert sent[1] == [(size_bytes / 2, messages) for size_bytes, messages in sent[0]]
+
+
 @settings(max_examples=100)
 @given(size=st.integers(2, 9), elements=st.integers(1, 60), wire_dtype=DTYPES, seed=st.integers(0, 2**32))
 def test_numbers_of_one_sign_are_off_by_two_roundings_at_most(
@@ -166,7 +201,8 @@ def test_float16_carries_sums_over_a_batch_whose_mean_it_holds() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["mpi", "ring", "recursive-doubling", "halving-doubling"])
-def test_an_algorithm_that_would_round_every_round_is_refused(algorithm: str) -> None:
+def test_an_algorithm_that_would_round_every_round_is_refused_without_leaves(algorithm: str) -> None:
+    Plan(devices=2, global_batch=2, algorithm=algorithm, wire_dtype="float16", leaves=2, batch_norm="leaf")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"cannot send float16[\s\S]*direct, hierarchical"):
         Plan(devices=2, global_batch=2, algorithm=algorithm, wire_dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cannot send bfloat16"):
@@ -194,6 +230,9 @@ def test_a_table_of_the_wire_dtype_is_taken_and_else_direct_costs_what_half_the_
     assert alpha_beta(Machine(name="m", allreduce=(AllreduceCost(**table),)), "direct", 2, "float16") == pytest.approx(
         (1.0, 0.005)  # type: ignore[arg-type]
     )
+    for name in ("ring", "auto"):  # with leaves a ring sends half the bytes; shared memory has no messages
+        other = Machine(name="m", allreduce=(AllreduceCost(**table | {"algorithm": name}),))  # type: ignore[arg-type]
+        assert collective_cost(other, name, 2, 400, "float16")[0] == (3.0 if name == "ring" else 5.0)
     curve, _ = beside_curve(machine, "direct", 2, "thread", "float16")
     assert (curve.points[0, 0], curve.last_bytes) == (200.0, -1.0)
     assert [default_algorithm(machine, name) for name in (None, "float16")] == ["direct", "direct"]

@@ -14,7 +14,7 @@ from nn_setup import Recorder, batch_for
 from virtual_ranks import Trained, train
 
 from dpsim.data import load_dataset
-from dpsim.errors import ConfigError
+from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.nn import FunctionReplica, Network, build_model
 from dpsim.optimizer import AdamW, Optimizer, Sgd
@@ -95,6 +95,73 @@ def softmax_regression(w: Any, x: Array, labels: Array) -> tuple[float, int, dic
 def test_a_model_of_ones_own_has_the_same_bits_on_any_number_of_devices() -> None:
     """The runtime gives it one leaf after another; it knows nothing of leaves."""
     assert_same(lambda: FunctionReplica({"weight": np.zeros((400, 5), np.float32)}, softmax_regression), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("cnn:4,6", {"wire_dtype": "float16", "batch_norm": "leaf"}),
+        ("cnn:4,6", {"wire_dtype": "bfloat16", "batch_norm": "global", "global_batch": 29}),
+        ("cnn:4,norm=group", {"wire_dtype": "bfloat16", "leaves": 11, "algorithm": "ring"}),
+        ("mlp:9,8,dropout=0.2", {"wire_dtype": "float16", "global_batch": 13, "algorithm": "halving-doubling"}),
+    ],
+)
+def test_16_bits_on_the_wire_have_the_same_bits_on_any_number_of_devices(model: str, plan: dict[str, Any]) -> None:
+    """37 samples leave a last batch of 5 or 8 or 11."""
+    assert_same(model, PICTURES.replace("70", "37"), **plan)
+    assert trained(model, PICTURES.replace("70", "37"), 1, **plan) != trained(
+        model, PICTURES.replace("70", "37"), 1, **plan | {"wire_dtype": None}
+    ), "one device rounds too"
+
+
+def test_micro_batches_are_leaves_with_16_bits_too() -> None:
+    plan = {"wire_dtype": "float16"}
+    assert trained("cnn:4", PICTURES, 1, accumulate=3, **plan) == trained("cnn:4", PICTURES, 2, accumulate=4, **plan)
+    assert trained("cnn:4", PICTURES, 1, **plan) == trained("cnn:4", PICTURES, 2, accumulate=4, **plan)
+
+
+class LeafByLeaf:
+    """A network that hides that it takes leaves: the runtime gives it one at a time, rounds and adds."""
+
+    def __init__(self, network: Network) -> None:
+        self.layers, self.initial_parameters, self.state = network.layers, network.initial_parameters, network.state
+        self.forward_backward, self.evaluate = network.forward_backward, network.evaluate
+        self.bind = network.bind
+
+
+def test_a_replica_that_knows_nothing_of_leaves_is_rounded_as_one_that_rounds_by_itself() -> None:
+    data = load_dataset(PICTURES)
+    plan = {"wire_dtype": "float16", "global_batch": 29}
+
+    def hidden() -> Replica:
+        network = build_model("cnn:4,norm=group", data.input_shape, data.classes)
+        network.train_in_leaves(True, None)
+        return LeafByLeaf(network)
+
+    assert_same(hidden, PICTURES, **plan)
+    assert trained(hidden, PICTURES, 3, **plan) == trained("cnn:4,norm=group", PICTURES, 2, **plan)
+
+
+def test_rounding_where_devices_part_alone_depends_on_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: only what is sent is rounded, not what a device adds up by itself."""
+    in_leaves = Network.train_in_leaves
+    monkeypatch.setattr(Network, "train_in_leaves", lambda self, given, rounding: in_leaves(self, given, None))
+    runs = [trained("mlp:9,8", ROWS, devices, wire_dtype="float16") for devices in (1, 2, 4)]
+    assert runs[0] != runs[1] != runs[2] != runs[0]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_gradients_that_16_bits_cannot_hold_end_the_training_on_any_number_of_devices(
+    devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpsim.runtime.step._WITNESS_FIRST_S", 0)
+
+    def steep(w: Any, x: Array, labels: Array) -> tuple[float, int, dict[str, Array]]:
+        return 1.0, 0, {"weight": np.full(3, 1e6, np.float32)}
+
+    with pytest.raises(NotFiniteError, match="sent as float16, is not in step 1"):
+        trained(lambda: FunctionReplica({"weight": np.zeros(3, np.float32)}, steep), ROWS, devices,
+                wire_dtype="float16", global_batch=8)  # fmt: skip
 
 
 def test_plain_sums_differ() -> None:

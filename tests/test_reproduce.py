@@ -29,6 +29,9 @@ CASES = [
     (TINY | {"model": "cnn:4,norm=group,dropout=0.3"}, (5,)),
     (TINY | {"model": "cnn:4,norm=layer"}, (3, 8)),
     (TINY | {"model": "cnn:4,norm=instance"}, (2,)),
+    (TINY | {"model": "cnn:4,6", "wire_dtype": "float16", "algorithms": ("hierarchical",)}, ("2x2", "3x2", "2x4")),
+    (TINY | {"model": "cnn:4,6", "wire_dtype": "bfloat16", "leaves": 5, "batch_norms": ("global",),
+             "algorithms": ("halving-doubling", "auto")}, (3, 5)),
 ]  # fmt: skip
 """Trainings and device counts. 45 samples in batches of 20 leave 5 for the third step, so that some ranks get none; 8
 divides neither 20 nor 29. All of it on 1 to 8 virtual ranks: test_leaves; fusion and overlaps: test_reproducible."""
@@ -191,6 +194,7 @@ def test_ranks_that_disagree_keep_no_promise(controls: Path) -> None:
         (("--leaves", "-1"), "leaves is -1"),
         (("--algorithm", "hierarchical", "--devices", "2"), "write it like --devices 2x1"),
         (("--steps", "0"), "steps is 0"),
+        (("--leaves", "0", "--wire-dtype", "float16", "--algorithm", "ring"), "cannot send float16"),
         (("--model", "nml"), "nml"),
         (("--fusion-threshold", "big"), "big"),
         (("--against", "nowhere.json"), "cannot read the reproduce file nowhere.json"),
@@ -209,6 +213,7 @@ def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message:
         (("--global-batch", "25"), "global_batch is 24 there, 25 here"),
         (("--batch-norm", "global"), "has nothing that this one has, for batch norm global with 8 leaves"),
         (("--leaves", "9"), "with 9 leaves"),
+        (("--wire-dtype", "float16"), "wire_dtype is None there, 'float16' here"),
     ],
 )
 def test_a_run_of_another_training_is_refused(

@@ -143,6 +143,12 @@ def test_rounding_drift_grows_as_a_random_walk() -> None:
     assert one == pytest.approx(math.sqrt(2**-24 * math.sqrt(48.5 / 3) * 1e-11) / 0.1, rel=0.1)
 
 
+def test_rounding_drift_with_16_bits_is_that_of_two_more_roundings() -> None:
+    asked: dict[str, Any] = {"parameter_rms": 0.1, "unit": 2**-24, "global_batch": 64, "devices": 2}
+    found = rounding_drift(spacing_updates=0.0, squared_updates=1e-6, wire_unit=2**-11, **asked)
+    assert found == pytest.approx(2**-11 * math.sqrt(2 / 3) * 1e-3 / 0.1, rel=1e-3)
+
+
 @settings(max_examples=15)
 @given(st.integers(1, 8), st.integers(8, 40))
 def test_the_variance_of_local_statistics_is_that_of_drawing_without_replacement(devices: int, batch: int) -> None:
@@ -171,6 +177,16 @@ def test_one_device_runs_once_a_mode_and_local_has_no_leaves() -> None:
     assert [one.devices for one in found if one.batch_norm == "leaf"] == [1, *[2] * 8, *[4] * 4]
     assert {one.algorithm for one in found if one.devices == 4} == {"ring"}  # no layout, no hierarchy
     assert {(one.batch_norm, one.leaves, one.promised) for one in found} == {("leaf", 8, True), ("local", 0, False)}
+
+
+def test_what_cannot_send_16_bits_without_leaves_is_left_out_of_several() -> None:
+    asked = Reproduction(
+        devices=(2,), algorithms=("ring", "two-shot", "mpi"), batch_norms=("leaf", "local"), wire_dtype="bfloat16",
+    )  # fmt: skip
+    found = {mode: {c.algorithm for c in asked.configurations() if (c.batch_norm, c.devices) == (mode, 2)}
+             for mode in asked.batch_norms}  # fmt: skip
+    assert found == {"leaf": {"ring", "two-shot", "mpi"}, "local": {"two-shot"}}
+    assert {asked.plan(one).wire_dtype for one in asked.configurations()} == {"bfloat16"}
 
 
 def test_what_cannot_carry_the_largest_bucket_is_left_out_of_several() -> None:

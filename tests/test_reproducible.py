@@ -20,15 +20,25 @@ RUNS: list[dict[str, Any]] = [
     {"fusion_threshold_bytes": 0, "overlap": "thread", "algorithm": "direct"},
     {"fusion_rule": "horovod", "cycle_s": 1e-6, "overlap": "poll"},
 ]
-RUNS_OF = {("cnn:4,6", "leaf"): RUNS, ("cnn:4,6", "global"): RUNS[-2:], ("mlp:9,8,dropout=0.2", "leaf"): RUNS[:1]}
+BY_MESSAGES: tuple[str, ...] = ("mpi", "ring", "recursive-doubling", "halving-doubling", "direct")
+SIXTEEN: list[dict[str, Any]] = [
+    {"fusion_threshold_bytes": 300, "overlap": "poll"},
+    *({"fusion_threshold_bytes": "inf", "algorithm": name} for name in ("one-shot", "two-shot", *BY_MESSAGES)),
+]
+RUNS_OF = {
+    ("cnn:4,6", "leaf", None): RUNS, ("cnn:4,6", "global", None): RUNS[-2:],
+    ("mlp:9,8,dropout=0.2", "leaf", None): RUNS[:1], ("cnn:4,6", "leaf", "float16"): SIXTEEN,
+    ("cnn:4,6", "global", "bfloat16"): [*SIXTEEN[:1], RUNS[3], RUNS[5]],
+}  # fmt: skip
 
 
 def cases() -> list[dict[str, Any]]:
     found = []
-    for (model, mode), runs in RUNS_OF.items():
+    for (model, mode, wire_dtype), runs in RUNS_OF.items():
         for run in runs:
             plan = {"global_batch": 20, "leaves": 8, "batch_norm": mode, "optimizer": codec.to_builtins(AdamW())} | run
-            found.append({"name": f"{model} {mode}", "model": model, "dataset": DATASET, "seed": 3, "plan": plan})
+            name, plan = f"{model} {mode} {wire_dtype}", plan | {"wire_dtype": wire_dtype}
+            found.append({"name": name, "model": model, "dataset": DATASET, "seed": 3, "plan": plan})
     return found
 
 
@@ -46,4 +56,4 @@ def test_a_run_comes_to_the_same_bits_on_any_number_of_ranks(
     for case, result in zip(cases(), found, strict=True):
         assert alone.setdefault(case["name"], result) == result, case
         assert result["test"]["samples"] == 31
-    assert len({result["digest"] for result in alone.values()}) == len(alone) == 3
+    assert len({result["digest"] for result in alone.values()}) == len(alone) == 5

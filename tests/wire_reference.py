@@ -6,6 +6,7 @@ import numpy as np
 
 from dpsim.comm.allreduce import chunk_bounds
 from dpsim.comm.transport import Array
+from dpsim.kernels.allreduce.tree import Tree
 
 
 def rounded(values: Array, wire_dtype: str, scale: float = 1.0) -> Array:
@@ -45,6 +46,15 @@ def tree_sum(rows: list[Array]) -> Array:
         left *= 2
     with np.errstate(over="ignore", invalid="ignore"):
         return tree_sum(rows[:left]) + tree_sum(rows[left:])
+
+
+def node_sum(tree: Tree, slots: list[Array], wire_dtype: str, scale: float) -> Array:
+    """Every slot is rounded already; every sum of two nodes of the tree is rounded."""
+    if isinstance(tree, int):
+        return slots[tree]
+    left, right = (node_sum(node, slots, wire_dtype, scale) for node in tree)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return rounded(left + right, wire_dtype, scale)
 
 
 def hierarchical_sum(contributions: list[Array], of_a_node: int, wire_dtype: str, scale: float) -> Array:

@@ -17,6 +17,7 @@ Examples:
   dpsim reproduce --model cnn --devices 1,2,3,4,8
   dpsim reproduce --batch-norm leaf,global,local --algorithm all --overlap all
   dpsim reproduce --leaves 0 --algorithm ring --output drift
+  dpsim reproduce --wire-dtype float16 --algorithm all
   dpsim reproduce --output here; dpsim reproduce --against here"""
 
 _ALL = "all"
@@ -48,6 +49,7 @@ def reproduce(
         bool, Parameter(negative="", show_default=False, help="Compare with a run of another machine type.")
     ] = False,
     output: Annotated[Path | None, Parameter(help="Folder for the record, all digests in it, and a report.")] = None,
+    wire_dtype: flags.WireDtype = None,
     json: flags.Json = False,
 ) -> int:
     """Train in every combination and compare the bits, against one device.
@@ -72,7 +74,7 @@ def reproduce(
         algorithms=ALL_ALGORITHMS if algorithm == _ALL else flags.listed("--algorithm", algorithm, str),
         overlaps=OVERLAPS if overlap == _ALL else flags.listed("--overlap", overlap, str),
         batch_norms=flags.listed("--batch-norm", batch_norm, str), steps=steps, leaves=leaves,
-        global_batch=global_batch, seed=seed,
+        global_batch=global_batch, seed=seed, wire_dtype=wire_dtype,
     )  # fmt: skip
     if leaves == 0:
         chosen.setdefault("batch_norms", ("local",))

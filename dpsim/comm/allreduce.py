@@ -281,7 +281,8 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, f
     where ``mpi`` or ``recursive-doubling`` would add in another order, by the direct exchange. What the extra arrays
     hold afterwards is not defined.
 
-    With a ``wire`` float32 numbers travel as its 16-bit codes. Raises ``ConfigError`` for an unknown algorithm, or one
+    With a ``wire`` float32 numbers travel as its 16-bit codes; with ``fixed`` too they are rounded to it already, and
+    every sum of two is, by whatever algorithm. Raises ``ConfigError`` for an unknown algorithm, or one
     that cannot do that. Groups of one and empty arrays have no rounds.
     """
     if algorithm not in _ALGORITHMS and algorithm not in SHARED_MEMORY_ALGORITHMS:
@@ -293,7 +294,7 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, f
     if algorithm in SHARED_MEMORY_ALGORITHMS and (prepared := t.prepare(data, algorithm, wire, fixed)) is not None:
         return _in_memory(prepared)
     if fixed is not None:
-        return by_steps(t, [data, *fixed.extra], fixed.slots, algorithm)
+        return by_steps(t, [data, *fixed.extra], fixed.slots, algorithm, wire)
     algorithm = _instead(algorithm, wire)
     if wire is not None:
         check_wire(wire.dtype, algorithm)

@@ -1,7 +1,8 @@
 """An allreduce's steps (``dpsim.kernels.allreduce.steps``) by messages: for slots that are added in the fixed order.
 
 The steps are those of all ranks, in an order in which one process could do them. What a rank reads of another's comes
-in a message, and so does what another writes to it. A message that no step before changes leaves at once.
+in a message, and so does what another writes to it. A message that no step before changes leaves at once. All that is
+sent is a node of the tree, so with 16 bits on the wire, where nodes are rounded, messages are their codes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpsim.comm.transport import Array, Pending, Rounds, Transport
+from dpsim.comm.wire import Wire
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.steps import SLOT, Piece, Step
 from dpsim.kernels.allreduce.tree import Slots, fold
@@ -41,28 +43,30 @@ class _Plan(NamedTuple):
     """What each step reads, and what it writes, in messages that are not early."""
 
 
-def by_steps(t: Transport, arrays: Sequence[Array], order: Slots, algorithm: str) -> Rounds:
+def by_steps(t: Transport, arrays: Sequence[Array], order: Slots, algorithm: str, wire: Wire | None = None) -> Rounds:
     """Add the slots of all ranks into every rank's first slot; ``arrays`` are this rank's own, 1-D.
 
-    ``ring``, ``halving-doubling``, ``one-shot``, ``hierarchical``; every other one is the direct exchange.
+    ``ring``, ``halving-doubling``, ``one-shot``, ``hierarchical``; every other one is the direct exchange. With a
+    ``wire`` the arrays hold numbers of its 16 bits, and every sum is rounded to them.
     """
     plan = _plan(algorithm, order, arrays[0].size, t.devices_a_node)
-    return _Rank(t, arrays, order).rounds(plan)
+    return _Rank(t, arrays, order, wire).rounds(plan)
 
 
 class _UnderWay(NamedTuple):
-    """A message to a piece of this rank, or out of it."""
+    """A message to a piece of this rank, or out of it; ``codes`` are what comes where that is not the numbers."""
 
     pending: Pending
     piece: Piece
     comes: bool
+    codes: Array | None = None
 
 
 class _Rank:
     """One rank's part."""
 
-    def __init__(self, t: Transport, arrays: Sequence[Array], order: Slots) -> None:
-        self._t = t
+    def __init__(self, t: Transport, arrays: Sequence[Array], order: Slots, wire: Wire | None) -> None:
+        self._t, self._wire = t, wire
         self._own = {(SLOT, slot): array for slot, array in zip(order.of(t.rank), arrays, strict=False)}
         self._size, self._dtype = arrays[0].size, arrays[0].dtype
         self._under_way: list[_UnderWay] = []
@@ -83,6 +87,7 @@ class _Rank:
                 yield from self._give(message)
                 yield from self._take(message)
         yield [one.pending for one in self._under_way]
+        self._land(self._under_way)
 
     def _view(self, piece: Piece) -> Array:
         key = (piece.memory, piece.number)
@@ -93,30 +98,39 @@ class _Rank:
     def _give(self, message: _Message) -> Rounds:
         if message.source == self._t.rank:
             yield from self._settled([message.here], written=False)
-            pending = self._t.send(self._view(message.here), message.target)
-            self._under_way.append(_UnderWay(pending, message.here, comes=False))
+            sent = self._view(message.here)
+            if self._wire is not None:
+                numbers, sent = sent, np.empty(sent.size, np.uint16)
+                self._wire.encode(numbers, sent)
+            self._under_way.append(_UnderWay(self._t.send(sent, message.target), message.here, comes=False))
 
     def _expect(self, message: _Message) -> None:
         if message.target == self._t.rank and not message.written:
-            into = np.empty(message.here.elements, self._dtype)
+            into = np.empty(message.here.elements, self._dtype if self._wire is None else np.uint16)
             self._coming[message.step, message.here] = (self._t.receive(into, message.source), into)
 
     def _take(self, message: _Message) -> Rounds:
         if message.target == self._t.rank:
             yield from self._settled([message.there], written=True)
-            pending = self._t.receive(self._view(message.there), message.source)
-            self._under_way.append(_UnderWay(pending, message.there, comes=True))
+            codes = None if self._wire is None else np.empty(message.there.elements, np.uint16)
+            pending = self._t.receive(self._view(message.there) if codes is None else codes, message.source)
+            self._under_way.append(_UnderWay(pending, message.there, comes=True, codes=codes))
 
     def _settled(self, pieces: Sequence[Piece], *, written: bool) -> Rounds:
         """Wait for what is on its way to the pieces; where they will be written also for what leaves them."""
         waiting = [
-            one.pending
-            for one in self._under_way
-            if (written or one.comes) and any(one.piece.meets(piece) for piece in pieces)
+            one for one in self._under_way if (written or one.comes) and any(one.piece.meets(piece) for piece in pieces)
         ]
         if waiting:
-            yield waiting
-            self._under_way = [one for one in self._under_way if one.pending not in waiting]
+            yield [one.pending for one in waiting]
+            self._land(waiting)
+            self._under_way = [one for one in self._under_way if not any(one is other for other in waiting)]
+
+    def _land(self, arrived: Sequence[_UnderWay]) -> None:
+        """Put codes that have come where their numbers belong."""
+        for one in arrived:
+            if one.codes is not None and self._wire is not None:
+                self._wire.decode(one.codes, self._view(one.piece))
 
     def _add(self, number: int, step: Step) -> Rounds:
         coming = {piece: self._coming.pop((number, piece)) for piece in step.sources if (number, piece) in self._coming}
@@ -128,11 +142,18 @@ class _Rank:
 
         def source(index: int) -> Array:
             piece = step.sources[index]
-            return coming[piece][1] if piece in coming else self._view(piece)
+            return self._numbers(coming[piece][1]) if piece in coming else self._view(piece)
 
-        total: Array = fold(step.tree, source, operator.add)
+        total: Array = fold(step.tree, source, operator.add if self._wire is None else self._wire.add)
         for piece in here:
             self._view(piece)[...] = total
+
+    def _numbers(self, message: Array) -> Array:
+        if self._wire is None:
+            return message
+        numbers = np.empty(message.size, self._dtype)
+        self._wire.decode(message, numbers)
+        return numbers
 
 
 @functools.lru_cache(maxsize=1024)

@@ -191,7 +191,8 @@ class MpiTransport:
                 remedy="lower --fusion-threshold, or choose auto or two-shot with --algorithm",
             )
         codes = (wire.dtype, wire.scale) if wire is not None else None
-        made: Prepared = version.make(self._meeting, arrays, order, wire=codes)
+        each_sum = codes is not None and fixed is not None
+        made: Prepared = version.make(self._meeting, arrays, order, wire=codes, each_sum=each_sum)
         return made
 
     def _everyones(self, data: Array) -> list[Array] | None:

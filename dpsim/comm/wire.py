@@ -1,9 +1,14 @@
 """16 bits on the wire: what an allreduce of float32 numbers sends where a plan asks for float16 or bfloat16.
 
-Every rank's contribution is rounded once to 16 bits (to nearest, ties to even), its own too; the owner of a slice adds
-the rounded contributions in float32 along the tree over the ranks (``kernels.allreduce.tree``); the sum is rounded once
-to 16 bits, and every rank, the owner too, keeps that value. So all ranks hold the same bits, and who owns what does not
-show in them. In shared memory nothing travels, and the same numbers come out.
+Without leaves every rank's contribution is rounded once to 16 bits (to nearest, ties to even), its own too; the owner
+of a slice adds the rounded contributions in float32 along the tree over the ranks (``kernels.allreduce.tree``); the sum
+is rounded once to 16 bits, and every rank, the owner too, keeps that value. So all ranks hold the same bits, and who
+owns what does not show in them. In shared memory nothing travels, and the same numbers come out.
+
+With leaves (reproducible training) every node of the fixed tree is rounded: each leaf's gradient, and each sum of two
+nodes, which are added in float32. So whatever partial sums the devices hold are numbers of 16 bits, sending them loses
+nothing, and any number of devices, algorithm and bucket comes to the same bits, one device too. What does not travel in
+buckets is not rounded: losses, and batch norm's statistics.
 
 What is encoded is the number times ``scale``, a power of two, which changes no digit. Gradients are sums over samples;
 float16 ends at 65504, so it carries them times 2^-ceil(log2(global batch)): no more than their mean. A mean that
@@ -20,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
+from dpsim.kernels.rounding import round_array, round_sum
+from dpsim.replica import Rounding
 from dpsim.wire_dtype import SIXTEEN_BITS
 
 Floats = NDArray[np.float32]
@@ -52,6 +59,19 @@ class Wire:
         values, coded = np.zeros(1, np.float32), np.zeros(1, np.uint16)
         self.encode(values, coded)  # compiled now, not in the first allreduce
         self.decode(coded, values)
+        self.add(values, values)
+        round_array(values, *self.rounding, values)
+
+    def add(self, a: Floats, b: Floats) -> Floats:
+        """a + b in float32, rounded as encoding and decoding do."""
+        total = np.empty_like(a)
+        round_sum(a, b, *self.rounding, total)
+        return total
+
+    @property
+    def rounding(self) -> Rounding:
+        """What encoding and decoding does to a number."""
+        return Rounding(self.dtype, self.scale)
 
     def encode(self, values: Floats, coded: Codes) -> None:
         """coded = the 16-bit codes of values."""

@@ -19,7 +19,7 @@ from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import OVERLAPS, BatchNormMode, Plan
 from dpsim.record import TrainResult
 from dpsim.runtime.stall import check_stall_after
-from dpsim.wire_dtype import WireDtype
+from dpsim.wire_dtype import SIXTEEN_BIT_ALGORITHMS, WireDtype
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
@@ -185,11 +185,13 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
     from dpsim.harness.prepare import Preparation, prepare
     from dpsim.predict import alpha_beta, choose_overlap
 
+    plain = config.algorithm in SIXTEEN_BIT_ALGORITHMS  # others send 16 bits with leaves, and are measured without
     workload, machines = prepare(
         Preparation(
             model=config.model, dataset=config.dataset, optimizer=config.optimizer, seed=config.seed,
             global_batch=config.global_batch // config.accumulate, devices=(config.layout or config.devices,),
-            networks=((config.network, config.algorithm),), overlaps=("poll", "thread"), wire_dtype=config.wire_dtype,
+            networks=((config.network, config.algorithm),), overlaps=("poll", "thread"),
+            wire_dtype=config.wire_dtype if plain else None,
         ),
         progress,
     )  # fmt: skip

@@ -142,7 +142,12 @@ class BatchNorm(Layer):
         self._d_gamma *= self._inverse_std_GC
         for role, of_parts in (("gamma", self._d_gamma), ("beta", self._d_beta)):
             for gradients, some in zip(self.slots, self._slot_parts(of_parts), strict=True):
-                gradients[role][:] = tree_sum(some)
+                gradients[role][:] = tree_sum(some, self._rounded)
+
+    def _rounded(self, sums: Array) -> Array:
+        if self.rounding is not None:
+            self.ops.round(sums, self.rounding, out=sums)
+        return sums
 
     def _slot_parts(self, of_parts: Array) -> list[Array]:
         """What the parts have, a list for each slot; without leaves one part is all there is."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dpsim.kernels import batch_norm, conv, elementwise, matmul
+from dpsim.kernels import batch_norm, conv, elementwise, matmul, rounding
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops, Workspace
-from dpsim.replica import Array, Leaves
+from dpsim.replica import Array, Leaves, Rounding
 
 _LINE_BYTES = 64
 
@@ -99,6 +99,16 @@ class CpuOps(NumpyOps):
     def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
         """All at once: the kernels take one sample after another."""
         return [(0, leaves[-1])] if _suit(x, weight) else itertools.pairwise(leaves)
+
+    def round(self, x: Array, to: Rounding, out: Array) -> None:
+        if not _suit(x, out):
+            return super().round(x, to, out)
+        rounding.round_array(x, *to, out)
+
+    def add_rounded(self, a: Array, b: Array, to: Rounding, out: Array) -> None:
+        if not _suit(a, b, out):
+            return super().add_rounded(a, b, to, out)
+        rounding.round_sum(a, b, *to, out)
 
     def relu(self, x: Array, out: Array, mask: Array) -> None:
         if not _suit(x, out):

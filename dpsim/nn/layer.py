@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch, LayerSpec, Leaves, Slot
+from dpsim.replica import Array, Batch, LayerSpec, Leaves, Rounding, Slot
 from dpsim.workload import Tensor
 
 Shape = tuple[int, ...]
@@ -29,12 +29,15 @@ def slot_parts(of_leaves: Array, extra_slots: Sequence[Slot]) -> list[Array]:
     return [of_leaves[first:stop] for first, stop in itertools.pairwise(edges)]
 
 
-def tree_sum(of_leaves: Array | Sequence[Array]) -> Array:
-    """The sum of what one leaf or more have, [L, ...], along the tree: of pairs, of pairs of pairs, and so on."""
-    sums = np.asarray(of_leaves)
+def tree_sum(of_leaves: Array | Sequence[Array], each: Callable[[Array], Array] = np.asarray) -> Array:
+    """The sum of what one leaf or more have, [L, ...], along the tree: of pairs, of pairs of pairs, and so on.
+
+    ``each`` is applied to what the leaves have and to the sums, many at a time.
+    """
+    sums = each(np.asarray(of_leaves))
     while len(sums) > 1:
         pairs = len(sums) // 2 * 2
-        sums = np.concatenate([sums[:pairs:2] + sums[1:pairs:2], sums[pairs:]])
+        sums = np.concatenate([each(sums[:pairs:2] + sums[1:pairs:2]), sums[pairs:]])
     total: Array = sums[0]
     return total
 
@@ -81,6 +84,8 @@ class Layer:
         self.parameters: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
         self.extra_slots: tuple[Slot, ...] = ()
+        self.rounding: Rounding | None = None
+        """What every leaf's gradient and every sum of two is rounded to."""
         self.buffers = Buffers(ops, dtype)
 
     @property
@@ -129,6 +134,8 @@ class Layer:
         ``write(leaves, out)`` computes one leaf's, or the sum along their tree over several neighbouring ones: at most
         ``at_once``, a power of two.
         """
+        if self.rounding is not None:
+            at_once = 1
         if not self.extra_slots:
             self._slot_sum(role, leaves, self.gradients[role], write, at_once)
             return
@@ -156,6 +163,8 @@ class Layer:
             if depth == len(stack):
                 stack.append(self.buffers.take(f"{role} partial sum {depth}", out.shape))
             write(leaves[first : first + at_once + 1], stack[depth])
+            if self.rounding is not None:
+                self.ops.round(stack[depth], self.rounding, out=stack[depth])
             depth += 1
             while number & 1:
                 self._merge(stack, depth := depth - 1)
@@ -164,4 +173,7 @@ class Layer:
             self._merge(stack, depth := depth - 1)
 
     def _merge(self, stack: list[Array], top: int) -> None:
-        self.ops.add(stack[top - 1], stack[top], out=stack[top - 1])
+        if self.rounding is None:
+            self.ops.add(stack[top - 1], stack[top], out=stack[top - 1])
+        else:
+            self.ops.add_rounded(stack[top - 1], stack[top], self.rounding, out=stack[top - 1])

@@ -13,7 +13,7 @@ from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
 from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, Slot, SlotSum, StepEvents
+from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, Rounding, Slot, SlotSum, StepEvents
 
 _EVALUATE_AT_ONCE = 128  # samples; bounds the work arrays whatever the size of the test set
 
@@ -58,9 +58,10 @@ class Network:
         for layer in self.chain:
             layer.bind(parameters, gradients, extra_slots)
 
-    def train_in_leaves(self, given: bool) -> None:
+    def train_in_leaves(self, given: bool, rounding: Rounding | None) -> None:
         for layer in self.chain:
             layer.ops = self.ops.in_leaves() if given else self.ops
+            layer.rounding = rounding
 
     def normalise_batches(self, mode: str, slot_sum: SlotSum) -> None:
         for layer in self._batch_norms:

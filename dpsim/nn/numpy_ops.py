@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim import rng
+from dpsim.kernels.allreduce.reference import rounded
 from dpsim.nn.ops import Ops, Workspace
-from dpsim.replica import Array, Leaves
+from dpsim.replica import Array, Leaves, Rounding
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
 
@@ -118,6 +119,12 @@ class NumpyOps:
 
     def add(self, a: Array, b: Array, out: Array) -> None:
         np.add(a, b, out=out)
+
+    def round(self, x: Array, to: Rounding, out: Array) -> None:
+        out[...] = rounded(x, *to)
+
+    def add_rounded(self, a: Array, b: Array, to: Rounding, out: Array) -> None:
+        out[...] = rounded(a + b, *to)
 
     def channel_sum(self, x: Array, out: Array) -> None:
         rows, t = _grouped(x)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpsim.replica import Array, Leaves
+from dpsim.replica import Array, Leaves, Rounding
 
 
 class Workspace(Protocol):
@@ -59,6 +59,12 @@ class Ops(Protocol):
         """Blocks of whole leaves for ``conv2d`` and ``conv2d_input_gradient``, as ``product_parts`` of products."""
 
     def add(self, a: Array, b: Array, out: Array) -> None: ...
+
+    def round(self, x: Array, to: Rounding, out: Array) -> None:
+        """out = x rounded to 16 bits, of float32 numbers; ``out`` may be ``x``."""
+
+    def add_rounded(self, a: Array, b: Array, to: Rounding, out: Array) -> None:
+        """out = a + b rounded to 16 bits; ``out`` may be one of them."""
 
     def channel_sum(self, x: Array, out: Array) -> None:
         """out_C = sum over rows of x."""

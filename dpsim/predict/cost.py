@@ -14,6 +14,7 @@ from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.plan import ALGORITHMS
 from dpsim.predict.formulas import hierarchical_points, link_points, on_the_wire, wire_share
+from dpsim.wire_dtype import SIXTEEN_BIT_MESSAGES
 
 Floats = NDArray[np.float64]
 
@@ -131,12 +132,13 @@ def _solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str,
 
 
 def _sizes(table: AllreduceCost | OverlapCost, wire_dtype: str) -> Floats:
-    """A table's sizes, for a wire dtype: where none of that dtype is there, ``direct`` costs what as many bytes do.
+    """A table's sizes, for a wire dtype: where none of that dtype is there, messages cost what as many bytes do.
 
-    (``hierarchical`` sends only some of its bytes in that dtype: it is charged as the table's own.)
+    (``hierarchical`` sends only some of its bytes in that dtype, and shared memory none: charged as the table's own.)
     """
     sizes = np.array(table.sizes_bytes, np.float64)
-    return sizes * wire_share(table.wire_dtype) / wire_share(wire_dtype) if table.algorithm == "direct" else sizes
+    share = wire_share(table.wire_dtype) / wire_share(wire_dtype)
+    return sizes * share if table.algorithm in SIXTEEN_BIT_MESSAGES else sizes
 
 
 def _fitting(

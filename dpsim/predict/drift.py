@@ -16,6 +16,7 @@ def rounding_drift(
     unit: float,
     global_batch: int,
     devices: int,
+    wire_unit: float = 0.0,
 ) -> float:
     """|w_n - w_1| / |w_1| after training, from the order of additions alone.
 
@@ -23,7 +24,8 @@ def rounding_drift(
     n - 1. In a sum of k numbers of random signs the k partial sums have sizes s sqrt(1) to s sqrt(k), and each rounding
     has variance unit^2/3 of its partial sum's square, so the sum, of size s sqrt(k), has the relative variance
     (unit^2/3) k/2. The two sums are independent: r^2 = (unit^2/3) (B + B/n + n - 1)/2, and an update u is another by
-    d = r u.
+    d = r u. With 16 bits on the wire, of ``wire_unit``, n contributions and their sum are rounded once more, of which
+    the relative variance is 2 wire_unit^2/3.
 
     Parameters are kept on a grid, of the spacing of floating-point numbers at w. A difference d far below the spacing h
     becomes h with probability d/h, else nothing: its variance is d h, with d^2 where the grid is finer. Over the steps
@@ -36,7 +38,7 @@ def rounding_drift(
     if devices == 1 or parameter_rms == 0:
         return 0.0
     additions = (global_batch + global_batch / devices + devices - 1) / 2
-    relative = unit * math.sqrt(additions / 3)
+    relative = math.sqrt((unit**2 * additions + 2 * wire_unit**2) / 3)
     return math.sqrt(relative * spacing_updates + relative**2 * squared_updates) / parameter_rms
 
 

@@ -32,6 +32,8 @@ def content(record: ReproduceRecord) -> Content:
     """What the report says."""
     asked = record.reproduction
     name = f"{asked.model} on {asked.dataset}, {asked.steps} steps"
+    if asked.wire_dtype is not None:
+        name += f", gradients sent as {asked.wire_dtype}"
     tables = [digests_table(record)]
     if record.found:
         tables.append(differences_table(record))
@@ -264,6 +266,7 @@ def _facts(record: ReproduceRecord) -> Facts:
     facts = (
         ("model and data", f"{asked.model} on {asked.dataset}, global batch {asked.global_batch}, seed {asked.seed}"),
         ("optimizer", str(asked.optimizer)),
+        ("gradients sent as", asked.wire_dtype or ""),
         ("steps", str(asked.steps)),
         ("runs", f"{len(record.runs)}, which came to {len(record.trajectories)} different results"),
         ("measured", f"{record.measured_from} to {record.measured_until}"),

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpsim.replica import Array, LeafReplica, Replica, Slot
+from dpsim.kernels.rounding import round_array, round_sum
+from dpsim.replica import Array, LeafReplica, Replica, Rounding, Slot
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.passes import Pass
 
@@ -15,15 +16,19 @@ class SlotMemory:
     """The gradients of this rank's slots, and of those passes whose sums are not complete.
 
     ``held`` of the arena's slots are this rank's. A replica that does not take leaves is given one a pass.
+    ``rounding``: of every leaf's gradients, and of every sum of two.
     """
 
-    def __init__(self, replica: Replica, arena: Arena, held: int, passes: Sequence[Pass]) -> None:
+    def __init__(
+        self, replica: Replica, arena: Arena, held: int, passes: Sequence[Pass], rounding: Rounding | None
+    ) -> None:
         self._replica = replica
         self._leaf_replica = replica if isinstance(replica, LeafReplica) else None
         self._parameters = arena.views(arena.parameters)
         self._slots = [arena.views(slot) for slot in arena.slots[:held]]
         deepest = max(one.depth for one in passes)
         self._partial = [arena.views(np.zeros_like(arena.gradients)) for _ in range(deepest)]
+        self._rounding = rounding
 
     def bind(self, one: Pass) -> None:
         """Give the replica the memory that a pass writes to."""
@@ -36,10 +41,18 @@ class SlotMemory:
 
     def add_up(self, one: Pass, names: Sequence[str]) -> None:
         """Add the gradients of these tensors from a pass to those of the passes before it that it completes."""
+        to = self._rounding
+        if to is not None and self._leaf_replica is None:
+            of_leaf = self._memory(one.slot, one.depth)
+            for name in names:
+                round_array(of_leaf[name], *to, of_leaf[name])
         for depth in range(one.depth, one.depth - one.merges, -1):
             target, last = self._memory(one.slot, depth - 1), self._memory(one.slot, depth)
             for name in names:
-                target[name] += last[name]
+                if to is None:
+                    target[name] += last[name]
+                else:
+                    round_sum(target[name], last[name], *to, target[name])
 
     def _memory(self, slot: int, depth: int) -> dict[str, Array]:
         return self._slots[slot] if depth == 0 else self._partial[depth - 1]

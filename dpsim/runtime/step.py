@@ -87,11 +87,13 @@ class StepRunner:
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
         self._passes = plan_passes(plan, transport.rank, takes_leaves=isinstance(replica, LeafReplica))
+        self._wire = wire(plan.wire_dtype, dtype, plan.global_batch)
+        self._rounding = self._wire.rounding if self._wire is not None and plan.leaves else None
         held = len(slots.of(transport.rank))
-        self._memory = SlotMemory(replica, self.arena, held, self._passes)
+        self._memory = SlotMemory(replica, self.arena, held, self._passes, self._rounding)
         self._pass = self._passes[0]
         if isinstance(replica, LeafReplica):
-            replica.train_in_leaves(plan.leaves > 0)
+            replica.train_in_leaves(plan.leaves > 0, self._rounding)
         self._memory.bind(self._pass)
         self._statistics: BatchNormReplica | None = None
         if normalises and isinstance(replica, BatchNormReplica):
@@ -106,7 +108,6 @@ class StepRunner:
         self._marks = StepMarks(0.0)
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
-        self._wire = wire(plan.wire_dtype, dtype, plan.global_batch)
         self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._wire)
         self._policy: BucketPolicy = bucket_policy(schedule, control or transport)
         self._held: list[Run] = []
@@ -158,6 +159,7 @@ class StepRunner:
         self._check_finite(sums.loss, x, labels)
         if self._communicates:
             self._finish_communication()
+        if self._communicates or self._rounding is not None:
             self._check_reduced(x, labels)
         if self._statistics is not None:
             self._statistics.update_statistics(self._paused_sum(slot_sums(self._passes, self._of_leaves, operator.add)))
@@ -197,7 +199,7 @@ class StepRunner:
 
     def gradients_ready(self, layer: int) -> None:
         self._marks.ready.append((layer, now()))
-        if self._pass.merges:
+        if self._pass.merges or self._rounding is not None:
             self._memory.add_up(self._pass, [tensor.name for tensor in self._layers[layer].tensors])
         if not self._communicates or self._pass is not self._passes[-1]:
             return
@@ -287,7 +289,10 @@ class StepRunner:
         if np.isfinite(self._telltale).all():
             return
         time.sleep(_WITNESS_FIRST_S)
-        raise self._not_finite("the loss of this rank is finite, the sum of all ranks' gradients is not", x, labels)
+        sent = f", sent as {self._wire.dtype}," if self._wire is not None else ""
+        raise self._not_finite(
+            f"the loss of this rank is finite, the sum of all ranks' gradients{sent} is not", x, labels
+        )
 
     def _not_finite(self, what: str, x: Array, labels: NDArray[np.int64]) -> NotFiniteError:
         place = first_nonfinite_layer(self.replica, x, labels) if isinstance(self.replica, Network) else None

@@ -128,19 +128,20 @@ class Reduction:
 
 
 def _make(algorithm: Algorithm, sgd_algorithm: Algorithm | None = None) -> Callable[..., Reduction]:
-    """The ``make`` of a version: ``make(meeting, arrays, slots, scale=1.0, wire=None, sgd=None)``."""
+    """The ``make`` of a version: ``make(meeting, arrays, slots, scale=1.0, wire=None, each_sum=False, sgd=None)``."""
 
     def make(
         meeting: Meeting, arrays: Sequence[Array], slots: Slots, *, scale: float = 1.0,
-        wire: tuple[str, float] | None = None, sgd: Sgd | None = None,
+        wire: tuple[str, float] | None = None, each_sum: bool = False, sgd: Sgd | None = None,
     ) -> Reduction:  # fmt: skip
         """Prepare an allreduce of ``arrays``, one a slot: 1-D, contiguous, in shared memory, of one dtype and length.
 
         The sum comes to each rank's first slot; what its other slots hold then is not defined. ``wire``: the 16-bit
-        dtype and the power of two by which numbers are scaled in it.
+        dtype and the power of two by which numbers are scaled in it; with ``each_sum`` the arrays are rounded to it
+        already, and every sum of two is, which every version can do.
         """
         steps = (sgd_algorithm if sgd and sgd_algorithm else algorithm)(slots, arrays[0].size)
-        return _Lowering(meeting, arrays, slots, scale, wire, sgd).reduction(steps)
+        return _Lowering(meeting, arrays, slots, scale, wire, each_sum, sgd).reduction(steps)
 
     return make
 
@@ -150,10 +151,10 @@ class _Lowering:
 
     def __init__(
         self, meeting: Meeting, arrays: Sequence[Array], slots: Slots, scale: float, wire: tuple[str, float] | None,
-        sgd: Sgd | None,
+        each_sum: bool, sgd: Sgd | None,
     ) -> None:  # fmt: skip
         self._meeting, self._arrays, self._slots = meeting, arrays, slots
-        self._scaled, self._wire, self._sgd = scale != 1.0, wire, sgd
+        self._scaled, self._wire, self._each_sum, self._sgd = scale != 1.0, wire, each_sum, sgd
         power = wire[1] if wire else 1.0
         factor, rate = (sgd.factor, sgd.rate) if sgd else (0.0, 0.0)
         self._numbers = np.array([scale, 1 / power, power, factor, rate], arrays[0].dtype)
@@ -180,9 +181,12 @@ class _Lowering:
             return [interpreter.ARRIVE, one.number]
         if isinstance(one, Wait):
             return [interpreter.WAIT, self._meeting.flag(one.rank), one.number]
+        each_sum = self._each_sum and len(one.sources) > 1
+        rounds = each_sum if self._each_sum else one.final
         kind = interpreter.Kind(
             one.tree, len(one.sources), len(one.outputs), scaled=one.final and self._scaled,
-            wire=self._wire[0] if one.final and self._wire else "", sgd=one.update is not None,
+            wire=self._wire[0] if self._wire and rounds else "",
+            each_sum=each_sum, sgd=one.update is not None,
         )  # fmt: skip
         number = self._kinds.setdefault(kind, len(self._kinds))
         places = [self._address(piece, turn) for piece in (*one.sources, *one.outputs, *(one.update or ()))]

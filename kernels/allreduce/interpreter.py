@@ -20,6 +20,7 @@ from llvmlite.ir.instructions import StoreAtomicInstr
 
 from dpsim.kernels.allreduce.tree import Tree, fold
 from dpsim.kernels.cache import compiled
+from dpsim.kernels.rounding import rounded
 from dpsim.kernels.vector import Element, Kernel, Value
 
 END, ARRIVE, WAIT, TURN, SUMS = range(5)
@@ -39,13 +40,18 @@ _LOOKS_BEFORE_YIELD = 16
 
 
 class Kind(NamedTuple):
-    """A sum as vector code: its tree over so many sources, and what is done on the way."""
+    """A sum as vector code: its tree over so many sources, and what is done on the way.
+
+    ``wire``: 16 bits, to which the sources and the whole sum are rounded; with ``each_sum`` every sum of two is, and
+    the sources are already.
+    """
 
     tree: Tree
     sources: int
     outputs: int
     scaled: bool = False
     wire: str = ""
+    each_sum: bool = False
     sgd: bool = False
 
 
@@ -175,13 +181,16 @@ def _pause(kernel: Kernel) -> None:
 def _sum(e: Element, kind: Kind) -> None:
     """One element of all outputs."""
 
-    def source(index: int) -> Value:
-        value = e[f"in{index}"]
-        return rounded(value * e.number("down"), kind.wire) * e.number("up") if kind.wire else value
+    def narrow(value: Value) -> Value:
+        return rounded(value * e.number("down"), kind.wire) * e.number("up")
 
-    total = fold(kind.tree, source, lambda a, b: a + b)
-    if kind.wire:
-        total = rounded(total * e.number("down"), kind.wire) * e.number("up")
+    def add(a: Value, b: Value) -> Value:
+        return narrow(a + b) if kind.each_sum else a + b
+
+    at_ends = kind.wire and not kind.each_sum
+    total = fold(kind.tree, lambda index: narrow(e[f"in{index}"]) if at_ends else e[f"in{index}"], add)
+    if at_ends:
+        total = narrow(total)
     if kind.scaled or kind.sgd:
         total = total * e.number("scale")
     if kind.sgd:
@@ -190,38 +199,3 @@ def _sum(e: Element, kind: Kind) -> None:
         e["v"] = momentum
     for output in range(kind.outputs):
         e[f"out{output}"] = total
-
-
-def rounded(value: Value, wire: str) -> Value:
-    """float32 numbers rounded to float16 or bfloat16, ties to even; as ``kernels.wire`` encodes and decodes them."""
-    kernel, build = value.kernel, value.kernel.builder
-    vector = isinstance(value.ir.type, ir.VectorType)
-    kind = ir.VectorType(_INT, value.ir.type.count) if vector else _INT
-
-    def whole(number: int) -> Any:
-        return ir.Constant(kind, [ir.Constant(_INT, number)] * kind.count) if vector else ir.Constant(kind, number)
-
-    def cut(bits: Any, places: int) -> Any:
-        """Round away the last ``places`` bits."""
-        odd = build.and_(build.lshr(bits, whole(places)), whole(1))
-        nearest = build.add(build.add(bits, whole((1 << (places - 1)) - 1)), odd)
-        return build.and_(nearest, whole(-(1 << places) & 0xFFFF_FFFF))
-
-    bits = build.bitcast(value.ir, kind)
-    size = build.and_(bits, whole(0x7FFF_FFFF))
-    sign = build.and_(bits, whole(0x8000_0000))
-    nan = build.icmp_unsigned(">", size, whole(0x7F80_0000))
-    if wire == "bfloat16":
-        quiet = build.and_(build.or_(bits, whole(0x0040_0000)), whole(0xFFFF_0000))
-        found = build.select(nan, quiet, cut(bits, 16))
-    else:
-        large = cut(size, 13)
-        infinite = build.icmp_unsigned(">=", large, whole(0x4780_0000))  # 65536: what rounds to it or more
-        large = build.select(infinite, whole(0x7F80_0000), large)
-        positive = Value(kernel, build.bitcast(size, value.ir.type))
-        # adding 0.5, whose last place is 2^-24, rounds a small number to a multiple of that
-        small = build.bitcast(((positive + 0.5) - 0.5).ir, kind)
-        least_normal = build.icmp_unsigned("<", size, whole(0x3880_0000))
-        found = build.select(least_normal, small, large)
-        found = build.or_(build.select(nan, whole(0x7FC0_0000), found), sign)
-    return Value(kernel, build.bitcast(found, value.ir.type))

@@ -1,8 +1,9 @@
 """The reference: what every version must give, to the bit, in NumPy.
 
 Sums go along ``tree.Slots.tree``, element by element; each addition is rounded to the dtype of the sum. float16 and
-bfloat16 (as uint16 codes) are added in float32. With a 16-bit wire every slot is rounded once to 16 bits before the
-sum, and the sum once after it (``dpsim.comm.wire``).
+bfloat16 (as uint16 codes) are added in float32. With a 16-bit ``wire`` (dtype and scale) either every slot is rounded
+to 16 bits before the sum and the sum once after it, or, with ``each_sum``, slots are rounded already and the sum of
+every two is rounded (``dpsim.comm.wire`` says why).
 """
 
 from __future__ import annotations
@@ -20,13 +21,32 @@ from dpsim.kernels.allreduce.tree import Slots, fold
 Array = NDArray[Any]
 
 
-def allreduce(arrays: Sequence[Array], slots: Slots, scale: float = 1.0) -> Array:
+def allreduce(
+    arrays: Sequence[Array], slots: Slots, scale: float = 1.0, wire: tuple[str, float] | None = None,
+    *, each_sum: bool = False,
+) -> Array:  # fmt: skip
     """``scale`` times the sum of the slots' ``arrays`` (1-D, one dtype, one length), added in tree order.
 
     The scaling is one more rounding, and none at 1.
     """
-    total: Array = fold(slots.tree, arrays.__getitem__, operator.add)
+    if wire is None:
+        total: Array = fold(slots.tree, arrays.__getitem__, operator.add)
+    elif each_sum:
+        total = fold(slots.tree, arrays.__getitem__, lambda a, b: rounded(a + b, *wire))
+    else:
+        total = rounded(fold(slots.tree, lambda slot: rounded(arrays[slot], *wire), operator.add), *wire)
     return total if scale == 1.0 else total * total.dtype.type(scale)
+
+
+def rounded(values: NDArray[np.float32], dtype: str, scale: float) -> NDArray[np.float32]:
+    """``values * scale`` to the nearest float16 or bfloat16, ties to even, and back; ``scale`` is a power of two."""
+    scaled = values * np.float32(scale)
+    if dtype == "float16":
+        with np.errstate(over="ignore", invalid="ignore"):  # what it cannot hold becomes infinite
+            scaled = scaled.astype(np.float16).astype(np.float32)
+    else:
+        scaled = from_bfloat16(round_to_bfloat16(scaled))
+    return scaled * np.float32(1 / scale)
 
 
 def sgd(

@@ -14,7 +14,7 @@ from dpsim.reproduce import Beside, Configuration, ReproduceRecord, Reproduction
 
 BIT_VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_")
 """Beginnings of the names of variables that may change bits."""
-_TRAINING = ("model", "dataset", "steps", "global_batch", "optimizer", "seed")
+_TRAINING = ("model", "dataset", "steps", "global_batch", "optimizer", "seed", "wire_dtype")
 
 
 def machine_type(here: Environment) -> dict[str, str]:
@@ -39,7 +39,7 @@ def check_comparable(path: Path, reproduction: Reproduction, *, across_machines:
     if differing:
         raise ConfigError(
             f"the run in {path} is another training: {'; '.join(differing)}",
-            allowed="a saved run of the same model, data, batch, optimizer, seed and steps",
+            allowed="a saved run of the same model, data, batch, optimizer, seed, steps and wire dtype",
             remedy="give the flags that it was made with",
         )
     if not pairs(saved, reproduction):

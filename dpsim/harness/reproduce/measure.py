@@ -35,6 +35,7 @@ from dpsim.reproduce import (
     Trajectory,
 )
 from dpsim.runtime.describe import describe
+from dpsim.wire_dtype import UNITS
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
@@ -201,6 +202,7 @@ def _predictions(
             rounding = rounding_drift(
                 spacing_updates=one.spacing_updates, squared_updates=one.squared_updates, unit=one.unit,
                 parameter_rms=one.parameter_rms, global_batch=batch, devices=devices,
+                wire_unit=UNITS.get(reproduction.wire_dtype or "", 0.0),
             )  # fmt: skip
             points.append(
                 PredictedDrift(
