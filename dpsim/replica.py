@@ -127,10 +127,6 @@ class LeafReplica(Replica, Protocol):
         The first slot is ``gradients``; ``extra_slots`` follow in the order of their leaves.
         """
 
-    @property
-    def takes_leaves(self) -> bool:
-        """Whether it does: true."""
-
     def train_in_leaves(self, given: bool, rounding: Rounding | None) -> None:
         """From now on batches come in leaves of a global batch, also where they have one alone; or they do not.
 

@@ -48,8 +48,6 @@ class Network:
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         return {name: value for layer in self.chain for name, value in layer.initial_parameters(seed).items()}
 
-    takes_leaves = True
-
     def bind(
         self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], extra_slots: Sequence[Slot] = ()
     ) -> None:
