@@ -13,8 +13,9 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.layout import parse_devices
 from dpsim.machine import Network, check_algorithm
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import BATCH_NORM_MODES, DEFAULT_LEAVES, OVERLAPS, Algorithm, BatchNormMode, Overlap, Plan
+from dpsim.plan import BATCH_NORM_MODES, DEFAULT_LEAVES, OVERLAPS, Algorithm, BatchNormMode, FusionRule, Overlap, Plan
 from dpsim.record import Environment
+from dpsim.wire_dtype import WireDtype
 
 SCHEMA = "dpsim.reproduce/1"
 RECORD = "reproduce.json"
@@ -72,6 +73,8 @@ class Reproduction(Noun, frozen=True):
     global_batch: int = 64
     optimizer: Optimizer = Sgd(weight_decay=1e-3)
     seed: int = 0
+    fusion_rule: FusionRule = "tarantella"
+    wire_dtype: WireDtype | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -119,7 +122,7 @@ class Reproduction(Noun, frozen=True):
             devices=configuration.devices, layout=configuration.layout, global_batch=self.global_batch,
             fusion_threshold_bytes=configuration.fusion_threshold_bytes, algorithm=configuration.algorithm,
             overlap=configuration.overlap, batch_norm=configuration.batch_norm, optimizer=self.optimizer,
-            leaves=configuration.leaves,
+            leaves=configuration.leaves, fusion_rule=self.fusion_rule, wire_dtype=self.wire_dtype,
         )  # fmt: skip
 
 
@@ -176,9 +179,10 @@ class Difference(Noun, frozen=True):
 class PredictedDrift(Noun, frozen=True):
     """What a mode that is not invariant was predicted to drift by on so many devices, against one device.
 
-    ``parameters``: |w_n - w_1| / |w_1| after the last step, from rounding alone (None with local statistics, which
-    change more than rounding does). ``statistics``: root mean square, in standard deviations of a sample, of the
-    difference between a device's batch-norm mean in step 1 and the whole batch's (None without local batch norm).
+    ``parameters``: |w_n - w_1| / |w_1| after the last step, from rounding alone (None with local statistics, and with
+    16 bits on the wire, which change more than the rounding of sums does). ``statistics``: root mean square, in
+    standard deviations of a sample, of the difference between a device's batch-norm mean in step 1 and the whole
+    batch's (None without local batch norm).
     """
 
     batch_norm: BatchNormMode

@@ -35,6 +35,7 @@ from dpsim.reproduce import (
     Trajectory,
 )
 from dpsim.runtime.describe import describe
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
@@ -49,27 +50,42 @@ def measure(reproduction: Reproduction, folder: Path | None, progress: Progress)
 
     Raises ``ConfigError``, ``NotFiniteError``, ``CommunicationError``.
     """
-    measured_from = stamp()
-    configurations = possible(reproduction)
     with tempfile.TemporaryDirectory(prefix="dpsim-reproduce-") as scratch:
         work = _Work(reproduction, Path(scratch), progress)
-        alone = [one for one in configurations if one.devices == 1]
-        others = sorted((one for one in configurations if one.devices > 1), key=lambda one: one.devices)
-        if all(one.promised for one in configurations):  # nothing to predict
-            alone, others = alone + others, []
-        work.train(alone)
-        predictions, sha = _predictions(reproduction, configurations, work.basis), ""
-        if predictions.points:
-            sha = codec.digest(predictions)
-            if folder is not None:
-                codec.write(folder / PREDICTIONS, predictions)
-        work.train(others)
-        record = ReproduceRecord(
-            reproduction=reproduction, environment=environment(), measured_from=measured_from,
-            measured_until=stamp(), trajectories=tuple(work.trajectories), runs=tuple(work.runs),
-            predictions=predictions if predictions.points else None, predictions_sha256=sha, drift=tuple(work.drift),
-        )  # fmt: skip
+        record = _compared(work, possible(reproduction), None if folder is None else folder / PREDICTIONS)
         return msgspec.structs.replace(record, found=tuple(_explain(record, work)), measured_until=stamp())
+
+
+def measure_drift(
+    reproduction: Reproduction, configurations: Sequence[Configuration], predictions: Path, progress: Progress
+) -> ReproduceRecord:
+    """Some of a reproduction's configurations (one device among them) trained and compared, not looked into.
+
+    Predictions of drift are written as the file ``predictions`` before what they predict runs. Raises as ``measure``.
+    """
+    with tempfile.TemporaryDirectory(prefix="dpsim-drift-") as scratch:
+        return _compared(_Work(reproduction, Path(scratch), progress), configurations, predictions)
+
+
+def _compared(work: _Work, configurations: Sequence[Configuration], file: Path | None) -> ReproduceRecord:
+    """One device first, then the predictions of drift into ``file``, then the others."""
+    reproduction, measured_from = work.reproduction, stamp()
+    alone = [one for one in configurations if one.devices == 1]
+    others = sorted((one for one in configurations if one.devices > 1), key=lambda one: one.devices)
+    if all(one.promised for one in configurations):  # nothing to predict
+        alone, others = alone + others, []
+    work.train(alone)
+    predictions, sha = _predictions(reproduction, configurations, work.basis), ""
+    if predictions.points:
+        sha = codec.digest(predictions)
+        if file is not None:
+            codec.write(file, predictions)
+    work.train(others)
+    return ReproduceRecord(
+        reproduction=reproduction, environment=environment(), measured_from=measured_from, measured_until=stamp(),
+        trajectories=tuple(work.trajectories), runs=tuple(work.runs),
+        predictions=predictions if predictions.points else None, predictions_sha256=sha, drift=tuple(work.drift),
+    )  # fmt: skip
 
 
 def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
@@ -198,13 +214,14 @@ def _predictions(
         counts = {c.devices for c in configurations if c.batch_norm == one.batch_norm and c.devices > 1}
         for devices in sorted(counts):
             local = one.batch_norm == "local" and one.normalises
+            more = local or reproduction.wire_dtype in SIXTEEN_BITS
             rounding = rounding_drift(
                 spacing_updates=one.spacing_updates, squared_updates=one.squared_updates, unit=one.unit,
                 parameter_rms=one.parameter_rms, global_batch=batch, devices=devices,
             )  # fmt: skip
             points.append(
                 PredictedDrift(
-                    batch_norm=one.batch_norm, devices=devices, parameters=None if local else rounding,
+                    batch_norm=one.batch_norm, devices=devices, parameters=None if more else rounding,
                     statistics=statistics_drift(local_batches(batch, devices), batch) if local else None,
                 )
             )  # fmt: skip
