@@ -113,7 +113,7 @@ def _points(
     given = scores.DEVICES_NULLS if of_devices else scores.GIVEN_NULLS
     for number, item in enumerate(everyone):
         if item in several:
-            step, exposed = scores.nulls_of(several, item, given)
+            step, exposed = scores.nulls_of(scored, item, given)
             points[number] = msgspec.structs.replace(points[number], null_step_s=step, null_exposed_s=exposed)
     marks: tuple[tuple[str, Callable[[ComparedPoint], float]], ...] = (
         ("is_best_measured", lambda p: p.measured_s_per_sample),

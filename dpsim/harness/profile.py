@@ -39,8 +39,8 @@ class ProfileConfig(Noun, frozen=True):
             raise ConfigError(f"local batches {list(self.local_batches)}", allowed="one or more sizes of 1 or more")
 
     def leaves_of(self, local_batch: int) -> int:
-        """Leaves of a local batch: the part of all leaves that it is of the largest, rounded up."""
-        return -(-self.leaves * local_batch // max(self.local_batches))
+        """Leaves of a local batch: the part of all leaves that it is of the largest, one or more if there are any."""
+        return min(self.leaves, max(1, round(self.leaves * local_batch / max(self.local_batches))))
 
 
 class Profile(Noun, frozen=True):

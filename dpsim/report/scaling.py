@@ -143,20 +143,21 @@ def points_table(comparison: Comparison) -> Table:
     optional = {
         "algorithm": len({p.algorithm for p in shown}) > 1,
         "drift": any(p.digest for p in shown),
+        "predicted": any(p.predicted_drift is not None for p in shown),
         "statistics": any(p.measured_statistics_drift is not None for p in shown),
     }
     columns = [
         Column(head="devices"), Column(head="algorithm", left=True, dispensable=3), Column(head="measured ms"),
         Column(head="95% interval", left=True, dispensable=7), Column(head="predicted ms"), Column(head="error"),
         Column(head="speedup"), Column(head="predicted speedup"), Column(head="error of it", dispensable=2),
-        Column(head="efficiency", dispensable=1), Column(head="exposed ms", dispensable=4),
+        Column(head="efficiency", dispensable=2), Column(head="exposed ms", dispensable=4),
         Column(head="predicted exposed", dispensable=8), Column(head="drift"), Column(head="predicted drift"),
-        Column(head="batch-norm means"), Column(head="predicted means"),
+        Column(head="batch-norm means", dispensable=1), Column(head="predicted means", dispensable=1),
         Column(head="digest", left=True, dispensable=5), Column(head="samples", dispensable=9),
-        Column(head="best", left=True, dispensable=6),
+        Column(head="best", left=True),
     ]  # fmt: skip
     needs = [""] * len(columns)
-    needs[1], needs[12:17] = "algorithm", ["drift", "drift", "statistics", "statistics", "drift"]
+    needs[1], needs[12:17] = "algorithm", ["drift", "predicted", "statistics", "statistics", "drift"]
     kept = [i for i, need in enumerate(needs) if optional.get(need, True)]
     sections = []
     for network, points in by_network(shown, lambda p: network_name(p.network, p.emulated_network)).items():

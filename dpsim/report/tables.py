@@ -160,7 +160,7 @@ def scores_table(comparison: Comparison) -> Table:
         sections=tuple(sections),
         note="Median absolute errors. Skill = 1 - model / best null: above 0 the model knows more than the null. "
         f"Constant: the median of the measured steps of that network{'' if of_devices else ' and device count'}, known "
-        "only with hindsight. "
+        f"only with hindsight{' (one device is among them)' if of_devices else ''}. "
         "Exposed communication is scored relative to the step. Regret: what following the prediction costs, "
         "best chosen on one half of the rounds and timed on the other (so chance can make it negative). "
         f"Effect: worst over best measured {'device count by samples/s' if of_devices else 'threshold'}, minus 1."

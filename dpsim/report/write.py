@@ -31,8 +31,8 @@ DRIFT = (
     "predicted beforehand. Both axes are logarithmic; what is promised to be identical has no drift and is not drawn."
 )
 _TIMELINE = (
-    "One training step of the best setting, of one rank: measured above, predicted below, on one time axis. "
-    "Hatched: computation waits for communication."
+    "One training step of the fastest setting on the most devices, of one rank: measured above, predicted below, on "
+    "one time axis. Hatched: computation waits for communication."
 )
 _WHERE = "Where a step's time goes at each setting: measured on the left, predicted (paler) on the right."
 

@@ -33,8 +33,7 @@ def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     def make() -> Figure:
         figure, axes = panels(len(shown), narrow=narrow, height_in=3.7)
         for axis, (points, group) in zip(axes, shown, strict=True):
-            several = [p for p in points if p.devices > 1 and p.measured_speedup and p.predicted_speedup]
-            _panel(axis, several)
+            _panel(axis, points[0], [p for p in points if p.devices > 1])
             title = network_name(group.network, group.emulated_network)
             title += EMULATED_COMPUTE if any(p.emulated_compute for p in points) else ""
             axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
@@ -43,8 +42,8 @@ def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     return styled(make)
 
 
-def _panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
-    """Lines begin at one device, whose speedup is 1."""
+def _panel(axis: Axes, one: ComparedPoint, points: Sequence[ComparedPoint]) -> None:
+    """Lines begin at ``one`` device."""
     counts = [1, *(p.devices for p in points)]
     measured = [p.measured_speedup or 0.0 for p in points]
     predicted = [1.0, *(p.predicted_speedup or 0.0 for p in points)]
@@ -55,13 +54,14 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
         [s * p.predicted_step_s / p.predicted_low_s for s, p in zip(predicted[1:], points, strict=True)],
     )
     nulls = {name: [1.0, *(_of_null(p, name) for p in points)] for name in _NULL_LABELS}
+    nulls["constant"][0] = one.measured_step_s / points[0].null_step_s["constant"]
     axis.set_ylim(0, 1.06 * max(*high, *band[1], *(value for line in nulls.values() for value in line)))
     axis.set_xlim(1 - 0.04 * (max(counts) - 1), max(counts) + 0.06 * (max(counts) - 1))
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
     for name, line in nulls.items():
-        style = {"color": INK, "linewidth": 1.0} if name == "perfect_scaling" else {"color": FAINT, "linewidth": 0.9}
-        axis.plot(counts, line, dashes=(4, 2.5), zorder=1, **style)  # type: ignore[arg-type]
+        colour, width = (INK, 1.0) if name == "perfect_scaling" else (FAINT, 0.9)
+        axis.plot(counts, line, dashes=(4, 2.5), zorder=1, color=colour, linewidth=width)
     axis.fill_between(counts, [1.0, *band[0]], [1.0, *band[1]], color=PREDICTED, alpha=0.16, linewidth=0, zorder=2)
     axis.plot(counts, predicted, color=PREDICTED, linewidth=1.8, zorder=3)
     around = [[m - a for m, a in zip(measured, low, strict=True)], [b - m for m, b in zip(measured, high, strict=True)]]
