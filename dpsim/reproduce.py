@@ -179,10 +179,9 @@ class Difference(Noun, frozen=True):
 class PredictedDrift(Noun, frozen=True):
     """What a mode that is not invariant was predicted to drift by on so many devices, against one device.
 
-    ``parameters``: |w_n - w_1| / |w_1| after the last step, from rounding alone (None with local statistics, and with
-    16 bits on the wire, which change more than the rounding of sums does). ``statistics``: root mean square, in
-    standard deviations of a sample, of the difference between a device's batch-norm mean in step 1 and the whole
-    batch's (None without local batch norm).
+    ``parameters``: |w_n - w_1| / |w_1| after the last step, from rounding alone (None with local statistics, which
+    change more than rounding does). ``statistics``: root mean square, in standard deviations of a sample, of the
+    difference between a device's batch-norm mean in step 1 and the whole batch's (None without local batch norm).
     """
 
     batch_norm: BatchNormMode

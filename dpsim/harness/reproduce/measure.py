@@ -35,7 +35,6 @@ from dpsim.reproduce import (
     Trajectory,
 )
 from dpsim.runtime.describe import describe
-from dpsim.wire_dtype import SIXTEEN_BITS
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
@@ -214,14 +213,13 @@ def _predictions(
         counts = {c.devices for c in configurations if c.batch_norm == one.batch_norm and c.devices > 1}
         for devices in sorted(counts):
             local = one.batch_norm == "local" and one.normalises
-            more = local or reproduction.wire_dtype in SIXTEEN_BITS
             rounding = rounding_drift(
                 spacing_updates=one.spacing_updates, squared_updates=one.squared_updates, unit=one.unit,
                 parameter_rms=one.parameter_rms, global_batch=batch, devices=devices,
             )  # fmt: skip
             points.append(
                 PredictedDrift(
-                    batch_norm=one.batch_norm, devices=devices, parameters=None if more else rounding,
+                    batch_norm=one.batch_norm, devices=devices, parameters=None if local else rounding,
                     statistics=statistics_drift(local_batches(batch, devices), batch) if local else None,
                 )
             )  # fmt: skip
