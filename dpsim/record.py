@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
 
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.optimizer import Optimizer, Sgd
+from dpsim.plan import BatchNormMode
 from dpsim.timeline import TimelineRecord
 from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
@@ -19,8 +23,34 @@ PREDICTIONS_SCHEMA = "dpsim.predictions/1"
 RESULTS_SCHEMA = "dpsim.results/1"
 
 
+class Scaling(Noun, frozen=True):
+    """What a sweep over the number of devices has beside one over the fusion threshold.
+
+    ``kind`` strong: every device count trains the same global batch. Weak: the experiment's ``global_batch`` is that of
+    one device, and n devices train n times as many samples a step. ``batch_norm`` (None: the usual one) and ``leaves``
+    are a ``Plan``'s. Under strong scaling the drift from one device is measured over ``steps`` steps.
+    """
+
+    kind: Literal["strong", "weak"] = "strong"
+    batch_norm: BatchNormMode | None = None
+    leaves: int = 0
+    steps: int = 50
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
+        if self.kind == "weak" and self.leaves:
+            raise ConfigError(
+                f"weak scaling with {self.leaves} leaves: every device count trains another global batch",
+                allowed="leaves with strong scaling, where all train the same",
+                remedy="leave --reproducible and --leaves out, or take --scaling strong",
+            )
+
+
 class Experiment(Noun, frozen=True):
-    """A declared sweep over the fusion threshold. Two reports are of one experiment when these are equal.
+    """A declared sweep over the fusion threshold, or with ``scaling`` over the number of devices.
+
+    Two reports are of one experiment when these are equal.
 
     ``devices`` are numbers of devices or layouts (``2x4``), with one layout for a number.
     Empty ``fusion_thresholds_bytes`` and ``algorithms`` are chosen by the sweep: thresholds that give different
@@ -43,7 +73,18 @@ class Experiment(Noun, frozen=True):
     budget_s: float = 45.0
     interval: float = 0.02
     wire_dtype: WireDtype | None = None
+    scaling: Scaling | UnsetType = UNSET
     schema: str = EXPERIMENT_SCHEMA
+
+    @property
+    def over_devices(self) -> Scaling | None:
+        """What makes this a sweep over the number of devices; None for one over the fusion threshold."""
+        return self.scaling if isinstance(self.scaling, Scaling) else None
+
+    def batch(self, devices: int) -> int:
+        """Samples a step on so many devices."""
+        weak = self.over_devices is not None and self.over_devices.kind == "weak"
+        return self.global_batch * devices if weak else self.global_batch
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:

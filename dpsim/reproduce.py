@@ -13,7 +13,7 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.layout import parse_devices
 from dpsim.machine import Network, check_algorithm
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import BATCH_NORM_MODES, DEFAULT_LEAVES, OVERLAPS, Algorithm, BatchNormMode, Overlap, Plan
+from dpsim.plan import BATCH_NORM_MODES, DEFAULT_LEAVES, OVERLAPS, Algorithm, BatchNormMode, FusionRule, Overlap, Plan
 from dpsim.record import Environment
 from dpsim.wire_dtype import SIXTEEN_BIT_ALGORITHMS, SIXTEEN_BITS, WireDtype
 
@@ -74,6 +74,7 @@ class Reproduction(Noun, frozen=True):
     global_batch: int = 64
     optimizer: Optimizer = Sgd(weight_decay=1e-3)
     seed: int = 0
+    fusion_rule: FusionRule = "tarantella"
     wire_dtype: WireDtype | None = None
 
     def __post_init__(self) -> None:
@@ -127,7 +128,7 @@ class Reproduction(Noun, frozen=True):
             devices=configuration.devices, layout=configuration.layout, global_batch=self.global_batch,
             fusion_threshold_bytes=configuration.fusion_threshold_bytes, algorithm=configuration.algorithm,
             overlap=configuration.overlap, batch_norm=configuration.batch_norm, optimizer=self.optimizer,
-            leaves=configuration.leaves, wire_dtype=self.wire_dtype,
+            leaves=configuration.leaves, fusion_rule=self.fusion_rule, wire_dtype=self.wire_dtype,
         )  # fmt: skip
 
 

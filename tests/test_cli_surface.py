@@ -37,6 +37,8 @@ SURFACE = {
     "launch slurm": f"COMMAND {JOB}",
     "launch pbs": f"COMMAND {JOB}",
     "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",
+    "sweep devices": f"{RUN} --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget --experiment"
+    " --output --json",
 }
 
 

@@ -38,7 +38,8 @@ _SWEEP_EXAMPLES = """\
 Examples:
   dpsim sweep fusion-threshold
   dpsim sweep fusion-threshold --devices 1,2 --network node,paced:50us,1gbit
-  dpsim sweep fusion-threshold --fusion-threshold 0,32KiB,inf --output mine"""
+  dpsim sweep fusion-threshold --fusion-threshold 0,32KiB,inf --output mine
+  dpsim sweep devices --model cnn --devices 1,2 --batch-norm local"""
 
 _BENCH_EXAMPLES = """\
 Examples:
@@ -72,6 +73,7 @@ def build() -> App:
         help_format="plaintext", help_epilogue=_SWEEP_EXAMPLES,
     )  # fmt: skip
     sweeps.command(sweep.fusion_threshold, help_epilogue=sweep.EXAMPLES)
+    sweeps.command(sweep.devices, help_epilogue=sweep.DEVICES_EXAMPLES)
     app.command(sweeps)
     benches = App(
         name="bench", help="How fast one operation is here, against memory's limit and against its peers.",

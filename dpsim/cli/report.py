@@ -26,6 +26,7 @@ def report(
     from dpsim import reproduce as reproductions
     from dpsim.bench import RECORD, read
     from dpsim.harness.compare import compare
+    from dpsim.harness.drift import read_drift
     from dpsim.record import read_predictions, read_results
     from dpsim.report import write_report
     from dpsim.report.comparison import points_json, summary_json
@@ -40,8 +41,9 @@ def report(
         reproduce.show_record(reproductions.read(folder), into, json=json, command="report")
         return
     predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
-    comparison = compare(predictions, results)
-    write_report(into, predictions, results, comparison)
+    drift = read_drift(predictions, folder)
+    comparison = compare(predictions, results, drift)
+    write_report(into, predictions, results, comparison, drift)
     if json:
         show.as_json("report", points_json(comparison), summary_json(comparison))
         return

@@ -1,19 +1,39 @@
-"""``dpsim sweep fusion-threshold``: predict, measure, compare."""
+"""``dpsim sweep fusion-threshold`` and ``dpsim sweep devices``: predict, measure, compare."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
+
+if TYPE_CHECKING:
+    from dpsim.record import Experiment
+    from dpsim.report.comparison import Comparison
 
 EXAMPLES = """\
 Examples:
   dpsim sweep fusion-threshold
   dpsim sweep fusion-threshold --network node,paced:50us,1gbit
   dpsim sweep fusion-threshold --model cnn --global-batch 64 --output reports/cnn"""
+DEVICES_EXAMPLES = """\
+Examples:
+  dpsim sweep devices --model cnn --devices 1,2 --global-batch 128
+  dpsim sweep devices --batch-norm global --network node,paced:50us,1gbit
+  dpsim sweep devices --reproducible --steps 100 --output reports/same-bits
+  dpsim sweep devices --scaling weak --local-batch 64"""
+
+_Overlap = Annotated[
+    str | None, Parameter(help="auto (the recommended one, and one beside it), all, off, inline, poll or thread.")
+]
+_OverlapOfAll = Annotated[
+    str | None, Parameter(name="--overlap", help="auto (the recommended one), all, off, inline, poll or thread.")
+]
+_Budget = Annotated[str | None, Parameter(help="Time to measure for, like 60s.")]
+_Declared = Annotated[Path | None, Parameter(help="A declared experiment (.toml); flags override it.")]
+_Folder = Annotated[Path | None, Parameter(help="Folder of the report [reports/NAME, or the next free].")]
 
 
 def fusion_threshold(
@@ -25,15 +45,13 @@ def fusion_threshold(
     fusion_rule: flags.FusionRule = None,
     fusion_threshold: flags.Thresholds = None,
     algorithm: flags.Algorithms = None,
-    overlap: Annotated[
-        str | None, Parameter(help="auto (the recommended one, and one beside it), all, off, inline, poll or thread.")
-    ] = None,
+    overlap: _Overlap = None,
     network: flags.Networks = None,
     seed: flags.Seed = None,
     wire_dtype: flags.WireDtype = None,
-    budget: Annotated[str | None, Parameter(help="Time to measure for, like 60s.")] = None,
-    experiment: Annotated[Path | None, Parameter(help="A declared experiment (.toml); flags override it.")] = None,
-    output: Annotated[Path | None, Parameter(help="Folder of the report [reports/NAME, or the next free].")] = None,
+    budget: _Budget = None,
+    experiment: _Declared = None,
+    output: _Folder = None,
     json: flags.Json = False,
 ) -> None:
     """Which fusion threshold makes a step fastest, and does the model know it?
@@ -44,14 +62,17 @@ def fusion_threshold(
     """
     import msgspec
 
-    from dpsim.harness.sweep import declared, free_folder, sweep
-    from dpsim.record import read_experiment
-    from dpsim.report.comparison import points_json, summary_json
-    from dpsim.report.terminal import table
+    from dpsim.errors import ConfigError
     from dpsim.units import parse_duration, parse_size
 
     flags.writable(output, folder=True)
-    base = declared("fusion_threshold") if experiment is None else read_experiment(experiment)
+    base = _declared("fusion_threshold", experiment)
+    if base.over_devices is not None:
+        raise ConfigError(
+            f"the experiment {base.name} has [scaling]: it is a sweep over the number of devices",
+            allowed="an experiment without [scaling]",
+            remedy="run it with dpsim sweep devices",
+        )
     chosen: dict[str, Any] = flags.given(
         model=model,
         dataset=dataset,
@@ -66,12 +87,102 @@ def fusion_threshold(
         wire_dtype=wire_dtype,
         budget_s=None if budget is None else parse_duration(budget),
     )
+    _swept(msgspec.structs.replace(base, **chosen), output, json=json, command="sweep fusion-threshold")
+
+
+def devices(
+    *,
+    model: flags.Model = None,
+    dataset: flags.DataSet = None,
+    devices: flags.DevicesList = None,
+    global_batch: flags.GlobalBatch = None,
+    fusion_rule: flags.FusionRule = None,
+    fusion_threshold: flags.Threshold = None,
+    algorithm: flags.Algorithms = None,
+    overlap: _OverlapOfAll = None,
+    network: flags.Networks = None,
+    seed: flags.Seed = None,
+    wire_dtype: flags.WireDtype = None,
+    batch_norm: flags.BatchNorm = None,
+    reproducible: flags.Reproducible = None,
+    leaves: flags.Leaves = None,
+    scaling: Annotated[
+        Literal["strong", "weak"] | None,
+        Parameter(help="strong (one global batch for all), or weak (one local batch)."),
+    ] = None,
+    local_batch: Annotated[int | None, Parameter(help="Samples a step on each device, under weak scaling.")] = None,
+    steps: Annotated[int | None, Parameter(help="Steps to train each device count for, to see the drift (50).")] = None,
+    budget: _Budget = None,
+    experiment: _Declared = None,
+    output: _Folder = None,
+    json: flags.Json = False,
+) -> int:
+    """How fast is training on more devices, and is it still the same training?
+
+    Predicts, then measures the step on each number of devices, all interleaved,
+    and then trains on each to see how far the parameters drift from one device.
+    Exits with 1 where bits that should be the same are not.
+    """
+    import msgspec
+
+    from dpsim.plan import DEFAULT_LEAVES
+    from dpsim.record import Scaling
+    from dpsim.units import parse_duration, parse_size
+
+    flags.writable(output, folder=True)
+    base = _declared("devices", experiment)
+    if reproducible and leaves is None:
+        leaves = DEFAULT_LEAVES
+    over: dict[str, Any] = flags.given(kind=scaling, batch_norm=batch_norm, leaves=leaves, steps=steps)
+    if leaves is not None and batch_norm is None:
+        over["batch_norm"] = None  # the usual one
+    chosen: dict[str, Any] = flags.given(
+        model=model, dataset=dataset, devices=flags.listed("--devices", devices, flags.devices_or_layout),
+        networks=flags.networks(network), fusion_rule=fusion_rule,
+        fusion_thresholds_bytes=None if fusion_threshold is None else (parse_size(fusion_threshold),),
+        global_batch=global_batch, algorithms=flags.listed("--algorithm", algorithm, str), overlap=overlap, seed=seed,
+        wire_dtype=wire_dtype, budget_s=None if budget is None else parse_duration(budget),
+    )  # fmt: skip
+    chosen["scaling"] = msgspec.structs.replace(base.over_devices or Scaling(), **over)
+    if local_batch is not None:
+        chosen["global_batch"] = _of_one_device(local_batch, global_batch, weak=chosen["scaling"].kind == "weak")
     asked = msgspec.structs.replace(base, **chosen)
+    comparison = _swept(asked, output, json=json, command="sweep devices")
+    return 1 if comparison.identical is False else 0
+
+
+def _of_one_device(local_batch: int, global_batch: int | None, *, weak: bool) -> int:
+    from dpsim.errors import ConfigError
+
+    if not weak or global_batch is not None:
+        given = "under strong scaling" if not weak else f"and --global-batch {global_batch}"
+        raise ConfigError(
+            f"--local-batch {local_batch} {given}",
+            allowed="--local-batch with --scaling weak, --global-batch without",
+            remedy="give one of the two",
+        )
+    return local_batch
+
+
+def _declared(name: str, given: Path | None) -> Experiment:
+    from dpsim.harness.sweep import declared
+    from dpsim.record import read_experiment
+
+    return declared(name) if given is None else read_experiment(given)
+
+
+def _swept(asked: Experiment, output: Path | None, *, json: bool, command: str) -> Comparison:
+    """Run a sweep and show what it came to."""
+    from dpsim.harness.sweep import free_folder, sweep
+    from dpsim.report.comparison import points_json, summary_json
+    from dpsim.report.terminal import table
+
     folder = output if output is not None else free_folder(Path("reports"), asked)
     with show.progress() as tell:
         comparison = sweep(asked, folder, tell)
     if json:
-        show.as_json("sweep fusion-threshold", points_json(comparison), summary_json(comparison))
-        return
-    show.rich(table(comparison))
-    print(f"report: {folder / 'index.html'}")
+        show.as_json(command, points_json(comparison), summary_json(comparison))
+    else:
+        show.rich(table(comparison))
+        print(f"report: {folder / 'index.html'}")
+    return comparison

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,6 +41,14 @@ def leaf_bounds(batch: int, leaves: int) -> tuple[int, ...]:
     Leaves differ by at most one sample; where b < V some are empty.
     """
     return tuple(i * batch // leaves for i in range(leaves + 1))
+
+
+def largest_share(batch: int, devices: int, leaves: int) -> int:
+    """Samples of the device that has the most of a batch: ceil(b / n), or without a remainder some of its leaves."""
+    if not leaves:
+        return -(-batch // devices)
+    bounds, owned = leaf_bounds(batch, leaves), device_leaves(leaves, devices)
+    return max(bounds[stop] - bounds[first] for first, stop in itertools.pairwise(owned))
 
 
 def device_leaves(leaves: int, devices: int) -> tuple[int, ...]:

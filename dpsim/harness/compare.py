@@ -17,6 +17,7 @@ from dpsim.predict import recommended
 from dpsim.record import Predictions, Results
 from dpsim.report.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group, points_json, summary_json
 from dpsim.report.warning import ReportWarning, warnings
+from dpsim.reproduce import Configuration, ReproduceRecord
 from dpsim.units import format_size
 
 __all__ = ["Comparison", "ReportWarning", "compare", "points_json", "summary_json", "warnings"]
@@ -25,28 +26,33 @@ SLOW = 1.5
 GroupKey = tuple[str, int]
 
 
-def compare(predictions: Predictions, results: Results) -> Comparison:
+def compare(predictions: Predictions, results: Results, drift: ReproduceRecord | None = None) -> Comparison:
     """The measured and the predicted side by side: flat points, scores a group, a network and overall.
 
-    Raises ``FileFormatError`` when the records are damaged or do not belong together (see ``pairing``).
+    ``drift`` is what a sweep over the number of devices found of it (``dpsim.harness.drift``). Raises
+    ``FileFormatError`` when the records are damaged or do not belong together (see ``pairing``).
     """
     pairs, missing = pair(predictions, results)
     if not pairs:
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
     chosen = {network: _chosen_overlap(network, pairs, predictions) for network in {p.key.network for p in pairs}}
+    scaling = results.experiment.over_devices
+    of_devices = scaling is not None
     members: dict[GroupKey, list[Pair]] = {}
     for item in pairs:
-        members.setdefault((item.key.network, item.key.devices), []).append(item)
+        members.setdefault((item.key.network, 0 if of_devices else item.key.devices), []).append(item)
     points: list[ComparedPoint] = []
     groups: list[Group] = []
-    for (network, devices), everyone in members.items():
-        scored = [p for p in everyone if devices == 1 or p.key.overlap == chosen[network]]
+    for (network, _), everyone in members.items():
+        scored = [p for p in everyone if p.key.devices == 1 or p.key.overlap == chosen[network]]
         noise = scores.aa_noise(everyone)
-        found = _points(everyone, scored, noise, predictions)
+        found = _points(everyone, scored, noise, predictions, of_devices=of_devices)
         points += found
-        if devices > 1 and scored:
-            groups.append(scores.group([p for p in found if p.scored], scored, noise))
+        if any(p.key.devices > 1 for p in scored):
+            groups.append(scores.group([p for p in found if p.scored], scored, noise, of_devices=of_devices))
     points = _with_speedup(points)
+    if drift is not None:
+        points = [_with_drift(point, drift) for point in points]
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
     return Comparison(
@@ -61,12 +67,21 @@ def compare(predictions: Predictions, results: Results) -> Comparison:
         predictions_sha256=results.predictions_sha256, predicted_at=predictions.predicted_at,
         measured_from=results.measured_from, measured_until=results.measured_until,
         same_environment=predictions.environment == results.environment, not_measured=missing,
-        harness_warnings=results.warnings,
+        harness_warnings=results.warnings, cores=results.environment.cores, scaling=scaling,
+        identical=drift.kept_promises if drift is not None and scaling is not None and scaling.leaves else None,
+        drift_predictions_sha256=drift.predictions_sha256 if drift is not None else "",
     )  # fmt: skip
 
 
 def _question(results: Results) -> str:
     run = results.experiment
+    if (over := run.over_devices) is not None:
+        whose = "on each device" if over.kind == "weak" else "over all devices"
+        return (
+            f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "
+            f"samples a step {whose}, does it stay the same training, and does the model know both before anything is "
+            "measured?"
+        )
     sizes = run.fusion_thresholds_bytes or tuple(sorted({p.key.fusion_threshold_bytes for p in results.points}))
     span = f" from {format_size(min(sizes))} to {format_size(max(sizes))} bytes".replace("inf bytes", "inf")
     return (
@@ -90,20 +105,21 @@ def _chosen_overlap(network: str, pairs: Sequence[Pair], predictions: Prediction
 
 
 def _points(
-    everyone: Sequence[Pair], scored: Sequence[Pair], noise: float | None, predictions: Predictions
+    everyone: Sequence[Pair], scored: Sequence[Pair], noise: float | None, predictions: Predictions, *, of_devices: bool
 ) -> list[ComparedPoint]:
-    """The points of one network and device count, best ones marked among the scored."""
+    """The points of a group, with nulls those of more than one device, best ones marked among the scored."""
     points = [_point(item, item in scored, noise, predictions) for item in everyone]
-    several = everyone[0].key.devices > 1
+    several = [item for item in scored if item.key.devices > 1]
+    given = scores.DEVICES_NULLS if of_devices else scores.GIVEN_NULLS
     for number, item in enumerate(everyone):
-        if several and points[number].scored:
-            step, exposed = scores.nulls_of(scored, item)
+        if item in several:
+            step, exposed = scores.nulls_of(scored, item, given)
             points[number] = msgspec.structs.replace(points[number], null_step_s=step, null_exposed_s=exposed)
     marks: tuple[tuple[str, Callable[[ComparedPoint], float]], ...] = (
-        ("is_best_measured", lambda p: p.measured_step_s),
-        ("is_best_predicted", lambda p: p.predicted_step_s),
+        ("is_best_measured", lambda p: p.measured_s_per_sample),
+        ("is_best_predicted", lambda p: p.predicted_step_s / p.global_batch),
     )
-    if several and scored:
+    if several:
         for mark, time in marks:
             best = min((i for i, p in enumerate(points) if p.scored), key=lambda i: time(points[i]))
             points[best] = msgspec.structs.replace(points[best], **{mark: True})
@@ -135,25 +151,52 @@ def _point(item: Pair, scored: bool, noise: float | None, predictions: Predictio
 
 
 def _with_speedup(points: Sequence[ComparedPoint]) -> list[ComparedPoint]:
-    """Points with samples/s over samples/s on 1 device at the same global batch (strong scaling).
+    """Points with samples/s over samples/s on 1 device: at the same global batch, or local batch under weak scaling.
 
     One device needs no network: where it was not run under a point's network, its run under another serves.
     """
-    single: dict[tuple[str | None, int], ComparedPoint] = {}
+    single: dict[str | None, ComparedPoint] = {}
     for point in points:
         if point.devices == 1:
-            single.setdefault((point.network, point.global_batch), point)
-            single.setdefault((None, point.global_batch), point)
+            single.setdefault(point.network, point)
+            single.setdefault(None, point)
     found = []
     for point in points:
-        one = single.get((point.network, point.global_batch)) or single.get((None, point.global_batch))
+        one = single.get(point.network) or single.get(None)
         if one is not None:
-            speedup = one.measured_step_s / point.measured_step_s
+            speedup = one.measured_s_per_sample / point.measured_s_per_sample
+            more = point.global_batch / one.global_batch
             point = msgspec.structs.replace(
                 point,
                 measured_speedup=speedup,
-                predicted_speedup=one.predicted_step_s / point.predicted_step_s,
+                predicted_speedup=more * one.predicted_step_s / point.predicted_step_s,
                 efficiency=speedup / point.devices,
             )
         found.append(point)
     return found
+
+
+def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:
+    """The point with what a training of its plan came to; as it is where its overlap was not trained for that."""
+    layout = point.layout if "x" in point.layout else ""
+    way = (point.devices, layout, point.algorithm, point.overlap)
+    run = next((run for run in record.runs if _way(run.configuration) == (way if point.devices > 1 else 1)), None)
+    if run is None:
+        return point
+    digest = record.trajectories[run.trajectory].digest
+    if point.devices == 1:
+        return msgspec.structs.replace(point, digest=digest)
+    measured = next((one for one in record.drift if one.configuration == run.configuration), None)
+    points = record.predictions.points if record.predictions is not None else ()
+    predicted = next((one for one in points if one.devices == point.devices), None)
+    same = 0.0 if run.configuration.promised and record.identical(run) else None
+    return msgspec.structs.replace(
+        point, digest=digest, measured_drift=measured.parameters if measured is not None else same,
+        measured_statistics_drift=measured.statistics if measured is not None else None,
+        predicted_drift=predicted.parameters if predicted is not None else 0.0 if run.configuration.promised else None,
+        predicted_statistics_drift=predicted.statistics if predicted is not None else None,
+    )  # fmt: skip
+
+
+def _way(one: Configuration) -> tuple[int, str, str, str] | int:
+    return 1 if one.devices == 1 else (one.devices, one.layout, one.algorithm, one.overlap)

@@ -7,6 +7,7 @@ import math
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, unknown
@@ -15,9 +16,9 @@ from dpsim.harness.environment import stamp
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine, Network, check_algorithm
 from dpsim.nn import build_model
-from dpsim.plan import OVERLAPS, Plan
+from dpsim.plan import DEFAULT_THRESHOLD_BYTES, OVERLAPS, THRESHOLD_RULES, Plan
 from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, timeline
-from dpsim.record import Environment, Experiment, PointKey, PredictedPoint, Predictions
+from dpsim.record import Environment, Experiment, PointKey, PredictedPoint, Predictions, Scaling
 from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
 
@@ -27,15 +28,14 @@ _TWINS = 2
 
 def completed(experiment: Experiment) -> Experiment:
     """The experiment with every default written out, so that two of them can be compared. Raises ``ConfigError``."""
-    networks = [Network.parse(token) for token in experiment.networks]
-    samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
-    if experiment.global_batch > samples:
+    if experiment.fusion_rule not in THRESHOLD_RULES:
         raise ConfigError(
-            f"a global batch of {experiment.global_batch} samples, where {experiment.dataset} has {samples}",
-            allowed=f"at most {samples}",
-            remedy="lower --global-batch",
+            f"fusion rule {experiment.fusion_rule!r} has no threshold to sweep",
+            allowed=", ".join(THRESHOLD_RULES),
+            remedy="threshold 0 is one bucket a tensor, inf one a step",
         )
-    thresholds = experiment.fusion_thresholds_bytes or telling_thresholds(experiment)
+    networks = [Network.parse(token) for token in experiment.networks]
+    thresholds = experiment.fusion_thresholds_bytes or _usual_thresholds(experiment)
     algorithms = experiment.algorithms or tuple(network.usual_algorithm(experiment.wire_dtype) for network in networks)
     if len(algorithms) == 1:
         algorithms *= len(networks)
@@ -52,20 +52,43 @@ def completed(experiment: Experiment) -> Experiment:
             raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
     if max(layouts) < 2:
         raise ConfigError(
-            f"a sweep of the fusion threshold on devices {list(experiment.devices)}",
+            f"a sweep on devices {list(experiment.devices)}",
             allowed="at least one count above 1: a single device communicates nothing",
         )
     if experiment.overlap not in ("auto", "all", *OVERLAPS):
         raise unknown("overlap", experiment.overlap, ("auto", "all", *OVERLAPS))
-    if experiment.fusion_rule not in ("tarantella", "ddp", "horovod"):
+    samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
+    if (largest := experiment.batch(max(layouts))) > samples:
         raise ConfigError(
-            f"fusion rule {experiment.fusion_rule!r} has no threshold to sweep", allowed="tarantella, ddp, horovod"
+            f"a global batch of {largest} samples, where {experiment.dataset} has {samples}",
+            allowed=f"at most {samples}",
+            remedy="lower --global-batch",
         )
     layouts.setdefault(1, "")
     devices = tuple(layouts[count] or count for count in sorted(layouts))
     return msgspec.structs.replace(
-        experiment, algorithms=algorithms, fusion_thresholds_bytes=tuple(sorted(set(thresholds))), devices=devices
-    )
+        experiment, algorithms=algorithms, fusion_thresholds_bytes=tuple(sorted(set(thresholds))), devices=devices,
+        scaling=_completed_scaling(experiment, len(set(thresholds))),
+    )  # fmt: skip
+
+
+def _usual_thresholds(experiment: Experiment) -> tuple[float, ...]:
+    if experiment.over_devices is None:
+        return telling_thresholds(experiment)
+    return (DEFAULT_THRESHOLD_BYTES[experiment.fusion_rule],)
+
+
+def _completed_scaling(experiment: Experiment, thresholds: int) -> Scaling | UnsetType:
+    over = experiment.over_devices
+    if over is None:
+        return UNSET
+    if thresholds > 1:
+        raise ConfigError(
+            f"a sweep over the number of devices at {thresholds} fusion thresholds",
+            allowed="one threshold",
+            remedy="name one, or compare thresholds with dpsim sweep fusion-threshold --devices",
+        )
+    return msgspec.structs.replace(over, batch_norm=over.batch_norm or Plan.usual_batch_norm(over.leaves))
 
 
 def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:
@@ -100,10 +123,12 @@ def make_plan(
     experiment: Experiment, devices: int | str, algorithm: str, overlap: str, threshold: float | None, network: str
 ) -> Plan:
     count, layout = parse_devices(devices)
+    over = experiment.over_devices or Scaling()
     plan = Plan(
-        devices=count, layout=layout, global_batch=experiment.global_batch, fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
+        devices=count, layout=layout, global_batch=experiment.batch(count), fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
         fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
-        wire_dtype=experiment.wire_dtype,
+        wire_dtype=experiment.wire_dtype, leaves=over.leaves,
+        batch_norm=over.batch_norm or Plan.usual_batch_norm(over.leaves),
     )  # fmt: skip
     check_algorithm(algorithm, Network.parse(network))
     return plan
@@ -139,23 +164,30 @@ def predict_experiment(
     )  # fmt: skip
 
 
+def chosen_overlap(steps: dict[str, float]) -> str:
+    """The overlap that a sweep is about, given every mechanism's predicted step."""
+    return recommended(steps) if steps else "off"
+
+
 def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str, float]) -> list[PointKey]:
     """All configurations of a network: one device once; then every threshold with the chosen overlap and, under
-    ``auto``, with one beside it (off, or the best other mechanism), under ``all`` with every other one; some of the
-    first kind twice, as A/A pairs."""
+    ``auto``, with one beside it (off, or the best other mechanism; not over devices), under ``all`` with every other
+    one; some of the first kind twice, as A/A pairs."""
     thresholds = experiment.fusion_thresholds_bytes
 
     def key(devices: int | str, threshold: float, overlap: str, repeat: int = 0) -> PointKey:
         count, layout = parse_devices(devices)
         return PointKey(
             network=network, devices=count, fusion_rule=experiment.fusion_rule, fusion_threshold_bytes=threshold,
-            algorithm=algorithm, overlap=overlap, global_batch=experiment.global_batch, repeat=repeat, layout=layout,
+            algorithm=algorithm, overlap=overlap, global_batch=experiment.batch(count), repeat=repeat, layout=layout,
         )  # fmt: skip
 
     keys = [key(1, thresholds[-1], "off")]
     others = {name: s for name, s in steps.items() if name not in ("off", "inline")}
-    chosen = recommended(steps) if steps else "off"
+    chosen = chosen_overlap(steps)
     besides = {"auto": ["off"] if chosen != "off" else sorted(others, key=lambda name: others[name])[:1]}
+    if experiment.over_devices is not None:
+        besides["auto"] = []
     besides["all"] = [name for name in steps if name != chosen]
     for devices in experiment.devices:
         if devices == 1:
@@ -172,6 +204,9 @@ def _predicted_point(experiment: Experiment, workload: Workload, machine: Machin
     prediction = predict(workload, machine, plan)
     low_s, high_s = interval(prediction, machine, workload)
     beside = nulls(workload, machine, plan)
+    if experiment.batch(key.devices) > experiment.global_batch:  # weak scaling: perfect where a step is that of one
+        alone = make_plan(experiment, 1, key.algorithm, "off", key.fusion_threshold_bytes, key.network)
+        beside["perfect_scaling"] = (predict(workload, machine, alone).step_s, 0.0)
     return PredictedPoint(
         key=key, buckets=prediction.buckets if key.devices > 1 else 0, step_s=prediction.step_s, low_s=low_s,
         high_s=high_s, exposed_communication_s=prediction.exposed_communication_s,

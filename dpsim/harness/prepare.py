@@ -10,6 +10,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.data import load_dataset
+from dpsim.data.sharding import largest_share
 from dpsim.harness.calibrate import CalibrateConfig, machine
 from dpsim.harness.environment import environment
 from dpsim.harness.profile import Profile, ProfileConfig
@@ -17,6 +18,8 @@ from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.nn import build_model
 from dpsim.optimizer import Optimizer
+from dpsim.plan import Plan
+from dpsim.record import Scaling
 from dpsim.runtime.describe import describe
 from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
@@ -28,7 +31,10 @@ _SECONDS = 12.0
 
 
 class Preparation(Noun, frozen=True):
-    """What will be run: one model at one global batch on some devices or layouts and (network, algorithm) pairs."""
+    """What will be run: one model at one global batch on some devices or layouts and (network, algorithm) pairs.
+
+    Under weak ``scaling`` it is the batch of one device.
+    """
 
     model: str
     dataset: str
@@ -39,6 +45,7 @@ class Preparation(Noun, frozen=True):
     optimizer: Optimizer
     seed: int = 0
     wire_dtype: WireDtype | None = None
+    scaling: Scaling = Scaling()
 
 
 def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dict[str, Machine]]:
@@ -48,10 +55,12 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
     """
     counts = [parse_devices(token)[0] for token in preparation.devices]
     most = max(counts)
-    shares = {n: -(-preparation.global_batch // n) for n in counts}
+    over, batch = preparation.scaling, preparation.global_batch
+    shares = {n: batch if over.kind == "weak" else largest_share(batch, n, over.leaves) for n in counts}
     profiling = ProfileConfig(
         model=preparation.model, dataset=preparation.dataset, local_batches=tuple(sorted(set(shares.values()))),
-        optimizer=preparation.optimizer, crowd=tuple(shares.items()), seed=preparation.seed,
+        optimizer=preparation.optimizer, crowd=tuple(shares.items()), seed=preparation.seed, leaves=over.leaves,
+        batch_norm=over.batch_norm or Plan.usual_batch_norm(over.leaves),
     )  # fmt: skip
     dataset = load_dataset(preparation.dataset, preparation.seed)
     model = build_model(preparation.model, dataset.input_shape, dataset.classes)

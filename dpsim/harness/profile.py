@@ -10,6 +10,7 @@ from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError
 from dpsim.machine import ComputeSlowdown
 from dpsim.optimizer import Optimizer, Sgd
+from dpsim.plan import BatchNormMode
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
@@ -19,7 +20,8 @@ class ProfileConfig(Noun, frozen=True):
     """What to profile: a model on a data set at some local batches.
 
     ``crowd`` names device counts at which to measure, too, how much slower the same computation is when so
-    many devices of this machine compute at once, as (devices, local batch).
+    many devices of this machine compute at once, as (devices, local batch). ``leaves`` are those of the largest local
+    batch, the global one of one device; a smaller one has its share of them.
     """
 
     model: str = "cnn"
@@ -29,10 +31,16 @@ class ProfileConfig(Noun, frozen=True):
     crowd: tuple[tuple[int, int], ...] = ()
     seed: int = 0
     seconds: float = 4.0
+    batch_norm: BatchNormMode = "local"
+    leaves: int = 0
 
     def __post_init__(self) -> None:
         if not self.local_batches or min(self.local_batches) < 1:
             raise ConfigError(f"local batches {list(self.local_batches)}", allowed="one or more sizes of 1 or more")
+
+    def leaves_of(self, local_batch: int) -> int:
+        """Leaves of a local batch: the part of all leaves that it is of the largest, one or more if there are any."""
+        return min(self.leaves, max(1, round(self.leaves * local_batch / max(self.local_batches))))
 
 
 class Profile(Noun, frozen=True):

@@ -12,6 +12,8 @@ from dpsim.harness.statistics import Interval
 from dpsim.report.comparison import ComparedPoint, Group, Overall, OverlapEffect, Score
 
 GIVEN_NULLS = ("perfect_scaling", "alpha_beta_no_overlap", "largest_bucket")
+DEVICES_NULLS = ("perfect_scaling", "alpha_beta_no_overlap")
+"""Over the number of devices; the largest bucket is there what the model itself says of another threshold."""
 
 
 def score(errors: Sequence[float], null_errors: Mapping[str, Sequence[float]]) -> Score:
@@ -34,7 +36,7 @@ def score(errors: Sequence[float], null_errors: Mapping[str, Sequence[float]]) -
 
 def step_score(points: Sequence[ComparedPoint]) -> Score:
     """Errors of step time: predicted / measured - 1, for the model and each null."""
-    nulls = {name: [p.null_step_s[name] / p.measured_step_s - 1 for p in points] for name in ("constant", *GIVEN_NULLS)}
+    nulls = {name: [p.null_step_s[name] / p.measured_step_s - 1 for p in points] for name in points[0].null_step_s}
     return score([p.error for p in points], nulls)
 
 
@@ -42,26 +44,28 @@ def exposed_score(points: Sequence[ComparedPoint]) -> Score:
     """Errors of exposed communication: (predicted - measured) / measured step time, for the model and each null."""
     nulls = {
         name: [(p.null_exposed_s[name] - p.exposed_communication_s) / p.measured_step_s for p in points]
-        for name in ("constant", *GIVEN_NULLS)
+        for name in points[0].null_exposed_s
     }
     model = [(p.predicted_exposed_communication_s - p.exposed_communication_s) / p.measured_step_s for p in points]
     return score(model, nulls)
 
 
-def nulls_of(members: Sequence[Pair], member: Pair) -> tuple[dict[str, float], dict[str, float]]:
-    """Step time and exposed communication that the four nulls say of a point of a group.
+def nulls_of(
+    members: Sequence[Pair], member: Pair, given_nulls: Sequence[str] = GIVEN_NULLS
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Step time and exposed communication that the nulls say of a point of a group: constant, and ``given_nulls``.
 
     ``constant`` is the strongest fair constant: the median over the group of what was measured, known
     only with hindsight. The others stand in the prediction; without one, ``FileFormatError``.
     """
     step = {"constant": float(np.median([np.median(m.samples()) for m in members]))}
     exposed = {"constant": float(np.median([np.median(m.exposed()) for m in members]))}
-    for name in GIVEN_NULLS:
+    for name in given_nulls:
         for given, into in ((member.predicted.null_step_s, step), (member.predicted.null_exposed_s, exposed)):
             if name not in given:
                 raise FileFormatError(
                     f"predicted point ({describe(member.key)}) lacks the null {name!r}",
-                    allowed=", ".join(GIVEN_NULLS),
+                    allowed=", ".join(given_nulls),
                     remedy="run the sweep again with this version of dpsim",
                 )
             into[name] = given[name]
@@ -79,14 +83,14 @@ def aa_noise(pairs: Iterable[Pair]) -> float | None:
 
 
 def regret(members: Sequence[Pair], chosen: Pair) -> tuple[float, bool]:
-    """Measured time of the ``chosen`` setting over the best measured one, minus 1; and whether halves were used.
+    """Measured time a sample of the ``chosen`` setting over the best measured one's, minus 1; and whether by halves.
 
     The best is picked on the rounds of one parity and both are timed on the other; both ways round, averaged.
     It may be negative: the best of one half need not be the best of the other. With too few rounds for
     halves all samples serve for both, which can only be 0 or more.
     """
     halves = [{id(m): _median_of_parity(m, parity) for m in members} for parity in (0, 1)]
-    whole = {id(m): float(np.median(m.samples())) for m in members}
+    whole = {id(m): float(np.median(m.samples())) / m.key.global_batch for m in members}
     if any(value is None for half in halves for value in half.values()):
         return whole[id(chosen)] / min(whole.values()) - 1, False
     costs = []
@@ -100,7 +104,7 @@ def regret(members: Sequence[Pair], chosen: Pair) -> tuple[float, bool]:
 
 def _median_of_parity(pair: Pair, parity: int) -> float | None:
     values = [s for s, r in zip(pair.samples(), pair.rounds(), strict=True) if r % 2 == parity]
-    return float(np.median(values)) if values else None
+    return float(np.median(values)) / pair.key.global_batch if values else None
 
 
 def drift(members: Sequence[Pair]) -> float | None:
@@ -127,20 +131,27 @@ def half_width(point: ComparedPoint) -> float:
     ).relative_half_width
 
 
-def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float | None) -> Group:
-    """Scores of one network and device count; ``members`` are the pairs of ``points``, in the same order."""
-    best = min(points, key=lambda p: p.measured_step_s)
-    worst = max(points, key=lambda p: p.measured_step_s)
+def group(
+    points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float | None, *, of_devices: bool = False
+) -> Group:
+    """Scores of one network and device count, or ``of_devices`` of all of a network, one device not scored.
+
+    ``members`` are the pairs of ``points``, in the same order.
+    """
+    many = [p for p in points if p.devices > 1]
+    best = min(points, key=lambda p: p.measured_s_per_sample)
+    worst = max(points, key=lambda p: p.measured_s_per_sample)
     chosen = next(i for i, p in enumerate(points) if p.is_best_predicted)
     cost, on_halves = regret(members, members[chosen])
     floor = max(noise or 0.0, half_width(best), half_width(worst))
-    effect = worst.measured_step_s / best.measured_step_s - 1
+    effect = worst.measured_s_per_sample / best.measured_s_per_sample - 1
     return Group(
-        network=best.network, emulated_network=best.emulated_network, devices=best.devices, points=len(points),
-        step=step_score(points), exposed_communication=exposed_score(points), regret=cost,
+        network=best.network, emulated_network=best.emulated_network, devices=0 if of_devices else best.devices,
+        points=len(many), step=step_score(many), exposed_communication=exposed_score(many), regret=cost,
         regret_on_halves=on_halves, effect=effect, noise=noise, noise_floor=floor, below_noise=effect < floor,
         drift=drift(members), best_measured_threshold_bytes=best.fusion_threshold_bytes,
         best_predicted_threshold_bytes=points[chosen].fusion_threshold_bytes,
+        best_measured_devices=best.devices, best_predicted_devices=points[chosen].devices,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dpsim import codec
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.harness.compare import compare
+from dpsim.harness.drift import DRIFT, drift
 from dpsim.harness.environment import environment, stamp
 from dpsim.harness.experiment import completed, make_plan, networks_of, plan_of, predict_experiment
 from dpsim.harness.prepare import Preparation, prepare
@@ -21,6 +22,7 @@ from dpsim.record import (
     Experiment,
     Predictions,
     Results,
+    Scaling,
     read_experiment,
     read_predictions,
     read_results,
@@ -34,15 +36,17 @@ Progress = Callable[[str], None]
 def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
     """Run a declared sweep into ``folder``, or continue it where it stopped; returns the comparison.
 
-    Leaves ``predictions.json`` (written and hashed before the first measured sample), ``results.json`` and the
-    report. Raises ``ConfigError`` where the folder holds another experiment, ``CommunicationError`` where ranks fail.
+    Leaves ``predictions.json`` (written and hashed before the first measured sample), ``results.json``, of a sweep over
+    the number of devices ``drift.json``, and the report. Raises ``ConfigError`` where the folder holds another
+    experiment, ``CommunicationError`` where ranks fail.
     """
     experiment = completed(experiment)
     for devices, (network, algorithm) in itertools.product(experiment.devices, networks_of(experiment)):
         make_plan(experiment, devices, algorithm, "off", None, network)  # every mistake shows before anything runs
     predictions = _existing(folder, experiment)
-    if (folder / "results.json").exists() and predictions is not None:
+    if _complete(folder, experiment):
         progress(f"{folder} holds this experiment complete; nothing is measured again")
+    if (folder / "results.json").exists() and predictions is not None:
         results = read_results(folder / "results.json")
     else:
         if predictions is None:
@@ -51,10 +55,18 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
         results = _measured(predictions, folder, progress)
         codec.write(folder / "results.json", results)
         (folder / "samples.json").unlink(missing_ok=True)
-    comparison = compare(predictions, results)
+    drifted = drift(predictions, folder, progress)
+    comparison = compare(predictions, results, drifted)
     progress("writing the report")
-    write_report(folder, predictions, results, comparison)
+    write_report(folder, predictions, results, comparison, drifted)
     return comparison
+
+
+def _complete(folder: Path, experiment: Experiment) -> bool:
+    """Whether nothing of the experiment is left to be measured, given that the folder is of this one."""
+    over = experiment.over_devices
+    names = ["results.json", DRIFT] if over is not None and over.kind == "strong" else ["results.json"]
+    return all((folder / name).exists() for name in names)
 
 
 def declared(name: str) -> Experiment:
@@ -72,7 +84,7 @@ def free_folder(reports: Path, experiment: Experiment) -> Path:
     experiment = completed(experiment)
     for number in itertools.count(1):
         folder = reports / (experiment.name if number == 1 else f"{experiment.name}-{number}")
-        if (folder / "results.json").exists():
+        if _complete(folder, experiment):
             continue
         try:
             _existing(folder, experiment)
@@ -113,7 +125,7 @@ def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
     """Calibrate and profile on running ranks, then predict every point from what they say alone."""
     preparation = Preparation(
         model=experiment.model, dataset=experiment.dataset, optimizer=experiment.optimizer, seed=experiment.seed,
-        global_batch=experiment.global_batch, devices=experiment.devices,
+        global_batch=experiment.global_batch, devices=experiment.devices, scaling=experiment.over_devices or Scaling(),
         networks=tuple(networks_of(experiment)), overlaps=_mechanisms(experiment), wire_dtype=experiment.wire_dtype,
     )  # fmt: skip
     workload, machines = prepare(preparation, progress)

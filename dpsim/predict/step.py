@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.codec import Noun
+from dpsim.data.sharding import largest_share
 from dpsim.errors import ConfigError
 from dpsim.lower import lower
 from dpsim.machine import Machine
@@ -55,8 +56,11 @@ class _Priced:
 
 
 def local_share(plan: Plan) -> float:
-    """Samples the slowest device computes at once: ceil(B / n) / accumulate; synchronous training waits for it."""
-    return -(-plan.global_batch // plan.devices) / plan.accumulate
+    """Samples the slowest device computes at once; synchronous training waits for it.
+
+    ceil(B / n) / accumulate, or with leaves those of the device that has the most.
+    """
+    return largest_share(plan.global_batch, plan.devices, plan.leaves) / plan.accumulate
 
 
 def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:

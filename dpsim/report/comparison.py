@@ -9,6 +9,7 @@ from typing import Any
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.record import Scaling
 
 ALL_NETWORKS = "all"
 NULL_NAMES = {
@@ -25,7 +26,10 @@ class ComparedPoint(Noun, frozen=True):
     ``error`` is predicted over measured, minus 1. ``noise`` is the A/A difference of the point's network
     and device count (``None``: no pair was run). ``repeat`` counts the runs that were pooled.
     ``slow_samples`` is the share of samples beyond 1.5 times the median. ``scored`` tells the points of
-    the main table (the chosen overlap) from those that only show what overlap does.
+    the main table (the chosen overlap) from those that only show what overlap does. Of a sweep over the number of
+    devices: ``measured_drift`` is |w_n - w_1| / |w_1| after some steps (0 where the bits are the same), the statistics'
+    that of local batch norm's means (``dpsim.reproduce``), each ``None`` where there is none; ``digest`` is that of the
+    trained state.
     """
 
     devices: int
@@ -64,6 +68,16 @@ class ComparedPoint(Noun, frozen=True):
     slow_samples: float
     null_step_s: dict[str, float]
     null_exposed_s: dict[str, float]
+    measured_drift: float | None = None
+    predicted_drift: float | None = None
+    measured_statistics_drift: float | None = None
+    predicted_statistics_drift: float | None = None
+    digest: str = ""
+
+    @property
+    def measured_s_per_sample(self) -> float:
+        """Seconds of a step over the samples of a step."""
+        return self.measured_step_s / self.global_batch
 
 
 class Score(Noun, frozen=True):
@@ -79,6 +93,9 @@ class Score(Noun, frozen=True):
 
 class Group(Noun, frozen=True):
     """One network and one device count above 1: its scores, and what the choice of the threshold is worth.
+
+    Of a sweep over the number of devices one network, with ``devices`` 0: scores over its counts above 1, and what the
+    choice of the count is worth, by time a sample.
 
     ``exposed_communication`` scores absolute errors relative to the measured step time, for exposed
     communication itself may be 0. ``effect`` is the worst over the best measured setting, minus 1;
@@ -105,6 +122,8 @@ class Group(Noun, frozen=True):
     drift: float | None
     best_measured_threshold_bytes: float
     best_predicted_threshold_bytes: float
+    best_measured_devices: int
+    best_predicted_devices: int
 
 
 class Overall(Noun, frozen=True):
@@ -143,7 +162,11 @@ class OverlapEffect(Noun, frozen=True):
 
 
 class Comparison(Noun, frozen=True):
-    """A sweep's predictions against its measurements. One device is nearly a replay and is scored apart."""
+    """A sweep's predictions against its measurements. One device is nearly a replay and is scored apart.
+
+    ``cores`` are those of the machine. ``scaling`` is that of a sweep over the number of devices. ``identical``:
+    whether all its trainings with leaves came to the same bits, None where none was to.
+    """
 
     name: str
     question: str
@@ -161,6 +184,15 @@ class Comparison(Noun, frozen=True):
     same_environment: bool
     not_measured: tuple[str, ...]
     harness_warnings: tuple[str, ...]
+    cores: int
+    scaling: Scaling | None = None
+    identical: bool | None = None
+    drift_predictions_sha256: str = ""
+
+    @property
+    def drift_measured(self) -> bool:
+        """Whether the device counts were trained and compared."""
+        return any(p.digest for p in self.points)
 
     @property
     def scored(self) -> tuple[ComparedPoint, ...]:
@@ -168,8 +200,8 @@ class Comparison(Noun, frozen=True):
         return tuple(p for p in self.points if p.scored)
 
     def members(self, group: Group) -> tuple[ComparedPoint, ...]:
-        """The scored points of a group, by threshold."""
-        return tuple(p for p in self.scored if (p.network, p.devices) == (group.network, group.devices))
+        """The scored points of a group, by threshold or by number of devices."""
+        return tuple(p for p in self.scored if p.network == group.network and group.devices in (0, p.devices))
 
 
 def points_json(comparison: Comparison) -> list[dict[str, Any]]:
@@ -184,8 +216,10 @@ def summary_json(comparison: Comparison) -> dict[str, Any]:
     overall: dict[str, Any] = parts["overall"] or {}
     step: dict[str, Any] = overall.pop("step", {})
     fixed = {key: step.get(key) for key in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
-    kept = ("groups", "networks", "single_device_median_abs_error", "overlap", "chosen_overlap", "predictions_sha256",
-            "predicted_at", "measured_from", "measured_until", "not_measured")  # fmt: skip
+    kept = ["groups", "networks", "single_device_median_abs_error", "overlap", "chosen_overlap", "predictions_sha256",
+            "predicted_at", "measured_from", "measured_until", "not_measured"]  # fmt: skip
+    if comparison.scaling is not None:
+        kept += ["scaling", "identical", "drift_predictions_sha256"]
     return (
         fixed
         | {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}

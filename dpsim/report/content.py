@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpsim.report import scaling
 from dpsim.report.comparison import Comparison, Group
 from dpsim.report.facts import RULES, Facts
-from dpsim.report.tables import Table, tables
+from dpsim.report.tables import Table, score_tables, tables
 from dpsim.report.warning import ReportWarning, warnings
 from dpsim.report.words import (
     answers,
     best_measured,
     best_predicted,
-    devices_name,
     gain,
+    group_name,
     milliseconds,
-    network_name,
     percent,
     skill_text,
 )
@@ -59,12 +59,33 @@ def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content
     """What the report of a sweep says."""
     return Content(
         name=comparison.name, heading=f"{comparison.name}: predicted, then measured", question=comparison.question,
-        answers=tuple(answers(comparison)), cards=tuple(_card(comparison, group) for group in comparison.groups),
-        tables=tables(comparison), warnings=warnings(comparison), rules=RULES, facts=facts, environment=environment,
+        answers=told(comparison), cards=tuple(_card(comparison, group) for group in comparison.groups),
+        tables=shown(comparison), warnings=warnings(comparison), facts=facts, environment=environment,
+        rules=RULES if not comparison.drift_measured else RULES + scaling.RULES,
     )  # fmt: skip
 
 
+def told(comparison: Comparison) -> tuple[str, ...]:
+    """The answers, in sentences."""
+    return answers(comparison) if comparison.scaling is None else tuple(scaling.answers(comparison))
+
+
+def shown(comparison: Comparison) -> tuple[Table, ...]:
+    """The tables."""
+    if comparison.scaling is None:
+        return tables(comparison)
+    return scaling.points_table(comparison), *score_tables(comparison)
+
+
 def _card(comparison: Comparison, group: Group) -> Card:
+    if comparison.scaling is None:
+        found = _threshold_tiles(comparison, group)
+    else:
+        found = [Tile(value=value, label=label) for value, label in scaling.tiles(comparison, group)]
+    return Card(title=group_name(group), emulated=group.emulated_network, tiles=tuple(found))
+
+
+def _threshold_tiles(comparison: Comparison, group: Group) -> list[Tile]:
     best, guess = best_measured(comparison, group), best_predicted(comparison, group)
     tiles = [
         Tile(
@@ -86,5 +107,4 @@ def _card(comparison: Comparison, group: Group) -> Card:
         tiles.insert(1, Tile(value=f"{faster[0]:.2f}x", label=f"as fast as {faster[1]}"))
     if group.below_noise:
         tiles.insert(0, Tile(value="no effect", label=f"{percent(group.effect)} is within the noise"))
-    title = f"{network_name(group.network, group.emulated_network)}, {devices_name(group.devices)}"
-    return Card(title=title, emulated=group.emulated_network, tiles=tuple(tiles))
+    return tiles

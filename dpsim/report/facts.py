@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dpsim.record import Environment, Predictions, Results
+from dpsim.record import Environment, Experiment, Predictions, Results
 from dpsim.report.comparison import Comparison
-from dpsim.report.words import network_name, percent
+from dpsim.report.words import group_name, percent
 from dpsim.units import format_size
 
 Facts = tuple[tuple[str, str], ...]
@@ -14,7 +14,7 @@ RULES = (
     "Configurations were interleaved in one run, in random order, after warm-up. The first two steps after each "
     "change of configuration and short last batches do not count; no other sample was dropped.",
     "Some configurations ran twice (A/A): the difference of the twins' medians is the noise.",
-    "The model is scored against four nulls; one that does not beat the best of them has no skill.",
+    "The model is scored against nulls; one that does not beat the best of them has no skill.",
     "Networks marked (emulated) are paced links on this machine, never a real network, and are scored apart.",
 )
 
@@ -24,17 +24,16 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
     run = results.experiment
     samples = [p.samples for p in comparison.points]
     noise = [
-        f"{network_name(g.network, g.emulated_network)}, {g.devices} devices: "
-        + ("unknown" if g.noise is None else percent(g.noise))
-        for g in comparison.groups
-    ]
+        f"{group_name(g)}: " + ("unknown" if g.noise is None else percent(g.noise)) for g in comparison.groups
+    ]  # fmt: skip
     calibrated = dict.fromkeys(p.calibrated_on for p in comparison.points if p.calibrated_on)
     steps = f"{sum(samples)} steps over {len(samples)} configurations, {min(samples)} to {max(samples)} each"
     return tuple(
         (name, value)
         for name, value in (
-            ("model and data", f"{run.model} on {run.dataset}, global batch {run.global_batch}, seed {run.seed}"),
-            ("fusion rule", run.fusion_rule),
+            ("model and data", f"{run.model} on {run.dataset}, {_batch(run)}, seed {run.seed}"),
+            ("batch norm", _batch_norm(run)),
+            ("fusion rule", run.fusion_rule + _threshold(run)),
             ("overlap", ", ".join(f"{network}: {word}" for network, word in comparison.chosen_overlap.items())),
             ("samples", steps),
             ("recording", _recording(results)),
@@ -42,6 +41,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
             ("predicted at", comparison.predicted_at),
             ("measured", f"{comparison.measured_from} to {comparison.measured_until}"),
             ("predictions' SHA-256", comparison.predictions_sha256),
+            ("predictions of drift", comparison.drift_predictions_sha256),
             ("calibrated on", "; ".join(calibrated) or "not said"),
             ("workload", f"{predictions.workload.source or predictions.workload.name}"
              + (" (emulated computation)" if predictions.workload.emulated_compute else "")),
@@ -50,6 +50,21 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         )
         if value
     )  # fmt: skip
+
+
+def _batch(run: Experiment) -> str:
+    weak = run.batch(2) > run.batch(1)
+    return f"local batch {run.global_batch} (weak scaling)" if weak else f"global batch {run.global_batch}"
+
+
+def _batch_norm(run: Experiment) -> str:
+    if (over := run.over_devices) is None:
+        return ""
+    return f"{over.batch_norm}, {over.leaves} leaves" if over.leaves else f"{over.batch_norm}, plain sums"
+
+
+def _threshold(run: Experiment) -> str:
+    return "" if run.over_devices is None else f", threshold {format_size(run.fusion_thresholds_bytes[0])}"
 
 
 def _recording(results: Results) -> str:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpsim.report.reproduce_content import content
-from dpsim.report.write import write_content
+from dpsim.report.write import DRIFT, write_content
 from dpsim.reproduce import ReproduceRecord
-
-_CAPTION = (
-    "Drift from the run on one device against the number of devices. Dots: measured, one a configuration; line: "
-    "predicted beforehand. Both axes are logarithmic; what is promised to be identical has no drift and is not drawn."
-)
 
 
 def write_reproduce_report(folder: Path, record: ReproduceRecord) -> list[Path]:
@@ -20,5 +15,5 @@ def write_reproduce_report(folder: Path, record: ReproduceRecord) -> list[Path]:
     if record.drift:
         from dpsim.report.figures import drift
 
-        figures.append(("drift", "Drift", _CAPTION, drift.draw(record), drift.draw(record, narrow=True)))
+        figures.append(("drift", "Drift", DRIFT, drift.draw(record), drift.draw(record, narrow=True)))
     return write_content(folder, content(record), figures)

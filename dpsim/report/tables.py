@@ -57,8 +57,13 @@ class Table:
 
 
 def tables(comparison: Comparison) -> tuple[Table, ...]:
-    """The main table, the scores, and (where both were run) what overlap does."""
-    found = [points_table(comparison)]
+    """The main table, and ``score_tables``."""
+    return points_table(comparison), *score_tables(comparison)
+
+
+def score_tables(comparison: Comparison) -> tuple[Table, ...]:
+    """The scores, and (where it was run with and without) what overlap does."""
+    found = []
     if comparison.groups:
         found.append(scores_table(comparison))
     if comparison.overlap:
@@ -66,7 +71,8 @@ def tables(comparison: Comparison) -> tuple[Table, ...]:
     return tuple(found)
 
 
-def _by_network(items: Iterable[Item], name: Callable[[Item], str]) -> dict[str, list[Item]]:
+def by_network(items: Iterable[Item], name: Callable[[Item], str]) -> dict[str, list[Item]]:
+    """The items under the names of their networks, in the order in which these appear."""
     found: dict[str, list[Item]] = {}
     for item in items:
         found.setdefault(name(item), []).append(item)
@@ -87,9 +93,7 @@ def points_table(comparison: Comparison) -> Table:
         columns.insert(2, Column(head="algorithm", left=True))
     longest = max(p.measured_step_s for p in comparison.points)
     sections = []
-    for network, points in _by_network(
-        comparison.scored, lambda p: network_name(p.network, p.emulated_network)
-    ).items():
+    for network, points in by_network(comparison.scored, lambda p: network_name(p.network, p.emulated_network)).items():
         rows = [_point_row(p, longest, algorithms) for p in points]
         strong = tuple(i for i, p in enumerate(points) if p.is_best_measured or p.is_best_predicted)
         overlap = comparison.chosen_overlap.get(points[0].network, "")
@@ -131,18 +135,18 @@ def _point_row(point: ComparedPoint, longest: float, algorithms: bool) -> tuple[
 
 
 def scores_table(comparison: Comparison) -> Table:
-    """The model's median absolute error against the four nulls', a network and device count each."""
+    """The model's median absolute error against the nulls', a network and device count each, or a network."""
+    of_devices = comparison.scaling is not None
+    nulls = comparison.groups[0].step.null_errors
     columns = (
         Column(head="devices"), Column(head="of", left=True), Column(head="model"),
         Column(head="p90", dispensable=2),
-        *(Column(head=_SHORT_NULLS[name]) for name in NULL_NAMES), Column(head="skill"),
+        *(Column(head=_SHORT_NULLS[name]) for name in NULL_NAMES if name in nulls), Column(head="skill"),
         Column(head="regret"), Column(head="A/A noise", dispensable=3), Column(head="effect", dispensable=4),
     )  # fmt: skip
     sections = []
-    for network, groups in _by_network(
-        comparison.groups, lambda g: network_name(g.network, g.emulated_network)
-    ).items():
-        rows = [row for g in groups for row in _score_rows(str(g.devices), g)]
+    for network, groups in by_network(comparison.groups, lambda g: network_name(g.network, g.emulated_network)).items():
+        rows = [row for g in groups for row in _score_rows(str(g.devices or "above 1"), g)]
         if len(groups) > 1:
             overall = next(o for o in comparison.networks if o.network == groups[0].network)
             rows += _score_rows("all", overall)
@@ -151,14 +155,16 @@ def scores_table(comparison: Comparison) -> Table:
         rows = _score_rows("all", comparison.overall)
         sections.append(Section(title="all networks, real and emulated", rows=tuple(rows), strong=(0,)))
     return Table(
-        title="The model against four nulls",
+        title=f"The model against {'three' if of_devices else 'four'} nulls",
         columns=columns,
         sections=tuple(sections),
         note="Median absolute errors. Skill = 1 - model / best null: above 0 the model knows more than the null. "
-        "Constant: the median of the measured steps of that network and device count, known only with hindsight. "
+        f"Constant: the median of the measured steps of that network{'' if of_devices else ' and device count'}, known "
+        f"only with hindsight{' (one device is among them)' if of_devices else ''}. "
         "Exposed communication is scored relative to the step. Regret: what following the prediction costs, "
         "best chosen on one half of the rounds and timed on the other (so chance can make it negative). "
-        "Effect: worst over best measured threshold, minus 1." + _single(comparison),
+        f"Effect: worst over best measured {'device count by samples/s' if of_devices else 'threshold'}, minus 1."
+        + _single(comparison),
     )
 
 
@@ -169,7 +175,7 @@ def _single(comparison: Comparison) -> str:
 
 def _score_rows(devices: str, group: Group | Overall) -> list[tuple[str, ...]]:
     def row(first: str, name: str, score: Score, rest: tuple[str, ...]) -> tuple[str, ...]:
-        nulls = (percent(score.null_errors[n]) for n in NULL_NAMES)
+        nulls = (percent(score.null_errors[n]) for n in NULL_NAMES if n in score.null_errors)
         model = percent(score.median_abs_error), percent(score.p90_abs_error)
         return (first, name, *model, *nulls, skill_text(score.skill), *rest)
 
@@ -199,7 +205,7 @@ def overlap_table(comparison: Comparison) -> Table:
             ),
             strong=tuple(i for i, e in enumerate(effects) if e.sign_right is False),
         )
-        for network, effects in _by_network(
+        for network, effects in by_network(
             comparison.overlap, lambda e: network_name(e.network, e.emulated_network)
         ).items()
     )  # fmt: skip

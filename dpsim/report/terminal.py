@@ -10,9 +10,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from dpsim.report.comparison import Comparison
-from dpsim.report.tables import Column, Section, Table, tables
+from dpsim.report.content import shown, told
+from dpsim.report.tables import Column, Section, Table
 from dpsim.report.warning import warnings
-from dpsim.report.words import answers
 
 INDENT, GAP = 2, 2
 
@@ -24,13 +24,13 @@ class _Fitting:
         self.comparison = comparison
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        for table in tables(self.comparison):
+        for table in shown(self.comparison):
             yield from _render(table, options.max_width)
         for warning in warnings(self.comparison):
             yield Text.assemble(("warning: ", "yellow"), warning.text, ("\n  to do: ", "dim"), warning.remedy)
         if warnings(self.comparison):
             yield Text("")
-        for sentence in answers(self.comparison):
+        for sentence in told(self.comparison):
             yield Text(sentence, style="bold")
 
 

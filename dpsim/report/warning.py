@@ -70,7 +70,7 @@ def _of_points(comparison: Comparison) -> Iterator[ReportWarning]:
         yield ReportWarning(
             kind="few-samples",
             text=f"{len(few)} points have fewer than {FEW_SAMPLES} samples ({_where(few)})",
-            remedy="raise the budget, or sweep fewer thresholds",
+            remedy="raise the budget, or sweep fewer settings",
         )
     wide = [p for p in comparison.points if p.measured_high_s - p.measured_low_s > WIDE_INTERVAL * p.measured_step_s]
     if wide:
@@ -105,13 +105,14 @@ def _of_points(comparison: Comparison) -> Iterator[ReportWarning]:
 
 
 def _of_group(group: Group) -> Iterator[ReportWarning]:
-    where = f"{group.network}, {group.devices} devices"
+    where = f"{group.network}, {group.devices} devices" if group.devices else group.network
+    what = "threshold" if group.devices else "number of devices"
     if group.below_noise:
         yield ReportWarning(
             kind="below-noise",
-            text=f"on {where} the threshold changes the step by {group.effect:.1%}, less than the noise "
+            text=f"on {where} the {what} changes the speed by {group.effect:.1%}, less than the noise "
             f"({group.noise_floor:.1%}): no best setting can be told",
-            remedy="raise the budget; or take it that the threshold does not matter here",
+            remedy=f"raise the budget; or take it that the {what} does not matter here",
         )
     if group.noise is None:
         yield ReportWarning(
@@ -148,5 +149,22 @@ def _of_run(comparison: Comparison) -> Iterator[ReportWarning]:
             text="the prediction was made in another environment than the measurement",
             remedy="compare the two environments in the records, or run the sweep again on one machine",
         )
+    crowded = sorted({p.devices for p in comparison.points if p.devices > comparison.cores})
+    if crowded:
+        yield ReportWarning(
+            kind="shared-cores",
+            text=f"{' and '.join(map(str, crowded))} devices are more than this machine has cores "
+            f"({comparison.cores}): their times are real, but of cores that several ranks share in turn",
+            remedy="take them for what this machine does, not for more devices; run on as many cores to know that",
+        )
+    if comparison.scaling is not None and comparison.scaling.kind == "strong" and not comparison.drift_measured:
+        yield ReportWarning(
+            kind="no-drift", text="the drift was not measured yet", remedy="give the sweep's command again to go on",
+        )  # fmt: skip
+    if comparison.identical is False:
+        yield ReportWarning(
+            kind="not-identical", text="training with leaves, promised to be the same on any number of devices, is not",
+            remedy="this is a defect of dpsim; see dpsim reproduce with the same flags, and please report it",
+        )  # fmt: skip
     for text in comparison.harness_warnings:
         yield ReportWarning(kind="run", text=text, remedy="see the text; run the sweep again when it is mended")

@@ -36,6 +36,12 @@ def devices_name(devices: int) -> str:
     return f"{devices} device{'' if devices == 1 else 's'}"
 
 
+def group_name(group: Group) -> str:
+    """``node, 2 devices``; of a sweep over the number of devices ``node``."""
+    where = network_name(group.network, group.emulated_network)
+    return f"{where}, {devices_name(group.devices)}" if group.devices else where
+
+
 def threshold_name(size_bytes: float) -> str:
     """``64 KiB``; 0 and inf say what they mean."""
     meaning = {0.0: " (one allreduce a tensor)", float("inf"): " (one allreduce a step)"}

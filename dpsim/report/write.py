@@ -11,6 +11,7 @@ from dpsim.record import Predictions, Results
 from dpsim.report.comparison import Comparison
 from dpsim.report.facts import environment_facts, run_facts
 from dpsim.report.timelines import Timelines
+from dpsim.reproduce import ReproduceRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,23 +22,34 @@ _STEP_TIME = (
     "Step time against the fusion threshold. Dots: measured medians with their 95% intervals; line: predicted "
     "beforehand, with its band; dashed: what the four nulls say. Threshold 0 is one allreduce a tensor, inf one a step."
 )
-_TIMELINE = (
-    "One training step of the best setting, of one rank: measured above, predicted below, on one time axis. "
-    "Hatched: computation waits for communication."
+_SPEEDUP = (
+    "Speedup against the number of devices: samples/s over those of one device. Dots: measured, with the 95% interval "
+    "of the step; line: predicted beforehand, with its band; dashed: what the nulls say; perfect scaling is the ideal."
 )
-_WHERE = "Where a step's time goes at each threshold: measured on the left, predicted (paler) on the right."
+DRIFT = (
+    "Drift from the run on one device against the number of devices. Dots: measured, one a configuration; line: "
+    "predicted beforehand. Both axes are logarithmic; what is promised to be identical has no drift and is not drawn."
+)
+_TIMELINE = (
+    "One training step of the fastest setting on the most devices, of one rank: measured above, predicted below, on "
+    "one time axis. Hatched: computation waits for communication."
+)
+_WHERE = "Where a step's time goes at each setting: measured on the left, predicted (paler) on the right."
 
 
-def write_report(folder: Path, predictions: Predictions, results: Results, comparison: Comparison) -> list[Path]:
+def write_report(
+    folder: Path, predictions: Predictions, results: Results, comparison: Comparison,
+    drift: ReproduceRecord | None = None,
+) -> list[Path]:  # fmt: skip
     """Write ``index.html``, ``report.md`` and the figures into ``folder``; returns the paths written.
 
-    ``comparison`` is ``dpsim.harness.compare.compare(predictions, results)``. Loads matplotlib.
+    ``comparison`` is ``dpsim.harness.compare.compare(predictions, results, drift)``. Loads matplotlib.
     Raises ``ConfigError`` when the folder cannot be written to.
     """
     from dpsim.report.content import content
 
     facts = run_facts(comparison, predictions, results), environment_facts(results.environment)
-    figures = _figures(comparison, Timelines.of(predictions, results))
+    figures = _figures(comparison, Timelines.of(predictions, results), drift)
     return write_content(folder, content(comparison, *facts), figures)
 
 
@@ -80,15 +92,22 @@ def write_content(folder: Path, content: Content, figures: list[tuple[str, str, 
     return written
 
 
-def _figures(comparison: Comparison, timelines: Timelines) -> list[tuple[str, str, str, Figure, Figure]]:
+def _figures(
+    comparison: Comparison, timelines: Timelines, record: ReproduceRecord | None
+) -> list[tuple[str, str, str, Figure, Figure]]:
     """Name, title, caption, and the figure for wide and narrow windows."""
     if not comparison.groups:
         return []
-    from dpsim.report.figures import step_time, timeline, where_time_goes
+    from dpsim.report.figures import drift, speedup, step_time, timeline, where_time_goes
 
-    found = [
-        ("step_time", "Step time", _STEP_TIME, step_time.draw(comparison), step_time.draw(comparison, narrow=True)),
-    ]
+    if comparison.scaling is None:
+        main, of_narrow = step_time.draw(comparison), step_time.draw(comparison, narrow=True)
+        found = [("step_time", "Step time", _STEP_TIME, main, of_narrow)]
+    else:
+        main, of_narrow = speedup.draw(comparison), speedup.draw(comparison, narrow=True)
+        found = [("speedup", "Speedup", _SPEEDUP, main, of_narrow)]
+    if record is not None and record.drift:
+        found.append(("drift", "Drift", DRIFT, drift.draw(record), drift.draw(record, narrow=True)))
     wide, narrow = timeline.draw(comparison, timelines), timeline.draw(comparison, timelines, narrow=True)
     if wide is not None and narrow is not None:
         found.append(("timeline", "One step, measured and predicted", _TIMELINE, wide, narrow))

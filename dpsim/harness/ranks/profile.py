@@ -46,7 +46,10 @@ class _Case:
         self.replica = build_model(config.model, dataset.input_shape, dataset.classes)
         self.global_batch = devices * local_batch
         if self.group is not None:
-            plan = Plan(devices=devices, global_batch=self.global_batch, fusion_rule="one", optimizer=config.optimizer)
+            plan = Plan(
+                devices=devices, global_batch=self.global_batch, fusion_rule="one", optimizer=config.optimizer,
+                batch_norm=config.batch_norm, leaves=devices * config.leaves_of(local_batch),
+            )  # fmt: skip
             self.trainer = Trainer(self.replica, dataset, plan, self.group, Network(), seed=config.seed)
         self.rows: list[Floats] = []
         self.step_s: list[float] = []

@@ -50,27 +50,42 @@ def measure(reproduction: Reproduction, folder: Path | None, progress: Progress)
 
     Raises ``ConfigError``, ``NotFiniteError``, ``CommunicationError``.
     """
-    measured_from = stamp()
-    configurations = possible(reproduction)
     with tempfile.TemporaryDirectory(prefix="dpsim-reproduce-") as scratch:
         work = _Work(reproduction, Path(scratch), progress)
-        alone = [one for one in configurations if one.devices == 1]
-        others = sorted((one for one in configurations if one.devices > 1), key=lambda one: one.devices)
-        if all(one.promised for one in configurations):  # nothing to predict
-            alone, others = alone + others, []
-        work.train(alone)
-        predictions, sha = _predictions(reproduction, configurations, work.basis), ""
-        if predictions.points:
-            sha = codec.digest(predictions)
-            if folder is not None:
-                codec.write(folder / PREDICTIONS, predictions)
-        work.train(others)
-        record = ReproduceRecord(
-            reproduction=reproduction, environment=environment(), measured_from=measured_from,
-            measured_until=stamp(), trajectories=tuple(work.trajectories), runs=tuple(work.runs),
-            predictions=predictions if predictions.points else None, predictions_sha256=sha, drift=tuple(work.drift),
-        )  # fmt: skip
+        record = _compared(work, possible(reproduction), None if folder is None else folder / PREDICTIONS)
         return msgspec.structs.replace(record, found=tuple(_explain(record, work)), measured_until=stamp())
+
+
+def measure_drift(
+    reproduction: Reproduction, configurations: Sequence[Configuration], predictions: Path, progress: Progress
+) -> ReproduceRecord:
+    """Some of a reproduction's configurations (one device among them) trained and compared, not looked into.
+
+    Predictions of drift are written as the file ``predictions`` before what they predict runs. Raises as ``measure``.
+    """
+    with tempfile.TemporaryDirectory(prefix="dpsim-drift-") as scratch:
+        return _compared(_Work(reproduction, Path(scratch), progress), configurations, predictions)
+
+
+def _compared(work: _Work, configurations: Sequence[Configuration], file: Path | None) -> ReproduceRecord:
+    """One device first, then the predictions of drift into ``file``, then the others."""
+    reproduction, measured_from = work.reproduction, stamp()
+    alone = [one for one in configurations if one.devices == 1]
+    others = sorted((one for one in configurations if one.devices > 1), key=lambda one: one.devices)
+    if all(one.promised for one in configurations):  # nothing to predict
+        alone, others = alone + others, []
+    work.train(alone)
+    predictions, sha = _predictions(reproduction, configurations, work.basis), ""
+    if predictions.points:
+        sha = codec.digest(predictions)
+        if file is not None:
+            codec.write(file, predictions)
+    work.train(others)
+    return ReproduceRecord(
+        reproduction=reproduction, environment=environment(), measured_from=measured_from, measured_until=stamp(),
+        trajectories=tuple(work.trajectories), runs=tuple(work.runs),
+        predictions=predictions if predictions.points else None, predictions_sha256=sha, drift=tuple(work.drift),
+    )  # fmt: skip
 
 
 def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:

@@ -12,6 +12,7 @@ from dpsim.report.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import MUTED, PAPER, PARTS, RULE, panels, styled
 from dpsim.report.tables import where
 from dpsim.report.timelines import Timelines, parts_s
+from dpsim.report.words import network_name
 from dpsim.units import format_size
 
 _REST = "computation and the rest"
@@ -29,7 +30,7 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
     def make() -> Figure:
         figure, axes = panels(len(panel_bars), narrow=narrow, height_in=3.3, head_in=0.75 if narrow else 0.4)
         for axis, (points, bars) in zip(axes, panel_bars, strict=True):
-            _panel(axis, points, bars)
+            _panel(axis, points, bars, of_devices=comparison.scaling is not None)
         handles = [Patch(color=_COLOURS[part], label=part) for part in parts]
         handles.append(Patch(facecolor=MUTED, alpha=_PALE, label="paler, right: predicted"))
         figure.legend(
@@ -58,7 +59,7 @@ def _bars(points: Sequence[ComparedPoint], timelines: Timelines) -> list[tuple[B
     return bars
 
 
-def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar, Bar]]) -> None:
+def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar, Bar]], *, of_devices: bool) -> None:
     for i, pair in enumerate(bars):
         for bar, x, alpha in ((pair[0], i - _WIDTH / 2 - 0.02, 1.0), (pair[1], i + _WIDTH / 2 + 0.02, _PALE)):
             bottom = 0.0
@@ -68,10 +69,12 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar
                 )
                 bottom += value
     axis.set_xlim(-0.6, len(points) - 0.4)
-    axis.set_xticks(range(len(points)), [format_size(p.fusion_threshold_bytes).replace(" ", "\n") for p in points])
+    thresholds = [format_size(p.fusion_threshold_bytes).replace(" ", "\n") for p in points]
+    axis.set_xticks(range(len(points)), [p.layout for p in points] if of_devices else thresholds)
     axis.tick_params(labelsize=8.5)
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
-    axis.set_xlabel("fusion threshold", fontsize=8.5)
-    axis.set_title(where(points[0]), loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.set_xlabel("devices" if of_devices else "fusion threshold", fontsize=8.5)
+    title = network_name(points[0].network, points[0].emulated_network) if of_devices else where(points[0])
+    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
     axis.text(0, 1.02, "milliseconds of a step", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
