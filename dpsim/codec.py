@@ -62,9 +62,30 @@ def to_json(value: Any, *, indent: int | None = 1) -> str:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of a value."""
-    text = json.dumps(to_builtins(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """SHA-256 of the canonical JSON of a value, without those fields of nouns that have their default.
+
+    So a field that a later version of dpsim adds leaves the digest of an earlier record as it is.
+    """
+    essential = to_builtins(_without_defaults(value))
+    text = json.dumps(essential, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_defaults(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        config = value.__struct_config__
+        found = {} if config.tag is None else {str(config.tag_field): config.tag}
+        for field in msgspec.structs.fields(value):
+            given = getattr(value, field.name)
+            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            if default is msgspec.NODEFAULT or given != default:
+                found[field.encode_name] = _without_defaults(given)
+        return found
+    if isinstance(value, dict):
+        return {key: _without_defaults(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_defaults(each) for each in value]
+    return value
 
 
 def write_bytes(path: Path, data: bytes) -> None:

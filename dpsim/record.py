@@ -6,8 +6,6 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from msgspec import UNSET, UnsetType
-
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
@@ -73,17 +71,12 @@ class Experiment(Noun, frozen=True):
     budget_s: float = 45.0
     interval: float = 0.02
     wire_dtype: WireDtype | None = None
-    scaling: Scaling | UnsetType = UNSET
+    scaling: Scaling | None = None
     schema: str = EXPERIMENT_SCHEMA
-
-    @property
-    def over_devices(self) -> Scaling | None:
-        """What makes this a sweep over the number of devices; None for one over the fusion threshold."""
-        return self.scaling if isinstance(self.scaling, Scaling) else None
 
     def batch(self, devices: int) -> int:
         """Samples a step on so many devices."""
-        weak = self.over_devices is not None and self.over_devices.kind == "weak"
+        weak = self.scaling is not None and self.scaling.kind == "weak"
         return self.global_batch * devices if weak else self.global_batch
 
     def __post_init__(self) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from dpsim import codec
+from dpsim.codec import Noun
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.harness.experiment import completed
+from dpsim.optimizer import AdamW, Optimizer, Sgd
 from dpsim.record import EXPERIMENT_SCHEMA, Experiment, read_experiment
 
 MISTAKES: list[tuple[str, Any, str]] = [
@@ -43,3 +46,17 @@ def test_a_value_that_means_nothing_is_refused_in_a_file_and_from_a_flag(
 def test_a_sweep_on_one_device_alone_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one count above 1"):
         completed(Experiment(devices=(1,)))
+
+
+def test_a_digest_survives_a_field_that_a_later_version_adds() -> None:
+    class Before(Noun, frozen=True):
+        size: int = 1
+        optimizers: tuple[Optimizer, ...] = (Sgd(), AdamW(learning_rate=0.5))
+
+    class After(Before, frozen=True):
+        added: float = math.inf
+
+    assert codec.digest(After(size=2)) == codec.digest(Before(size=2)) != codec.digest(Before())
+    assert codec.digest(After(added=3.0)) != codec.digest(After())
+    swapped = (AdamW(), Sgd(learning_rate=0.5))
+    assert codec.digest(Before(optimizers=swapped)) != codec.digest(Before())

@@ -67,7 +67,7 @@ def fusion_threshold(
 
     flags.writable(output, folder=True)
     base = _declared("fusion_threshold", experiment)
-    if base.over_devices is not None:
+    if base.scaling is not None:
         raise ConfigError(
             f"the experiment {base.name} has [scaling]: it is a sweep over the number of devices",
             allowed="an experiment without [scaling]",
@@ -143,7 +143,7 @@ def devices(
         global_batch=global_batch, algorithms=flags.listed("--algorithm", algorithm, str), overlap=overlap, seed=seed,
         wire_dtype=wire_dtype, budget_s=None if budget is None else parse_duration(budget),
     )  # fmt: skip
-    chosen["scaling"] = msgspec.structs.replace(base.over_devices or Scaling(), **over)
+    chosen["scaling"] = msgspec.structs.replace(base.scaling or Scaling(), **over)
     if local_batch is not None:
         chosen["global_batch"] = _of_one_device(local_batch, global_batch, weak=chosen["scaling"].kind == "weak")
     asked = msgspec.structs.replace(base, **chosen)

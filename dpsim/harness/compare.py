@@ -36,7 +36,7 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     if not pairs:
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
     chosen = {network: _chosen_overlap(network, pairs, predictions) for network in {p.key.network for p in pairs}}
-    scaling = results.experiment.over_devices
+    scaling = results.experiment.scaling
     of_devices = scaling is not None
     members: dict[GroupKey, list[Pair]] = {}
     for item in pairs:
@@ -75,7 +75,7 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
 
 def _question(results: Results) -> str:
     run = results.experiment
-    if (over := run.over_devices) is not None:
+    if (over := run.scaling) is not None:
         whose = "on each device" if over.kind == "weak" else "over all devices"
         return (
             f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "

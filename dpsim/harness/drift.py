@@ -25,7 +25,7 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
     over them.
     """
     experiment = predictions.experiment
-    over = experiment.over_devices
+    over = experiment.scaling
     if over is None or over.kind == "weak":
         return None
     ways = _ways(predictions)

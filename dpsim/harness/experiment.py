@@ -7,7 +7,6 @@ import math
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType
 
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, unknown
@@ -73,15 +72,15 @@ def completed(experiment: Experiment) -> Experiment:
 
 
 def _usual_thresholds(experiment: Experiment) -> tuple[float, ...]:
-    if experiment.over_devices is None:
+    if experiment.scaling is None:
         return telling_thresholds(experiment)
     return (DEFAULT_THRESHOLD_BYTES[experiment.fusion_rule],)
 
 
-def _completed_scaling(experiment: Experiment, thresholds: int) -> Scaling | UnsetType:
-    over = experiment.over_devices
+def _completed_scaling(experiment: Experiment, thresholds: int) -> Scaling | None:
+    over = experiment.scaling
     if over is None:
-        return UNSET
+        return None
     if thresholds > 1:
         raise ConfigError(
             f"a sweep over the number of devices at {thresholds} fusion thresholds",
@@ -123,7 +122,7 @@ def make_plan(
     experiment: Experiment, devices: int | str, algorithm: str, overlap: str, threshold: float | None, network: str
 ) -> Plan:
     count, layout = parse_devices(devices)
-    over = experiment.over_devices or Scaling()
+    over = experiment.scaling or Scaling()
     plan = Plan(
         devices=count, layout=layout, global_batch=experiment.batch(count), fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
         fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
@@ -186,7 +185,7 @@ def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str,
     others = {name: s for name, s in steps.items() if name not in ("off", "inline")}
     chosen = chosen_overlap(steps)
     besides = {"auto": ["off"] if chosen != "off" else sorted(others, key=lambda name: others[name])[:1]}
-    if experiment.over_devices is not None:
+    if experiment.scaling is not None:
         besides["auto"] = []
     besides["all"] = [name for name in steps if name != chosen]
     for devices in experiment.devices:

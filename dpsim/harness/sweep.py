@@ -64,7 +64,7 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
 
 def _complete(folder: Path, experiment: Experiment) -> bool:
     """Whether nothing of the experiment is left to be measured, given that the folder is of this one."""
-    over = experiment.over_devices
+    over = experiment.scaling
     names = ["results.json", DRIFT] if over is not None and over.kind == "strong" else ["results.json"]
     return all((folder / name).exists() for name in names)
 
@@ -125,7 +125,7 @@ def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
     """Calibrate and profile on running ranks, then predict every point from what they say alone."""
     preparation = Preparation(
         model=experiment.model, dataset=experiment.dataset, optimizer=experiment.optimizer, seed=experiment.seed,
-        global_batch=experiment.global_batch, devices=experiment.devices, scaling=experiment.over_devices or Scaling(),
+        global_batch=experiment.global_batch, devices=experiment.devices, scaling=experiment.scaling or Scaling(),
         networks=tuple(networks_of(experiment)), overlaps=_mechanisms(experiment), wire_dtype=experiment.wire_dtype,
     )  # fmt: skip
     workload, machines = prepare(preparation, progress)

@@ -58,13 +58,13 @@ def _batch(run: Experiment) -> str:
 
 
 def _batch_norm(run: Experiment) -> str:
-    if (over := run.over_devices) is None:
+    if (over := run.scaling) is None:
         return ""
     return f"{over.batch_norm}, {over.leaves} leaves" if over.leaves else f"{over.batch_norm}, plain sums"
 
 
 def _threshold(run: Experiment) -> str:
-    return "" if run.over_devices is None else f", threshold {format_size(run.fusion_thresholds_bytes[0])}"
+    return "" if run.scaling is None else f", threshold {format_size(run.fusion_thresholds_bytes[0])}"
 
 
 def _recording(results: Results) -> str:

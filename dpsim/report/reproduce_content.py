@@ -34,7 +34,7 @@ def content(record: ReproduceRecord) -> Content:
     name = f"{asked.model} on {asked.dataset}, {asked.steps} steps"
     if asked.wire_dtype is not None:
         name += f", gradients sent as {asked.wire_dtype}"
-    tables = [digests_table(record)]
+    tables = [counts_table(record), digests_table(record)]
     if record.found:
         tables.append(differences_table(record))
     if record.drift:
@@ -137,6 +137,35 @@ def _of(one: Configuration, point: PredictedDrift) -> bool:
     return (one.batch_norm, one.devices) == (point.batch_norm, point.devices)
 
 
+def counts_table(record: ReproduceRecord) -> Table:
+    """What all runs on each number of devices came to."""
+    columns = (
+        Column(head="devices"), Column(head="runs"), Column(head="as on 1 device"), Column(head="different results"),
+        Column(head="digest", left=True), Column(head="losses", left=True),
+    )  # fmt: skip
+    sections = []
+    for name, runs in _modes(record):
+        by_count: dict[int, list[Run]] = {}
+        for run in sorted(runs, key=lambda run: run.configuration.devices):
+            by_count.setdefault(run.configuration.devices, []).append(run)
+        rows = tuple(_count_row(record, count, some) for count, some in by_count.items())
+        sections.append(Section(title=name, rows=rows))
+    return Table(
+        title="Digests by number of devices", columns=columns, sections=tuple(sections),
+        note="Over all thresholds, algorithms and overlaps. The digest is shown where all runs came to one.",
+    )  # fmt: skip
+
+
+def _count_row(record: ReproduceRecord, devices: int, runs: Sequence[Run]) -> tuple[str, ...]:
+    results = {run.trajectory for run in runs}
+    same = sum(record.identical(run) for run in runs)
+    digests = ("", "")
+    if len(results) == 1:
+        trajectory = record.trajectories[runs[0].trajectory]
+        digests = trajectory.digest[:_SHOWN], trajectory.losses_digest[:_SHOWN]
+    return (str(devices), str(len(runs)), f"{same} of {len(runs)}", str(len(results)), *digests)
+
+
 def digests_table(record: ReproduceRecord) -> Table:
     """Every run with its digests."""
     columns = (
@@ -150,7 +179,7 @@ def digests_table(record: ReproduceRecord) -> Table:
         strong = tuple(i for i, run in enumerate(runs) if run.configuration.promised and not record.identical(run))
         sections.append(Section(title=name, rows=rows, strong=strong))
     return Table(
-        title="Digests", columns=columns, sections=tuple(sections),
+        title="Digests of all runs", columns=columns, sections=tuple(sections),
         note=f"The first {_SHOWN} digits of the SHA-256 of the trained state and of all losses.",
     )  # fmt: skip
 

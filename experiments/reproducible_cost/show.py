@@ -158,4 +158,5 @@ def _panel(axis: Axes, title: str, some: Sequence[Measured]) -> None:
     axis.set_xticks(batches, [str(batch) for batch in batches], minor=False)
     axis.xaxis.minorticks_off()
     axis.set_xlabel("global batch")
-    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
+    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.text(0, 1.02, "step over the plain one", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
