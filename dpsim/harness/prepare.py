@@ -27,13 +27,14 @@ from dpsim.workload import Workload
 Progress = Callable[[str], None]
 
 
-_SECONDS = 12.0
+_MOST_S, _LEAST_S = 12.0, 2.0
 
 
 class Preparation(Noun, frozen=True):
     """What will be run: one model at one global batch on some devices or layouts and (network, algorithm) pairs.
 
-    Under weak ``scaling`` it is the batch of one device.
+    Under weak ``scaling`` it is the batch of one device. Profile and calibrations take ``budget_s`` together, no more
+    than 12 s and no less than 2.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Preparation(Noun, frozen=True):
     seed: int = 0
     wire_dtype: WireDtype | None = None
     scaling: Scaling = Scaling()
+    budget_s: float = _MOST_S
 
 
 def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dict[str, Machine]]:
@@ -57,6 +59,7 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
     most = max(counts)
     over, batch = preparation.scaling, preparation.global_batch
     shares = {n: batch if over.kind == "weak" else largest_share(batch, n, over.leaves) for n in counts}
+    seconds = min(max(preparation.budget_s, _LEAST_S), _MOST_S)
     profiling = ProfileConfig(
         model=preparation.model, dataset=preparation.dataset, local_batches=tuple(sorted(set(shares.values()))),
         optimizer=preparation.optimizer, crowd=tuple(shares.items()), seed=preparation.seed, leaves=over.leaves,
@@ -83,7 +86,7 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
     }
     found = on_ranks(
         "dpsim.harness.ranks.prepare:prepare_on_ranks",
-        {"profile": codec.to_builtins(profiling), "calibrations": calibrations, "seconds": _SECONDS},
+        {"profile": codec.to_builtins(profiling), "calibrations": calibrations, "seconds": seconds},
         devices=most, progress=progress, pin=True,
     )  # fmt: skip
     profile = codec.decode(found["profile"], Profile, "profile")

@@ -126,6 +126,7 @@ def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
     preparation = Preparation(
         model=experiment.model, dataset=experiment.dataset, optimizer=experiment.optimizer, seed=experiment.seed,
         global_batch=experiment.global_batch, devices=experiment.devices, scaling=experiment.scaling or Scaling(),
+        budget_s=experiment.budget_s,
         networks=tuple(networks_of(experiment)), overlaps=_mechanisms(experiment), wire_dtype=experiment.wire_dtype,
     )  # fmt: skip
     workload, machines = prepare(preparation, progress)
