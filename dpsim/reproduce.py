@@ -187,7 +187,8 @@ class PredictedDrift(Noun, frozen=True):
 
     ``parameters``: |w_n - w_1| / |w_1| after the last step, from rounding alone (None with local statistics, which
     change more than rounding does). ``statistics``: root mean square, in standard deviations of a sample, of the
-    difference between a device's batch-norm mean in step 1 and the whole batch's (None without local batch norm).
+    difference between a device's mean and the whole batch's: those of the first batch norm, before training, over the
+    first 16 batches (None without local batch norm).
     """
 
     batch_norm: BatchNormMode

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpsim import codec
 from dpsim.cli import app
@@ -110,7 +112,7 @@ def test_drift_of_local_batch_norm_is_as_predicted(done: Done) -> None:
     assert one["measured_drift"] is one["measured_statistics_drift"] is None
     for point in several:
         assert point["measured_drift"] > 1e-5 and point["predicted_drift"] is None
-        assert 0.5 < point["measured_statistics_drift"] / point["predicted_statistics_drift"] < 2
+        assert point["measured_statistics_drift"] == pytest.approx(point["predicted_statistics_drift"], rel=0.5)
 
 
 def test_the_report_and_a_trace_come_again_from_the_folder(done: Done, dpsim: Dpsim, tmp_path: Path) -> None:
@@ -257,6 +259,7 @@ def test_each_sweep_takes_experiments_of_its_kind(dpsim: Dpsim, tmp_path: Path) 
         completed(thresholds)
 
 
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 12))
 def test_the_largest_share_is_that_of_the_slowest_device(batch: int, devices: int, more: int) -> None:
     batch += devices
     for leaves in (0, devices + more):

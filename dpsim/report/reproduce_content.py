@@ -96,11 +96,11 @@ def _place(difference: Difference) -> str:
 def _drift_sentence(predicted: PredictedDrift, measured: Sequence[MeasuredDrift]) -> Iterator[str]:
     for what, value, found in (
         ("parameters drifted by", predicted.parameters, [one.parameters for one in measured]),
-        ("a device's batch-norm means were off by", predicted.statistics,
+        ("the first batch norm's means were off by", predicted.statistics,
          [one.statistics for one in measured if one.statistics is not None]),
     ):  # fmt: skip
         if value is not None and found:
-            unit = " deviations of a sample" if what.startswith("a device") else " of their size"
+            unit = " deviations of a sample" if what.startswith("the first") else " of their size"
             yield (
                 f"Batch norm {predicted.batch_norm}, {predicted.devices} devices: {what} {spread(found)}{unit}; "
                 f"predicted {value:.3g}."
@@ -253,9 +253,9 @@ def drift_table(record: ReproduceRecord) -> Table:
         title="Drift from one device", columns=columns,
         sections=tuple(Section(title=name, rows=tuple(some)) for name, some in rows.items()),
         note="Parameters: |w_n - w_1| / |w_1| after the last step, predicted from rounding as a random walk. "
-        "Batch-norm means: a device's against the whole batch's in step 1, root mean square in deviations of a sample, "
-        "predicted as the root of 1/b - 1/B. Last loss: relative difference. Ranges are over thresholds, algorithms "
-        "and overlaps.",
+        "Batch-norm means: of the first batch norm, a device's against the whole batch's, before training; root mean "
+        "square over the first 16 batches, in deviations of a sample; predicted as the root of 1/b - 1/B. Last loss: "
+        "relative difference. Ranges are over thresholds, algorithms and overlaps.",
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def drift_sentence(comparison: Comparison) -> str | None:
     text = f"Drift from one device {after}: parameters {parameters}"
     if any(one.measured_statistics_drift is not None for one in several):
         means = _each([(o.layout, o.measured_statistics_drift, o.predicted_statistics_drift) for o in several])
-        text += f"; a device's batch-norm means, in deviations of a sample, {means}"
+        text += f"; a device's means in the first batch norm, in deviations of a sample, {means}"
     return text + "."
 
 
@@ -219,7 +219,8 @@ def _note(comparison: Comparison) -> str:
         )
     if any(p.measured_statistics_drift is not None for p in comparison.scored):
         text += (
-            " Batch-norm means: a device's against the whole batch's in step 1, root mean square in deviations of a "
-            "sample; what they do to the parameters is not predicted."
+            " Batch-norm means: of the first batch norm, a device's against the whole batch's, before training; root "
+            "mean square over the first 16 batches, in deviations of a sample. What they do to the parameters is not "
+            "predicted."
         )
     return text

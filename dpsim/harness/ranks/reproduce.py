@@ -18,6 +18,8 @@ from dpsim.harness.reproduce.task import Ran, Task
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.nn.layer import Layer
+from dpsim.nn.rehearse import Silence
 from dpsim.replica import Array
 from dpsim.reproduce import Basis, Configuration, Reproduction, Trajectory
 from dpsim.runtime.trainer import Trainer
@@ -25,6 +27,7 @@ from dpsim.runtime.watch import SampleDigests, as_numbers, watch
 
 Progress = Callable[[str], None]
 DIGITS = 16
+_MOST_BATCHES = 16
 
 
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]] | None:
@@ -71,24 +74,17 @@ class _Run:
         """All steps, with the digests of every tensor after each."""
         trainer, alone = self.trainer, self.configuration.devices == 1 and not self.configuration.promised
         moved = _Moved(trainer.runner.arena.parameters) if alone else None
-        moments = _Moments() if file and alone else None
-        if moments:
-            watch(self.network, moments.see)
+        kept = self._first_means() if file and self.configuration.batch_norm == "local" else {}
         steps: list[tuple[str, ...]] = []
-        kept: dict[str, Array] = {}
-        for step in range(1, self.steps + 1):
+        for _ in range(self.steps):
             trainer.step()
             if self.comm.rank == 0:
                 steps.append(tuple(_digest(value) for value in self.tensors().values()))
             if moved:
                 moved.step()
-            if file and step == 1:
-                kept |= self._statistics_of_ranks()
-            if moments:
-                moments.ended = True
         if file and self.comm.rank == 0:
             kept |= {name: value for name, value in self.tensors().items() if name.startswith("parameters/")}
-            np.savez(file, **kept | (moments.found if moments else {}))  # type: ignore[arg-type]
+            np.savez(file, **kept)  # type: ignore[arg-type]
         basis = moved.basis(self.configuration, self.network.state()) if moved else None
         return self._ran(tuple(steps), basis)
 
@@ -126,15 +122,31 @@ class _Run:
         )  # fmt: skip
         return Ran(trajectory=trajectory, ranks_agree=agree, basis=basis)
 
-    def _statistics_of_ranks(self) -> dict[str, Array]:
-        """``first/NAME`` [ranks, C]: the means of step 1, of all ranks (rank 0 has them)."""
-        own = {
-            name: value / BatchNorm.momentum
-            for name, value in self.network.state().items()
-            if name.endswith("running_mean")
-        }
-        found = {name: self.comm.gather(value) for name, value in own.items()}
-        return {f"first/{name}": np.stack(values) for name, values in found.items() if values is not None}
+    def _first_means(self) -> dict[str, Array]:
+        """What the first batch norm is given of the first batches, by the initial parameters; rank 0 has all ranks'.
+
+        ``means`` [batches, ranks, C], and ``deviation`` [C] of a sample's own mean, over a device's samples. (A batch
+        norm takes the gap out of what it hands on, so a later one is given less of it.)
+        """
+        network, trainer = self.network, self.trainer
+        norm = next((layer for layer in network.chain if isinstance(layer, BatchNorm)), None)
+        if norm is None:
+            return {}
+        state = {name: value.copy() for name, value in network.state().items()}
+        seen = _Means(norm)
+        stop = watch(network, seen.see)
+        for _ in range(min(_MOST_BATCHES, trainer.steps_per_epoch)):
+            share, samples = trainer.next_share()
+            if samples == trainer.plan.global_batch:
+                network.forward_backward(share, Silence())
+        stop()
+        trainer.go_on_from(0)
+        for name, value in network.state().items():
+            value[...] = state[name]
+        ranks = self.comm.gather(np.array(seen.means))
+        if ranks is None:
+            return {}
+        return {"means": np.stack(ranks, axis=1), "deviation": np.sqrt(np.mean(seen.variances, axis=0))}
 
 
 def _digest(value: Array) -> str:
@@ -163,14 +175,16 @@ class _Moved:
         )  # fmt: skip
 
 
-class _Moments:
-    """``deviation/NAME`` [C]: the standard deviation of the samples' means, of each batch norm's input in step 1."""
+class _Means:
+    """The means over a device's samples of what a batch norm is given, and the variances of the samples' own means."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, Array] = {}
-        self.ended = False
+    def __init__(self, norm: BatchNorm) -> None:
+        self._norm = norm
+        self.means: list[Array] = []
+        self.variances: list[Array] = []
 
-    def see(self, what: str, layer: Any, given: Array, made: Array) -> None:
-        if what == "forward" and isinstance(layer, BatchNorm) and not self.ended and len(given) > 1:
-            means = given.reshape(len(given), -1, given.shape[-1]).mean(axis=1, dtype=np.float64)
-            self.found[f"deviation/{layer.name}.running_mean"] = means.std(axis=0, ddof=1)
+    def see(self, what: str, layer: Layer, given: Array, made: Array) -> None:
+        if what == "forward" and layer is self._norm:
+            of_samples = given.reshape(len(given), -1, given.shape[-1]).mean(axis=1, dtype=np.float64)
+            self.means.append(of_samples.mean(axis=0))
+            self.variances.append(of_samples.var(axis=0, ddof=min(1, len(given) - 1)))

@@ -196,13 +196,12 @@ def _distance(before: Looked, after: Looked) -> float:
 
 
 def _statistics(before: Looked, after: Looked) -> float | None:
-    """Root mean square, over ranks and channels of all batch norms, of the gap of means in deviations of a sample."""
-    squares = []
-    for name in before:
-        if name.startswith("deviation/"):
-            first = name.replace("deviation/", "first/")
-            squares.append(np.square((after[first].astype(np.float64) - before[first][0]) / before[name]).ravel())
-    return float(np.sqrt(np.concatenate(squares).mean())) if squares else None
+    """Root mean square, over batches, ranks and channels, of the gap of means in deviations of a sample."""
+    if "means" not in after:
+        return None
+    varying = before["deviation"] > 0
+    gaps = (after["means"] - before["means"])[..., varying] / before["deviation"][varying]
+    return float(np.sqrt(np.square(gaps).mean())) if gaps.size else None
 
 
 def _predictions(
