@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -195,3 +196,9 @@ def test_what_cannot_carry_the_largest_bucket_is_left_out_of_several() -> None:
         dataset="synthetic:10x10x1",
     )  # fmt: skip
     assert [one.algorithm for one in possible(asked) if one.devices == 2] == ["two-shot"]
+    of_slots = msgspec.structs.replace(
+        asked, model="mlp:100", devices=(2, 3)
+    )  # a bucket of 40 KB, 3 devices of 2 slots
+    assert {(one.devices, one.algorithm) for one in possible(of_slots) if one.devices > 1} == {
+        (2, "one-shot"), (2, "two-shot"), (3, "two-shot"),
+    }  # fmt: skip

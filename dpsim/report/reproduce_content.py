@@ -252,7 +252,8 @@ def drift_table(record: ReproduceRecord) -> Table:
     return Table(
         title="Drift from one device", columns=columns,
         sections=tuple(Section(title=name, rows=tuple(some)) for name, some in rows.items()),
-        note="Parameters: |w_n - w_1| / |w_1| after the last step, predicted from rounding as a random walk. "
+        note="Parameters: |w_n - w_1| / |w_1| after the last step, predicted from rounding as a random walk (which "
+        "no longer holds once a rectifier or a maximum tips over). "
         "Batch-norm means: of the first batch norm, a device's against the whole batch's, before training; root mean "
         "square over the first 16 batches, in deviations of a sample; predicted as the root of 1/b - 1/B. Last loss: "
         "relative difference. Ranges are over thresholds, algorithms and overlaps.",

@@ -35,6 +35,7 @@ from dpsim.reproduce import (
     Trajectory,
 )
 from dpsim.runtime.describe import describe
+from dpsim.runtime.passes import plan_slots
 from dpsim.wire_dtype import UNITS
 
 Progress = Callable[[str], None]
@@ -89,7 +90,7 @@ def _compared(work: _Work, configurations: Sequence[Configuration], file: Path |
 
 
 def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
-    """The combinations but those of several algorithms in which one cannot carry the largest bucket."""
+    """The combinations but, of several algorithms, those that cannot carry a rank's slots of the largest bucket."""
     dataset = load_dataset(reproduction.dataset, reproduction.seed)
     workload = describe(build_model(reproduction.model, dataset.input_shape, dataset.classes), "model")
     limits = {version.name: version.most_bytes for version in versions("cpu") if version.most_bytes is not None}
@@ -97,7 +98,9 @@ def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
     def fits(one: Configuration) -> bool:
         if one.algorithm not in limits or len(reproduction.algorithms) == 1:
             return True
-        largest = int(lower(workload, reproduction.plan(one)).bucket_size_bytes.max())
+        plan = reproduction.plan(one)
+        owners = plan_slots(plan).owners
+        largest = int(lower(workload, plan).bucket_size_bytes.max()) * max(map(owners.count, owners))
         return largest <= limits[one.algorithm]
 
     return tuple(one for one in reproduction.configurations() if fits(one))
