@@ -21,6 +21,7 @@ Examples:
   dpsim reproduce --output here; dpsim reproduce --against here"""
 
 _ALL = "all"
+_MOST_SHOWN = 40
 
 
 def reproduce(
@@ -98,7 +99,7 @@ def reproduce(
 def show_record(record: ReproduceRecord, folder: Path | None, *, json: bool, command: str) -> None:
     """Print what was found, and write its report where a folder is given."""
     from dpsim.report.bench_terminal import table_lines
-    from dpsim.report.reproduce_content import content
+    from dpsim.report.reproduce_content import ALL_RUNS, content
     from dpsim.report.reproduce_result import points_json, summary_json
     from dpsim.report.reproduce_write import write_reproduce_report
 
@@ -109,7 +110,13 @@ def show_record(record: ReproduceRecord, folder: Path | None, *, json: bool, com
         return
     shown = content(record)
     for table in shown.tables:
-        print("\n".join(table_lines(table)))
+        if table.title != ALL_RUNS or len(record.runs) <= _MOST_SHOWN:
+            print("\n".join(table_lines(table)))
+    if len(record.runs) > _MOST_SHOWN:
+        print(
+            f"\neach of the {len(record.runs)} runs: "
+            + ("in the report" if folder else "with --output FOLDER, or --json")
+        )
     print()
     for warning in shown.warnings:
         print(f"warning: {warning.text}; to do: {warning.remedy}")

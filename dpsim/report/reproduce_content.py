@@ -25,6 +25,7 @@ RULES = (
     "A digest belongs to one machine type: processor, BLAS architecture, library versions, OPENBLAS_* and OMP_* "
     "variables.",
 )
+ALL_RUNS = "Digests of all runs"
 _SHOWN = 12
 
 
@@ -179,7 +180,7 @@ def digests_table(record: ReproduceRecord) -> Table:
         strong = tuple(i for i, run in enumerate(runs) if run.configuration.promised and not record.identical(run))
         sections.append(Section(title=name, rows=rows, strong=strong))
     return Table(
-        title="Digests of all runs", columns=columns, sections=tuple(sections),
+        title=ALL_RUNS, columns=columns, sections=tuple(sections),
         note=f"The first {_SHOWN} digits of the SHA-256 of the trained state and of all losses.",
     )  # fmt: skip
 
