@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpsim.kernels.cache import compiled
 from dpsim.kernels.leaves import MOST_DOUBLINGS, leaf_program
-from dpsim.kernels.vector import WIDE, Kernel, Value, lanes
+from dpsim.kernels.vector import WIDE, Kernel, Value, Variable, lanes
 
 Array = NDArray[Any]
 
@@ -38,7 +38,8 @@ def product_with_transposed(g_MN: Array, w_KN: Array, out_MK: Array) -> None:
 
 def transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
     """out = x^T g. Writes out once, row after row; a sum goes through the samples in order."""
-    transposed_products(x_MK, g_MN, (0, len(x_MK)), out_KN)
+    (m, k), n = x_MK.shape, g_MN.shape[1]
+    _transposed(x_MK.dtype.name, n % lanes(x_MK.dtype))(x_MK, g_MN, out_KN, m, k, n)
 
 
 def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_KN: Array) -> None:
@@ -48,7 +49,8 @@ def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_K
     """
     (_, k), n = x_MK.shape, g_MN.shape[1]
     program = leaf_program(leaves)
-    _transposed(x_MK.dtype.name, n % lanes(x_MK.dtype))(x_MK, g_MN, out_KN, program, len(program), k, n)
+    kernel = _transposed_of_leaves(x_MK.dtype.name, n % lanes(x_MK.dtype))
+    kernel(x_MK, g_MN, out_KN, program, len(program), k, n)
 
 
 def _columns(kernel: Kernel, n: Value, tail: int, body: Callable[[Value, list[int]], None]) -> None:
@@ -88,43 +90,82 @@ def _product(dtype: str, tail: int) -> Kernel:
 
 @compiled
 def _transposed(dtype: str, tail: int) -> Kernel:
+    kernel = Kernel(dtype, ("x", "g", "out"), ("m", "k", "n"))
+
+    def sums(block: _Block) -> None:
+        block.add_samples(kernel.index(0), kernel["m"])
+
+    _by_blocks(kernel, tail, sums)
+    return kernel
+
+
+@compiled
+def _transposed_of_leaves(dtype: str, tail: int) -> Kernel:
     kernel = Kernel(dtype, ("x", "g", "out", "program"), ("leaves", "k", "n"))
-    x, g, out, program, leaves, k, n = (kernel[name] for name in ("x", "g", "out", "program", "leaves", "k", "n"))
     stack = kernel.scratch(MOST_DOUBLINGS * _BLOCK[0] * _BLOCK[1] * kernel.lanes)
+
+    def sums(block: _Block) -> None:
+        numbers = block.numbers
+        depth = kernel.variable(kernel.index(0))
+        with kernel.loop(0, kernel["leaves"]) as leaf:
+            start, stop, merges = (kernel.load_index(kernel["program"], leaf * 3 + field) for field in range(3))
+            for total in numbers:
+                total.set(kernel.vector(0.0))
+            block.add_samples(start, stop)
+            with kernel.loop(0, merges):
+                depth.set(depth.get() - 1)
+                before = depth.get() * (len(numbers) * kernel.lanes)
+                for number, total in enumerate(numbers):
+                    total.set(kernel.load(stack, before + number * kernel.lanes) + total.get())
+            here = depth.get() * (len(numbers) * kernel.lanes)
+            for number, total in enumerate(numbers):
+                kernel.store(stack, here + number * kernel.lanes, total.get())
+            depth.set(depth.get() + 1)
+
+    _by_blocks(kernel, tail, sums)
+    return kernel
+
+
+class _Block:
+    """Some rows of x^T g by some vectors of its columns, whose sums stay in registers."""
+
+    def __init__(self, kernel: Kernel, row: Value, size: int, first: Value, counts: list[int]) -> None:
+        self._kernel, self._row, self._counts = kernel, row, counts
+        self._places = [first + v * kernel.lanes for v in range(len(counts))]
+        self._sums = [[kernel.variable() for _ in counts] for _ in range(size)]
+
+    @property
+    def numbers(self) -> list[Variable]:
+        return [total for of_row in self._sums for total in of_row]
+
+    def add_samples(self, start: Value, stop: Value) -> None:
+        kernel, vectors = self._kernel, list(zip(self._places, self._counts, strict=True))
+        with kernel.loop(start, stop) as sample:
+            grads = [kernel.load(kernel["g"], sample * kernel["n"] + at, count) for at, count in vectors]
+            for i, of_row in enumerate(self._sums):
+                element = kernel.vector(kernel.load_number(kernel["x"], sample * kernel["k"] + self._row + i))
+                for total, grad in zip(of_row, grads, strict=True):
+                    total.add_product(element, grad)
+
+    def write(self) -> None:
+        kernel = self._kernel
+        for i, of_row in enumerate(self._sums):
+            for at, count, total in zip(self._places, self._counts, of_row, strict=True):
+                kernel.store(kernel["out"], (self._row + i) * kernel["n"] + at, total.get(), count)
+
+
+def _by_blocks(kernel: Kernel, tail: int, sums: Callable[[_Block], None]) -> None:
+    """out = what ``sums`` makes of each block."""
 
     def rows(row: Value, size: int) -> None:
         def columns(first: Value, counts: list[int]) -> None:
-            places = [first + v * kernel.lanes for v in range(len(counts))]
-            sums = [[kernel.variable() for _ in counts] for _ in range(size)]
-            flat = [total for of_row in sums for total in of_row]
-            depth = kernel.variable(kernel.index(0))
-            with kernel.loop(0, leaves) as leaf:
-                start, stop, merges = (kernel.load_index(program, leaf * 3 + field) for field in range(3))
-                for total in flat:
-                    total.set(kernel.vector(0.0))
-                with kernel.loop(start, stop) as sample:
-                    grads = [kernel.load(g, sample * n + at, count) for at, count in zip(places, counts, strict=True)]
-                    for i, of_row in enumerate(sums):
-                        element = kernel.vector(kernel.load_number(x, sample * k + row + i))
-                        for total, grad in zip(of_row, grads, strict=True):
-                            total.add_product(element, grad)
-                with kernel.loop(0, merges):
-                    depth.set(depth.get() - 1)
-                    before = depth.get() * (len(flat) * kernel.lanes)
-                    for number, total in enumerate(flat):
-                        total.set(kernel.load(stack, before + number * kernel.lanes) + total.get())
-                here = depth.get() * (len(flat) * kernel.lanes)
-                for number, total in enumerate(flat):
-                    kernel.store(stack, here + number * kernel.lanes, total.get())
-                depth.set(depth.get() + 1)
-            for i, of_row in enumerate(sums):
-                for at, count, total in zip(places, counts, of_row, strict=True):
-                    kernel.store(out, (row + i) * n + at, total.get(), count)
+            block = _Block(kernel, row, size, first, counts)
+            sums(block)
+            block.write()
 
-        _columns(kernel, n, tail, columns)
+        _columns(kernel, kernel["n"], tail, columns)
 
-    kernel.in_tiles(k, (_BLOCK[0], 1), rows)
-    return kernel
+    kernel.in_tiles(kernel["k"], (_BLOCK[0], 1), rows)
 
 
 @compiled

@@ -196,7 +196,10 @@ class _LeafOps(CpuOps):
     def leaf_products(self, x_bi: Array, grad_bo: Array, leaves: Leaves, out_io: Array) -> None:
         if leaves[-1] - leaves[0] > _AT_ONCE or not _suit(x_bi, grad_bo, out_io):
             return super().leaf_products(x_bi, grad_bo, leaves, out_io)
-        matmul.transposed_products(x_bi, grad_bo, leaves, out_io)
+        if len(leaves) == 2:
+            matmul.transposed_product(x_bi[slice(*leaves)], grad_bo[slice(*leaves)], out_io)
+        else:
+            matmul.transposed_products(x_bi, grad_bo, leaves, out_io)
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
         if leaves[-1] - leaves[0] > _AT_ONCE or not _suit(x_bC, out_C):
