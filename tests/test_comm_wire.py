@@ -248,7 +248,7 @@ def test_16_bits_between_processes_round_as_documented_under_every_mechanism(dev
 def test_training_with_16_bits_on_the_wire_reaches_the_same_accuracy() -> None:
     results = {
         wire_dtype: train(
-            TrainConfig(model="cnn", devices=2, epochs=6, algorithm="direct", wire_dtype=wire_dtype), lambda _: None
+            TrainConfig(model="cnn", devices=2, epochs=4, algorithm="direct", wire_dtype=wire_dtype), lambda _: None
         )
         for wire_dtype in (None, *SIXTEEN_BITS)
     }

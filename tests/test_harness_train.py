@@ -66,7 +66,8 @@ def test_label_smoothing_reaches_the_ranks() -> None:
     assert plain.losses != smoothed.losses and plain.digest != smoothed.digest
 
 
-def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need() -> None:
+def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpsim.harness.prepare._MOST_S", 2.0)
     told: list[str] = []
     config = TrainConfig(
         model="mlp:4", dataset="synthetic:2x2x1,classes=2,train=20,test=4", devices=2, global_batch=8, steps=3,
