@@ -11,7 +11,7 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import BatchNormMode
+from dpsim.plan import BatchNormMode, Plan
 from dpsim.timeline import TimelineRecord
 from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
@@ -33,6 +33,11 @@ class Scaling(Noun, frozen=True):
     batch_norm: BatchNormMode | None = None
     leaves: int = 0
     steps: int = 50
+
+    @property
+    def mode(self) -> BatchNormMode:
+        """Whose statistics batch norm uses."""
+        return self.batch_norm or Plan.usual_batch_norm(self.leaves)
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -74,10 +79,14 @@ class Experiment(Noun, frozen=True):
     scaling: Scaling | None = None
     schema: str = EXPERIMENT_SCHEMA
 
+    @property
+    def weak(self) -> bool:
+        """Whether more devices train more samples a step."""
+        return self.scaling is not None and self.scaling.kind == "weak"
+
     def batch(self, devices: int) -> int:
         """Samples a step on so many devices."""
-        weak = self.scaling is not None and self.scaling.kind == "weak"
-        return self.global_batch * devices if weak else self.global_batch
+        return self.global_batch * devices if self.weak else self.global_batch
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:

@@ -47,6 +47,9 @@ def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_K
 
     Each leaf has the bits that it has alone; 2048 leaves at most. Their sums stay in registers and the nearest cache.
     """
+    if len(leaves) == 2:
+        transposed_product(x_MK[slice(*leaves)], g_MN[slice(*leaves)], out_KN)
+        return
     (_, k), n = x_MK.shape, g_MN.shape[1]
     program = leaf_program(leaves)
     kernel = _transposed_of_leaves(x_MK.dtype.name, n % lanes(x_MK.dtype))

@@ -273,3 +273,12 @@ def test_a_profile_has_as_many_leaves_of_a_share_as_a_device_computes() -> None:
         shares = {n: largest_share(batch, n, leaves) for n in (1, devices)}
         config = ProfileConfig(local_batches=tuple(set(shares.values())), leaves=leaves)
         assert config.leaves_of(shares[devices]) == -(-leaves // devices)
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_the_committed_report_is_made_again_whatever_the_order_of_sets(
+    seed: str, python: Callable[..., Any], tmp_path: Path
+) -> None:
+    report = Path(__file__).parents[1] / "reports" / "devices"
+    done = python("-m", "dpsim", "report", str(report), "--output", str(tmp_path), env={"PYTHONHASHSEED": seed})
+    assert done.returncode == 0, done.stderr

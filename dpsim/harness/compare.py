@@ -75,8 +75,8 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
 
 def _question(results: Results) -> str:
     run = results.experiment
-    if (over := run.scaling) is not None:
-        whose = "on each device" if over.kind == "weak" else "over all devices"
+    if run.scaling is not None:
+        whose = "on each device" if run.weak else "over all devices"
         return (
             f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "
             f"samples a step {whose}, does it stay the same training, and does the model know both before anything is "

@@ -26,7 +26,7 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
     """
     experiment = predictions.experiment
     over = experiment.scaling
-    if over is None or over.kind == "weak":
+    if over is None or experiment.weak:
         return None
     ways = _ways(predictions)
     return Reproduction(
@@ -72,8 +72,8 @@ def read_drift(predictions: Predictions, folder: Path) -> ReproduceRecord | None
     return record
 
 
-def _ways(predictions: Predictions) -> set[tuple[str, str]]:
-    """(algorithm, overlap) of each network."""
+def _ways(predictions: Predictions) -> list[tuple[str, str]]:
+    """(algorithm, overlap) of each network, in their order: a record is compared with what is made of it."""
     mechanisms = predictions.mechanisms
     pairs = networks_of(predictions.experiment)
-    return {(algorithm, chosen_overlap(mechanisms.get(network, {}))) for network, algorithm in pairs}
+    return [(algorithm, chosen_overlap(mechanisms.get(network, {}))) for network, algorithm in pairs]

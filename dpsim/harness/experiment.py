@@ -87,7 +87,7 @@ def _completed_scaling(experiment: Experiment, thresholds: int) -> Scaling | Non
             allowed="one threshold",
             remedy="name one, or compare thresholds with dpsim sweep fusion-threshold --devices",
         )
-    return msgspec.structs.replace(over, batch_norm=over.batch_norm or Plan.usual_batch_norm(over.leaves))
+    return msgspec.structs.replace(over, batch_norm=over.mode)
 
 
 def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:
@@ -127,7 +127,7 @@ def make_plan(
         devices=count, layout=layout, global_batch=experiment.batch(count), fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
         fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
         wire_dtype=experiment.wire_dtype, leaves=over.leaves,
-        batch_norm=over.batch_norm or Plan.usual_batch_norm(over.leaves),
+        batch_norm=over.mode,
     )  # fmt: skip
     check_algorithm(algorithm, Network.parse(network))
     return plan
@@ -203,7 +203,7 @@ def _predicted_point(experiment: Experiment, workload: Workload, machine: Machin
     prediction = predict(workload, machine, plan)
     low_s, high_s = interval(prediction, machine, workload)
     beside = nulls(workload, machine, plan)
-    if experiment.batch(key.devices) > experiment.global_batch:  # weak scaling: perfect where a step is that of one
+    if experiment.weak and key.devices > 1:  # perfect where a step is that of one device
         alone = make_plan(experiment, 1, key.algorithm, "off", key.fusion_threshold_bytes, key.network)
         beside["perfect_scaling"] = (predict(workload, machine, alone).step_s, 0.0)
     return PredictedPoint(

@@ -18,7 +18,6 @@ from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.nn import build_model
 from dpsim.optimizer import Optimizer
-from dpsim.plan import Plan
 from dpsim.record import Scaling
 from dpsim.runtime.describe import describe
 from dpsim.wire_dtype import WireDtype
@@ -63,7 +62,7 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
     profiling = ProfileConfig(
         model=preparation.model, dataset=preparation.dataset, local_batches=tuple(sorted(set(shares.values()))),
         optimizer=preparation.optimizer, crowd=tuple(shares.items()), seed=preparation.seed, leaves=over.leaves,
-        batch_norm=over.batch_norm or Plan.usual_batch_norm(over.leaves),
+        batch_norm=over.mode,
     )  # fmt: skip
     dataset = load_dataset(preparation.dataset, preparation.seed)
     model = build_model(preparation.model, dataset.input_shape, dataset.classes)

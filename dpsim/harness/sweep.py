@@ -64,8 +64,7 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
 
 def _complete(folder: Path, experiment: Experiment) -> bool:
     """Whether nothing of the experiment is left to be measured, given that the folder is of this one."""
-    over = experiment.scaling
-    names = ["results.json", DRIFT] if over is not None and over.kind == "strong" else ["results.json"]
+    names = ["results.json", DRIFT] if experiment.scaling and not experiment.weak else ["results.json"]
     return all((folder / name).exists() for name in names)
 
 

@@ -14,6 +14,7 @@ from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, Leaves, Rounding
 
+_Product = Callable[[Array, Array, Array], None]
 _LINE_BYTES = 64
 
 _FEW_SAMPLES = 256
@@ -33,29 +34,27 @@ def _suit(first: Array, *others: Array) -> bool:
     )
 
 
-def _product_by_rows(a: Array, b: Array) -> Callable[[Array, Array, Array], None] | None:
-    """The kernel for a b with few rows and large weights, in which the bits of a row depend on it and b alone."""
-    (_, inner), columns = a.shape, b.shape[1]
-    if inner * columns < _LARGE_WEIGHTS:
-        return None
+def _by_rows(a: Array, b: Array) -> _Product | None:
+    """The kernel for a b, in which the bits of a row depend on it and b alone."""
     if _suit(a, b):
         return matmul.product
-    return _with_transposed if inner >= _LONG and _suit(a, b.T) else None
+    return _with_transposed if len(b) >= _LONG and _suit(a, b.T) else None
+
+
+def _product_by_rows(a: Array, b: Array) -> _Product | None:
+    """``_by_rows`` for large weights; made for few rows."""
+    return _by_rows(a, b) if b.size >= _LARGE_WEIGHTS else None
 
 
 def _with_transposed(a: Array, b: Array, out: Array) -> None:
     matmul.product_with_transposed(a, b.T, out)
 
 
-def _small_product_by_rows(a: Array, b: Array) -> Callable[[Array, Array, Array], None] | None:
-    """As ``_product_by_rows``, for small weights and any number of rows."""
+def _small_product_by_rows(a: Array, b: Array) -> _Product | None:
+    """``_by_rows`` for small weights, of which it may make a copy, and any number of rows."""
     if b.size >= _LARGE_WEIGHTS:
         return None
-    if _suit(a, b):
-        return matmul.product
-    if _suit(a, b.T):
-        return _with_transposed if len(b) >= _LONG else _with_copied
-    return None
+    return _by_rows(a, b) or (_with_copied if _suit(a, b.T) else None)
 
 
 def _with_copied(a: Array, b: Array, out: Array) -> None:
@@ -196,10 +195,7 @@ class _LeafOps(CpuOps):
     def leaf_products(self, x_bi: Array, grad_bo: Array, leaves: Leaves, out_io: Array) -> None:
         if leaves[-1] - leaves[0] > _AT_ONCE or not _suit(x_bi, grad_bo, out_io):
             return super().leaf_products(x_bi, grad_bo, leaves, out_io)
-        if len(leaves) == 2:
-            matmul.transposed_product(x_bi[slice(*leaves)], grad_bo[slice(*leaves)], out_io)
-        else:
-            matmul.transposed_products(x_bi, grad_bo, leaves, out_io)
+        matmul.transposed_products(x_bi, grad_bo, leaves, out_io)
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
         if leaves[-1] - leaves[0] > _AT_ONCE or not _suit(x_bC, out_C):

@@ -8,7 +8,7 @@ from dpsim.nn.network import Network
 from dpsim.replica import Batch
 
 
-class Silence:
+class _Silence:
     """Step events that nobody wants to know of."""
 
     def forward_done(self, layer: int) -> None: ...
@@ -26,6 +26,6 @@ def rehearse(network: Network) -> None:
     x, labels = np.zeros((1, *network.input_shape), network.dtype), np.zeros(1, np.int64)
     leaves = (0, *[1] * network.least_leaves)
     with network.without_other_ranks():
-        network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), Silence())
+        network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), _Silence())
     for name, array in network.state().items():
         array[...] = kept[name]

@@ -53,8 +53,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
 
 
 def _batch(run: Experiment) -> str:
-    weak = run.batch(2) > run.batch(1)
-    return f"local batch {run.global_batch} (weak scaling)" if weak else f"global batch {run.global_batch}"
+    return f"local batch {run.global_batch} (weak scaling)" if run.weak else f"global batch {run.global_batch}"
 
 
 def _batch_norm(run: Experiment) -> str:

@@ -95,15 +95,14 @@ def _place(difference: Difference) -> str:
 
 
 def _drift_sentence(predicted: PredictedDrift, measured: Sequence[MeasuredDrift]) -> Iterator[str]:
-    for what, value, found in (
-        ("parameters drifted by", predicted.parameters, [one.parameters for one in measured]),
-        ("the first batch norm's means were off by", predicted.statistics,
+    for what, unit, value, found in (
+        ("parameters drifted by", "of their size", predicted.parameters, [one.parameters for one in measured]),
+        ("the first batch norm's means were off by", "deviations of a sample", predicted.statistics,
          [one.statistics for one in measured if one.statistics is not None]),
     ):  # fmt: skip
         if value is not None and found:
-            unit = " deviations of a sample" if what.startswith("the first") else " of their size"
             yield (
-                f"Batch norm {predicted.batch_norm}, {predicted.devices} devices: {what} {spread(found)}{unit}; "
+                f"Batch norm {predicted.batch_norm}, {predicted.devices} devices: {what} {spread(found)} {unit}; "
                 f"predicted {value:.3g}."
             )
 

@@ -17,19 +17,11 @@ Watch = Callable[[str, Layer, Array, Array], None]
 """(``forward`` or ``input_gradient``, the layer, what it was given, what it gave), while it computes."""
 
 
-def watch(network: Network, see: Watch) -> Callable[[], None]:
-    """Let ``see`` see all that the layers of ``network`` compute from now on, until what is returned is called."""
-    ways = ("forward", "input_gradient")
+def watch(network: Network, see: Watch) -> None:
+    """Let ``see`` see all that the layers of ``network`` compute from now on; for a network of its own."""
     for layer in network.chain:
-        for what in ways:
+        for what in ("forward", "input_gradient"):
             setattr(layer, what, _seen(what, layer, getattr(layer, what), see))
-
-    def stop() -> None:
-        for layer in network.chain:
-            for what in ways:
-                delattr(layer, what)
-
-    return stop
 
 
 def _seen(what: str, layer: Layer, compute: Callable[..., Array], see: Watch) -> Callable[..., Array]:

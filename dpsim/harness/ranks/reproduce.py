@@ -18,8 +18,6 @@ from dpsim.harness.reproduce.task import Ran, Task
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.nn.batch_norm import BatchNorm
-from dpsim.nn.layer import Layer
-from dpsim.nn.rehearse import Silence
 from dpsim.replica import Array
 from dpsim.reproduce import Basis, Configuration, Reproduction, Trajectory
 from dpsim.runtime.trainer import Trainer
@@ -128,25 +126,26 @@ class _Run:
         ``means`` [batches, ranks, C], and ``deviation`` [C] of a sample's own mean, over a device's samples. (A batch
         norm takes the gap out of what it hands on, so a later one is given less of it.)
         """
-        network, trainer = self.network, self.trainer
-        norm = next((layer for layer in network.chain if isinstance(layer, BatchNorm)), None)
-        if norm is None:
+        chain, trainer = self.network.chain, self.trainer
+        first = next((number for number, layer in enumerate(chain) if isinstance(layer, BatchNorm)), None)
+        if first is None:
             return {}
-        state = {name: value.copy() for name, value in network.state().items()}
-        seen = _Means(norm)
-        stop = watch(network, seen.see)
+        means, variances = [], []
         for _ in range(min(_MOST_BATCHES, trainer.steps_per_epoch)):
             share, samples = trainer.next_share()
             if samples == trainer.plan.global_batch:
-                network.forward_backward(share, Silence())
-        stop()
+                x = share.x
+                for layer in chain[:first]:
+                    layer.begin(share)
+                    x = layer.forward(x, share.leaves, training=True)
+                of_samples = x.reshape(len(x), -1, x.shape[-1]).mean(axis=1, dtype=np.float64)
+                means.append(of_samples.mean(axis=0))
+                variances.append(of_samples.var(axis=0, ddof=min(1, len(x) - 1)))
         trainer.go_on_from(0)
-        for name, value in network.state().items():
-            value[...] = state[name]
-        ranks = self.comm.gather(np.array(seen.means))
+        ranks = self.comm.gather(np.array(means))
         if ranks is None:
             return {}
-        return {"means": np.stack(ranks, axis=1), "deviation": np.sqrt(np.mean(seen.variances, axis=0))}
+        return {"means": np.stack(ranks, axis=1), "deviation": np.sqrt(np.mean(variances, axis=0))}
 
 
 def _digest(value: Array) -> str:
@@ -173,18 +172,3 @@ class _Moved:
             parameter_rms=float(np.sqrt(np.mean(self._now.astype(np.float64) ** 2))),
             unit=float(np.finfo(self._now.dtype).eps) / 2, normalises=bool(state),
         )  # fmt: skip
-
-
-class _Means:
-    """The means over a device's samples of what a batch norm is given, and the variances of the samples' own means."""
-
-    def __init__(self, norm: BatchNorm) -> None:
-        self._norm = norm
-        self.means: list[Array] = []
-        self.variances: list[Array] = []
-
-    def see(self, what: str, layer: Layer, given: Array, made: Array) -> None:
-        if what == "forward" and layer is self._norm:
-            of_samples = given.reshape(len(given), -1, given.shape[-1]).mean(axis=1, dtype=np.float64)
-            self.means.append(of_samples.mean(axis=0))
-            self.variances.append(of_samples.var(axis=0, ddof=min(1, len(given) - 1)))
