@@ -275,7 +275,7 @@ def test_a_profile_has_as_many_leaves_of_a_share_as_a_device_computes() -> None:
         assert config.leaves_of(shares[devices]) == -(-leaves // devices)
 
 
-@pytest.mark.parametrize("seed", ["1", "2", "3"])
+@pytest.mark.parametrize("seed", ["1", "8"])
 def test_the_committed_report_is_made_again_whatever_the_order_of_sets(
     seed: str, python: Callable[..., Any], tmp_path: Path
 ) -> None:
