@@ -48,11 +48,15 @@ _HOMES = {
     "dpsim.runtime.trainer": ("Trainer",),
     "dpsim.workload": ("Tensor",),
 }
+_MODULES = ("fusion_rules", "machine", "predict", "workload")
+"""Modules of which the documentation speaks as ``dpsim.predict.predict_points``."""
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"dpsim.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'dpsim' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)
@@ -60,4 +64,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_MODULES})

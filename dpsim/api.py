@@ -47,7 +47,9 @@ def fit(
     ``steps`` may end training before ``epochs`` do (1 epoch without either); ``rate`` gives the learning rate of each
     step, counted from 0; stalls of ``stall_after_s`` and longer are told on stderr; ``resume`` is a folder of
     checkpoints (``dpsim.Checkpoints``) to go on from; ``plan`` takes the other fields of ``dpsim.Plan``
-    (``optimizer``, ``fusion_rule``, ``fusion_threshold_bytes``, ``algorithm``, ``overlap`` ...).
+    (``optimizer``, ``fusion_rule``, ``fusion_threshold_bytes``, ``algorithm``, ``overlap`` ...). Without them: SGD with
+    learning rate 0.05, momentum 0.9 and no weight decay, rule ``tarantella`` at 32 KiB, on a node algorithm ``auto``,
+    overlap ``off``.
 
     Start it with ``dpsim launch local --devices 2 script.py``, or ``mpiexec -n 2 python script.py``.
     Raises ``ConfigError``, ``NotFiniteError``; on several ranks an uncaught exception ends all of them.

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from dpsim import codec
+from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.registry import versions
-from dpsim.machine import SHARED_MEMORY_ALGORITHMS
-from dpsim.plan import ALGORITHMS
 from dpsim.record import Environment
 from dpsim.units import format_size
 
@@ -34,7 +33,7 @@ def bench_algorithms(backend: Backend) -> tuple[str, ...]:
     kernels = tuple(version.name for version in versions(backend))
     if backend == "cuda":
         return kernels
-    others = (name for name in ALGORITHMS if name not in (*SHARED_MEMORY_ALGORITHMS, "hierarchical"))
+    others = (n for n, one in ALGORITHMS.items() if one.place in ("messages", "library") and n != "hierarchical")
     return (*kernels, *(name + MESSAGES * (name in kernels) for name in others))
 
 
@@ -149,6 +148,12 @@ class BenchRecord(Noun, frozen=True):
     measured_from: str
     measured_until: str
     schema: str = SCHEMA
+
+    def __post_init__(self) -> None:
+        names = [system.name for system in self.systems]
+        for series in self.series:
+            if series.system not in names:
+                raise ConfigError(f"a series is of system {series.system!r}", allowed=", ".join(names) or "none")
 
 
 def read(path: Path) -> BenchRecord:

@@ -23,6 +23,7 @@ from dpsim.errors import ConfigError, DpsimError, FileFormatError
 
 T = TypeVar("T", bound="Noun")
 PARTIAL = ".partial"
+_DEEPEST = 100
 
 
 class Noun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,7 +93,13 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file whole or not at all: whoever reads it, even after a kill or a crash, sees the old one or the new.
 
     Temporary file in the same folder, fsync, rename, fsync of the folder. Raises ``OSError``, leaving nothing behind.
+    A link stays one: its target is written. What is no ordinary file, such as a device or a pipe, is written into.
     """
+    if (path.exists() and not path.is_file()) or path.absolute().is_relative_to("/dev"):  # /dev/stdout may be a file
+        with path.open("wb") as stream:
+            stream.write(data)
+        return
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     try:
@@ -145,7 +152,8 @@ def read_raw(path: Path, what: str) -> Any:
         ) from error
     try:
         text = data.decode("utf-8")
-        raw = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, parse_constant=_refuse_constant)
+        raw = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
+        _check_depth(raw)
     except (ValueError, RecursionError) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise FileFormatError(
@@ -154,6 +162,29 @@ def read_raw(path: Path, what: str) -> Any:
             remedy="it may be cut off or damaged: make it again",
         ) from error
     return raw
+
+
+def parse_json(text: str) -> Any:
+    """Plain values of a JSON text without NaN and infinity. Raises ``ValueError``, also for a deep nesting."""
+    try:
+        raw = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    _check_depth(raw)
+    return raw
+
+
+def _check_depth(raw: Any) -> None:
+    level = [raw]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    if level:
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
 
 
 def _refuse_constant(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Gradient tensors -> buckets: every published fusion rule, pure. Tensors stand in the order backward makes them final.
 
-The static rules are one function, ``fuse``; Horovod's rule decides while running and is the policy ``HorovodCycle``,
-which the runtime and the model both call.
+The static rules are called by ``fuse``; Horovod's rule decides while running and is the policy ``HorovodCycle``, which
+the runtime and the model both call. Each is registered in ``dpsim.fusion_rules``.
 """
 
 from __future__ import annotations
@@ -10,19 +10,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.errors import ConfigError, unknown
-from dpsim.plan import FUSION_RULES
+from dpsim.errors import ConfigError
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.kernels.jit import jit
+from dpsim.registry import load
 
 DDP_FIRST_BUCKET_BYTES = float(2**20)
 HOROVOD_PADDING_BYTES = 16
-STATIC_RULES = tuple(rule for rule in FUSION_RULES if rule != "horovod")
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GradientTensors:
+    """The tensors that a rule fuses, in the order in which backward makes them final (DDP: reversed parameters).
+
+    ``ready_s`` (seconds, ascending), ``alpha_s`` and ``beta_s_per_byte`` are given to the rules that need costs. A
+    bucket never mixes dtypes: where ``dtype_code`` changes, it closes.
+    """
+
+    size_bytes: Ints
+    dtype_code: Ints
+    ready_s: Floats | None = None
+    alpha_s: float | None = None
+    beta_s_per_byte: float | None = None
 
 
 def fuse(
@@ -37,59 +52,88 @@ def fuse(
 ) -> Ints:
     """``bucket_start`` (length buckets + 1): bucket k holds tensors ``bucket_start[k]:bucket_start[k + 1]``.
 
-    tarantella   a bucket closes once its size >= threshold (0: one a tensor, inf: one a step)
-    ddp          the same with the first bucket's limit min(1 MiB, threshold); inf still closes the first at 1 MiB
-    per-tensor   one bucket a tensor
-    one          one bucket a step
-    mg-wfbp      merges a bucket into the next tensor l - 1 iff r[l-1] < tau[l] + t_c(l) and
-                 (tau[l] > r[l-1] or r[l-1] - tau[l] < alpha), with t_c = alpha_s + beta_s_per_byte * bytes,
-                 tau[l] = max(tau[l+1] + t_c(l+1), r[l]) and r = ``ready_s``
-
-    ``size_bytes`` (length tensors) and ``ready_s`` (seconds, ascending) stand in backward-ready order, which for
-    PyTorch DDP is the reversed parameter order. A bucket never mixes dtypes: where ``dtype_code`` changes, it closes
-    (for one dtype this is DDP's series exactly; DDP's first limit holds once a dtype). ``threshold_bytes`` is ignored
-    by the rules that take none. Raises ``ConfigError``.
-
-    Sources: Tarantella ``FusedTensorInfo.cpp``; PyTorch ``reducer.cpp`` compute_bucket_assignment_by_size;
-    HKBU-HPML/MG-WFBP ``distributed_optimizer.py`` _generate_groups_mgwfbp.
+    The arguments are those of ``GradientTensors``; ``threshold_bytes`` is ignored by the rules that take none.
+    Raises ``ConfigError``.
     """
-    if dtype_code is None:
-        dtype_code = np.zeros(len(size_bytes), np.int64)
-    if rule == "mg-wfbp":
-        if ready_s is None or alpha_s is None or beta_s_per_byte is None:
-            raise ConfigError(
-                "fusion rule 'mg-wfbp' without ready times or without the latency and bandwidth of an allreduce",
-                allowed="ready_s, alpha_s and beta_s_per_byte",
-                remedy="give a machine (dpsim.predict.alpha_beta fits its alpha and beta), or choose another rule",
-            )
-        if len(ready_s) != len(size_bytes):
-            raise ConfigError(f"{len(ready_s)} ready times for {len(size_bytes)} tensors", allowed="one a tensor")
-        starts: Ints = _merge_mg_wfbp(size_bytes, ready_s, float(alpha_s), float(beta_s_per_byte), dtype_code)
-        return starts
-    if rule == "per-tensor":
-        first = limit = 0.0
-    elif rule == "one":
-        first = limit = math.inf
-    elif rule == "tarantella":
-        first = limit = float(threshold_bytes)
-    elif rule == "ddp":
-        limit = float(threshold_bytes)
-        first = min(DDP_FIRST_BUCKET_BYTES, limit)
-    elif rule == "horovod":
-        raise ConfigError(
-            "fusion rule 'horovod' decides its buckets while running",
-            allowed=", ".join(STATIC_RULES),
-            remedy="call dpsim.fusion.HorovodCycle on the tensors of each cycle",
-        )
-    else:
-        raise unknown("fusion rule", rule, FUSION_RULES)
-    if not limit >= 0:
+    kind = FUSION_RULES.find(rule)
+    if kind.default_threshold_bytes is not None and not threshold_bytes >= 0:
         raise ConfigError(f"fusion threshold is {threshold_bytes}", allowed="0 or more bytes, or inf")
-    starts = _close_at(size_bytes, first, limit, dtype_code)
+    tensors = GradientTensors(
+        size_bytes=size_bytes,
+        dtype_code=np.zeros(len(size_bytes), np.int64) if dtype_code is None else dtype_code,
+        ready_s=ready_s,
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta_s_per_byte,
+    )
+    starts: Ints = load(kind.buckets)(tensors, float(threshold_bytes))
     return starts
 
 
-@numba.njit(cache=True, nogil=True)
+def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """A bucket closes once its size >= threshold (0: one per tensor, inf: one per step).
+
+    Source: Tarantella ``FusedTensorInfo.cpp``.
+    """
+    starts: Ints = _close_at(tensors.size_bytes, threshold_bytes, threshold_bytes, tensors.dtype_code)
+    return starts
+
+
+def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """As ``tarantella``, with the first bucket's limit min(1 MiB, threshold); inf still closes the first at 1 MiB.
+
+    For one dtype this is DDP's series exactly; DDP's first limit holds once for each dtype. Source: PyTorch
+    ``reducer.cpp`` compute_bucket_assignment_by_size.
+    """
+    first = min(DDP_FIRST_BUCKET_BYTES, threshold_bytes)
+    starts: Ints = _close_at(tensors.size_bytes, first, threshold_bytes, tensors.dtype_code)
+    return starts
+
+
+def per_tensor(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """One bucket per tensor."""
+    starts: Ints = _close_at(tensors.size_bytes, 0.0, 0.0, tensors.dtype_code)
+    return starts
+
+
+def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """One bucket per step."""
+    starts: Ints = _close_at(tensors.size_bytes, math.inf, math.inf, tensors.dtype_code)
+    return starts
+
+
+def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """Merges a bucket into the next tensor l - 1 iff r[l-1] < tau[l] + t_c(l) and (tau[l] > r[l-1] or
+    r[l-1] - tau[l] < alpha), with t_c = alpha_s + beta_s_per_byte * bytes, tau[l] = max(tau[l+1] + t_c(l+1), r[l]) and
+    r = ``ready_s``.
+
+    Source: HKBU-HPML/MG-WFBP ``distributed_optimizer.py`` _generate_groups_mgwfbp. Raises ``ConfigError``.
+    """
+    ready_s, alpha_s, beta = tensors.ready_s, tensors.alpha_s, tensors.beta_s_per_byte
+    if ready_s is None or alpha_s is None or beta is None:
+        raise ConfigError(
+            "fusion rule 'mg-wfbp' without ready times or without the latency and bandwidth of an allreduce",
+            allowed="ready_s, alpha_s and beta_s_per_byte",
+            remedy="give a machine (dpsim.predict.alpha_beta fits its alpha and beta), or choose another rule",
+        )
+    if len(ready_s) != len(tensors.size_bytes):
+        raise ConfigError(
+            f"{len(ready_s)} ready times for {len(tensors.size_bytes)} tensors", allowed="one for each tensor"
+        )
+    starts: Ints = _merge_mg_wfbp(tensors.size_bytes, ready_s, float(alpha_s), float(beta), tensors.dtype_code)
+    return starts
+
+
+def horovod(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """Refuses: the buckets are decided while running, by ``HorovodCycle``."""
+    static = [name for name, rule in FUSION_RULES.items() if not rule.while_running]
+    raise ConfigError(
+        "fusion rule 'horovod' decides its buckets while running",
+        allowed=", ".join(static),
+        remedy="call dpsim.fusion.HorovodCycle on the tensors of each cycle",
+    )
+
+
+@jit
 def _close_at(size_bytes, first, limit, dtype_code):  # type: ignore[no-untyped-def]
     """Add a tensor, then close the bucket when its size >= its limit (``first`` until a dtype's first bucket fills)."""
     tensors = len(size_bytes)
@@ -110,7 +154,7 @@ def _close_at(size_bytes, first, limit, dtype_code):  # type: ignore[no-untyped-
     return starts[: buckets + 1].copy()
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _merge_mg_wfbp(size_bytes, ready_s, alpha, beta, dtype_code):  # type: ignore[no-untyped-def]
     """The published merge in one pass: a merge at l changes tau only from l - 1 on, so nothing is computed again."""
     tensors = len(size_bytes)

@@ -9,13 +9,14 @@ import re
 
 from dpsim.errors import ConfigError
 
-_LAYOUT = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
+_NUMBER = re.compile(r"0*([1-9][0-9]{0,8})", re.ASCII)
+_LAYOUT = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 
 
 def parse_devices(token: int | str) -> tuple[int, str]:
     """(devices, layout) of ``8``, which is (8, ""), or of ``2x4``, which is (8, "2x4"). Raises ``ConfigError``."""
     text = str(token)
-    if text.isdecimal() and int(text) >= 1:
+    if _NUMBER.fullmatch(text):
         return int(text), ""
     if not _LAYOUT.fullmatch(text):
         raise ConfigError(

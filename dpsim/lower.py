@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.fusion import fuse
+from dpsim.fusion_rules import FUSION_RULES
 from dpsim.plan import Plan
 from dpsim.schedule import ALLREDUCE, BACKWARD, COMMUNICATION, COMPUTE, FORWARD, SYNCHRONISE, UPDATE, Schedule
 from dpsim.workload import Layer, Workload
@@ -37,25 +38,25 @@ def lower(
 
     The array order is: computation and batch norm's synchronisations, allreduces in bucket order, update. Only the
     last of ``plan.accumulate`` micro-batches communicates. With one device there is no allreduce, and the buckets say
-    how memory is laid out (``mg-wfbp`` has nothing to decide there and makes one). Under ``horovod`` the schedule is
-    dynamic: every tensor is a bucket of its own and there is no allreduce operation.
+    how memory is laid out (a rule that needs costs has nothing to decide there and makes one). Under ``horovod`` the
+    schedule is dynamic: every tensor is a bucket of its own and there is no allreduce operation.
 
     ``mg-wfbp`` needs ``alpha_s`` and ``beta_s_per_byte`` (``dpsim.predict.alpha_beta``); ``ready_s`` (seconds, one a
     tensor in ready order, from the start of the last backward) defaults to the Workload's times at
     ``plan.local_batch``. Raises ``ConfigError`` where they are missing.
     """
     order = workload.ready_order
-    rule = plan.fusion_rule
-    dynamic = rule == "horovod" and plan.devices > 1
-    if rule == "horovod":
-        rule = "per-tensor"
-    elif rule == "mg-wfbp":
+    name, rule = plan.fusion_rule, FUSION_RULES.find(plan.fusion_rule)
+    dynamic = rule.while_running and plan.devices > 1
+    if rule.while_running:
+        name = "per-tensor"
+    elif rule.needs_costs:
         if plan.devices == 1:
-            rule = "one"
+            name = "one"
         elif ready_s is None:
             ready_s = ready_times(workload, plan.local_batch)
     start = fuse(
-        order.size_bytes, rule, plan.threshold_bytes, ready_s=ready_s, alpha_s=alpha_s,
+        order.size_bytes, name, plan.threshold_bytes, ready_s=ready_s, alpha_s=alpha_s,
         beta_s_per_byte=beta_s_per_byte, dtype_code=order.dtype_code,
     )  # fmt: skip
     sizes = order.cumulative_bytes[start[1:]] - order.cumulative_bytes[start[:-1]]

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpsim import codec
+from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
-from dpsim.layout import check_layout
+from dpsim.layout import check_layout, node_counts
 from dpsim.units import parse_bandwidth, parse_duration
 from dpsim.wire_dtype import SIXTEEN_BITS
 
@@ -54,27 +55,37 @@ class Network(Noun, frozen=True):
         return Network(latency_s=parse_duration(parts[0]), bandwidth_bytes_per_s=parse_bandwidth(parts[1]), token=token)
 
 
-SHARED_MEMORY_ALGORITHMS = ("auto", "one-shot", "two-shot")
-"""Those that add in memory which all ranks of a node see. Where there is none, MPI's own allreduce is taken instead."""
-
-
 def check_algorithm(algorithm: str, network: Network) -> None:
-    """Refuse on an emulated network what sends no messages that can be held to the link."""
-    if network.emulated and algorithm in ("mpi", *SHARED_MEMORY_ALGORITHMS):
-        why = "MPI's own allreduce hides its messages from it" if algorithm == "mpi" else "it sends no messages"
+    """Refuse what dpsim cannot run, and on an emulated network what sends no messages that can be held to the link."""
+    place = ALGORITHMS.find(algorithm).place
+    if place == "elsewhere":
+        raise ConfigError(
+            f"algorithm {algorithm!r} is priced from imported tables, and cannot be run here",
+            allowed=", ".join(algorithms_in(*RUNNABLE)),
+            remedy="use it with dpsim predict, and choose another one with --algorithm here",
+        )
+    if network.emulated and place != "messages":
+        why = "the MPI library hides its messages from it" if place == "library" else "it sends no messages"
         raise ConfigError(
             f"algorithm {algorithm!r} cannot run on {network.token}: {why}",
-            allowed="ring, recursive-doubling, halving-doubling, direct, hierarchical",
+            allowed=", ".join(algorithms_in("messages")),
             remedy="choose one of them with --algorithm, or use --network node",
         )
 
 
 class Link(Noun, frozen=True):
-    """Alpha, beta and gamma of ``reference formulas``: what prices an allreduce that no table covers."""
+    """Alpha, beta and gamma of ``reference formulas``: what prices an allreduce that no table covers.
+
+    ``fitted_to`` names the tables that it was derived from (empty: it was given), with the median and the largest
+    relative residual of that fit.
+    """
 
     latency_s: float
     bandwidth_bytes_per_s: float
     reduce_s_per_byte: float = 0.0
+    fitted_to: str = ""
+    median_residual: float = 0.0
+    largest_residual: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0 and self.bandwidth_bytes_per_s > 0):
@@ -84,6 +95,9 @@ class Link(Noun, frozen=True):
             )
         if not (math.isfinite(self.reduce_s_per_byte) and self.reduce_s_per_byte >= 0):
             raise ConfigError(f"reduce_s_per_byte is {self.reduce_s_per_byte}", allowed="finite, >= 0")
+        for key in ("median_residual", "largest_residual"):
+            if not (math.isfinite(getattr(self, key)) and getattr(self, key) >= 0):
+                raise ConfigError(f"{key} of a link is {getattr(self, key)}", allowed="finite, >= 0")
 
 
 def _check_devices(what: str, devices: int) -> None:
@@ -103,10 +117,15 @@ def _check_table(what: str, sizes: tuple[int, ...], *columns: tuple[float, ...])
             raise ConfigError(f"{what} has times {list(column)}", allowed="finite seconds >= 0")
 
 
+def _check_factor(what: str, name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{what} has {name} {value}", allowed="a finite number > 0")
+
+
 class AllreduceCost(Noun, frozen=True):
     """Seconds of one allreduce against its size, with nothing else running: measured, or published.
 
-    ``layout`` is as in a ``Plan``.
+    ``layout`` is as in a ``Plan``. At the slow speed of the machine (``Speed``) it takes ``slow_factor`` times as long.
     """
 
     algorithm: str
@@ -115,10 +134,13 @@ class AllreduceCost(Noun, frozen=True):
     time_s: tuple[float, ...]
     wire_dtype: str = "float32"
     layout: str = ""
+    slow_factor: float = 1.0
 
     def __post_init__(self) -> None:
+        ALGORITHMS.find(self.algorithm)
         _check_devices(f"an allreduce table {self.algorithm!r}", self.devices)
         check_layout(self.layout, self.devices)
+        _check_factor(f"allreduce table {self.algorithm!r} at {self.devices} devices", "slow_factor", self.slow_factor)
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, self.time_s)
 
 
@@ -161,7 +183,8 @@ class Selection(Noun, frozen=True):
 class OverlapCost(Noun, frozen=True):
     """One allreduce beside a running backward: its time, and the compute time it takes away, against its size.
 
-    ``poll_s`` is the compute time one look at the communication costs (mechanism ``poll``).
+    ``poll_s`` is the compute time one look at the communication costs (mechanism ``poll``). At the slow speed of the
+    machine (``Speed``) the allreduce takes ``slow_factor`` times as long.
     """
 
     algorithm: str
@@ -173,6 +196,7 @@ class OverlapCost(Noun, frozen=True):
     poll_s: float = 0.0
     wire_dtype: str = "float32"
     layout: str = ""
+    slow_factor: float = 1.0
 
     def __post_init__(self) -> None:
         what = f"overlap table {self.algorithm!r}/{self.overlap!r} at {self.devices} devices"
@@ -181,25 +205,55 @@ class OverlapCost(Noun, frozen=True):
         _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s)
         if not (math.isfinite(self.poll_s) and self.poll_s >= 0):
             raise ConfigError(f"{what} has poll_s {self.poll_s}", allowed="finite seconds >= 0")
+        _check_factor(what, "slow_factor", self.slow_factor)
 
 
 class ComputeSlowdown(Noun, frozen=True):
-    """How much longer computation takes when this many devices of a node compute at once (1 = no longer)."""
+    """How much longer computation takes when this many devices of a node compute at once (1 = no longer).
+
+    ``half_width`` is half of the factor's 95 % interval over the factor; 0 where it is not known.
+    """
 
     devices: int
     factor: float
+    half_width: float = 0.0
 
     def __post_init__(self) -> None:
+        what = f"a compute slowdown at {self.devices} devices"
         _check_devices("a compute slowdown", self.devices)
-        if not (math.isfinite(self.factor) and self.factor > 0):
-            raise ConfigError(f"compute slowdown at {self.devices} devices is {self.factor}", allowed="more than 0")
+        _check_factor(what, "factor", self.factor)
+        if not (math.isfinite(self.half_width) and self.half_width >= 0):
+            raise ConfigError(f"{what} has half_width {self.half_width}", allowed="a finite number >= 0")
+
+
+class Speed(Noun, frozen=True):
+    """The two speeds of a machine while this many devices compute at once; the other times hold at the full one.
+
+    A step waits for its slowest rank, so a speed is that of the slowest rank. The reference computation takes
+    ``reference_s`` at full speed and ``slow_reference_s`` at the slow one, which holds for ``slow_share`` of the time
+    (0 on a steady machine) and makes computation take ``compute_factor`` times as long.
+    """
+
+    devices: int
+    reference_s: float
+    slow_reference_s: float
+    slow_share: float
+    compute_factor: float
+
+    def __post_init__(self) -> None:
+        what = f"the speed at {self.devices} devices"
+        _check_devices("the speed", self.devices)
+        for name in ("reference_s", "slow_reference_s", "compute_factor"):
+            _check_factor(what, name, getattr(self, name))
+        if not 0 <= self.slow_share <= 1:
+            raise ConfigError(f"{what} has slow_share {self.slow_share}", allowed="from 0 to 1")
 
 
 class Machine(Noun, frozen=True, dict=True):
     """What a run runs on. Tables first; the link's formula where no table covers an algorithm or device count.
 
-    ``link`` joins all devices; in a layout of several nodes it joins the nodes, and ``link_in_node``, where it is
-    given, the devices of one node.
+    ``link`` joins all devices; in a layout of several nodes it joins the nodes, the devices of one sharing it, and
+    ``link_in_node``, where it is given, joins the devices of one node. ``cores`` are those of a node (0: unknown).
     """
 
     name: str
@@ -216,6 +270,7 @@ class Machine(Noun, frozen=True, dict=True):
     schema: str = SCHEMA
     link_in_node: Link | None = None
     selection: tuple[Selection, ...] = ()
+    speed: tuple[Speed, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.allreduce and self.link is None:
@@ -227,9 +282,17 @@ class Machine(Noun, frozen=True, dict=True):
             raise ConfigError(f"memory_bytes is {self.memory_bytes}", allowed="more than 0")
 
     def priced(self, algorithm: str, devices: int, layout: str = "") -> str:
-        """The algorithm whose tables price one: its own; ``mpi``'s price ``auto`` where that has none of its own."""
-        tables = {table.algorithm for table in self.allreduce if (table.devices, table.layout) == (devices, layout)}
-        return "mpi" if algorithm == "auto" and "auto" not in tables and "mpi" in tables else algorithm
+        """The algorithm whose costs price one: its own where it has a table.
+
+        Without one, ``mpi`` prices ``auto`` where the machine has tables of that but none of ``auto``, and whatever
+        works in shared memory in a layout of several nodes, which share none.
+        """
+        here = {table.algorithm for table in self.allreduce if (table.devices, table.layout) == (devices, layout)}
+        if algorithm in here or ALGORITHMS.find(algorithm).place != "shared memory":
+            return algorithm
+        known = here or {table.algorithm for table in self.allreduce}
+        library = algorithm == "auto" and "auto" not in known and "mpi" in known
+        return "mpi" if library or node_counts(layout, 1)[0] > 1 else algorithm
 
     def selected(self, devices: int) -> Selection | None:
         """What ``auto`` takes on so many devices, where it was measured."""
@@ -241,6 +304,6 @@ class Machine(Noun, frozen=True, dict=True):
         return {}
 
 
-def read(path: Path) -> Machine:
+def read(path: Path | str) -> Machine:
     """Read a machine file (``.json`` or ``.toml``). Raises ``FileFormatError``."""
-    return codec.read(path, Machine, "machine", SCHEMA)
+    return codec.read(Path(path), Machine, "machine", SCHEMA)

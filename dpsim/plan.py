@@ -5,33 +5,29 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
+from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.wire_dtype import WireDtype, check_wire
 
-FusionRule = Literal["tarantella", "horovod", "ddp", "per-tensor", "one", "mg-wfbp"]
-Algorithm = Literal[
-    "auto", "one-shot", "two-shot", "mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"
-]
 Overlap = Literal["off", "inline", "poll", "thread"]
 BatchNormMode = Literal["local", "leaf", "global"]
-FUSION_RULES: tuple[str, ...] = get_args(FusionRule)
-THRESHOLD_RULES = ("tarantella", "horovod", "ddp")
-ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 OVERLAPS: tuple[str, ...] = get_args(Overlap)
 BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
 DEFAULT_LEAVES = 8
-DEFAULT_THRESHOLD_BYTES = {"tarantella": 32_768.0, "horovod": 128.0 * 2**20, "ddp": 25.0 * 2**20}
+MOST_LEAVES = 4096
 
 
 class Plan(Noun, frozen=True):
     """How a workload is run on ``devices`` devices.
 
+    ``fusion_rule`` is one of ``dpsim.fusion_rules``, ``algorithm`` one of ``dpsim.algorithms``.
     ``fusion_threshold_bytes`` belongs to the rules tarantella (a bucket closes once it holds at least this
     much), ddp (likewise, its first bucket at 1 MiB at most) and horovod (a maximum); ``None`` takes the
-    rule's own default, and 0 is one bucket a tensor under every rule. ``cycle_s`` is Horovod's cycle.
+    rule's own default, and 0 is one bucket per tensor under every rule. ``cycle_s`` is Horovod's cycle.
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
     ``algorithm`` ``auto`` is the fastest in shared memory by size (``dpsim.machine.Selection``), MPI's own without it.
     ``wire_dtype`` is what gradients are sent as (``dpsim.comm.wire``); ``None``: as the tensors are.
@@ -44,10 +40,10 @@ class Plan(Noun, frozen=True):
     devices: int
     global_batch: int
     accumulate: int = 1
-    fusion_rule: FusionRule = "tarantella"
+    fusion_rule: str = "tarantella"
     fusion_threshold_bytes: float | None = None
     cycle_s: float = 1e-3
-    algorithm: Algorithm = "auto"
+    algorithm: str = "auto"
     overlap: Overlap = "off"
     batch_norm: BatchNormMode = "local"
     optimizer: Optimizer = Sgd()
@@ -57,10 +53,9 @@ class Plan(Noun, frozen=True):
     leaves: int = 0
 
     def __post_init__(self) -> None:
-        for key, allowed in (
-            ("fusion_rule", FUSION_RULES), ("algorithm", ALGORITHMS), ("overlap", OVERLAPS),
-            ("batch_norm", BATCH_NORM_MODES),
-        ):  # fmt: skip
+        rule = FUSION_RULES.find(self.fusion_rule)
+        ALGORITHMS.find(self.algorithm)
+        for key, allowed in (("overlap", OVERLAPS), ("batch_norm", BATCH_NORM_MODES)):
             if getattr(self, key) not in allowed:
                 raise unknown(key.replace("_", " "), getattr(self, key), allowed)
         if self.devices < 1:
@@ -81,10 +76,10 @@ class Plan(Noun, frozen=True):
         self._check_leaves()
         threshold = self.fusion_threshold_bytes
         if threshold is not None:
-            if self.fusion_rule not in THRESHOLD_RULES:
+            if rule.default_threshold_bytes is None:
                 raise ConfigError(
                     f"fusion rule {self.fusion_rule!r} takes no threshold",
-                    allowed=f"a threshold with {', '.join(THRESHOLD_RULES)}",
+                    allowed=f"a threshold with {', '.join(threshold_rules())}",
                     remedy="leave --fusion-threshold out",
                 )
             if not threshold >= 0:
@@ -93,8 +88,8 @@ class Plan(Noun, frozen=True):
             raise ConfigError(f"cycle_s is {self.cycle_s}", allowed="finite seconds > 0")
 
     def _check_leaves(self) -> None:
-        if self.leaves < 0:
-            raise ConfigError(f"leaves is {self.leaves}", allowed="1 or more, or 0 for none")
+        if not 0 <= self.leaves <= MOST_LEAVES:
+            raise ConfigError(f"leaves is {self.leaves}", allowed=f"1 to {MOST_LEAVES}, or 0 for none")
         if self.leaves and self.leaves < self.devices * self.accumulate:
             each = f" with {self.accumulate} micro-batches each" if self.accumulate > 1 else ""
             raise ConfigError(
@@ -114,9 +109,11 @@ class Plan(Noun, frozen=True):
                 allowed="local or global without leaves",
                 remedy="add --reproducible, or choose another --batch-norm",
             )
-        if self.batch_norm == "global" and self.fusion_rule == "horovod" and self.overlap == "inline":
+        while_running = FUSION_RULES.find(self.fusion_rule).while_running
+        if self.batch_norm == "global" and while_running and self.overlap == "inline":
             raise ConfigError(
-                "batch_norm is global, under rule horovod with overlap inline: the ranks would wait for each other",
+                f"batch_norm is global, under rule {self.fusion_rule} with overlap inline: the ranks would wait for"
+                " each other",
                 allowed="another overlap, or a fusion rule that decides beforehand",
                 remedy="choose --overlap poll, or leave --fusion-rule out",
             )
@@ -149,7 +146,7 @@ class Plan(Noun, frozen=True):
 
     @property
     def threshold_bytes(self) -> float:
-        """The threshold in force: the given one, or the rule's default (0 for the rules that take none)."""
+        """The threshold in force: the given one, or the rule's default (0 for a rule that ignores it)."""
         if self.fusion_threshold_bytes is not None:
             return self.fusion_threshold_bytes
-        return DEFAULT_THRESHOLD_BYTES.get(self.fusion_rule, 0.0)
+        return FUSION_RULES.find(self.fusion_rule).default_threshold_bytes or 0.0

@@ -12,6 +12,7 @@ from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import BatchNormMode, Plan
+from dpsim.rng import check_seed
 from dpsim.timeline import TimelineRecord
 from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
@@ -84,11 +85,18 @@ class Experiment(Noun, frozen=True):
         """Whether more devices train more samples a step."""
         return self.scaling is not None and self.scaling.kind == "weak"
 
+    @property
+    def measures_drift(self) -> bool:
+        """Whether the device counts are trained and compared: they train the same batches, and a built-in model."""
+        own = self.model.partition(":")[0].endswith(".py")
+        return self.scaling is not None and not self.weak and not own
+
     def batch(self, devices: int) -> int:
-        """Samples a step on so many devices."""
+        """Samples per step on so many devices."""
         return self.global_batch * devices if self.weak else self.global_batch
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
             raise ConfigError(f"an experiment named {self.name!r}", allowed="the name of a folder")
         if not all(threshold >= 0 for threshold in self.fusion_thresholds_bytes):
@@ -136,7 +144,9 @@ class PredictedPoint(Noun, frozen=True):
 
     ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement: ``perfect_scaling``,
     ``alpha_beta_no_overlap`` and ``largest_bucket`` (the model's own prediction at one bucket a step);
-    the fourth, a constant per device count, is formed in the comparison.
+    the fourth, a constant per device count, is formed in the comparison. ``full_speed_step_s`` and
+    ``slow_speed_step_s`` are the step at either speed of the machine, where ``step_s`` is the mean over both; ``None``
+    where speeds were not observed.
     """
 
     key: PointKey
@@ -149,6 +159,8 @@ class PredictedPoint(Noun, frozen=True):
     null_step_s: dict[str, float]
     null_exposed_s: dict[str, float]
     timeline: TimelineRecord | None = None
+    full_speed_step_s: float | None = None
+    slow_speed_step_s: float | None = None
 
 
 class Predictions(Noun, frozen=True):
@@ -169,7 +181,8 @@ class MeasuredPoint(Noun, frozen=True):
 
     ``round`` says in which visit of the interleaved run a sample was taken. ``losses`` are the mean
     training losses of the same steps. ``events_per_step`` is what recording a step's timeline adds on one rank,
-    each at the results' ``recording_s_per_event``.
+    each at the results' ``recording_s_per_event``. ``reference_s`` is the time of the reference computation in each
+    sample's visit, on the slowest rank (empty in records of earlier versions).
     """
 
     key: PointKey
@@ -180,6 +193,7 @@ class MeasuredPoint(Noun, frozen=True):
     losses: tuple[float, ...]
     events_per_step: int = 0
     timeline: TimelineRecord | None = None
+    reference_s: tuple[float, ...] = ()
 
 
 class Results(Noun, frozen=True):
@@ -197,17 +211,17 @@ class Results(Noun, frozen=True):
     schema: str = RESULTS_SCHEMA
 
 
-def read_experiment(path: Path) -> Experiment:
+def read_experiment(path: Path | str) -> Experiment:
     """Read a declared experiment (``.toml`` or ``.json``). Raises ``FileFormatError``."""
-    return codec.read(path, Experiment, "experiment", EXPERIMENT_SCHEMA)
+    return codec.read(Path(path), Experiment, "experiment", EXPERIMENT_SCHEMA)
 
 
-def read_predictions(path: Path) -> Predictions:
-    return codec.read(path, Predictions, "predictions", PREDICTIONS_SCHEMA)
+def read_predictions(path: Path | str) -> Predictions:
+    return codec.read(Path(path), Predictions, "predictions", PREDICTIONS_SCHEMA)
 
 
-def read_results(path: Path) -> Results:
-    return codec.read(path, Results, "results", RESULTS_SCHEMA)
+def read_results(path: Path | str) -> Results:
+    return codec.read(Path(path), Results, "results", RESULTS_SCHEMA)
 
 
 class TrainResult(Noun, frozen=True):

@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Literal
 
 from dpsim import codec
+from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.layout import parse_devices
 from dpsim.machine import Network, check_algorithm
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import BATCH_NORM_MODES, DEFAULT_LEAVES, OVERLAPS, Algorithm, BatchNormMode, FusionRule, Overlap, Plan
+from dpsim.plan import BATCH_NORM_MODES, DEFAULT_LEAVES, OVERLAPS, BatchNormMode, Overlap, Plan
 from dpsim.record import Environment
-from dpsim.wire_dtype import SIXTEEN_BIT_ALGORITHMS, SIXTEEN_BITS, WireDtype
+from dpsim.rng import check_seed
+from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype
 
 SCHEMA = "dpsim.reproduce/1"
 RECORD = "reproduce.json"
 PREDICTIONS = "predictions.json"
-ALL_ALGORITHMS = (
-    "auto", "one-shot", "two-shot", "mpi", "ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical",
-)  # fmt: skip
-"""What ``all`` stands for; ``hierarchical`` only where there is a layout, and without leaves what can send 16 bits."""
 Cause = Literal["summation order", "batch norm", "shape", "other"]
 
 
@@ -35,8 +33,11 @@ class Configuration(Noun, frozen=True):
     devices: int
     layout: str = ""
     fusion_threshold_bytes: float = math.inf
-    algorithm: Algorithm = "auto"
+    algorithm: str = "auto"
     overlap: Overlap = "off"
+
+    def __post_init__(self) -> None:
+        ALGORITHMS.find(self.algorithm)
 
     @property
     def promised(self) -> bool:
@@ -74,14 +75,15 @@ class Reproduction(Noun, frozen=True):
     global_batch: int = 64
     optimizer: Optimizer = Sgd(weight_decay=1e-3)
     seed: int = 0
-    fusion_rule: FusionRule = "tarantella"
+    fusion_rule: str = "tarantella"
     wire_dtype: WireDtype | None = None
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.steps < 1:
             raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
         for what, given, allowed in (
-            ("algorithm", self.algorithms, ALL_ALGORITHMS), ("overlap", self.overlaps, OVERLAPS),
+            ("algorithm", self.algorithms, algorithms_in(*RUNNABLE)), ("overlap", self.overlaps, OVERLAPS),
             ("batch norm", self.batch_norms, BATCH_NORM_MODES),
         ):  # fmt: skip
             for word in given:
@@ -120,7 +122,7 @@ class Reproduction(Noun, frozen=True):
     def _impossible(self, algorithm: str, layout: str, leaves: int) -> bool:
         """Whether one of several algorithms has no nodes here, or without leaves cannot send 16 bits."""
         plain = self.wire_dtype in SIXTEEN_BITS and not leaves
-        return (algorithm == "hierarchical" and not layout) or (plain and algorithm not in SIXTEEN_BIT_ALGORITHMS)
+        return (algorithm == "hierarchical" and not layout) or (plain and not ALGORITHMS.find(algorithm).sixteen_bits)
 
     def plan(self, configuration: Configuration) -> Plan:
         """The plan of one of them. Raises ``ConfigError``."""
@@ -250,7 +252,10 @@ class Beside(Noun, frozen=True):
 
 
 class ReproduceRecord(Noun, frozen=True):
-    """Everything that was found."""
+    """Everything that was found.
+
+    ``kernel_table``: the digest of the table that decided which code computes in leaves.
+    """
 
     reproduction: Reproduction
     environment: Environment
@@ -263,6 +268,7 @@ class ReproduceRecord(Noun, frozen=True):
     predictions_sha256: str = ""
     drift: tuple[MeasuredDrift, ...] = ()
     against: Beside | None = None
+    kernel_table: str = ""
     schema: str = SCHEMA
 
     def reference(self, configuration: Configuration) -> int:

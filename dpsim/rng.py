@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dpsim.errors import ConfigError
+
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -37,6 +39,12 @@ def philox(counters_N4: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.
         for lane, word in enumerate((c0, c1, c2, c3)):
             words[start : start + _CHUNK, lane] = word
     return words
+
+
+def check_seed(seed: int) -> None:
+    """Raises ``ConfigError`` for a seed that would give the numbers of another one."""
+    if not 0 <= seed < 2**64:
+        raise ConfigError(f"seed is {seed}", allowed="0 to 2^64 - 1")
 
 
 def random_words(purpose: str, seed: int, count: int, *, stream: int = 0) -> NDArray[np.uint32]:

@@ -12,13 +12,14 @@ _BYTES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_LONGEST = 1000  # characters; in a longer text of spaces the search for a number would take minutes
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ]*)\s*")
 
 
 def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
     scale = units.get(match.group(2).lower()) if match else None
     if match is None or scale is None:
         names = ", ".join(u for u in units if u)
@@ -50,7 +51,7 @@ def parse_size(text: str | float) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``50us``, ``1.5ms`` or ``2s``. Raises ``ConfigError``."""
+    """Seconds of ``50us``, ``1.5ms``, ``2s`` or ``2min``. Raises ``ConfigError``."""
     seconds = _parse(text, _SECONDS, "duration", "50us or 1ms")
     if not seconds < 1e9:
         raise ConfigError(f"duration {text!r} is longer than anyone waits", allowed="below 1e9 s")
@@ -66,15 +67,24 @@ def parse_bandwidth(text: str) -> float:
 
 
 def format_size(size_bytes: float) -> str:
-    """``64 KiB`` style text that ``parse_size`` reads back exactly when the size is a round one."""
+    """``64 KiB`` style text that ``parse_size`` reads back exactly when the size is a round one, in either unit."""
     if math.isinf(size_bytes):
         return "inf"
     if size_bytes == 0:
         return "0"
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size_bytes >= scale:
-            return f"{size_bytes / scale:.4g} {unit}"
+            return _round_decimal(size_bytes, scale) or f"{size_bytes / scale:.4g} {unit}"
     return f"{size_bytes:.0f} B"
+
+
+def _round_decimal(size_bytes: float, scale: int) -> str:
+    """``25 MB`` for a size that is whole in decimal units and not in the binary one; else nothing."""
+    if size_bytes % scale == 0:
+        return ""
+    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+    found = ((size_bytes // each, unit) for unit, each in units if size_bytes % each == 0)
+    return next((f"{count:.0f} {unit}" for count, unit in found if count < 1000), "")
 
 
 def format_duration(seconds: float) -> str:

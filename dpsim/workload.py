@@ -232,6 +232,6 @@ def _interpolate(x: NDArray[np.float64], y: NDArray[np.float64], at: float) -> N
     return line
 
 
-def read(path: Path) -> Workload:
+def read(path: Path | str) -> Workload:
     """Read a workload file (``.json`` or ``.toml``). Raises ``FileFormatError``."""
-    return codec.read(path, Workload, "workload", SCHEMA)
+    return codec.read(Path(path), Workload, "workload", SCHEMA)

@@ -12,13 +12,13 @@ import contextlib
 import multiprocessing
 import random
 import sys
-import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
+from dpsim.comm.scratch import scratch
 from dpsim.plan import Plan
 from dpsim.runtime.checkpoint import Checkpoint, CheckpointFolder, Header, checkpoints, read
 
@@ -101,9 +101,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dpsim-kill-") as folder:
+    with scratch("kill") as folder:
         begin_s = time.monotonic()
-        written, midway = kill_rounds(asked.rounds, asked.seed, Path(folder))
+        written, midway = kill_rounds(asked.rounds, asked.seed, folder / "run")
         took_s = time.monotonic() - begin_s
     print(f"{asked.rounds} kills in {took_s:.0f} s, {midway} of them in the middle of writing a file;", end=" ")
     print(f"{written} checkpoints written, none torn")

@@ -13,7 +13,6 @@ import contextlib
 import random
 import re
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ import psutil
 
 from dpsim import codec
 from dpsim.comm.launch import JobFailed, on_ranks
+from dpsim.comm.scratch import scratch
 from dpsim.harness.resume import configured
 from dpsim.harness.train import TrainConfig, train
 from dpsim.learning_rate import Cosine, RateSchedule, Step
@@ -225,9 +225,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dpsim-kill-") as folder:
+    with scratch("kill") as folder:
         begin_s = time.monotonic()
-        told = kill_rounds(asked.rounds, asked.seed, Path(folder))
+        told = kill_rounds(asked.rounds, asked.seed, folder)
         took_s = time.monotonic() - begin_s
     print(f"{asked.rounds} runs in {took_s:.0f} s, {told.kills} kills of {told.ranks} ranks;", end=" ")
     print(f"{told.trained} after a checkpoint, {told.restarts} gone on from by themselves; all ended in the same bits")

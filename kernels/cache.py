@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -43,11 +44,16 @@ _engines: list[Any] = []
 _one_at_a_time = threading.Lock()  # LLVM's compiler and loader are not for several threads at once
 
 
-def folder() -> Path:
-    """Where machine code is kept: ``$DPSIM_CACHE_DIR``, else ``dpsim`` in the user's cache folder."""
+def folder() -> Path | None:
+    """Where machine code is kept: ``$DPSIM_CACHE_DIR``, else ``dpsim`` in the user's cache folder; None without one."""
     if own := os.environ.get("DPSIM_CACHE_DIR"):
         return Path(own) / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpsim" / "kernels"
+    if own := os.environ.get("XDG_CACHE_HOME"):
+        return Path(own) / "dpsim" / "kernels"
+    try:
+        return Path.home() / ".cache" / "dpsim" / "kernels"
+    except RuntimeError:  # a user without a home
+        return None
 
 
 def compiled(write: Callable[P, Kernel]) -> Callable[P, Function]:
@@ -73,19 +79,21 @@ def compiled(write: Callable[P, Kernel]) -> Callable[P, Function]:
 def _find(write: Callable[P, Kernel], *args: P.args, **kwargs: P.kwargs) -> Function:
     key = _key(write.__module__, write.__name__, args, kwargs)
     symbol = f"kernel_{key}"
-    path = folder() / f"{write.__name__.strip('_')}-{key}.o"
-    code = _read(path)
+    place = folder()
+    path = None if place is None else place / f"{write.__name__.strip('_')}-{key}.o"
+    code = None if path is None else _read(path)
     if code is None:
         code = _compile(write(*args, **kwargs), symbol)
         counts.compiled += 1
-        _write(path, code)
+        if path is not None:
+            _write(path, code)
     else:
         counts.found += 1
     return _callable(symbol, code)
 
 
 @functools.cache
-def _circumstances() -> bytes:
+def circumstances() -> bytes:
     """What every kernel's machine code depends on."""
     sources = sorted(Path(__file__).parent.rglob("*.py"))
     processor = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), llvm.get_default_triple())
@@ -93,7 +101,7 @@ def _circumstances() -> bytes:
 
 
 def _key(*what: object) -> str:
-    return hashlib.sha256(_circumstances() + repr(what).encode()).hexdigest()[:32]
+    return hashlib.sha256(circumstances() + repr(what).encode()).hexdigest()[:32]
 
 
 def _target_machine() -> Any:
@@ -158,9 +166,16 @@ def _pointer(array: Any) -> Any:
 
 
 def _read(path: Path) -> bytes | None:
-    """The code kept in a file; None where there is none, or it is not what was written."""
+    """The code kept in a file; None where there is none, it is not what was written, or others could have written it.
+
+    It is run as it is: the file must be this user's or root's, and no one else may write to it.
+    """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_uid not in (0, os.getuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+            data = file.read()
     except OSError:
         return None
     digest, code = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
@@ -174,7 +189,7 @@ def _read(path: Path) -> bytes | None:
 def _write(path: Path, code: bytes) -> None:
     """Keep code for other processes, if the folder lets us; a reader sees all of a file or nothing."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(hashlib.sha256(code).digest() + code)
         os.replace(file.name, path)

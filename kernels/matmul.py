@@ -1,8 +1,7 @@
-"""Products of matrices one of which has few rows: a batch, its weights, and the gradients of both.
+"""Products of a batch with a layer's weights, and with the weights transposed.
 
-BLAS first copies the large matrix into an order of its own; with the 64 rows of a local batch that takes as long as a
-third of the product. Here every matrix is read where it lies. An element's sum is taken in the same order whatever the
-number of rows, so in the first two products a sample's result does not depend on the batch it is in.
+An element's sum is taken in the same order whatever the number of rows, so a sample's result does not depend on the
+batch it is in. ``product`` and ``packed_product`` add in the same order: they give the same bits.
 Legend: M rows (samples), K inputs, N outputs.
 """
 
@@ -14,51 +13,49 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dpsim.kernels.cache import compiled
-from dpsim.kernels.leaves import MOST_DOUBLINGS, leaf_program
-from dpsim.kernels.vector import WIDE, Kernel, Value, Variable, lanes
+from dpsim.kernels.scratch import scratch
+from dpsim.kernels.vector import WIDE, Kernel, Value, lanes
 
 Array = NDArray[Any]
 
-_BLOCK = (8, 3) if WIDE else (6, 2)
+BLOCK = (8, 3) if WIDE else (6, 2)
 """Rows, and vectors of columns, whose sums stay in registers: 24 of 32, or 12 of 16."""
 _DOT_BLOCK = (4, 6) if WIDE else (3, 3)
+_PANEL_INPUTS = 256
+"""Rows of the weights that are packed at once: a panel of them stays in the second-level cache."""
 
 
 def product(x_MK: Array, w_KN: Array, out_MN: Array) -> None:
-    """out = x w. Reads w once from memory a block of columns; a sum goes through k in order."""
+    """out = x w for few rows. Reads w where it lies, once for each block of rows; a sum goes through k in order."""
     (m, k), n = x_MK.shape, w_KN.shape[1]
-    _product(x_MK.dtype.name, n % lanes(x_MK.dtype))(x_MK, w_KN, out_MN, m, k, n)
+    _product(x_MK.dtype.char, n % lanes(x_MK.dtype))(x_MK, w_KN, out_MN, m, k, n)
+
+
+def packed_product(x_MK: Array, w_KN: Array, out_MN: Array) -> None:
+    """out = x w for many rows. Copies a panel of w while the first rows read it; a sum goes through k in order.
+
+    Rows of w that lie a multiple of 4 KiB apart share few sets of a cache, and each may lie on a page of its own. The
+    copy has neither defect, and the lines of the next panel are asked for while this one is used.
+    """
+    (m, k), n = x_MK.shape, w_KN.shape[1]
+    if m <= BLOCK[0]:
+        return product(x_MK, w_KN, out_MN)
+    dtype = x_MK.dtype
+    inputs = min(k, _PANEL_INPUTS)
+    rows = scratch("rows", m * inputs, dtype)
+    panel = scratch("panel", inputs * BLOCK[1] * lanes(dtype), dtype)
+    _packed_product(dtype.char, n % lanes(dtype))(x_MK, w_KN, out_MN, rows, panel, m, k, n)
 
 
 def product_with_transposed(g_MN: Array, w_KN: Array, out_MK: Array) -> None:
     """out = g w^T. A sum has a part a lane, each going through n in order; the parts are added pair by pair."""
     (m, n), k = g_MN.shape, w_KN.shape[0]
-    _with_transposed(g_MN.dtype.name, n % lanes(g_MN.dtype))(g_MN, w_KN, out_MK, m, k, n)
+    _with_transposed(g_MN.dtype.char, n % lanes(g_MN.dtype))(g_MN, w_KN, out_MK, m, k, n)
 
 
-def transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
-    """out = x^T g. Writes out once, row after row; a sum goes through the samples in order."""
-    (m, k), n = x_MK.shape, g_MN.shape[1]
-    _transposed(x_MK.dtype.name, n % lanes(x_MK.dtype))(x_MK, g_MN, out_KN, m, k, n)
-
-
-def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_KN: Array) -> None:
-    """out = the sum of x^T g over leaves (their boundaries are given), along the tree of ``allreduce.tree.leaf_tree``.
-
-    Each leaf has the bits that it has alone; 2048 leaves at most. Their sums stay in registers and the nearest cache.
-    """
-    if len(leaves) == 2:
-        transposed_product(x_MK[slice(*leaves)], g_MN[slice(*leaves)], out_KN)
-        return
-    (_, k), n = x_MK.shape, g_MN.shape[1]
-    program = leaf_program(leaves)
-    kernel = _transposed_of_leaves(x_MK.dtype.name, n % lanes(x_MK.dtype))
-    kernel(x_MK, g_MN, out_KN, program, len(program), k, n)
-
-
-def _columns(kernel: Kernel, n: Value, tail: int, body: Callable[[Value, list[int]], None]) -> None:
+def columns(kernel: Kernel, n: Value, tail: int, body: Callable[[Value, list[int]], None]) -> None:
     """``body(first column, elements of each vector)`` for blocks of vectors, single vectors, and the last ``tail``."""
-    one, most = kernel.lanes, _BLOCK[1]
+    one, most = kernel.lanes, BLOCK[1]
     kernel.in_tiles(n - tail, (most * one, one), lambda at, size: body(at, [one] * (size // one)))
     if tail:
         body(n - tail, [tail])
@@ -69,7 +66,7 @@ def _product(dtype: str, tail: int) -> Kernel:
     kernel = Kernel(dtype, ("x", "w", "out"), ("m", "k", "n"))
     x, w, out, m, k, n = (kernel[name] for name in ("x", "w", "out", "m", "k", "n"))
 
-    def columns(first: Value, counts: list[int]) -> None:
+    def block(first: Value, counts: list[int]) -> None:
         places = [first + v * kernel.lanes for v in range(len(counts))]
 
         def rows(row: Value, size: int) -> None:
@@ -85,90 +82,94 @@ def _product(dtype: str, tail: int) -> Kernel:
                 for at, count, total in zip(places, counts, of_row, strict=True):
                     kernel.store(out, (row + i) * n + at, total.get(), count)
 
-        kernel.in_tiles(m, (_BLOCK[0], 1), rows)
+        kernel.in_tiles(m, (BLOCK[0], 1), rows)
 
-    _columns(kernel, n, tail, columns)
+    columns(kernel, n, tail, block)
     return kernel
 
 
 @compiled
-def _transposed(dtype: str, tail: int) -> Kernel:
-    kernel = Kernel(dtype, ("x", "g", "out"), ("m", "k", "n"))
+def _packed_product(dtype: str, tail: int) -> Kernel:
+    """``rows`` holds a block of rows of x element by element, so that the rows of a block are neighbours."""
+    kernel = Kernel(dtype, ("x", "w", "out", "rows", "panel"), ("m", "k", "n"))
+    m, k, n = (kernel[name] for name in ("m", "k", "n"))
+    with kernel.loop(0, k, _PANEL_INPUTS) as start:
+        inputs = (k - start).at_most(_PANEL_INPUTS)
 
-    def sums(block: _Block) -> None:
-        block.add_samples(kernel.index(0), kernel["m"])
+        def pack(row: Value, size: int, start: Value = start, inputs: Value = inputs) -> None:
+            with kernel.loop(0, inputs) as j:
+                for i in range(size):
+                    element = kernel.load_number(kernel["x"], (row + i) * k + start + j)
+                    kernel.store(kernel["rows"], row * inputs + j * size + i, element)
 
-    _by_blocks(kernel, tail, sums)
+        kernel.in_tiles(m, (BLOCK[0], 1), pack)
+
+        def panel(first: Value, counts: list[int], start: Value = start, inputs: Value = inputs) -> None:
+            _Panel(kernel, start, inputs, first, counts).multiply()
+
+        columns(kernel, n, tail, panel)
     return kernel
 
 
-@compiled
-def _transposed_of_leaves(dtype: str, tail: int) -> Kernel:
-    kernel = Kernel(dtype, ("x", "g", "out", "program"), ("leaves", "k", "n"))
-    stack = kernel.scratch(MOST_DOUBLINGS * _BLOCK[0] * _BLOCK[1] * kernel.lanes)
+class _Panel:
+    """Some vectors of columns of w, ``inputs`` rows from ``start`` on, times all rows of x; added to ``out``."""
 
-    def sums(block: _Block) -> None:
-        numbers = block.numbers
-        depth = kernel.variable(kernel.index(0))
-        with kernel.loop(0, kernel["leaves"]) as leaf:
-            start, stop, merges = (kernel.load_index(kernel["program"], leaf * 3 + field) for field in range(3))
-            for total in numbers:
-                total.set(kernel.vector(0.0))
-            block.add_samples(start, stop)
-            with kernel.loop(0, merges):
-                depth.set(depth.get() - 1)
-                before = depth.get() * (len(numbers) * kernel.lanes)
-                for number, total in enumerate(numbers):
-                    total.set(kernel.load(stack, before + number * kernel.lanes) + total.get())
-            here = depth.get() * (len(numbers) * kernel.lanes)
-            for number, total in enumerate(numbers):
-                kernel.store(stack, here + number * kernel.lanes, total.get())
-            depth.set(depth.get() + 1)
+    def __init__(self, kernel: Kernel, start: Value, inputs: Value, first: Value, counts: list[int]) -> None:
+        self._kernel, self._start, self._inputs, self._first, self._counts = kernel, start, inputs, first, counts
+        self._places = [v * kernel.lanes for v in range(len(counts))]
+        self._width = len(counts) * kernel.lanes
 
-    _by_blocks(kernel, tail, sums)
-    return kernel
-
-
-class _Block:
-    """Some rows of x^T g by some vectors of its columns, whose sums stay in registers."""
-
-    def __init__(self, kernel: Kernel, row: Value, size: int, first: Value, counts: list[int]) -> None:
-        self._kernel, self._row, self._counts = kernel, row, counts
-        self._places = [first + v * kernel.lanes for v in range(len(counts))]
-        self._sums = [[kernel.variable() for _ in counts] for _ in range(size)]
-
-    @property
-    def numbers(self) -> list[Variable]:
-        return [total for of_row in self._sums for total in of_row]
-
-    def add_samples(self, start: Value, stop: Value) -> None:
-        kernel, vectors = self._kernel, list(zip(self._places, self._counts, strict=True))
-        with kernel.loop(start, stop) as sample:
-            grads = [kernel.load(kernel["g"], sample * kernel["n"] + at, count) for at, count in vectors]
-            for i, of_row in enumerate(self._sums):
-                element = kernel.vector(kernel.load_number(kernel["x"], sample * kernel["k"] + self._row + i))
-                for total, grad in zip(of_row, grads, strict=True):
-                    total.add_product(element, grad)
-
-    def write(self) -> None:
+    def multiply(self) -> None:
         kernel = self._kernel
-        for i, of_row in enumerate(self._sums):
-            for at, count, total in zip(self._places, self._counts, of_row, strict=True):
-                kernel.store(kernel["out"], (self._row + i) * kernel["n"] + at, total.get(), count)
+        self._block(kernel.index(0), BLOCK[0], copying=True)
+        left = kernel["m"] - BLOCK[0]
+        blocks = (left + (BLOCK[0] - 1)) // BLOCK[0]
+        share = (self._inputs + blocks - 1) // blocks
 
+        def block(row: Value, size: int) -> None:
+            if size > 1:
+                first = row // BLOCK[0] * share
+                self._ask_for_the_next(first, (first + share).at_most(self._inputs))
+            self._block(row + BLOCK[0], size, copying=False)
 
-def _by_blocks(kernel: Kernel, tail: int, sums: Callable[[_Block], None]) -> None:
-    """out = what ``sums`` makes of each block."""
+        kernel.in_tiles(left, (BLOCK[0], 1), block)
 
-    def rows(row: Value, size: int) -> None:
-        def columns(first: Value, counts: list[int]) -> None:
-            block = _Block(kernel, row, size, first, counts)
-            sums(block)
-            block.write()
+    def _ask_for_the_next(self, first: Value, stop: Value) -> None:
+        kernel = self._kernel
+        with kernel.loop(first, stop) as j:
+            for place in self._places:
+                kernel.prefetch(kernel["w"], (self._start + j) * kernel["n"] + self._first + self._width + place)
 
-        _columns(kernel, kernel["n"], tail, columns)
+    def _weights(self, j: Value, copying: bool) -> list[Value]:
+        kernel = self._kernel
+        if not copying:
+            return [kernel.load(kernel["panel"], j * self._width + place) for place in self._places]
+        row = (self._start + j) * kernel["n"] + self._first
+        pairs = zip(self._places, self._counts, strict=True)
+        weights = [kernel.load(kernel["w"], row + place, count) for place, count in pairs]
+        for place, weight in zip(self._places, weights, strict=True):
+            kernel.store(kernel["panel"], j * self._width + place, weight)
+        return weights
 
-    kernel.in_tiles(kernel["k"], (_BLOCK[0], 1), rows)
+    def _block(self, row: Value, size: int, *, copying: bool) -> None:
+        kernel, n = self._kernel, self._kernel["n"]
+        sums = [[kernel.variable() for _ in self._counts] for _ in range(size)]
+        placed = [
+            ((row + i) * n + self._first + place, count, total)
+            for i, of_row in enumerate(sums)
+            for place, count, total in zip(self._places, self._counts, of_row, strict=True)
+        ]
+        with kernel.when(self._start > 0):
+            for at, count, total in placed:
+                total.set(kernel.load(kernel["out"], at, count))
+        with kernel.loop(0, self._inputs) as j:
+            weights = self._weights(j, copying)
+            for i, of_row in enumerate(sums):
+                element = kernel.vector(kernel.load_number(kernel["rows"], row * self._inputs + j * size + i))
+                for total, weight in zip(of_row, weights, strict=True):
+                    total.add_product(element, weight)
+        for at, count, total in placed:
+            kernel.store(kernel["out"], at, total.get(), count)
 
 
 @compiled

@@ -232,6 +232,14 @@ class Kernel:
         else:
             self._call("masked.store", ir.VoidType(), [value.ir, address, self._first(count)], ".p0")
 
+    def prefetch(self, array: Value, at: Value | int) -> None:
+        """Ask for the cache line of ``array[at]``, which may lie outside of the array, to be brought nearer."""
+        kind, near, of_data = ir.IntType(32), 2, 1
+        signature = ir.FunctionType(ir.VoidType(), [ir.PointerType(), kind, kind, kind])
+        prefetch = self.module.declare_intrinsic("llvm.prefetch.p0", (), signature)
+        constants = [ir.Constant(kind, value) for value in (0, near, of_data)]
+        self.builder.call(prefetch, [self._address(array, at), *constants])
+
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c, rounded once where the processor has such an instruction (all of them or none)."""
         if _VECTOR_BYTES == 16 and not _FEATURES.get("fma") and not _FEATURES.get("neon"):
@@ -285,6 +293,12 @@ class Kernel:
         i.add_incoming(build.add(i, ir.Constant(_INDEX, step)), build.block)
         build.branch(head)
         build.position_at_end(after)
+
+    @contextlib.contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """``if condition:``."""
+        with self.builder.if_then(condition.ir):
+            yield
 
     def in_parts(self, total: int, size: int, body: Callable[[Value, int], None]) -> None:
         """``body(start, count)`` for parts of ``size`` in a loop, and once more for what is left of ``total``."""

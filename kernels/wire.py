@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from dpsim.kernels.jit import jit
 
 F16_LEAST_NORMAL = np.uint32(0x38800000)
 """2^-14 as float32 bits; below it float16 has multiples of 2^-24."""
 F32_INFINITY = np.uint32(0x7F800000)
 
 
-@numba.njit(nogil=True, cache=True)
+@jit
 def encode_float16(values: Any, coded: Any, scale: Any) -> None:
     """coded = float16(values * scale), as bits: uint16 [N] from float32 [N]."""
     for i in range(values.size):
@@ -35,7 +36,7 @@ def encode_float16(values: Any, coded: Any, scale: Any) -> None:
         coded[i] = np.uint16(code | ((bits >> np.uint32(16)) & np.uint32(0x8000)))
 
 
-@numba.njit(nogil=True, cache=True)
+@jit
 def _float16(code: Any) -> Any:
     """The float32 with the value of a float16 code."""
     size = np.uint32(code & np.uint32(0x7FFF))
@@ -46,14 +47,14 @@ def _float16(code: Any) -> Any:
     return np.uint32(bits | ((code & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)
 
 
-@numba.njit(nogil=True, cache=True)
+@jit
 def decode_float16(coded: Any, values: Any, scale: Any) -> None:
     """values = float32(coded) * scale."""
     for i in range(values.size):
         values[i] = _float16(np.uint32(coded[i])) * scale
 
 
-@numba.njit(nogil=True, cache=True)
+@jit
 def encode_bfloat16(values: Any, coded: Any, scale: Any) -> None:
     """coded = bfloat16(values * scale), as bits: uint16 [N] from float32 [N]."""
     for i in range(values.size):
@@ -64,7 +65,7 @@ def encode_bfloat16(values: Any, coded: Any, scale: Any) -> None:
         coded[i] = np.uint16(quiet if np.uint32(bits & np.uint32(0x7FFFFFFF)) > F32_INFINITY else code)
 
 
-@numba.njit(nogil=True, cache=True)
+@jit
 def decode_bfloat16(coded: Any, values: Any, scale: Any) -> None:
     """values = float32(coded) * scale."""
     for i in range(values.size):

@@ -101,7 +101,7 @@ def nccl(
             algbw, busbw = _figures(size, one, devices)
             figures += [float_text(one, 7), float_text(algbw, 6), float_text(busbw, 6), wrong]
             figures += [float_text(x, 7) for x in (one * 0.9, one * 1.2, one * 1.1, 3.0)] * each
-        first = [str(size), str(size // 4), type, redop] + ["-1"] * root
+        first = [str(size), str(size // (4 if type == "float" else 2)), type, redop] + ["-1"] * root
         text.append(line(first, figures, "2025-11-21 08:17:16" * stamp))
     text += [f"# Out of bounds values : {verdict}", "# Avg bus bandwidth    : 1.5 ", "#"]
     return "\n".join([*text, f"# Collective test concluded: {program}", ""])

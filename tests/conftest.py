@@ -15,6 +15,9 @@ from hypothesis import settings
 from dpsim.cli import app
 from dpsim.comm import launch
 
+os.environ.setdefault("DPSIM_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "dpsim"))
+"""What tests choose while others compute beside them must not become the user's choices."""
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from dpsim.algorithms import RUNNABLE, algorithms_in
+from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, OverlapCost
-from dpsim.plan import ALGORITHMS, FUSION_RULES, OVERLAPS, THRESHOLD_RULES, Plan
+from dpsim.plan import OVERLAPS, Plan
 from dpsim.workload import Layer, Tensor, Workload
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-6, 1e-2))
@@ -59,17 +61,17 @@ def machines(draw: st.DrawFn) -> Machine:
 
 
 @st.composite
-def plans(draw: st.DrawFn, rules: tuple[str, ...] = FUSION_RULES) -> Plan:
+def plans(draw: st.DrawFn, rules: tuple[str, ...] = tuple(FUSION_RULES)) -> Plan:
     rule = draw(st.sampled_from(rules))
     devices, accumulate = draw(st.sampled_from([1, 2, 2, 3, 5])), draw(st.integers(1, 3))
     threshold = draw(st.one_of(st.none(), st.sampled_from([0.0, 1e4, 1e5, float("inf")])))
-    algorithm = draw(st.sampled_from(ALGORITHMS))
+    algorithm = draw(st.sampled_from(algorithms_in(*RUNNABLE)))
     nodes = draw(st.sampled_from([n for n in range(1, devices + 1) if devices % n == 0]))
     layout = f"{nodes}x{devices // nodes}" if algorithm == "hierarchical" else ""
     return Plan(
         devices=devices, accumulate=accumulate, global_batch=devices * accumulate * draw(st.integers(1, 9)),
         fusion_rule=rule,  # type: ignore[arg-type]
-        fusion_threshold_bytes=threshold if rule in THRESHOLD_RULES else None,
+        fusion_threshold_bytes=threshold if rule in threshold_rules() else None,
         algorithm=algorithm, layout=layout,  # type: ignore[arg-type]
         overlap=draw(st.sampled_from(OVERLAPS)),  # type: ignore[arg-type]
         cycle_s=draw(st.sampled_from([1e-4, 1e-2])),

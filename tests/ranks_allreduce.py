@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 from wire_reference import node_sum, rounded
 
+from dpsim.comm.compiled import compile_once
 from dpsim.comm.shared import shared_memory
 from dpsim.comm.transport import transport
 from dpsim.errors import ConfigError
@@ -24,7 +25,6 @@ from dpsim.kernels.allreduce.registry import Version, versions
 from dpsim.kernels.allreduce.tree import Slots, slots
 from dpsim.kernels.update import sgd
 from dpsim.machine import Network
-from dpsim.runtime.compiled import compile_once
 
 Report = Callable[[str], None]
 Array = np.ndarray[Any, Any]

@@ -14,13 +14,13 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 from wire_reference import direct_sum, hierarchical_sum
 
+from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport, transport
 from dpsim.comm.wire import Wire
-from dpsim.machine import SHARED_MEMORY_ALGORITHMS, Network
-from dpsim.plan import ALGORITHMS
+from dpsim.machine import Network
 from dpsim.wire_dtype import SIXTEEN_BITS
 
 Report = Callable[[str], None]
@@ -35,8 +35,8 @@ def collectives(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
     if comm.size > 4:  # more ranks than most machines' cores: slow, so fewer lengths
         lengths = [0, 1, comm.size - 1, 997, int(draw.integers(2000))]
     cases = [(length, dtype) for length in lengths for dtype in ("float32", "float64")]
-    wrong = {name: _wrong_sums(comm, link, name, cases) for name in ALGORITHMS}
-    for name in SHARED_MEMORY_ALGORITHMS:
+    wrong = {name: _wrong_sums(comm, link, name, cases) for name in algorithms_in(*RUNNABLE)}
+    for name in algorithms_in("shared memory"):
         wrong[name] += _wrong_sums(comm, link, name, cases, link.allocate)
     for of_a_node in (k for k in range(2, comm.size + 1) if comm.size % k == 0):
         of_nodes = transport(comm, Network(), of_a_node)
@@ -92,7 +92,9 @@ def mechanisms(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) ->
     for token in argument["networks"]:
         link = transport(comm, Network.parse(token))
         algorithms = [
-            name for name in ALGORITHMS if not (link.network.emulated and name in ("mpi", *SHARED_MEMORY_ALGORITHMS))
+            name
+            for name in algorithms_in(*RUNNABLE)
+            if not (link.network.emulated and ALGORITHMS[name].place != "messages")
         ]
         for overlap in ("off", "inline", "poll", "thread"):
             for algorithm in algorithms:

@@ -55,7 +55,7 @@ def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
 
         after = open_trainer(comm, case)
         kept = read(folder / f"checkpoint-{case['stop']}.safetensors") if comm.rank == 0 else None
-        whole = restore(after, kept)
+        whole = restore(after, kept, print)
         whole += steps(after, argument["steps"])
         same = (after.digest(), after.epoch) == expected
         found.append({
@@ -69,7 +69,7 @@ def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
 def restored(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
     """A trainer of ``case`` put into the checkpoint ``path``, and how it goes on."""
     trainer = open_trainer(comm, argument["case"])
-    restore(trainer, read(Path(argument["path"])) if comm.rank == 0 else None)
+    restore(trainer, read(Path(argument["path"])) if comm.rank == 0 else None, print)
     state = {name: value.tolist() for name, value in trainer.replica.state().items()}
     parameters = {name: value.tolist() for name, value in trainer.runner.parameters.items()}
     alike = len(set(comm.allgather(trainer.digest()))) == 1
@@ -86,7 +86,7 @@ def refused(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> li
         trainer = open_trainer(comm, case)
         before = trainer.digest()
         try:
-            restore(trainer, read(Path(argument["path"])))
+            restore(trainer, read(Path(argument["path"])), print)
         except ConfigError as error:
             answers.append(str(error) if trainer.digest() == before else "it was changed")
         trainer.close()

@@ -74,6 +74,17 @@ def test_trace(dpsim: Dpsim, folder: Path) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_one_device_has_no_threshold_and_the_trace_is_of_the_fastest_setting(dpsim: Dpsim, folder: Path) -> None:
+    points = _object(dpsim, "report", folder)["points"]
+    assert {p["fusion_threshold_bytes"] for p in points if p["devices"] == 1} == {None}
+    (traced,) = _object(dpsim, "trace", folder, "--output", folder / "trace.json")["points"]
+    measured = {(p["network"], p["fusion_threshold_bytes"], p["overlap"]): p["measured_step_s"] for p in points}
+    fastest = min(p["measured_step_s"] for p in points if p["devices"] == traced["devices"])
+    assert measured[traced["network"], traced["fusion_threshold_bytes"], traced["overlap"]] == pytest.approx(
+        fastest, rel=0.02
+    )
+
+
 def test_trace_of_one_source(dpsim: Dpsim, folder: Path) -> None:
     shown = _object(dpsim, "trace", folder, "--source", "predicted", "--output", folder / "trace.json")
     assert shown["summary"]["timelines"] == ["predicted"]
@@ -89,11 +100,31 @@ def test_trace_of_a_setting_that_is_not_there_lists_those_that_are(dpsim: Dpsim,
 def test_doctor(dpsim: Dpsim) -> None:
     shown = _object(dpsim, "doctor")
     found = {point["name"]: point for point in shown["points"]}
-    assert set(found) == {"launcher", "MPI", "numba", "BLAS", "shared memory", "cores", "clock", "GPU"}
+    assert set(found) == {"launcher", "MPI", "numba", "BLAS", "shared memory", "cores", "clock", "kernels", "GPU"}
     assert found["MPI"]["state"] == "ok"
     assert "2 ranks added numbers" in found["MPI"]["found"]
     assert all(point["remedy"] for point in shown["points"] if point["state"] != "ok")
     assert shown["summary"]["fail"] == 0
+
+
+def test_doctor_shows_what_was_measured_and_measures_again(
+    dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPSIM_CACHE_DIR", str(tmp_path))
+    code, out, _ = dpsim("doctor")
+    assert code == 0 and "nothing measured yet" in out
+    monkeypatch.setattr("dpsim.harness.doctor.TUNED_NETWORKS", [("mlp:5,6,7,8,9", (4, 4, 1))])
+    shown = _object(dpsim, "doctor", "--tune")
+    choices = shown["summary"]["choices"]
+    assert len(choices["kernels"]) > 20 and [one["devices"] for one in choices["selections"]] == [2]
+    code, out, _ = dpsim("doctor")
+    assert code == 0 and f"{len(choices['kernels'])} operations measured on" in out
+    assert "the fastest code for an operation" in out and "  and " in out
+
+
+def test_doctor_proposes_only_what_it_measured(dpsim: Dpsim, tmp_path: Path) -> None:
+    code, _, err = dpsim("doctor", "--propose", tmp_path / "table.json")
+    assert code == 2 and "add --tune" in err and not (tmp_path / "table.json").exists()
 
 
 def test_doctor_says_what_to_do_without_mpi(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +141,9 @@ def test_train(dpsim: Dpsim, tmp_path: Path) -> None:
     shown = _object(dpsim, *run)
     assert {"test_accuracy", "final_loss", "images_per_s", "step_s", "digest"} <= set(shown["summary"])
     assert shown["summary"]["steps"] == 3
-    assert len(json.loads(output.read_text())["losses"]) == 3
+    written = json.loads(output.read_text())
+    assert len(written["losses"]) == 3 and written["command"] == "train"
+    assert (written["model"], written["dataset"], written["global_batch"]) == ("mlp:16", "digits", 64)
 
 
 def test_profile_and_calibrate_write_files_that_predict_reads(dpsim: Dpsim, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,43 @@ PREDICT = (
 )  # fmt: skip
 
 
+def test_a_bare_threshold_is_warned_of(dpsim: Dpsim) -> None:
+    code, out, err = dpsim(*PREDICT, "--devices", "2", "--local-batch", "64", "--fusion-threshold", "25,25MB")
+    assert code == 0 and "warning: --fusion-threshold 25 means 25 bytes; write 25MB" in err
+    assert "25 MB" in out and "23.84" not in out
+
+
+def test_a_trace_of_a_benchmark_says_what_to_give_instead(dpsim: Dpsim, tmp_path: Path) -> None:
+    code, _, err = dpsim("trace", EXPERIMENTS.parent / "reports" / "allreduce", "--output", tmp_path / "t.json")
+    assert code == 2 and "holds a benchmark of the allreduce" in err and "run a sweep" in err
+
+
+def test_predict_leads_with_what_to_do_and_says_what_it_assumes(
+    dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    thresholds = ("--fusion-threshold", "0,1MiB,inf")
+    code, out, _ = dpsim(*PREDICT, "--devices", "4", "--local-batch", "64", *thresholds)
+    assert code == 0 and "on K80 nodes, 10 GbE" in out and "  band  " in out and "is assumed" in out
+    assert "161.1 MiB +" in out and "activation memory is unknown" in out
+    assert "fastest at threshold 0 (no difference within 3%: 1 MiB)" in " ".join(out.split())
+    several = ("--fusion-rule", "ddp,mg-wfbp,horovod", "--algorithm", "mpi,ring", "--cycle", "5ms")
+    code, out, _ = dpsim(*PREDICT, "--devices", "4", "--local-batch", "64", "--overlap", "off", *several)
+    assert code == 0 and out.count("mg-wfbp") == 4 and out.count("horovod") == 4
+    slow = tmp_path / "slow.toml"
+    slow.write_text('schema = "dpsim.machine/1"\nname = "slow"\n[link]\nlatency_s = 9\nbandwidth_bytes_per_s = 1e3\n')
+    code, out, _ = dpsim(*PREDICT[:3], "--machine", slow, "--devices", "2", "--global-batch", "64")
+    assert code == 0 and "do not use them" in out
+
+
+def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    assert dpsim(*PREDICT, "--devices", "2", "--local-batch", "64", "--output", path)[0] == 0
+    written = json.loads(path.read_text())
+    assert (written["schema"], written["command"]) == ("dpsim.output/1", "predict")
+    assert {"workload", "machine", "machine_name", "cautions"} <= set(written["summary"])
+
+
 @pytest.mark.parametrize(
     ("command", "given", "more"),
     [
@@ -33,6 +71,7 @@ PREDICT = (
         ("train --learning-rate fast", "--learning-rate is 'fast'", "allowed: a number"),
         ("train --devices", "--devices has no value", "see dpsim train --help"),
         ("train spare", "'spare' is more than this command takes", "see dpsim train --help"),
+        ("predict --worklod w.json --devices 2", "unknown flag '--worklod'", "did you mean '--workload'"),
         ("predict", "--workload is missing", "see dpsim predict --help"),
         ("report", "FOLDER is missing", "see dpsim report --help"),
         ("trace . --source guessed", "--source is 'guessed'", "allowed: measured, predicted, both"),

@@ -7,8 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import app, flags
 from dpsim.errors import ConfigError
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.harness.train import TrainConfig
+from dpsim.registry import load
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -18,7 +22,7 @@ RUN = (
 )
 JOB = "--devices --cpus --time --name --output --account --queue --partition --dry-run"
 SURFACE = {
-    "doctor": "--json",
+    "doctor": "--json --propose --tune",
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
     " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic",
@@ -28,11 +32,14 @@ SURFACE = {
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
     " --wire-dtype --from --format --out-of-place",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
-    " --fusion-threshold --algorithm --overlap --wire-dtype --output --json",
+    " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --output --json",
     "report": "FOLDER --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
     "bench allreduce": "--devices --min --max --factor --algorithm --dtype --backend --peers --peer-env --budget"
     " --output --json --plot --seed",
+    "machine show": "FILE --plot --json",
+    "machine compare": "FIRST SECOND --plot --json",
+    "machine merge": "FILES --output --json",
     "launch local": "COMMAND --devices --hostfile",
     "launch slurm": f"COMMAND {JOB}",
     "launch pbs": f"COMMAND {JOB}",
@@ -44,8 +51,8 @@ SURFACE = {
 
 def test_commands_and_flags() -> None:
     application = app.build()
-    commands = {name for name in application if not name.startswith("-")} - {"sweep", "bench", "launch"}
-    for group in ("sweep", "bench", "launch"):
+    commands = {name for name in application if not name.startswith("-")} - {"sweep", "bench", "launch", "machine"}
+    for group in ("sweep", "bench", "launch", "machine"):
         commands |= {f"{group} {name}" for name in application[group] if not name.startswith("-")}
     assert commands == set(SURFACE)
     for command, expected in SURFACE.items():
@@ -56,7 +63,7 @@ def test_commands_and_flags() -> None:
         assert names == set(expected.split()), command
 
 
-@pytest.mark.parametrize("command", ["", "sweep", "bench", "launch", *SURFACE])
+@pytest.mark.parametrize("command", ["", "sweep", "bench", "launch", "machine", *SURFACE])
 def test_help_has_examples(command: str, dpsim: Dpsim) -> None:
     code, out, err = dpsim(*command.split(), "--help")
     assert (code, err) == (0, "")
@@ -93,6 +100,26 @@ def test_completion_can_be_made() -> None:
 )
 def test_a_list_of_networks_is_split_where_a_network_ends(text: str, expected: tuple[str, ...]) -> None:
     assert flags.networks(text) == expected
+
+
+def test_the_help_of_train_states_the_defaults_that_are_in_force(dpsim: Dpsim) -> None:
+    config = TrainConfig()
+    text = " ".join(dpsim("train", "--help")[1].split())
+    batch, seed = config.global_batch, config.seed
+    assert f"model {config.model} on {config.dataset}, {config.devices} device, global batch {batch}, 20 epochs" in text
+    assert f"seed {seed}, fusion rule {config.fusion_rule} with a threshold of 32 KiB, overlap {config.overlap}" in text
+    assert config.plan().threshold_bytes == 32 * 1024 and config.total_steps(1) == 20
+
+
+def test_help_names_every_registered_algorithm_and_rule(dpsim: Dpsim) -> None:
+    text = " ".join(dpsim("predict", "--help")[1].replace("│", " ").split())
+    assert all(name in text for name in (*ALGORITHMS, *FUSION_RULES))
+    assert all(load(one.steps) for one in ALGORITHMS.values()) and all(load(r.buckets) for r in FUSION_RULES.values())
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5", 5.0), ("2min", 120.0), ("90s", 90.0), (None, None)])
+def test_a_budget_is_read_with_and_without_its_unit(text: str | None, seconds: float | None) -> None:
+    assert flags.budget(text) == seconds
 
 
 def test_an_empty_list_is_a_mistake() -> None:

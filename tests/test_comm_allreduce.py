@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
+from dpsim.algorithms import RUNNABLE, algorithms_in
 from dpsim.comm.allreduce import Fixed, Rounds, chunk_bounds, start
 from dpsim.comm.broadcast import broadcast
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference
 from dpsim.kernels.allreduce.tree import slots
-from dpsim.plan import ALGORITHMS
 
 POINT_TO_POINT = ["ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
 RANKS = [1, 2, 3, 4, 5, 8]
@@ -60,7 +60,7 @@ def test_every_rank_holds_the_same_bits_and_they_are_near_the_sum(
 
 @settings(max_examples=150)
 @given(
-    algorithm=st.sampled_from(ALGORITHMS), size=st.integers(1, 8), extra=st.integers(0, 8),
+    algorithm=st.sampled_from(algorithms_in(*RUNNABLE)), size=st.integers(1, 8), extra=st.integers(0, 8),
     elements=st.integers(1, 120), eager=st.booleans(), seed=st.integers(0, 2**32), of_a_node=st.sampled_from([1, 2, 3]),
 )  # fmt: skip
 def test_the_fixed_order_has_the_bits_of_the_reference_by_every_algorithm(
@@ -190,7 +190,7 @@ def once() -> Callable[..., dict[str, Any]]:
     return run
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", algorithms_in(*RUNNABLE))
 @pytest.mark.parametrize("devices", RANKS)
 def test_processes_get_numpys_sum(
     devices: int, algorithm: str, once: Callable[..., dict[str, Any]], on_ranks: OnRanks

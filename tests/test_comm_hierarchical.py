@@ -78,7 +78,7 @@ def test_bytes_messages_and_rounds_of_each_level_are_those_of_the_models_formula
     for t in box.ranks:
         assert t.across_bytes == 2 * (nodes - 1) * (size_bytes // size)
         assert t.sent_bytes - t.across_bytes == 2 * (of_a_node - 1) * (size_bytes // of_a_node)
-        assert priced(Link(**bytes_s), free) == pytest.approx(t.across_bytes)
+        assert priced(Link(**bytes_s), free) == pytest.approx(of_a_node * t.across_bytes)  # a node's devices share it
         assert priced(free, Link(**bytes_s)) == pytest.approx(t.sent_bytes - t.across_bytes)
         assert priced(Link(**message_s), free) == t.across_messages
         assert priced(free, Link(**message_s)) == t.sent_messages - t.across_messages
@@ -89,8 +89,10 @@ def test_without_a_link_in_the_node_the_one_link_is_everywhere_and_sums_cost_the
     machine = Machine(name="m", link=link)
     cost, _ = collective_cost(machine, "hierarchical", 8, 800, layout="2x4")
     inside = 6 * 1.0 + 2 * 600 / 10 + 600 * 0.01
-    across = 2 * 1.0 + 2 * 100 / 10 + 100 * 0.01
+    across = 2 * 1.0 + 4 * 2 * 100 / 10 + 100 * 0.01
     assert cost == pytest.approx(inside + across)
+    own_links = Machine(name="m", link=link, emulated_network=True)
+    assert collective_cost(own_links, "hierarchical", 8, 800, layout="2x4")[0] == pytest.approx(cost - 3 * 20)
     assert collective_cost(machine, "hierarchical", 8, 800, layout="8x1") == collective_cost(machine, "direct", 8, 800)
     fast = Machine(name="m", link=link, link_in_node=Link(latency_s=0.0, bandwidth_bytes_per_s=1e3))
     assert collective_cost(fast, "ring", 4, 800, layout="1x4")[0] == pytest.approx(2 * 0.75 * 0.8)

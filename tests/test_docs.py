@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,25 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         else:
             assert language in ("text", "toml", "json", ""), f"a block {language!r} that nobody runs:\n{text}"
     assert ran or page.stem == "README"
+
+
+@pytest.mark.timeout(240)
+def test_the_readmes_commands_run_one_after_the_other(tmp_path: Path) -> None:
+    """Those that make files and read them; sweeps, training and benchmarks have tests of their own."""
+    blocks = [block for _, block in _BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))]
+    text = next(block for block in blocks if "dpsim doctor" in block)
+    commands = re.split(r"\n(?=dpsim )", text.replace("\\\n", " "))
+    chain = ("profile", "calibrate", "predict", "report", "trace")
+    chosen = [command for command in commands if command.split()[1] in chain]
+    assert [command.split()[1] for command in chosen] == list(chain)
+    shutil.copytree(ROOT / "reports" / "example", tmp_path / "reports" / "fusion-threshold")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for command in chosen:
+        done = subprocess.run(
+            ["bash", "-e", "-c", command], cwd=tmp_path, env=os.environ | {"PATH": path}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)

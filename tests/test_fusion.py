@@ -177,7 +177,7 @@ def test_mistakes_say_what_is_allowed() -> None:
         fuse(sizes, "mg-wfbp", 0.0)
     with pytest.raises(ConfigError, match="threshold"):
         fuse(sizes, "ddp", math.nan)
-    with pytest.raises(ConfigError, match="one a tensor"):
+    with pytest.raises(ConfigError, match="one for each tensor"):
         fuse(sizes, "mg-wfbp", 0.0, ready_s=np.zeros(3), alpha_s=1.0, beta_s_per_byte=0.0)
     with pytest.raises(ConfigError, match="cycle_s"):
         HorovodCycle(threshold_bytes=1.0, cycle_s=0.0)

@@ -32,6 +32,18 @@ def test_every_algorithm_and_mechanism_has_a_table(real: Machine) -> None:
     assert {(table.algorithm, table.overlap) for table in real.overlap} == combinations
 
 
+def test_a_link_is_fitted_to_the_tables_and_prices_what_they_do_not_cover(real: Machine) -> None:
+    assert real.link is not None and real.link.fitted_to == "mpi on 2, ring on 2"
+    assert 0 <= real.link.median_residual <= real.link.largest_residual
+    cost, extrapolated = collective_cost(real, "ring", 8, 4096)
+    assert extrapolated and cost > collective_cost(real, "ring", 2, 4096)[0] / 2
+
+
+def test_the_slowdown_of_computation_is_measured_beside_a_model_too() -> None:
+    config = CalibrateConfig(model="mlp:8", local_batch=4, overlaps=(), **TINY)  # type: ignore[arg-type]
+    assert [slowdown.devices for slowdown in calibrate(config, quiet).compute_slowdown] == [2]
+
+
 def test_times_are_positive_and_sizes_ascend_to_the_largest(real: Machine) -> None:
     for table in (*real.allreduce, *real.overlap):
         assert list(table.sizes_bytes) == sorted(set(table.sizes_bytes))
@@ -83,8 +95,8 @@ def test_a_layout_has_tables_of_its_own_and_nothing_inside_a_node_is_held_to_the
     size = inside.sizes_bytes[-1]
     assert collective_cost(machine, "hierarchical", 2, size, layout="1x2") == (inside.time_s[-1], False)
     assert collective_cost(machine, "hierarchical", 2, size, layout="2x1") == (across.time_s[-1], False)
-    with pytest.raises(ConfigError, match="allowed: hierarchical on 1x2, hierarchical on 2x1"):
-        collective_cost(machine, "ring", 2, size, layout="1x2")
+    assert machine.link is not None and machine.link.fitted_to == "hierarchical on 1x2, hierarchical on 2x1"
+    assert collective_cost(machine, "ring", 2, size, layout="1x2")[1]
 
 
 def test_a_wire_dtype_has_tables_of_its_own_of_half_the_bytes() -> None:

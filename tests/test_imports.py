@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from test_cli_messages import EXPERIMENTS, PREDICT
 from dpsim import machine as machines
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
 from dpsim.harness.imports import ImportConfig, import_machine
-from dpsim.machine import Machine
+from dpsim.machine import Machine, Network, check_algorithm
+from dpsim.predict import collective_cost
+from dpsim.predict.link_fit import fitted_link
 
 Dpsim = Callable[..., tuple[int, str, str]]
 POINTS = [(1024, 4.62), (65536, 50.43), (1048576, 631.29)]
@@ -96,7 +99,7 @@ def test_nccl_text_comes_back_as_it_was_printed(
     for out_of_place, expected in zip((True, False), both, strict=True):
         machine = read_text(tmp_path_factory.getbasetemp(), text, out_of_place=out_of_place)
         printed = [(size, round(float(outputs.float_text(us, 7)), 6)) for size, us in expected]
-        assert (points_of(machine), on(machine)) == (printed, [("mpi", devices, "")])
+        assert (points_of(machine), on(machine)) == (printed, [("nccl", devices, "")])
 
 
 @given(both=swept(), processes=st.integers(1, 8), of_a_process=st.integers(2, 8))
@@ -106,17 +109,59 @@ def test_nccl_json_comes_back_as_it_was_printed(
     text = outputs.nccl_json(*both, ["node"] * processes, of_a_process)
     for out_of_place, expected in zip((True, False), both, strict=True):
         machine = read_text(tmp_path_factory.getbasetemp(), text, out_of_place=out_of_place)
-        assert (points_of(machine), on(machine)) == (expected, [("mpi", processes * of_a_process, "")])
+        assert (points_of(machine), on(machine)) == (expected, [("nccl", processes * of_a_process, "")])
 
 
 def test_nothing_is_invented(machine_of: MachineOf) -> None:
     machine = machine_of(outputs.imb({2: POINTS, 4: POINTS}))
-    rest = {name: getattr(machine, name) for name in Machine.__struct_fields__ if name not in ("name", "allreduce")}
+    assert machine.link == fitted_link(machine.allreduce)
+    derived = ("name", "allreduce", "link")
+    rest = {name: getattr(machine, name) for name in Machine.__struct_fields__ if name not in derived}
     assert rest == {name: getattr(Machine(name="", allreduce=machine.allreduce), name) for name in rest} | {
         "calibrated_on": "IMB Allreduce on 2 devices; IMB Allreduce on 4 devices",
         "source": "dpsim calibrate --from 0.txt: IMB Allreduce, Intel(R) MPI Benchmarks 2021.3, MPI-1 part,"
         " MPI Version : 3.1 (out of place, mean over ranks, MPI_FLOAT)",
     }
+
+
+@pytest.mark.parametrize("prefix", ["0: ", "  0: ", "[1,0]<stdout>:", "[1,0]<stdout>: ", "[prterun-a-1@1,0]<stdout>: "])
+@pytest.mark.parametrize("text", [outputs.osu(POINTS), outputs.nccl(POINTS, IN_PLACE, 8), outputs.imb({8: POINTS})])
+def test_what_a_launcher_puts_before_every_line_is_taken_away(prefix: str, text: str, machine_of: MachineOf) -> None:
+    labelled = "".join(prefix + line for line in text.splitlines(keepends=True))
+    assert machine_of(labelled, devices=(8,)).allreduce == machine_of(text, devices=(8,)).allreduce
+
+
+@pytest.mark.parametrize(("type", "wire_dtype"), [("half", "float16"), ("bfloat16", "bfloat16")])
+def test_tables_of_16_bits_price_gradients_that_travel_so(type: str, wire_dtype: str, machine_of: MachineOf) -> None:
+    text = outputs.nccl(POINTS, IN_PLACE, 8, type=type, lines_of_ranks=outputs.ranks(["alpha"] * 8))
+    (table,) = machine_of(text).allreduce
+    assert (table.wire_dtype, table.algorithm, table.sizes_bytes) == (wire_dtype, "nccl", (2048, 131072, 2097152))
+    assert collective_cost(machine_of(text), "nccl", 8, 131072, wire_dtype) == (table.time_s[1], False)
+    with pytest.raises(ConfigError, match="cannot be run here"):
+        check_algorithm("nccl", Network())
+
+
+def test_a_row_far_from_its_neighbours_is_named(tmp_path: Path, dpsim: Dpsim) -> None:
+    points = [(1024, 4.6), (4096, 52.0), (16384, 6.1), (65536, 9.9), (2**20, 160.0)]
+    (tmp_path / "osu.txt").write_text(outputs.osu(points))
+    code, _, err = dpsim("calibrate", "--from", str(tmp_path / "osu.txt"), "--devices", "2",
+                         "--output", str(tmp_path / "m.json"))  # fmt: skip
+    assert code == 0 and err.count("warning") == 1
+    assert "line 5: 4096 bytes in 52 us, between 4.6 and 6.1 us" in err
+
+
+def test_from_is_repeated_and_reads_standard_input(
+    tmp_path: Path, dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for count in (2, 4):
+        (tmp_path / f"{count}.txt").write_text(outputs.osu(POINTS))
+    out = str(tmp_path / "m.json")
+    files = ["--from", str(tmp_path / "2.txt"), "--from", str(tmp_path / "4.txt"), "--devices", "2,4"]
+    assert dpsim("calibrate", *files, "--output", out)[0] == 0
+    assert on(machines.read(Path(out))) == [("mpi", 2, ""), ("mpi", 4, "")]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(outputs.osu(POINTS).encode())))
+    assert dpsim("calibrate", "--from", "-", "--devices", "8", "--output", out)[0] == 0
+    assert on(machines.read(Path(out))) == [("mpi", 8, "")]
 
 
 def test_the_source_holds_the_versions_that_the_file_names(machine_of: MachineOf) -> None:
@@ -142,7 +187,7 @@ def test_the_source_holds_the_versions_that_the_file_names(machine_of: MachineOf
 def test_the_layout_is_that_of_the_hosts(hosts: list[str], layout: str, machine_of: MachineOf) -> None:
     text = outputs.nccl(POINTS, IN_PLACE, len(hosts), lines_of_ranks=outputs.ranks(hosts))
     assert on(machine_of(text)) == on(machine_of(outputs.nccl_json(POINTS, IN_PLACE, hosts)))
-    assert on(machine_of(text)) == [("mpi", len(hosts), layout)]
+    assert on(machine_of(text)) == [("nccl", len(hosts), layout)]
 
 
 def test_devices_chooses_among_the_tables_of_a_file_and_may_say_how_they_stand(machine_of: MachineOf) -> None:
@@ -150,7 +195,7 @@ def test_devices_chooses_among_the_tables_of_a_file_and_may_say_how_they_stand(m
     assert on(machine_of(text)) == [("mpi", 2, ""), ("mpi", 8, "")]
     assert on(machine_of(text, devices=("2x4",))) == [("mpi", 8, "2x4")]
     text = outputs.nccl(POINTS, IN_PLACE, 8, lines_of_ranks=outputs.ranks(TWO_NODES))
-    assert on(machine_of(text, devices=(8,))) == [("mpi", 8, "")]
+    assert on(machine_of(text, devices=(8,))) == [("nccl", 8, "")]
 
 
 def test_several_files_are_one_machine(machine_of: MachineOf) -> None:
@@ -162,7 +207,7 @@ def test_several_files_are_one_machine(machine_of: MachineOf) -> None:
 
 def test_a_file_of_several_runs_is_as_many_tables(machine_of: MachineOf) -> None:
     runs = [outputs.nccl(POINTS, IN_PLACE, n, lines_of_ranks=outputs.ranks(["node"] * n)) for n in (2, 4, 8)]
-    assert on(machine_of("".join(runs))) == [("mpi", 2, ""), ("mpi", 4, ""), ("mpi", 8, "")]
+    assert on(machine_of("".join(runs))) == [("nccl", 2, ""), ("nccl", 4, ""), ("nccl", 8, "")]
     assert on(machine_of(outputs.osu(POINTS).replace("Allreduce", "Broadcast") + outputs.osu(POINTS), devices=(2,)))
 
 
@@ -204,12 +249,12 @@ REFUSED = [
     (outputs.nccl(POINTS, IN_PLACE, 2, wrong="17"), "line 11: #wrong is 17", "measure again"),
     (outputs.nccl(POINTS, IN_PLACE, 2, checked="error", wrong="3e+01"), "line 11: #wrong is 30", "measure again"),
     (outputs.nccl(POINTS, IN_PLACE, 2, verdict="3 FAILED"), "out of bounds values: 3 FAILED", "measure again"),
-    (outputs.nccl(POINTS, IN_PLACE, 2, type="half"), "type half", "-d float -o sum"),
+    (outputs.nccl(POINTS, IN_PLACE, 2, type="int8"), "type int8", "-d float -o sum"),
     (outputs.nccl(POINTS, IN_PLACE, 2, redop="max"), "redop max", "-d float -o sum"),
     (outputs.nccl(POINTS, IN_PLACE, 2, program="reduce_scatter_perf"), "line 2: a table of", "all_reduce_perf"),
     (outputs.nccl(POINTS, IN_PLACE, 4, lines_of_ranks=outputs.ranks(["a", "a"])), "busbw", "algbw x 2 (n-1) / n"),
     (RANKED.replace("631.29", "63.129"), "algbw of 1.66 GB/s", "algbw = size / time"),
-    (RANKED.replace(" 262144 ", " 262145 "), "262145 elements", "4 bytes an element"),
+    (RANKED.replace(" 262144 ", " 262145 "), "262145 elements", "4 bytes per element"),
     (RANKED.replace("Rank  1", "Rank  0"), "line 7: rank 0 of group 0 where rank 1", "MPI=1"),
     (RANKED.replace("Rank  1 Group  0", "Rank  1 Group  1"), "rank 1 of group 1", "NCCL_TESTS_SPLIT"),
     (RANKED.replace("device  1", "device one"), "line 7: a rank line", "# Rank N"),
@@ -365,7 +410,7 @@ def test_the_import_as_json_says_what_each_table_is(dpsim: Dpsim, tmp_path: Path
     assert code == 0, err
     shown = json.loads(out)
     assert shown["points"][0] == {
-        "devices": 2, "layout": "2", "algorithm": "mpi", "wire_dtype": "float32", "size_bytes": 2**20,
+        "devices": 2, "layout": "2", "algorithm": "nccl", "wire_dtype": "float32", "size_bytes": 2**20,
         "time_s": 44.21e-6,
     }  # fmt: skip
     assert [table["measured"] for table in shown["summary"]["imported"]] == ["out of place"]
@@ -380,7 +425,7 @@ def test_only_a_machine_file_is_replaced_and_that_is_said(dpsim: Dpsim, tmp_path
         assert (code, "replaced" in out) == (0, expected), err
     before = file.read_bytes(), output.read_bytes()
     code, _, err = dpsim("calibrate", "--from", file, "--devices", "2", "--output", file)
-    assert (code, "is no machine file" in err) == (2, True)
+    assert (code, "is of another kind" in err) == (2, True)
     code, _, err = dpsim("calibrate", "--from", file, "--output", output)
     assert (code, "--devices N" in err) == (2, True)
     assert (file.read_bytes(), output.read_bytes()) == before

@@ -59,8 +59,8 @@ def arrays_of(
 def all_three(ops: NumpyOps, x: Array, weight: Array, grad: Array, stride: int) -> tuple[Array, Array, Array]:
     work = Buffers(ops, x.dtype)
     y, dx, dw = np.full_like(grad, np.nan), np.full_like(x, np.nan), np.full_like(weight, np.nan)
-    ops.conv2d(x, weight, stride, y, work)
-    ops.conv2d_input_gradient(grad, weight, stride, dx, work)
+    ops.conv2d(x, weight, stride, (0, len(x)), y, work)
+    ops.conv2d_input_gradient(grad, weight, stride, (0, len(x)), dx, work)
     ops.conv2d_weight_gradient(x, grad, (0, len(x)), stride, dw, work)
     return y, dx, dw
 

@@ -38,7 +38,7 @@ def test_of_the_ranks_of_a_node_one_compiles_and_the_next_job_finds_everything(
 ) -> None:
     monkeypatch.setenv("DPSIM_CACHE_DIR", str(tmp_path))
     first = on_ranks("ranks_kernels:compiled", devices=2)
-    assert first[0][0] > 5 and first[1][0] == 0 and first[1][1] == first[0][0]
+    assert first[1][0] == 0 and 5 < first[1][1] <= first[0][0]
     again = on_ranks("ranks_kernels:compiled", devices=2)
     assert [found[0] for found in again] == [0, 0]
     assert [late for _, _, late in first + again] == [0] * 4, "nothing is first met in a step"
@@ -130,3 +130,44 @@ def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.folder() == Path("/b/dpsim/kernels")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache.folder() == Path.home() / ".cache/dpsim/kernels"
+
+
+def test_where_nothing_can_be_written_every_process_compiles_for_itself_and_commands_work(tmp_path: Path) -> None:
+    """An installation of another user's, and a user without a home."""
+    root = Path(__file__).parents[1]
+    program = (
+        "import sys\n"
+        "from numba.core import caching\n"
+        "caching.CompileResultCacheImpl._locator_classes = []\n"
+        "from dpsim.cli import main\n"
+        "main(['predict', '--devices', '2', '--global-batch', '64', *sys.argv[1:]])\n"
+    )
+    files = [str(root / "experiments" / name) for name in ("googlenet_k80.toml", "k80_10gbe.toml")]
+    command = [sys.executable, "-c", program, "--workload", files[0], "--machine", files[1]]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "threshold" in done.stdout
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for variable in ("DPSIM_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache.folder() is None
+
+
+def test_code_that_others_may_have_written_is_compiled_again(python: Python, tmp_path: Path) -> None:
+    assert counted(python, tmp_path) == "1 0"
+    (kept,) = (tmp_path / "kernels").iterdir()
+    assert (kept.stat().st_mode & 0o077, kept.parent.stat().st_mode & 0o777) == (0, 0o700)
+    kept.chmod(0o666)
+    assert counted(python, tmp_path) == "1 0"
+    assert counted(python, tmp_path) == "0 1"
+    if os.getuid() == 0:
+        os.chown(kept, 12345, -1)
+        assert counted(python, tmp_path) == "1 0"

@@ -1,8 +1,9 @@
-"""Products with few rows against NumPy's, on awkward shapes; a sample's result does not depend on its batch."""
+"""Products of a dense layer against NumPy's, on awkward shapes; a sample's result does not depend on its batch."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpsim.kernels import matmul
+from dpsim.choices import Choice, Choices, Operation, Problem
+from dpsim.kernels import matmul, weight_gradient
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
+from dpsim.nn.candidates import CANDIDATES
 from dpsim.nn.cpu_ops import CpuOps
-from dpsim.nn.numpy_ops import NumpyOps
 
 extent = st.integers(1, 70)
 dtypes = st.sampled_from(["float32", "float64"])
@@ -35,7 +37,7 @@ def test_the_three_products_of_a_dense_layer(m: int, k: int, n: int, dtype: str,
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == "float32" else {"rtol": 1e-11, "atol": 1e-11}
     y, dw, dx = empty(m, n, dtype=dtype), empty(k, n, dtype=dtype), empty(m, k, dtype=dtype)
     matmul.product(x, w, y)
-    matmul.transposed_product(x, g, dw)
+    weight_gradient.transposed_product(x, g, dw)
     matmul.product_with_transposed(g, w, dx)
     np.testing.assert_allclose(y, x @ w, **tolerance)
     np.testing.assert_allclose(dw, x.T @ g, **tolerance)
@@ -50,10 +52,10 @@ def test_gradients_of_leaves_are_added_along_the_tree(sizes: list[int], k: int, 
 
     def alone(leaf: int) -> NDArray[Any]:
         start, stop = leaves[leaf : leaf + 2]
-        matmul.transposed_product(x[start:stop], g[start:stop], dw := empty(k, n, dtype=dtype))
+        weight_gradient.transposed_product(x[start:stop], g[start:stop], dw := empty(k, n, dtype=dtype))
         return dw
 
-    matmul.transposed_products(x, g, leaves, found := empty(k, n, dtype=dtype))
+    weight_gradient.transposed_products(x, g, leaves, found := empty(k, n, dtype=dtype))
     assert found.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
 
 
@@ -69,23 +71,43 @@ def test_a_samples_bits_do_not_depend_on_its_batch(m: int, k: int, n: int, seed:
         assert np.array_equal(whole[some], part)
 
 
+@settings(max_examples=40)
+@given(extent, st.integers(1, 600), st.integers(1, 120), dtypes, st.integers(0, 2**32))
+def test_packing_the_weights_changes_no_bit(m: int, k: int, n: int, dtype: str, seed: int) -> None:
+    x, w = drawn(seed, (m, k), dtype), drawn(seed + 1, (k, n), dtype)
+    matmul.product(x, w, plain := empty(m, n, dtype=dtype))
+    matmul.packed_product(x, w, packed := empty(m, n, dtype=dtype))
+    assert plain.tobytes() == packed.tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize(("m", "k", "n"), [(5, 400, 401), (300, 400, 401), (5, 401, 10), (5, 7, 9), (0, 400, 401)])
-def test_the_operation_takes_every_layout_and_size(m: int, k: int, n: int, dtype: str) -> None:
+@pytest.mark.parametrize(("m", "k", "n"), [(5, 400, 401), (300, 400, 401), (5, 401, 10), (1, 30, 9), (0, 400, 401)])
+@pytest.mark.parametrize("operation", ["product", "product_with_transposed", "transposed_product"])
+def test_every_candidate_computes_the_same_at_every_size_and_dtype(
+    operation: Operation, m: int, k: int, n: int, dtype: str
+) -> None:
     x, w, g = drawn(0, (m, k), dtype), drawn(1, (k, n), dtype), drawn(2, (m, n), dtype)
+    given, expected = {
+        "product": ((x, w), x @ w),
+        "product_with_transposed": ((g, w), g @ w.T),
+        "transposed_product": ((x, g), x.T @ g),
+    }[operation]
+    problem = Problem(operation=operation, dtype=dtype, rows=m, sizes=(k, n))
     tolerance = 1e-2 if dtype == "float16" else 1e-3
-    for a, b in ((x, w), (x.T, g), (g, w.T)):
-        ours, theirs = empty(len(a), b.shape[1], dtype=dtype), empty(len(a), b.shape[1], dtype=dtype)
-        CpuOps().matmul(a, b, ours)
-        NumpyOps().matmul(a, b, theirs)
-        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance * 30)
+    for name in CANDIDATES[operation]:
+        if (name == "outer" and m != 1) or (name != "blas" and dtype == "float16"):
+            continue
+        ops = CpuOps()
+        ops.use(Choices(kernels=(Choice(problem=problem.shape_class, candidate=name, time_ratios={}),)))
+        getattr(ops, operation)(*given, (0, m), out := empty(*expected.shape, dtype=dtype))
+        np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance * 30, err_msg=name)
 
 
-def test_nan_and_infinity_arrive_in_their_row_alone() -> None:
+@pytest.mark.parametrize("product", [matmul.product, matmul.packed_product])
+def test_nan_and_infinity_arrive_in_their_row_alone(product: Callable[..., None]) -> None:
     x, w = np.ones((9, 400), np.float32), np.ones((400, 401), np.float32)
     x[3, 5], x[8, 399] = np.nan, np.inf
-    y = empty(9, 401, dtype="float32")
-    CpuOps().matmul(x, w, y)
+    product(x, w, y := empty(9, 401, dtype="float32"))
     assert np.isnan(y[3]).all() and np.isposinf(y[8]).all() and np.isfinite(np.delete(y, [3, 8], axis=0)).all()
 
 
@@ -106,10 +128,8 @@ def test_in_leaves_what_a_leaf_gives_does_not_depend_on_those_computed_with_it(
         edges = tuple(edge - leaves[low] for edge in leaves[low : high + 1])
         some_x, some_g = x[leaves[low] : leaves[high]], g[leaves[low] : leaves[high]]
         y, dx = empty(len(some_x), n, dtype="float32"), empty(len(some_x), k, dtype="float32")
-        for start, stop in ops.product_parts(some_x, w, edges):
-            ops.matmul(some_x[start:stop], w, out=y[start:stop])
-        for start, stop in ops.product_parts(some_g, w.T, edges):
-            ops.matmul(some_g[start:stop], w.T, out=dx[start:stop])
+        ops.product(some_x, w, edges, out=y)
+        ops.product_with_transposed(some_g, w, edges, out=dx)
         return y, dx
 
     low = data.draw(st.integers(0, len(sizes) - 1))

@@ -90,3 +90,15 @@ def test_the_environment_is_described_and_left_alone(monkeypatch: pytest.MonkeyP
     assert here.cores >= 1 and here.memory_bytes > 2**20
     assert here.blas != "unknown"
     assert environment() == here
+
+
+def test_what_the_documentation_names_is_there_after_import_dpsim(python: Python) -> None:
+    program = (
+        "import dpsim\n"
+        "w = dpsim.workload.read('experiments/googlenet_k80.toml')\n"
+        "m = dpsim.machine.read('experiments/k80_10gbe.toml')\n"
+        "points, _ = dpsim.predict.predict_points(w, m, [2], [1e6], local_batch=64)\n"
+        "print(len(points), 'predict' in dir(dpsim))\n"
+    )
+    done = python("-c", program)
+    assert (done.returncode, done.stdout) == (0, "1 True\n"), done.stderr

@@ -33,7 +33,9 @@ from dpsim.predict import (
     predict_points,
     timeline,
 )
+from dpsim.predict.cost import at, beside_curve
 from dpsim.predict.formulas import rounds
+from dpsim.predict.link_fit import fitted_link
 from dpsim.workload import Layer, Tensor, Workload
 
 QUICK = settings(max_examples=60)
@@ -121,15 +123,78 @@ def test_compute_slowdown_between_and_beyond_calibrated_device_counts() -> None:
     assert predict(workload(), m, plan()).forward_s == 4.5
 
 
+def test_devices_that_share_cores_are_slower_at_least_by_their_ratio() -> None:
+    m = machine(
+        cores=2, compute_slowdown=(ComputeSlowdown(devices=2, factor=1.25), ComputeSlowdown(devices=4, factor=1.0))
+    )
+    assert [compute_slowdown(m, n) for n in (1, 2, 4, 8)] == [(1.0, False), (1.25, False), (2.0, False), (4.0, True)]
+    assert compute_slowdown(machine(cores=2), 8) == (4.0, True)
+    assert compute_slowdown(machine(cores=2), 8, "4x2") == (1.0, False)
+    assert compute_slowdown(machine(cores=2, emulated_network=True), 8, "4x2") == (4.0, True)
+    link = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
+    _, summary = predict_points(workload(), machine(cores=2, link=link), [2, 8], [], global_batch=16)
+    assert summary["best"][1]["speedup"] <= 2.01
+    assert any("8 devices share 2 cores" in sentence for sentence in summary["cautions"])
+
+
+def test_what_a_prediction_assumes_is_said() -> None:
+    ethernet = Machine(name="e", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
+    points, summary = predict_points(workload(), ethernet, [4], [], global_batch=16, algorithm="one-shot")
+    told = " ".join(summary["cautions"])
+    assert points[0]["extrapolated"] and points[0]["predicted_interval"] == "assumed"
+    assert "one-shot works in memory" in told and "no overlap tables" in told and "machine file states" in told
+    fitted = machine(link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0, fitted_to="mpi on 2", median_residual=0.05))
+    _, summary = predict_points(workload(), fitted, [4], [], global_batch=16)
+    assert any("link fitted to mpi on 2 devices (residual 5% in the median" in one for one in summary["cautions"])
+    assert predict_points(workload(), machine(), [1], [], global_batch=4)[1]["cautions"] == []
+
+
+def test_shared_memory_algorithms_between_nodes_cost_what_the_librarys_own_does() -> None:
+    link = Link(latency_s=1.0, bandwidth_bytes_per_s=10.0)
+    m = Machine(name="m", link=link)
+    assert [m.priced(name, 4, "2x2") for name in ("auto", "one-shot", "ring")] == ["mpi", "mpi", "ring"]
+    assert m.priced("one-shot", 4) == "one-shot"
+
+
+def test_overlap_beyond_the_calibrated_device_counts_costs_what_it_does_at_the_nearest() -> None:
+    table = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(10.0,), compute_loss_s=(5.0,)
+    )
+    link = Link(latency_s=1.0, bandwidth_bytes_per_s=100.0)
+    m = machine(link=link, overlap=(table,))
+    curve, _ = beside_curve(m, "mpi", 4, "thread")
+    alone = collective_cost(m, "mpi", 4, 400)[0]
+    assert at(curve.points, 1, 400.0) == pytest.approx(2 * alone) and at(curve.points, 2, 400.0) == 5.0
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "mpi", "hierarchical"])
+def test_the_fitted_link_is_the_one_that_made_the_tables(algorithm: str) -> None:
+    link = Link(latency_s=2e-5, bandwidth_bytes_per_s=1e9)
+    source = Machine(name="m", link=link)
+    sizes = (4, 1024, 65536, 2**20)
+    tables = tuple(
+        AllreduceCost(
+            algorithm=algorithm, devices=count, layout=layout, sizes_bytes=sizes,
+            time_s=tuple(collective_cost(source, algorithm, count, size, layout=layout)[0] for size in sizes),
+        )
+        for count, layout in ((4, "2x2"), (8, "2x4"))
+    )  # fmt: skip
+    found = fitted_link(tables)
+    assert found is not None and found.largest_residual < 1e-6
+    assert found.latency_s == pytest.approx(link.latency_s)
+    assert found.bandwidth_bytes_per_s == pytest.approx(link.bandwidth_bytes_per_s)
+
+
 def test_costs_within_below_and_beyond_a_table() -> None:
     m = machine()
-    for size, expected in ((0, 0.0), (1, 2.0), (100, 2.0), (150, 2.5), (400, 5.0), (800, 9.0)):
-        assert collective_cost(m, "mpi", 2, size) == (expected, size > 400)
+    for size, expected in ((0, 0.0), (10, 1.1), (100, 2.0), (150, 2.5), (400, 5.0), (800, 9.0)):
+        cost, extrapolated = collective_cost(m, "mpi", 2, size)
+        assert cost == pytest.approx(expected) and extrapolated == (size in (10, 800))
     assert collective_cost(m, "ring", 1, 800) == (0.0, False)
     noisy = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(100, 200, 399, 400), time_s=(2.0, 3.0, 5.9, 5.0))
     assert collective_cost(machine(allreduce=(noisy,)), "mpi", 2, 800) == (9.0, True)
     single = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(100,), time_s=(2.0,))
-    assert [collective_cost(machine(allreduce=(single,)), "mpi", 2, s)[0] for s in (50, 100, 300)] == [2.0, 2.0, 6.0]
+    assert [collective_cost(machine(allreduce=(single,)), "mpi", 2, s)[0] for s in (50, 100, 300)] == [1.0, 2.0, 6.0]
 
 
 def test_the_links_formula_where_no_table_covers_the_case() -> None:
@@ -150,7 +215,7 @@ def test_the_links_formula_where_no_table_covers_the_case() -> None:
         both = [collective_cost(m, name, 4, size)[0] for name in ("recursive-doubling", "halving-doubling")]
         assert collective_cost(m, "mpi", 4, size)[0] == pytest.approx(min(both))
     only_link = Machine(name="l", link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0))
-    assert not collective_cost(only_link, "ring", 3, 10)[1]
+    assert collective_cost(only_link, "ring", 3, 10)[1]
 
 
 def test_rounds_of_the_algorithms() -> None:
@@ -178,21 +243,52 @@ def test_nulls() -> None:
 
 
 def test_overlap_off_wins_a_tie() -> None:
-    assert choose_overlap(workload(), machine(), plan(), ["off", "inline"]) == ("off", {"off": 20.5, "inline": 20.5})
+    assert choose_overlap(workload(), machine(), [plan()], ["off", "inline"]) == ("off", {"off": 20.5, "inline": 20.5})
 
 
 def test_a_machine_without_overlap_tables_is_taken_to_overlap_freely() -> None:
-    assert list(choose_overlap(workload(), machine(), plan())[1]) == ["off", "inline", "thread"]
+    assert choose_overlap(workload(), machine(), [plan()]) == ("thread", {"thread": 18.5})
+    assert choose_overlap(workload(), machine(), [plan(devices=1)]) == ("off", {})
+
+
+def test_one_mechanism_is_chosen_for_all_points_that_are_compared() -> None:
+    """A thread hides what comes early and takes compute time from every message: per row the two would mix."""
+    table = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(5.0,), compute_loss_s=(0.0,)
+    )
+    slow = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(100, 400, 800), time_s=(5.0, 5.0, 90.0),
+        compute_loss_s=(0.0, 0.0, 90.0),
+    )  # fmt: skip
+    for tables in ((table,), (slow,)):
+        m = machine(overlap=tables)
+        points, _ = predict_points(workload(), m, [1, 2], [0.0, 100.0, math.inf], global_batch=8)
+        assert {point["overlap"] for point in points} == {"thread"}
+    single = [choose_overlap(workload(), m, [plan(fusion_rule=rule)])[0] for rule in ("per-tensor", "one")]
+    assert single == ["thread", "off"]
+
+
+def test_thresholds_within_the_uncertainty_of_the_best_are_named() -> None:
+    def best(**given: Any) -> dict[str, Any]:
+        _, summary = predict_points(
+            workload(), machine(), [2], [0.0, 100.0, math.inf], global_batch=8, overlap="off", **given
+        )
+        found: dict[str, Any] = summary["best"][0]
+        return found
+
+    assert (best()["fusion_threshold_bytes"], best()["equally_fast_bytes"]) == (math.inf, [])
+    rough = best(relative_uncertainty=0.1)
+    assert rough["equally_fast_bytes"] == [0.0, 100.0] and rough["any_threshold"]
 
 
 def test_only_measured_mechanisms_are_tried_where_some_were_measured() -> None:
     table = OverlapCost(
         algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(5.0,), compute_loss_s=(0.0,)
     )
-    best, steps = choose_overlap(workload(), machine(overlap=(table,)), plan())
+    best, steps = choose_overlap(workload(), machine(overlap=(table,)), [plan()])
     assert best == "thread" and steps["thread"] == 18.5 and list(steps) == ["off", "inline", "thread"]
     with pytest.raises(ConfigError, match="thread"):
-        choose_overlap(workload(), machine(), plan(), ["thred"])
+        choose_overlap(workload(), machine(), [plan()], ["thred"])
 
 
 def test_interval_widens_with_uncertainty_and_with_extrapolation() -> None:
@@ -202,6 +298,14 @@ def test_interval_widens_with_uncertainty_and_with_extrapolation() -> None:
     assert interval(outside, machine(), workload(), 0.1) == (19.5 * 0.8, 19.5 * 1.2)
     with pytest.raises(ConfigError, match="uncertainty"):
         interval(inside, machine(), workload(), -1.0)
+
+
+def test_memory_that_nobody_stated_is_unknown() -> None:
+    needed = memory(workload(), plan(), machine(memory_bytes=1e9))
+    assert (needed.activations, needed.fits) == (None, None)
+    assert memory(workload(), plan(), machine(memory_bytes=100)).fits is False
+    layers = tuple(msgspec.structs.replace(layer, activation_bytes_per_sample=10.0) for layer in workload().layers)
+    assert memory(workload(layers=layers), plan(), machine()).fits is None
 
 
 def test_memory_by_part() -> None:
@@ -242,7 +346,7 @@ def test_points_have_the_fixed_names_and_one_device_is_predicted_once() -> None:
 
 
 def test_what_the_machine_does_not_know_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match=r"'auto' on 3 devices[\s\S]*mpi on 2[\s\S]*\[link\]"):
+    with pytest.raises(ConfigError, match=r"'mpi' on 3 devices[\s\S]*mpi on 2[\s\S]*\[link\]"):
         predict(workload(), machine(), plan(devices=3, global_batch=9))
     with pytest.raises(ConfigError, match="algorithm"):
         collective_cost(machine(), "rink", 2, 4)

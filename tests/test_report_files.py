@@ -1,3 +1,4 @@
+import html
 import io
 import re
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from matplotlib.text import Annotation
 from report_factory import PACED, sweep
 from rich.console import Console
 
@@ -14,6 +16,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.compare import compare
 from dpsim.report import write_report
 from dpsim.report.comparison import Comparison
+from dpsim.report.figures import step_time
 from dpsim.report.terminal import table
 from dpsim.report.words import answers, percent
 
@@ -58,7 +61,8 @@ def test_the_page_needs_nothing_from_elsewhere(folder: Path) -> None:
     text = (folder / "index.html").read_text()
     page.feed(text)
     assert page.scripts == 0
-    assert all(link.startswith("#") for link in page.links)
+    elsewhere = [link for link in page.links if not link.startswith("#")]
+    assert elsewhere == ["report.md"] and (folder / "report.md").is_file()
     assert "@import" not in text
     assert set(re.findall(r"url\(([^)]*)\)", text)) <= {f"#{name}" for name in page.ids}
 
@@ -67,17 +71,39 @@ def test_ids_of_the_page_are_unique_and_references_resolve(folder: Path) -> None
     page = _Page()
     page.feed((folder / "index.html").read_text())
     assert len(set(page.ids)) == len(page.ids)
-    assert {link[1:] for link in page.links} <= set(page.ids)
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
 
 
 def test_page_and_markdown_tell_the_answer_and_mark_emulation(folder: Path, compared: Comparison) -> None:
     for name in ("index.html", "report.md"):
-        text = (folder / name).read_text()
+        text = html.unescape((folder / name).read_text())
         for sentence in answers(compared):
             assert sentence in text
         assert f"{PACED} (emulated)" in text
         assert compared.predictions_sha256 in text
         assert compared.predicted_at in text
+
+
+def test_labels_of_the_best_points_stand_clear_of_what_is_drawn_and_lead_to_it(compared: Comparison) -> None:
+    figure = step_time.draw(compared)
+    figure.canvas.draw()
+    for axis, group in zip(figure.axes, compared.groups, strict=True):
+        assert axis.get_ylim()[0] >= 0
+        several = [p for p in compared.members(group) if p.devices > 1]
+        drawn = [1e3 * y for p in several for y in (p.measured_low_s, p.measured_high_s, p.predicted_low_s)]
+        marks = [1e3 * y for p in several for y in (p.measured_step_s, p.predicted_step_s)]
+        notes = [child for child in axis.get_children() if isinstance(child, Annotation) and child.arrow_patch]
+        assert 1 <= len(notes) <= 2
+        for note in notes:
+            height = note.get_position()[1]
+            assert not min(drawn) <= height <= max(drawn)
+            assert note.xy[1] in [pytest.approx(y) for y in marks]
+
+
+def test_a_figure_is_described_by_its_caption(folder: Path) -> None:
+    text = (folder / "index.html").read_text()
+    for label in re.findall(r'<svg role="img" aria-label="([^"]*)"', text):
+        assert len(label) > 60
 
 
 def test_figures_mark_emulation(folder: Path) -> None:

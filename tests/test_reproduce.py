@@ -141,6 +141,14 @@ def test_a_saved_run_is_held_against(controls: Path, dpsim: Dpsim, tmp_path: Pat
     assert "warning: the saved run is of another machine type" in out
 
 
+def test_a_run_with_another_kernel_table_is_refused(controls: Path, dpsim: Dpsim, tmp_path: Path) -> None:
+    record = read(controls)
+    path = tmp_path / "saved.json"
+    codec.write(path, msgspec.structs.replace(record, kernel_table="0123456789abcdef"))
+    code, _, err = dpsim("reproduce", *FLAGS, "--against", path)
+    assert code == 2 and f"kernel table is 0123456789abcdef there, {record.kernel_table} here" in err
+
+
 def test_a_run_is_identical_to_itself_saved(controls: Path) -> None:
     record = read(controls)
     beside = against(record, record, controls).against

@@ -26,6 +26,7 @@ def spoilt(overlap: str, **more: Any) -> dict[str, Any]:
     return {"model": "mlp:6,5", "dataset": dataset, "spoil": True, "plan": plan} | more
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("overlap", ["off", "inline", "poll", "thread"])
 def test_nan_in_one_ranks_data_names_the_step_and_the_input(overlap: str, on_ranks: OnRanks) -> None:
     start_s = time.monotonic()
@@ -49,6 +50,7 @@ on_ranks("ranks_runtime:not_finite", json.loads(sys.argv[1]), devices=3)
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("overlap", ["off", "thread"])
 def test_all_ranks_of_a_job_end_with_exit_code_2_within_ten_seconds(overlap: str, tmp_path: Path) -> None:
     mpiexec = mpiexec_path()

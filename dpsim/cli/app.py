@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import signal
 import sys
@@ -20,7 +22,7 @@ from cyclopts import (
 )
 
 import dpsim
-from dpsim.cli import bench, calibrate, doctor, predict, profile, report, reproduce, sweep, trace, train
+from dpsim.cli import bench, calibrate, doctor, machine, predict, profile, report, reproduce, sweep, trace, train
 from dpsim.cli import launch as launching
 from dpsim.comm import launch
 from dpsim.errors import ConfigError, DpsimError, unknown
@@ -45,6 +47,12 @@ _BENCH_EXAMPLES = """\
 Examples:
   dpsim bench allreduce
   dpsim bench allreduce --devices 2 --min 4B --max 64MiB --factor 4"""
+
+_MACHINE_EXAMPLES = """\
+Examples:
+  dpsim machine show machine.json
+  dpsim machine compare old.json new.json --plot both.svg
+  dpsim machine merge two.json four.json --output cluster.json"""
 
 _LAUNCH_EXAMPLES = """\
 Examples:
@@ -81,6 +89,16 @@ def build() -> App:
     )  # fmt: skip
     benches.command(bench.allreduce, help_epilogue=bench.EXAMPLES)
     app.command(benches)
+    machines = App(
+        name="machine",
+        help="Machine files shown, compared and merged.",
+        help_format="plaintext",
+        help_epilogue=_MACHINE_EXAMPLES,
+    )
+    machines.command(machine.show_machine, name="show", help_epilogue=machine.SHOW_EXAMPLES)
+    machines.command(machine.compare, help_epilogue=machine.COMPARE_EXAMPLES)
+    machines.command(machine.merge, help_epilogue=machine.MERGE_EXAMPLES)
+    app.command(machines)
     launches = App(
         name="launch", help="Run a script or a command on ranks, here or by a scheduler.", help_format="plaintext",
         help_epilogue=_LAUNCH_EXAMPLES,
@@ -102,13 +120,14 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
         except KeyboardInterrupt:
             return 130  # rank 0 says so
     _end_in_order()
+    _prepare_stdout()
     app = app or build()
     try:
         code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except CycloptsError as error:
-        return _complain(_usage(app, error))
+        return _complain(_misspelt(app, error, arguments) or _usage(app, error))
     except launch.JobFailed as error:
         print(error.traceback, end="", file=sys.stderr)
         _complain(error)
@@ -119,8 +138,10 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
         print("dpsim: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_stdout()
         return 128 + signal.SIGPIPE
+    except (OSError, MemoryError) as error:
+        return _complain(_of_the_system(error))
     finally:
         if here is not None:
             launch.release()
@@ -129,6 +150,30 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
 def _complain(error: DpsimError) -> int:
     print(f"dpsim: {error}", file=sys.stderr)
     return 2
+
+
+def _of_the_system(error: OSError | MemoryError) -> DpsimError:
+    """What the system refused, as one of ours: a path that cannot be, a full disk, memory that is not there."""
+    if isinstance(error, MemoryError):
+        given = f"there is not enough memory: {error or 'an allocation failed'}"
+        return ConfigError(given, remedy="give a smaller model, data set or batch")
+    what = "stdout" if error.filename is None else str(error.filename)
+    if error.filename is None:
+        _close_stdout()
+    return ConfigError(f"{what}: {error.strerror or error}", remedy="choose another path, or make room there")
+
+
+def _prepare_stdout() -> None:
+    """Print whatever stdout is: closed, or of an encoding without the letters of a report."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _close_stdout() -> None:
+    """Let what is still to be printed go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end_in_order() -> None:
@@ -140,6 +185,22 @@ def _end_in_order() -> None:
 
 def _terminated(number: int, _: FrameType | None) -> None:
     raise SystemExit(128 + number)  # unwinds, so that the ranks end and temporary files go
+
+
+def _misspelt(app: App, error: CycloptsError, arguments: Sequence[str]) -> ConfigError | None:
+    """The first flag that the command does not have, where another one is missing: it may be that one, misspelt."""
+    if not isinstance(error, MissingArgumentError) or error.keyword:
+        return None
+    command, words = app, list(error.command_chain or ())
+    for word in words:
+        command = command[word]
+    flags = sorted(name for one in command.assemble_argument_collection() for name in one.names)
+    before_other_words = itertools.takewhile(lambda word: word != "--", arguments)
+    for given in (word.split("=", 1)[0] for word in before_other_words if word.startswith("--")):
+        if given not in flags:
+            remedy = f"see {' '.join([*app.name, *words])} --help"
+            return unknown("flag", given, [name for name in flags if name.startswith("--")], remedy=remedy)
+    return None
 
 
 def _usage(app: App, error: CycloptsError) -> ConfigError:

@@ -60,9 +60,9 @@ def allreduce(
     """
     from dpsim import codec
     from dpsim.bench import RECORD, AllreduceBench
+    from dpsim.folder_lock import locked
     from dpsim.harness.bench.measure import measure
     from dpsim.report.bench_write import check_plot, write_plot
-    from dpsim.units import parse_duration
 
     flags.writable(output, folder=True)
     flags.writable(plot, flag="--plot")
@@ -71,13 +71,14 @@ def allreduce(
         devices=devices, min_bytes=_size("--min", min), max_bytes=_size("--max", max), factor=factor,
         algorithms=None if algorithm in (None, _ALL) else flags.listed("--algorithm", algorithm, str),
         dtype=dtype, backend=backend, peers=_peers(peers), peer_envs=_environments(peer_env),
-        budget_s=None if budget is None else parse_duration(budget), seed=seed,
+        budget_s=flags.budget(budget), seed=seed,
     )  # fmt: skip
-    with show.progress() as tell:
-        record = measure(AllreduceBench(**chosen), tell)
-    if output is not None:
-        codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
-    found = show_record(record, output, json=json, command="bench allreduce")
+    with locked(output):
+        with show.progress() as tell:
+            record = measure(AllreduceBench(**chosen), tell)
+        if output is not None:
+            codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
+        found = show_record(record, output, json=json, command="bench allreduce")
     if plot is not None:
         write_plot(plot, found)
     return 1 if found.wrong else 0

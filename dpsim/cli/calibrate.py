@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
+from dpsim.cli.machine import link_sentence, print_times
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dpsim.machine import Machine
+    pass
 
 EXAMPLES = """\
 Examples:
@@ -20,25 +22,35 @@ Examples:
   dpsim calibrate --network paced:50us,1gbit --devices 2x2
     --algorithm ring,hierarchical
   dpsim calibrate --from allreduce.txt --output cluster.json
-  dpsim calibrate --from osu_2.txt,osu_4.txt --devices 2,4"""
+  dpsim calibrate --from osu_2.txt,osu_4.txt --devices 2,4
+  srun -l osu_allreduce | dpsim calibrate --from - --devices 8"""
 
 
 def calibrate(
     *,
     network: flags.Network = None,
     devices: flags.DevicesList = None,
-    algorithm: flags.Algorithms = None,
-    overlap: Annotated[str | None, Parameter(help="Mechanisms to measure beside computation: poll,thread.")] = None,
-    model: Annotated[str | None, Parameter(help="Measure beside this model's own backward, not a stand-in.")] = None,
+    algorithm: flags.PricedAlgorithms = None,
+    overlap: Annotated[str | None, Parameter(help="Overlap modes to calibrate: poll,thread (both).")] = None,
+    model: Annotated[
+        str | None, Parameter(help="Measure beside this model's own backward, not a stand-in; as for dpsim profile.")
+    ] = None,
     dataset: flags.DataSet = None,
     local_batch: Annotated[int, Parameter(help="With --model: samples on a device at once.")] = 32,
     wire_dtype: flags.WireDtype = None,
-    budget: Annotated[str | None, Parameter(help="Time for each device count and algorithm, like 4s.")] = None,
+    budget: Annotated[
+        str | None, Parameter(help="Time for each device count and algorithm, like 10s or 2min (4s).")
+    ] = None,
     output: Annotated[Path, Parameter(help="The machine file to write.")] = Path("machine.json"),
     json: flags.Json = False,
     from_: Annotated[
-        str | None,
-        Parameter(name="--from", help="Measure nothing: import these outputs of nccl-tests, OSU or IMB, FILE,FILE."),
+        list[str] | None,
+        Parameter(
+            name="--from",
+            negative="",
+            allow_leading_hyphen=True,
+            help="Measure nothing: import these outputs of nccl-tests, OSU or IMB: FILE,FILE; - is standard input.",
+        ),
     ] = None,
     format: Annotated[
         Literal["nccl-tests", "osu", "imb"] | None,
@@ -52,12 +64,12 @@ def calibrate(
     if from_ is not None:
         measuring = flags.given(overlap=overlap, model=model, dataset=dataset, wire_dtype=wire_dtype, budget=budget)
         _unused(measuring, "--from measures nothing")
-        _import(from_, format, network, devices, algorithm, out_of_place, output, json)
+        _import(",".join(from_), format, network, devices, algorithm, out_of_place, output, json)
         return
     _unused(flags.given(format=format, out_of_place=out_of_place or None), "without --from nothing is imported")
     from dpsim import codec
     from dpsim.harness import calibrate as harness
-    from dpsim.units import parse_duration
+    from dpsim.harness.machines import points as points_of
 
     flags.writable(output)
     algorithm = flags.usual_algorithm(algorithm, network, wire_dtype)
@@ -70,17 +82,19 @@ def calibrate(
         dataset=dataset,
         local_batch=local_batch,
         wire_dtype=wire_dtype,
-        seconds=None if budget is None else parse_duration(budget),
+        seconds=flags.budget(budget),
     )
     with show.progress() as tell:
         machine = harness.calibrate(harness.CalibrateConfig(**chosen), tell)
     codec.write(output, machine)
-    points = _points(machine)
+    points = points_of(machine)
     if json:
         summary = {"machine": str(output), "network": machine.network, "emulated_network": machine.emulated_network}
-        show.as_json("calibrate", points, summary | {"calibrated_on": machine.calibrated_on})
+        summary |= {"link": codec.to_builtins(machine.link), "calibrated_on": machine.calibrated_on}
+        show.as_json("calibrate", points, summary)
         return
-    _print(points)
+    print_times(points)
+    print(link_sentence(machine))
     print(f"machine file: {output} (network {machine.network}{', emulated' if machine.emulated_network else ''})")
 
 
@@ -96,6 +110,7 @@ def _import(
 ) -> None:
     from dpsim import codec
     from dpsim.harness.imports import ImportConfig, import_machine
+    from dpsim.harness.machines import points as points_of
 
     chosen: dict[str, Any] = flags.given(
         files=flags.listed("--from", files, str),
@@ -108,23 +123,34 @@ def _import(
     replaced = _replaceable(output)
     machine, tables = import_machine(ImportConfig(**chosen))
     codec.write(output, machine)
-    points = _points(machine)
+    points = points_of(machine)
     told = [
         {"file": table.file, "benchmark": table.benchmark, "measured": table.measured}
         | {"algorithm": table.cost.algorithm, "devices": table.cost.devices, "layout": table.cost.layout}
         | {"sizes": len(table.cost.sizes_bytes)}
         for table in tables
     ]
+    doubts = [doubt for table in tables for doubt in table.doubts]
+    for doubt in doubts:
+        print(f"warning: {doubt}; compare it with the original", file=sys.stderr)
     if json:
         summary = {"machine": str(output), "network": machine.network, "emulated_network": machine.emulated_network}
-        summary |= {"calibrated_on": machine.calibrated_on, "source": machine.source, "replaced": replaced}
+        summary |= {
+            "doubts": doubts,
+            "link": codec.to_builtins(machine.link),
+            "calibrated_on": machine.calibrated_on,
+            "source": machine.source,
+            "replaced": replaced,
+        }
         show.as_json("calibrate", points, summary | {"imported": told})
         return
-    _print(points)
+    print_times(points)
     for table in told:
         on = f"{table['algorithm']} on {table['layout'] or table['devices']} devices, {table['sizes']} sizes"
         print(f"{table['file']}: {table['benchmark']}: {on}, {table['measured']}")
-    print(f"machine file: {output} (network {machine.network}){', replaced' if replaced else ''}")
+    print(link_sentence(machine))
+    where = machine.name if machine.network == "node" else f"network {machine.network}"
+    print(f"machine file: {output} ({where}){', replaced' if replaced else ''}")
 
 
 def _unused(given: dict[str, object], why: str) -> None:
@@ -151,23 +177,3 @@ def _replaceable(output: Path) -> bool:
             remedy="choose another one with --output",
         ) from error
     return True
-
-
-def _points(machine: Machine) -> list[dict[str, Any]]:
-    """Every time of a machine's allreduce tables, as ``--json`` lists them."""
-    return [
-        {"devices": cost.devices, "layout": cost.layout or str(cost.devices), "algorithm": cost.algorithm}
-        | {"wire_dtype": cost.wire_dtype, "size_bytes": size, "time_s": time_s}
-        for cost in machine.allreduce
-        for size, time_s in zip(cost.sizes_bytes, cost.time_s, strict=True)
-    ]
-
-
-def _print(points: list[dict[str, Any]]) -> None:
-    from dpsim.units import format_duration, format_size
-
-    table = show.table("algorithm", "devices", "size", "allreduce")
-    for point in points:
-        size, time_s = format_size(point["size_bytes"]), format_duration(point["time_s"])
-        table.add_row(point["algorithm"], point["layout"], size, time_s)
-    show.rich(table)

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import re
-import tempfile
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 
+from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
+from dpsim.cli.outputs import writable as writable
 from dpsim.errors import ConfigError
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.registry import listed as named
 
 T = TypeVar("T")
+_MOST_DIGITS = 18
+_RUNNABLE = algorithms_in(*RUNNABLE)
 
 Model = Annotated[
     str | None,
     Parameter(
         help="cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
         "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5."
+    ),
+]
+AnyModel = Annotated[
+    str | None,
+    Parameter(
+        name="--model",
+        help="A built-in model (cnn, mlp:512,256, resnet20:norm=group ...; see dpsim train --help) or your own: "
+        "FILE.py, whose function model(input_shape, classes) returns a Replica; FILE.py:NAME for another function.",
     ),
 ]
 DataSet = Annotated[
@@ -31,38 +45,34 @@ DataSet = Annotated[
 ]
 Devices = Annotated[str | None, Parameter(help="Number of devices (MPI ranks), or nodes x devices of a node: 2x4.")]
 DevicesList = Annotated[str | None, Parameter(help="Numbers of devices: 1,2,4, or layouts: 2x4.")]
-GlobalBatch = Annotated[int | None, Parameter(help="Samples a step, over all devices.")]
+GlobalBatch = Annotated[int | None, Parameter(help="Samples per step, over all devices.")]
 LocalBatches = Annotated[str | None, Parameter(name="--local-batch", help="Samples on a device at once: 8,16,32.")]
-Accumulate = Annotated[int | None, Parameter(help="Micro-batches a step on each device.")]
-FusionRule = Annotated[
-    str | None, Parameter(help="tarantella (the default), horovod, ddp, per-tensor, one or mg-wfbp.")
+Accumulate = Annotated[int | None, Parameter(help="Micro-batches per step on each device.")]
+FusionRule = Annotated[str | None, Parameter(help=f"{named(FUSION_RULES)} (tarantella).")]
+FusionRules = Annotated[
+    str | None, Parameter(name="--fusion-rule", help=f"List of {named(FUSION_RULES)} (tarantella).")
 ]
+Cycle = Annotated[str | None, Parameter(help="Horovod's cycle, with --fusion-rule horovod, like 5ms (1ms).")]
 Threshold = Annotated[
     str | None,
-    Parameter(name="--fusion-threshold", help="Like 64KiB, 25MB; 0: one bucket a tensor; inf: one a step."),
+    Parameter(name="--fusion-threshold", help="Like 64KiB, 25MB; 0: one bucket per tensor; inf: one per step."),
 ]
 Thresholds = Annotated[
     str | None,
-    Parameter(name="--fusion-threshold", help="Like 0,32KiB,1MiB,inf; 0: one bucket a tensor; inf: one a step."),
+    Parameter(name="--fusion-threshold", help="Like 0,32KiB,1MiB,inf; 0: one bucket per tensor; inf: one per step."),
 ]
 Algorithm = Annotated[
     str | None,
-    Parameter(
-        help="auto (in shared memory, by size), one-shot, two-shot, mpi, ring, recursive-doubling, halving-doubling,"
-        " direct or hierarchical."
-    ),
+    Parameter(help=f"{named(_RUNNABLE)} (on a node auto: in shared memory, by size; else ring)."),
 ]
-Algorithms = Annotated[
-    str | None,
-    Parameter(
-        name="--algorithm",
-        help="List of auto, one-shot, two-shot, mpi, ring, recursive-doubling, halving-doubling, direct, hierarchical.",
-    ),
-]
+Algorithms = Annotated[str | None, Parameter(name="--algorithm", help=f"List of {named(_RUNNABLE)}.")]
+PricedAlgorithms = Annotated[str | None, Parameter(name="--algorithm", help=f"List of {named(ALGORITHMS)}.")]
 Overlap = Annotated[str | None, Parameter(help="auto, off, inline, poll or thread.")]
 WireDtype = Annotated[
     Literal["float32", "float64", "float16", "bfloat16"] | None,
-    Parameter(name="--wire-dtype", help="What gradients are sent as; sums are in float32 [as they are]."),
+    Parameter(
+        name="--wire-dtype", help="Number format of gradients in messages; default: the tensor's own. Sums use float32."
+    ),
 ]
 Network = Annotated[
     str | None, Parameter(help="node (this machine as it is), or paced:LATENCY,BANDWIDTH like paced:50us,1gbit.")
@@ -145,11 +155,47 @@ def whole(flag: str) -> Callable[[str], int]:
     """A reader of whole numbers of 1 or more, for ``listed``."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < 1:
+        if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
             raise ConfigError(f"{flag} is {text!r}", allowed="whole numbers of 1 or more")
         return int(text)
 
     return read
+
+
+def reproducible_leaves(reproducible: bool | None, leaves: int | None) -> None:
+    """Refuse reproducible training without leaves, which would not be reproducible. Raises ``ConfigError``."""
+    if reproducible and leaves == 0:
+        raise ConfigError(
+            "--reproducible with --leaves 0: sums would depend on the number of devices",
+            allowed="--leaves of 1 or more with --reproducible",
+            remedy="leave --leaves out for 8 of them, or leave --reproducible out",
+        )
+
+
+def threshold(text: str) -> float:
+    """Bytes of a fusion threshold; warns of a bare number that is hardly meant in bytes. Raises ``ConfigError``."""
+    from dpsim.units import parse_size
+
+    size_bytes = parse_size(text)
+    if text.strip().isdecimal() and 0 < size_bytes < 1024:
+        number = text.strip()
+        print(
+            f"warning: --fusion-threshold {number} means {number} bytes; write {number}MB or {number}MiB for more",
+            file=sys.stderr,
+        )
+    return size_bytes
+
+
+def duration(text: str | None) -> float | None:
+    """Seconds of what a flag was given; None stays None. Raises ``ConfigError``."""
+    from dpsim.units import parse_duration
+
+    return None if text is None else parse_duration(text)
+
+
+def budget(text: str | None) -> float | None:
+    """Seconds of a budget such as ``90s`` or ``2min``; a bare number is of seconds. Raises ``ConfigError``."""
+    return duration(f"{text}s" if text is not None and text.strip().isdecimal() else text)
 
 
 def layout(text: str) -> tuple[int, str]:
@@ -188,30 +234,3 @@ def networks(text: str | None) -> tuple[str, ...] | None:
 def given(**flags: object) -> dict[str, object]:
     """The flags that were given: what was not keeps its default where it is defined."""
     return {name: value for name, value in flags.items() if value is not None}
-
-
-def writable(path: Path | None, *, folder: bool = False, flag: str = "--output") -> None:
-    """Refuse an output path that cannot be written, before the work and not after it. Raises ``ConfigError``."""
-    if path is None:
-        return
-    reason = ""
-    if path.exists() and path.is_dir() != folder:
-        reason = "it is not a folder" if folder else "it is a folder"
-    else:
-        parent = path if folder else path.parent
-        while not parent.exists():
-            parent = parent.parent
-        if not parent.is_dir():
-            reason = f"{parent} is not a folder"
-        else:
-            try:
-                tempfile.TemporaryFile(dir=parent).close()
-            except OSError as error:
-                reason = error.strerror or str(error)
-    if reason:
-        what = "a folder" if folder else "a file"
-        raise ConfigError(
-            f"cannot write {flag} {path}: {reason}",
-            allowed=f"{what} in a place that you may write to",
-            remedy=f"choose another one with {flag}",
-        )

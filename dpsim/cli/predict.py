@@ -12,7 +12,9 @@ from dpsim.cli import flags, show
 EXAMPLES = """\
 Examples:
   dpsim predict --workload w.json --machine m.json --devices 2,4,8
-    --global-batch 64 --fusion-threshold 0,32KiB,1MiB,inf"""
+    --global-batch 64 --fusion-threshold 0,32KiB,1MiB,inf
+  dpsim predict --workload w.json --machine m.json --devices 4x8
+    --fusion-rule ddp,horovod,mg-wfbp --overlap thread"""
 
 
 def predict(
@@ -20,69 +22,153 @@ def predict(
     workload: Annotated[Path, Parameter(help="A workload file, as dpsim profile writes it.")],
     machine: Annotated[Path, Parameter(help="A machine file, as dpsim calibrate writes it.")],
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8, or layouts: 2x4.")],
-    global_batch: Annotated[int | None, Parameter(help="Samples a step over all devices: strong scaling.")] = None,
+    global_batch: Annotated[
+        str | None, Parameter(help="Samples per step over all devices, one number or more: strong scaling.")
+    ] = None,
     local_batch: Annotated[
-        int | None, Parameter(help="Samples a step on each device: weak scaling [the largest that was profiled].")
+        str | None,
+        Parameter(help="Samples per step on each device, or more such: weak scaling (the largest that was profiled)."),
     ] = None,
     accumulate: flags.Accumulate = None,
-    fusion_rule: flags.FusionRule = None,
+    fusion_rule: flags.FusionRules = None,
     fusion_threshold: flags.Thresholds = None,
-    algorithm: flags.Algorithm = None,
+    cycle: flags.Cycle = None,
+    algorithm: flags.PricedAlgorithms = None,
     overlap: flags.Overlap = None,
     wire_dtype: flags.WireDtype = None,
-    output: Annotated[Path | None, Parameter(help="Also write the points to this JSON file.")] = None,
+    output: Annotated[Path | None, Parameter(help="Also write what --json prints to this file.")] = None,
     json: flags.Json = False,
 ) -> None:
-    """Predict step times from a workload file and a machine file; needs no MPI."""
+    """Predict step times from a workload file and a machine file; needs no MPI.
+
+    Every rule is predicted with every algorithm at every batch, and all rows
+    with the same overlap mechanism.
+    """
     from dpsim import codec
     from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.predict import predict_points
-    from dpsim.units import parse_size
 
-    flags.writable(output)
-    counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
-    thresholds = flags.listed("--fusion-threshold", fusion_threshold, parse_size) or ()
+    flags.writable(output, inputs=(workload, machine))
+    of_workload, of_machine = workloads.read(workload), machines.read(machine)
+    whole = flags.whole("--global-batch"), flags.whole("--local-batch")
     chosen: dict[str, Any] = flags.given(
-        rule=fusion_rule, algorithm=algorithm, overlap=overlap, accumulate=accumulate,
-        global_batch=global_batch, local_batch=local_batch, wire_dtype=wire_dtype,
+        rule=flags.listed("--fusion-rule", fusion_rule, str), algorithm=flags.listed("--algorithm", algorithm, str),
+        global_batch=flags.listed("--global-batch", global_batch, whole[0]),
+        local_batch=flags.listed("--local-batch", local_batch, whole[1]),
+        overlap=overlap, accumulate=accumulate, wire_dtype=wire_dtype, cycle_s=flags.duration(cycle),
     )  # fmt: skip
-    points, summary = predict_points(workloads.read(workload), machines.read(machine), counts, thresholds, **chosen)
-    if output is not None:
-        codec.write(output, {"points": points, "summary": summary})
-    if json:
-        show.as_json("predict", points, summary)
-        return
-    show.rich(_table(points))
+    counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
+    thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold) or ()
+    points, summary = predict_points(of_workload, of_machine, counts, thresholds, **chosen)
+    summary |= {"workload": str(workload), "machine": str(machine), "machine_name": of_machine.name}
+    if output is not None or json:
+        shown = show.json_object("predict", points, summary)
+        if output is not None:
+            codec.write(output, shown)
+        if json:
+            print(codec.to_json(shown))
+            return
+    weak = summary["scaling"] == "weak"
+    show.rich(_table(points, of_machine.name if of_machine.network == "node" else of_machine.network, weak=weak))
     for best in summary["best"]:
-        print(_sentence(best))
+        faster = _faster(best, summary["best"], "local_batch" if weak else "global_batch")
+        print(_sentence(best, summary["relative_uncertainty"], faster))
+    for sentence in [*_notes(points, summary), *summary["cautions"]]:
+        print(f"Note: {sentence}.")
+
+
+def _notes(points: list[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
+    """What the words of the table mean."""
+    band = f"the band of +-{summary['relative_uncertainty']:.0%} is assumed, not measured"
+    found = [band]
     if summary["extrapolated"]:
-        print("some points lie outside what was calibrated: their band is not to be relied on")
+        found[0] += ", and twice as wide where a row is extrapolated"
+        found.append("rows marked 'extrapolated' lie beyond the calibrated range: treat them as rough")
+    if any(point["memory_bytes"]["activations"] is None for point in points):
+        found.append("activation memory is unknown, for the workload file does not state it: it comes on top (+)")
+    return found
 
 
-def _table(points: list[dict[str, Any]]) -> Any:
+def _table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> Any:
     from dpsim.units import format_duration, format_size
 
-    table = show.table("network", "devices", "threshold", "buckets", "overlap", "step", "exposed", "memory", "")
+    batch = "local_batch" if weak else "global_batch"
+    names = {batch: batch.replace("_", " "), "fusion_rule": "rule", "algorithm": "algorithm"}
+    several = [key for key in names if len({point[key] for point in points}) > 1]
+    table = show.table(
+        "devices",
+        *(names[key] for key in several),
+        "threshold",
+        "buckets",
+        "overlap",
+        "step",
+        "band",
+        "exposed",
+        "memory",
+        "",
+    )
+    table.title, table.title_justify, table.title_style = f"on {machine}", "left", "italic"
     for point in points:
         threshold = point["fusion_threshold_bytes"]
         table.add_row(
-            point["network"], point["layout"], "-" if threshold is None else format_size(threshold),
-            str(point["buckets"]), point["overlap"], format_duration(point["predicted_step_s"]),
-            format_duration(point["predicted_exposed_communication_s"]), format_size(point["memory_bytes"]["total"]),
-            ("" if point["fits"] else "does not fit ") + ("extrapolated" if point["extrapolated"] else ""),
+            point["layout"], *(f"{point[key]:g}" if key == batch else point[key] for key in several),
+            "-" if threshold is None else format_size(threshold), str(point["buckets"]), point["overlap"],
+            format_duration(point["predicted_step_s"]), _band(point["predicted_low_s"], point["predicted_high_s"]),
+            format_duration(point["predicted_exposed_communication_s"]), _memory(point["memory_bytes"]),
+            ("does not fit " if point["fits"] is False else "") + ("extrapolated" if point["extrapolated"] else ""),
         )  # fmt: skip
     return table
 
 
-def _sentence(best: dict[str, Any]) -> str:
+def _band(low_s: float, high_s: float) -> str:
+    """``368-415 ms``."""
+    from dpsim.units import format_duration
+
+    low, high = format_duration(low_s).split(), format_duration(high_s).split()
+    return f"{low[0]}-{high[0]} {high[1]}" if low[1] == high[1] else f"{' '.join(low)}-{' '.join(high)}"
+
+
+def _memory(parts: dict[str, int | None]) -> str:
+    from dpsim.units import format_size
+
+    return format_size(parts["total"] or 0) + (" +" if parts["activations"] is None else "")
+
+
+def _faster(best: dict[str, Any], others: list[dict[str, Any]], batch: str) -> dict[str, Any] | None:
+    """The fewest devices, of those predicted, that train more samples per second than this count by the same means."""
+    means = ("fusion_rule", "algorithm", batch)
+    same = [one for one in others if all(one[key] == best[key] for key in means)]
+    fewer = [one for one in same if one["devices"] < best["devices"] and one["images_per_s"] > best["images_per_s"]]
+    return min(fewer, key=lambda one: int(one["devices"]), default=None)
+
+
+def _sentence(best: dict[str, Any], uncertainty: float, faster: dict[str, Any] | None) -> str:
+    """A verdict on one device count: what to set, how fast it is, and whether fewer devices are ``faster``."""
     from dpsim.units import format_duration, format_size
 
-    threshold = best["fusion_threshold_bytes"]
-    with_threshold = "" if threshold is None else f" at threshold {format_size(threshold)}"
     layout = "" if best["layout"] == str(best["devices"]) else f" ({best['layout']})"
-    return (
-        f"{show.count_devices(best['devices'])}{layout}: fastest{with_threshold},"
-        f" {format_duration(best['predicted_step_s'])} a step, speedup {best['speedup']:.2f},"
-        f" scaling efficiency {best['scaling_efficiency']:.0%}"
+    where = (
+        f"{show.count_devices(best['devices'])}{layout}, batch {best['global_batch']}, {best['fusion_rule']}, "
+        f"{best['algorithm']}"
     )
+    speed = (
+        f"{format_duration(best['predicted_step_s'])} per step, speedup {best['speedup']:.2f}, scaling efficiency "
+        f"{best['scaling_efficiency']:.0%}"
+    )
+    if best["devices"] == 1:
+        return f"1 device: {format_duration(best['predicted_step_s'])} per step."
+    if faster is not None:
+        return f"{where}: do not use them, {show.count_devices(faster['devices'])} would be faster: {speed}."
+    if best["speedup"] < 1:
+        return f"{where}: do not use them, they are slower than one device: {speed}."
+    if best["any_threshold"]:
+        return f"{where}: the threshold makes no difference (within {uncertainty:.0%}): {speed}."
+    if best["fusion_threshold_bytes"] is None:
+        return f"{where}: {speed}."
+    threshold = format_size(best["fusion_threshold_bytes"])
+    if best["thresholds_compared"] == 1:
+        return f"{where}, threshold {threshold}: {speed}."
+    near = ", ".join(map(format_size, best["equally_fast_bytes"]))
+    others = f" (no difference within {uncertainty:.0%}: {near})" if near else ""
+    return f"{where}: fastest at threshold {threshold}{others}: {speed}."

@@ -16,7 +16,7 @@ Examples:
 
 def profile(
     *,
-    model: flags.Model = None,
+    model: flags.AnyModel = None,
     dataset: flags.DataSet = None,
     local_batch: flags.LocalBatches = None,
     seed: flags.Seed = None,

@@ -25,6 +25,7 @@ def report(
     """Make a report again from its records; nothing is measured."""
     from dpsim import reproduce as reproductions
     from dpsim.bench import RECORD, read
+    from dpsim.folder_lock import locked
     from dpsim.harness.compare import compare
     from dpsim.harness.drift import read_drift
     from dpsim.record import read_predictions, read_results
@@ -34,18 +35,19 @@ def report(
 
     into = folder if output is None else output
     flags.writable(into, folder=True)
-    if (folder / RECORD).is_file():
-        bench.show_record(read(folder / RECORD), into, json=json, command="report")
-        return
-    if (folder / reproductions.RECORD).is_file():
-        reproduce.show_record(reproductions.read(folder), into, json=json, command="report")
-        return
-    predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
-    drift = read_drift(predictions, folder)
-    comparison = compare(predictions, results, drift)
-    write_report(into, predictions, results, comparison, drift)
-    if json:
-        show.as_json("report", points_json(comparison), summary_json(comparison))
-        return
-    show.rich(table(comparison))
-    print(f"report: {into / 'index.html'}")
+    with locked(into):
+        if (folder / RECORD).is_file():
+            bench.show_record(read(folder / RECORD), into, json=json, command="report")
+            return
+        if (folder / reproductions.RECORD).is_file():
+            reproduce.show_record(reproductions.read(folder), into, json=json, command="report")
+            return
+        predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
+        drift = read_drift(predictions, folder)
+        comparison = compare(predictions, results, drift)
+        write_report(into, predictions, results, comparison, drift)
+        if json:
+            show.as_json("report", points_json(comparison), summary_json(comparison))
+            return
+        show.rich(table(comparison))
+        print(f"report: {into / 'index.html'}")

@@ -45,7 +45,7 @@ def reproduce(
     optimizer: flags.Optimizer = None,
     learning_rate: flags.LearningRate = None,
     seed: flags.Seed = None,
-    against: Annotated[Path | None, Parameter(help="Hold it against a saved run: the folder of another one.")] = None,
+    against: Annotated[Path | None, Parameter(help="Compare with a saved run: the folder of another one.")] = None,
     across_machines: Annotated[
         bool, Parameter(negative="", show_default=False, help="Compare with a run of another machine type.")
     ] = False,
@@ -59,20 +59,22 @@ def reproduce(
     Where nothing is promised it measures the drift beside a prediction. Exits
     with 1 where something that should be identical is not.
     """
+    from dpsim import codec
+    from dpsim.algorithms import RUNNABLE, algorithms_in
+    from dpsim.folder_lock import locked
     from dpsim.harness.reproduce.against import against as held_against
     from dpsim.harness.reproduce.against import check_comparable
     from dpsim.harness.reproduce.measure import measure
     from dpsim.optimizer import changed
     from dpsim.plan import OVERLAPS
-    from dpsim.reproduce import ALL_ALGORITHMS, Reproduction
-    from dpsim.units import parse_size
+    from dpsim.reproduce import RECORD, Reproduction
 
     flags.writable(output, folder=True)
     settings = flags.given(learning_rate=learning_rate)
     chosen: dict[str, Any] = flags.given(
         model=model, dataset=dataset, devices=flags.listed("--devices", devices, flags.devices_or_layout),
-        fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, parse_size),
-        algorithms=ALL_ALGORITHMS if algorithm == _ALL else flags.listed("--algorithm", algorithm, str),
+        fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, flags.threshold),
+        algorithms=algorithms_in(*RUNNABLE) if algorithm == _ALL else flags.listed("--algorithm", algorithm, str),
         overlaps=OVERLAPS if overlap == _ALL else flags.listed("--overlap", overlap, str),
         batch_norms=flags.listed("--batch-norm", batch_norm, str), steps=steps, leaves=leaves,
         global_batch=global_batch, seed=seed, wire_dtype=wire_dtype,
@@ -83,16 +85,14 @@ def reproduce(
     saved = None
     if against is not None:
         saved = check_comparable(against, reproduction, across_machines=across_machines)
-    with show.progress() as tell:
-        record = measure(reproduction, output, tell)
-    if saved is not None and against is not None:
-        record = held_against(record, saved, against)
-    if output is not None:
-        from dpsim import codec
-        from dpsim.reproduce import RECORD
-
-        codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
-    show_record(record, output, json=json, command="reproduce")
+    with locked(output):
+        with show.progress() as tell:
+            record = measure(reproduction, output, tell)
+        if saved is not None and against is not None:
+            record = held_against(record, saved, against)
+        if output is not None:
+            codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
+        show_record(record, output, json=json, command="reproduce")
     return 0 if record.kept_promises else 1
 
 

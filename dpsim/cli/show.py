@@ -68,8 +68,12 @@ def rich(*what: Any) -> None:
     """Print rich text and tables; a pipe gets 100 columns unless COLUMNS says otherwise."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100
-    Console(width=width, highlight=False).print(*what)
+    if sys.stdout.isatty():
+        Console(highlight=False).print(*what)
+        return
+    columns = os.environ.get("COLUMNS", "")
+    # With a height too, rich does not fall back to 80 columns on a dumb terminal.
+    Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(*what)
 
 
 def table(*columns: str) -> Any:

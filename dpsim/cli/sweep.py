@@ -26,10 +26,12 @@ Examples:
   dpsim sweep devices --scaling weak --local-batch 64"""
 
 _Overlap = Annotated[
-    str | None, Parameter(help="auto (the recommended one, and one beside it), all, off, inline, poll or thread.")
+    str | None,
+    Parameter(help="auto: measure the predicted-best mode and one alternative; or all, off, inline, poll, thread."),
 ]
 _OverlapOfAll = Annotated[
-    str | None, Parameter(name="--overlap", help="auto (the recommended one), all, off, inline, poll or thread.")
+    str | None,
+    Parameter(name="--overlap", help="auto: measure the predicted-best mode; or all, off, inline, poll, thread."),
 ]
 _Budget = Annotated[str | None, Parameter(help="Time to measure for, like 60s; to calibrate as much, 12s at most.")]
 _Declared = Annotated[Path | None, Parameter(help="A declared experiment (.toml); flags override it.")]
@@ -38,7 +40,7 @@ _Folder = Annotated[Path | None, Parameter(help="Folder of the report [reports/N
 
 def fusion_threshold(
     *,
-    model: flags.Model = None,
+    model: flags.AnyModel = None,
     dataset: flags.DataSet = None,
     devices: flags.DevicesList = None,
     global_batch: flags.GlobalBatch = None,
@@ -63,7 +65,6 @@ def fusion_threshold(
     import msgspec
 
     from dpsim.errors import ConfigError
-    from dpsim.units import parse_duration, parse_size
 
     flags.writable(output, folder=True)
     base = _declared("fusion_threshold", experiment)
@@ -79,20 +80,20 @@ def fusion_threshold(
         devices=flags.listed("--devices", devices, flags.devices_or_layout),
         networks=flags.networks(network),
         fusion_rule=fusion_rule,
-        fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, parse_size),
+        fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, flags.threshold),
         global_batch=global_batch,
         algorithms=flags.listed("--algorithm", algorithm, str),
         overlap=overlap,
         seed=seed,
         wire_dtype=wire_dtype,
-        budget_s=None if budget is None else parse_duration(budget),
+        budget_s=flags.budget(budget),
     )
     _swept(msgspec.structs.replace(base, **chosen), output, json=json, command="sweep fusion-threshold")
 
 
 def devices(
     *,
-    model: flags.Model = None,
+    model: flags.AnyModel = None,
     dataset: flags.DataSet = None,
     devices: flags.DevicesList = None,
     global_batch: flags.GlobalBatch = None,
@@ -110,7 +111,7 @@ def devices(
         Literal["strong", "weak"] | None,
         Parameter(help="strong (one global batch for all), or weak (one local batch)."),
     ] = None,
-    local_batch: Annotated[int | None, Parameter(help="Samples a step on each device, under weak scaling.")] = None,
+    local_batch: Annotated[int | None, Parameter(help="Samples per step on each device, under weak scaling.")] = None,
     steps: Annotated[int | None, Parameter(help="Steps to train each device count for, to see the drift (50).")] = None,
     budget: _Budget = None,
     experiment: _Declared = None,
@@ -127,10 +128,10 @@ def devices(
 
     from dpsim.plan import DEFAULT_LEAVES
     from dpsim.record import Scaling
-    from dpsim.units import parse_duration, parse_size
 
     flags.writable(output, folder=True)
     base = _declared("devices", experiment)
+    flags.reproducible_leaves(reproducible, leaves)
     if reproducible and leaves is None:
         leaves = DEFAULT_LEAVES
     over: dict[str, Any] = flags.given(kind=scaling, batch_norm=batch_norm, leaves=leaves, steps=steps)
@@ -139,9 +140,9 @@ def devices(
     chosen: dict[str, Any] = flags.given(
         model=model, dataset=dataset, devices=flags.listed("--devices", devices, flags.devices_or_layout),
         networks=flags.networks(network), fusion_rule=fusion_rule,
-        fusion_thresholds_bytes=None if fusion_threshold is None else (parse_size(fusion_threshold),),
+        fusion_thresholds_bytes=None if fusion_threshold is None else (flags.threshold(fusion_threshold),),
         global_batch=global_batch, algorithms=flags.listed("--algorithm", algorithm, str), overlap=overlap, seed=seed,
-        wire_dtype=wire_dtype, budget_s=None if budget is None else parse_duration(budget),
+        wire_dtype=wire_dtype, budget_s=flags.budget(budget),
     )  # fmt: skip
     chosen["scaling"] = msgspec.structs.replace(base.scaling or Scaling(), **over)
     if local_batch is not None:

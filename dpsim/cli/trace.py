@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -34,20 +35,21 @@ def trace(
 ) -> None:
     """Export steps of a sweep as a Chrome trace, to look at in Perfetto (ui.perfetto.dev).
 
-    Without flags the first setting with the most devices is taken.
+    Without flags it is the setting with the most devices that was measured to
+    be fastest.
     """
     from dpsim.record import read_predictions, read_results
     from dpsim.report import write_trace
     from dpsim.timeline import Timeline
-    from dpsim.units import parse_size
 
-    flags.writable(output)
-    threshold = None if fusion_threshold is None else parse_size(fusion_threshold)
+    flags.writable(output, inputs=(folder / "results.json", folder / "predictions.json"))
+    threshold = None if fusion_threshold is None else flags.threshold(fusion_threshold)
     count, layout = (None, None) if devices is None else flags.layout(devices)
     wanted = flags.given(
         network=network, devices=count, layout=layout or None, fusion_threshold_bytes=threshold, overlap=overlap
     )
     points: list[MeasuredPoint | PredictedPoint] = []
+    _check_sweep(folder)
     if source != "predicted":
         points += [p for p in read_results(folder / "results.json").points if p.timeline is not None]
     if source != "measured":
@@ -65,6 +67,24 @@ def trace(
     print(f"trace file: {output}; open it at https://ui.perfetto.dev")
 
 
+def _check_sweep(folder: Path) -> None:
+    """Refuse a folder that holds another kind of record."""
+    from dpsim.bench import RECORD
+    from dpsim.errors import ConfigError
+
+    if (folder / RECORD).is_file():
+        raise ConfigError(
+            f"{folder} holds a benchmark of the allreduce, which keeps no timelines",
+            allowed="the folder of dpsim sweep fusion-threshold or dpsim sweep devices",
+            remedy="run a sweep with --output, and give its folder",
+        )
+
+
+def _step_s(point: MeasuredPoint | PredictedPoint) -> float:
+    """Seconds per step: the median of what was measured, or the predicted ones."""
+    return point.step_s if isinstance(point.step_s, float) else statistics.median(point.step_s)
+
+
 def _describe(key: PointKey) -> str:
     from dpsim.units import format_size
 
@@ -76,7 +96,8 @@ def _first(points: list[MeasuredPoint | PredictedPoint], wanted: dict[str, objec
     from dpsim.errors import ConfigError
     from dpsim.units import format_size
 
-    kept = sorted(dict.fromkeys(point.key for point in points), key=lambda key: -key.devices)
+    step_s = {point.key: _step_s(point) for point in reversed(points)}
+    kept = sorted(dict.fromkeys(point.key for point in points), key=lambda key: (-key.devices, step_s[key]))
     for key in kept:
         if all(getattr(key, name) == value for name, value in wanted.items()):
             return key

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
+    from dpsim.harness.train import TrainConfig
     from dpsim.record import TrainResult
 
 EXAMPLES = """\
@@ -62,7 +63,12 @@ def train(
     elastic: flags.Elastic = None,
     json: flags.Json = False,
 ) -> None:
-    """Train a model with data parallelism; every number is measured."""
+    """Train a model with data parallelism; every number is measured.
+
+    Without flags: model cnn on digits, 1 device, global batch 64, 20 epochs,
+    seed 0, fusion rule tarantella with a threshold of 32 KiB, overlap off, SGD
+    with momentum.
+    """
     from dpsim import codec
     from dpsim.comm import hosts
     from dpsim.errors import DpsimError
@@ -70,13 +76,13 @@ def train(
     from dpsim.harness.resume import configured
     from dpsim.learning_rate import parse_decay
     from dpsim.plan import DEFAULT_LEAVES
-    from dpsim.units import parse_size
 
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
+    flags.reproducible_leaves(reproducible, leaves)
     algorithm = flags.usual_algorithm(algorithm, network, wire_dtype)
     count, layout = (None, None) if devices is None else flags.layout(devices)
-    threshold = None if fusion_threshold is None else parse_size(fusion_threshold)
+    threshold = None if fusion_threshold is None else flags.threshold(fusion_threshold)
     chosen: dict[str, Any] = flags.given(
         model=model, dataset=dataset, devices=count, layout=layout, global_batch=global_batch, accumulate=accumulate,
         fusion_rule=fusion_rule, fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap,
@@ -94,23 +100,36 @@ def train(
         config = configured(resume, chosen, optimizer, settings, rate, tell)
         result = harness.train(config, tell)
     if output is not None:
-        codec.write(output, result)
+        of_run = {name: value for name, value in codec.to_builtins(config).items() if name in _IDENTITY}
+        codec.write(output, {"schema": show.SCHEMA, "command": "train"} | of_run | codec.to_builtins(result))
     if json:
         summary = codec.to_builtins(result)
         show.as_json("train", [codec.to_builtins(config) | {"losses": summary.pop("losses", [])}], summary)
     else:
-        _print(result)
+        _print(config, result)
     if result.checkpoint_failure:
         raise DpsimError(result.checkpoint_failure)
 
 
-def _print(result: TrainResult) -> None:
-    from dpsim.units import format_duration
+_IDENTITY = ("model", "dataset", "global_batch", "seed", "network", "algorithm", "fusion_rule", "overlap", "leaves")
+"""What a result's file says of the run that it came from."""
 
+
+def _print(config: TrainConfig, result: TrainResult) -> None:
+    from dpsim.units import format_duration, format_size
+
+    print(
+        f"{config.model} on {config.dataset}, {show.count_devices(config.devices)}, global batch {config.global_batch},"
+    )
+    threshold, optimizer = format_size(config.plan().threshold_bytes), config.optimizer
+    print(
+        f"seed {config.seed}, {config.fusion_rule} at {threshold}, {config.algorithm}, overlap {config.overlap}, "
+        f"{type(optimizer).__name__} at learning rate {optimizer.learning_rate:g}"
+    )
     print(f"test accuracy {result.test_accuracy:.2%}, final loss {result.final_loss:.4g}")
     ran = f"{result.steps} steps, {show.count_devices(result.devices)}"
     if result.first_step == result.steps:
         print(f"{ran}, all of them done before")
     else:
-        print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} a step, {ran}")
+        print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} per step, {ran}")
     print(f"digest of the parameters {result.digest}")

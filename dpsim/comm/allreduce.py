@@ -2,23 +2,23 @@
 
 An algorithm is a generator: it starts a round of messages, yields them, and goes on once they are done. Who
 waits, and how, is not its business: the same code runs blocking, polled beside a backward pass, or on a thread.
-Costs: see ``dpsim.predict.cost``. Sources: Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009.
+Each is registered in ``dpsim.algorithms``. Sources: Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.comm.stepped import by_steps
 from dpsim.comm.transport import Array, Pending, Prepared, Transport, wait
 from dpsim.comm.transport import Rounds as Rounds
 from dpsim.comm.wire import Wire
-from dpsim.errors import unknown
 from dpsim.kernels.allreduce.tree import Slots, fold, leaf_tree
-from dpsim.machine import SHARED_MEMORY_ALGORITHMS
+from dpsim.registry import load
 from dpsim.wire_dtype import check_wire
 
 
@@ -247,19 +247,13 @@ def _in_memory(prepared: Prepared) -> Rounds:
     yield [_InMemory(prepared)]
 
 
-_ALGORITHMS: dict[str, Callable[[Transport, Array], Rounds]] = {
-    "mpi": native,
-    "ring": ring,
-    "recursive-doubling": recursive_doubling,
-    "halving-doubling": halving_doubling,
-    "direct": direct,
-    "hierarchical": hierarchical,
-}
+def _in_shared_memory(algorithm: str) -> bool:
+    return ALGORITHMS.find(algorithm).place == "shared memory"
 
 
 def _instead(algorithm: str, wire: Wire | None) -> str:
     """What an algorithm of shared memory is where there is none."""
-    if algorithm not in SHARED_MEMORY_ALGORITHMS:
+    if not _in_shared_memory(algorithm):
         return algorithm
     return "mpi" if wire is None else "direct"
 
@@ -285,13 +279,12 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, f
     every sum of two is, by whatever algorithm. Raises ``ConfigError`` for an unknown algorithm, or one
     that cannot do that. Groups of one and empty arrays have no rounds.
     """
-    if algorithm not in _ALGORITHMS and algorithm not in SHARED_MEMORY_ALGORITHMS:
-        raise unknown("algorithm", algorithm, [*SHARED_MEMORY_ALGORITHMS, *_ALGORITHMS])
+    shared = _in_shared_memory(algorithm)
     if t.size == 1 or data.size == 0:
         return iter(())  # type: ignore[return-value]  # an exhausted iterator serves as a generator here
     if fixed is None and (own := t.own_rounds(data, algorithm, wire)) is not None:
         return own
-    if algorithm in SHARED_MEMORY_ALGORITHMS and (prepared := t.prepare(data, algorithm, wire, fixed)) is not None:
+    if shared and (prepared := t.prepare(data, algorithm, wire, fixed)) is not None:
         return _in_memory(prepared)
     if fixed is not None:
         return by_steps(t, [data, *fixed.extra], fixed.slots, algorithm, wire)
@@ -299,19 +292,20 @@ def start(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, f
     if wire is not None:
         check_wire(wire.dtype, algorithm)
         return (hierarchical if algorithm == "hierarchical" else direct)(t, data, wire)
-    return _ALGORITHMS[algorithm](t, data)
+    rounds: Rounds = load(ALGORITHMS.find(algorithm).steps)(t, data)
+    return rounds
 
 
 def rehearse(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, fixed: Fixed | None = None) -> None:
     """Prepare an allreduce, so that it is compiled when it comes. Moves nothing."""
-    if t.size > 1 and data.size and algorithm in SHARED_MEMORY_ALGORITHMS:
+    if t.size > 1 and data.size and _in_shared_memory(algorithm):
         t.prepare(data, algorithm, wire, fixed)
 
 
 def allreduce(t: Transport, data: Array, algorithm: str, wire: Wire | None = None, fixed: Fixed | None = None) -> None:
     """Sum ``data`` over the ranks, in place; returns when it is done. Same bits on every rank."""
     if t.size > 1 and data.size:
-        shared = algorithm in SHARED_MEMORY_ALGORITHMS
+        shared = _in_shared_memory(algorithm)
         if shared and (prepared := t.prepare(data, algorithm, wire, fixed)) is not None:
             prepared.run()
             return

@@ -1,32 +1,38 @@
-"""The line between the process that starts a job and each of its ranks: a TCP connection with one JSON value a line.
+"""The launching side of the line between the process that starts a job and each of its ranks: one JSON value a line.
 
-It works alike on this machine and over several, needs no shared file system and leaves nothing behind. A rank
-says hello with the job's secret and gets the request; then it sends progress, its failure, and rank 0's result; the
-parent of a watched rank (``dpsim.comm.watch``) sends the signal that killed it.
+It is a TCP connection, which works alike on this machine and over several and leaves nothing behind; ``line`` is the
+rank's side. A rank proves that it knows the job's secret (``proof``) and gets the request; then it sends progress, its
+failure, and rank 0's result; the parent of a watched rank (``dpsim.comm.watch``) sends the signal that killed it.
 What is no JSON object is what Python's faulthandler writes as the process crashes.
+
+Anybody on this machine may connect, and on the network where other hosts take part. Such a connection can do no more
+than be closed: of what it sends at most ``HELLO_BYTES`` are kept, nothing is parsed, and its time is bounded.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
-import os
 import resource
 import secrets
 import selectors
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from typing import Any
 
+from dpsim.comm import proof
 from dpsim.comm.rank_output import Seen, Splitter
 from dpsim.errors import CommunicationError
 
 VARIABLE = "DPSIM_JOB"
 """In the ranks' environment: the job's secret and where to connect to. Other users can see no environment."""
 
-_SPARE_FILES = 32
-_CONNECT_S, _SEND_S = 5.0, 60.0
+SPARE_FILES = 32
+SEND_S = 60.0
+HELLO_S = 10.0
+HELLO_BYTES = 1024
+_NEWCOMERS = 8
 
 
 class Listener:
@@ -39,12 +45,12 @@ class Listener:
     def __init__(
         self, devices: int, request: dict[str, Any], seen: Seen, progress: Callable[[str], None], *, everywhere: bool
     ) -> None:
-        self._request = (json.dumps(request) + "\n").encode()
+        self._devices, self._request = devices, json.dumps(request)
         self._seen, self._progress = seen, progress
         self._secret = secrets.token_hex(16)
         self._server = _listening(devices, everywhere=everywhere)
-        self._open: list[socket.socket] = []
-        self._present: set[int] = set()
+        self._newcomers: list[_Newcomer] = []
+        self._ranks: dict[int, socket.socket] = {}
         port = self._server.getsockname()[1]
         places = own_addresses() if everywhere else ["127.0.0.1"]
         self.environment = {VARIABLE: " ".join([self._secret, *(f"{place}:{port}" for place in places)])}
@@ -54,30 +60,51 @@ class Listener:
         selector.register(self._server, selectors.EVENT_READ, _Door(self, selector))
 
     def close(self) -> None:
-        for one in (self._server, *self._open):
-            one.close()
+        for connection in (self._server, *(new.connection for new in self._newcomers), *self._ranks.values()):
+            connection.close()
 
     @property
     def connected(self) -> bool:
         """Whether some rank is connected."""
-        return bool(self._present)
+        return bool(self._ranks)
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every rank has done its task."""
+        return len(self._seen.done) == self._devices
 
     def accept(self, selector: selectors.BaseSelector) -> None:
-        connection, _ = self._server.accept()
-        self._open.append(connection)
-        connection.settimeout(_SEND_S)
-        selector.register(connection, selectors.EVENT_READ, _RankLine(self, connection))
+        """Send a challenge to whoever connects. One that has gone before leaves nothing to be done."""
+        with contextlib.suppress(OSError):
+            connection, _ = self._server.accept()
+            newcomer = _Newcomer(self, selector, connection)
+            self._newcomers.append(newcomer)
+            selector.register(connection, selectors.EVENT_READ, newcomer)
+            newcomer.challenge()
 
-    def hello(self, told: Mapping[str, Any], connection: socket.socket) -> int | None:
-        """The rank that said hello, which now has its request; None for a stranger, who is sent away."""
-        if not hmac.compare_digest(str(told.get("secret")), self._secret):
-            connection.shutdown(socket.SHUT_RDWR)
-            return None
-        rank = int(told["rank"])
-        self._seen.pids[rank] = (str(told["host"]), int(told["pid"]))
-        self._present.add(rank)
-        connection.sendall(self._request)
+    def close_silent(self, selector: selectors.BaseSelector) -> None:
+        """Close connections that have not said hello in time, and the oldest of too many: files are limited."""
+        too_many = len(self._ranks) + len(self._newcomers) - self._devices - _NEWCOMERS
+        for number, newcomer in enumerate(list(self._newcomers)):
+            if number < too_many or time.monotonic() > newcomer.until_s:
+                selector.unregister(newcomer.connection)
+                newcomer.end()
+
+    def hello(self, newcomer: _Newcomer, line: bytes) -> int:
+        """The rank that sent ``line``, which now has its request. Raises ``CommunicationError`` for anybody else."""
+        hello = json.loads(proof.verified(self._secret, "rank", newcomer.sent, line))
+        rank = int(hello["rank"])
+        newcomer.connection.settimeout(SEND_S)
+        newcomer.connection.sendall(proof.signed(self._secret, "launcher", hello["challenge"], self._request))
+        self._seen.pids[rank] = (str(hello["host"]), int(hello["pid"]))
+        self._ranks[rank] = newcomer.connection
+        self._newcomers.remove(newcomer)
         return rank
+
+    def leaves(self, newcomer: _Newcomer) -> None:
+        """Close a connection that was never a rank's."""
+        self._newcomers.remove(newcomer)
+        newcomer.connection.close()
 
     def take(self, rank: int, line: str) -> None:
         """One line of a rank's. A rank that is killed as it sends one leaves it unfinished: that says nothing."""
@@ -92,22 +119,26 @@ class Listener:
             self._progress(value)
         elif kind == "killed":
             self._seen.killed.setdefault(rank, value)
+        elif kind == "deserted":
+            self._seen.deserted.setdefault(rank, value)
+        elif kind == "done":
+            self._seen.done.add(rank)
         elif kind == "result":
             self._seen.result = [value]
         elif not self._seen.killed:  # what fails after a kill fails because of it
             self._seen.errors.append(value)
 
     def ended(self, rank: int) -> None:
-        self._present.discard(rank)
+        self._ranks.pop(rank).close()
         self._seen.ended(rank)
 
 
 def _listening(devices: int, *, everywhere: bool) -> socket.socket:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        if soft != resource.RLIM_INFINITY and soft < devices + _SPARE_FILES:
+        if soft != resource.RLIM_INFINITY and soft < devices + SPARE_FILES:
             raise OSError(f"{soft} open files are allowed")
-        return socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=devices)
+        return socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=devices + _NEWCOMERS)
     except OSError as error:
         raise CommunicationError(
             f"cannot start {devices} ranks: {error.strerror or error}",
@@ -116,7 +147,7 @@ def _listening(devices: int, *, everywhere: bool) -> socket.socket:
 
 
 class _Door:
-    """Reads nothing: each event is a rank that connects."""
+    """Reads nothing: each event is a connection that somebody makes."""
 
     def __init__(self, listener: Listener, selector: selectors.BaseSelector) -> None:
         self._listener, self._selector = listener, selector
@@ -129,6 +160,37 @@ class _Door:
         pass
 
 
+class _Newcomer:
+    """A connection that has not yet proved to be a rank's. It has ``HELLO_S`` seconds and ``HELLO_BYTES`` for that."""
+
+    def __init__(self, listener: Listener, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        self._listener, self._selector, self.connection = listener, selector, connection
+        self.sent, self.until_s = proof.challenge(), time.monotonic() + HELLO_S
+        self._said = b""
+        connection.setblocking(False)
+
+    def challenge(self) -> None:
+        self.connection.sendall(f"{self.sent}\n".encode())
+
+    def read(self, _: int) -> bool:
+        """Take what is there. False for who has gone, has sent too much, or is no rank of this job."""
+        try:
+            data = self.connection.recv(HELLO_BYTES - len(self._said))
+            self._said += data
+            if not self._said.endswith(b"\n"):  # a rank says nothing more until it has the request
+                return bool(data) and len(self._said) < HELLO_BYTES
+            rank = self._listener.hello(self, self._said)
+        except BlockingIOError:
+            return True
+        except (OSError, CommunicationError):
+            return False
+        self._selector.modify(self.connection, selectors.EVENT_READ, _RankLine(self._listener, rank))
+        return True
+
+    def end(self) -> None:
+        self._listener.leaves(self)
+
+
 class _RankLine(Splitter):
     """One rank's connection. Its end is the end of the rank's process.
 
@@ -136,9 +198,9 @@ class _RankLine(Splitter):
     ``mpiexec`` may name one that it killed itself.
     """
 
-    def __init__(self, listener: Listener, connection: socket.socket) -> None:
-        super().__init__(self._take)
-        self._listener, self._connection, self._rank = listener, connection, -1
+    def __init__(self, listener: Listener, rank: int) -> None:
+        super().__init__(lambda line: listener.take(rank, line))
+        self._listener, self._rank = listener, rank
 
     def read(self, handle: int) -> bool:
         """As in ``Splitter``."""
@@ -147,91 +209,9 @@ class _RankLine(Splitter):
                 return True
         except ConnectionError:
             pass  # a killed process may end its connection so
-        if self._rank >= 0:
-            self._listener.ended(self._rank)
+        self.end()
+        self._listener.ended(self._rank)
         return False
-
-    def _take(self, line: str) -> None:
-        if self._rank < 0:
-            try:
-                told = json.loads(line)
-            except ValueError:
-                told = {}
-            rank = self._listener.hello(told if isinstance(told, dict) else {}, self._connection)
-            self._rank = -1 if rank is None else rank
-        else:
-            self._listener.take(self._rank, line)
-
-
-class Line:
-    """A rank's side."""
-
-    def __init__(self, connection: socket.socket, request: dict[str, Any]) -> None:
-        self._connection, self.request = connection, request
-
-    def fileno(self) -> int:
-        """For faulthandler, which writes a crash straight to it."""
-        return self._connection.fileno()
-
-    def send(self, kind: str, value: Any) -> None:
-        """``progress``, ``error`` or ``result``."""
-        self._connection.sendall((json.dumps({kind: value}) + "\n").encode())
-
-    def killed(self, number: int) -> None:
-        """For the parent of a rank that a signal has ended, maybe amid a line; returns when the launcher hangs up."""
-        with contextlib.suppress(OSError):  # the launcher has gone before
-            self._connection.sendall(b"\n" + json.dumps({"killed": number}).encode() + b"\n")
-            self._connection.recv(1)
-
-
-def connect(rank: int, environment: Mapping[str, str] = os.environ) -> Line:
-    """Say hello to the process that started this job, as its rank ``rank``. Raises ``CommunicationError``."""
-    secret, *places = environment[VARIABLE].split()
-    failure: OSError | None = None
-    for place in places:
-        host, _, port = place.rpartition(":")
-        try:
-            connection = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
-        except OSError as error:
-            failure = error
-            continue
-        connection = _closed_first(connection)
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        hello = {"secret": secret, "rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
-        connection.sendall((json.dumps(hello) + "\n").encode())
-        with connection.makefile("r", encoding="utf-8") as reader:
-            return Line(connection, json.loads(reader.readline()))
-    raise CommunicationError(
-        f"rank {rank} on {socket.gethostname()} cannot reach the process that started it at {', '.join(places)}:"
-        f" {failure}",
-        remedy="let this host reach the one that starts the job, or start the ranks with the scheduler's own launcher",
-    )
-
-
-def _closed_first(connection: socket.socket) -> socket.socket:
-    """The same connection under the highest file number that is free.
-
-    Linux closes a killed process's files from the highest number down (the delayed closing of a task's files is a
-    stack). This one must close before the one that tells ``mpiexec``, which then kills the other ranks: the order
-    in which connections end is how the launcher knows who died first.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = (1 << 12 if soft == resource.RLIM_INFINITY else min(soft, 1 << 12)) - 1
-    number = next((n for n in range(highest, highest - _SPARE_FILES, -1) if not _is_open(n)), None)
-    if number is None:
-        return connection
-    moved = socket.socket(fileno=os.dup2(connection.fileno(), number, inheritable=False))
-    connection.close()
-    return moved
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def own_addresses() -> list[str]:

@@ -15,7 +15,7 @@ from dpsim.errors import ConfigError
 VARIABLE = "DPSIM_HOSTFILE"
 """Names the hostfile for every job that is started, unless a command is given another."""
 
-_LINE = re.compile(r"(?P<name>[^\s:#=]+|\[[0-9a-fA-F:]+\])(?::(?P<mpich>\d+)|\s+slots\s*=\s*(?P<openmpi>\d+))?")
+_LINE = re.compile(r"(?P<name>[\w.-]+|\[[0-9a-fA-F:]+\])(?::(?P<mpich>\d{1,6})|\s+slots\s*=\s*(?P<openmpi>\d{1,6}))?")
 
 
 @dataclass(frozen=True, kw_only=True)

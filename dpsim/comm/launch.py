@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import math
 import os
-import secrets
-import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import dpsim
-from dpsim.comm import channel, ending, hosts, rank_output
+from dpsim.comm import channel, hosts, rank_output, scratch, supervise
 from dpsim.comm.rank_output import JobFailed as JobFailed
 from dpsim.errors import CommunicationError, ConfigError
 
@@ -33,10 +28,6 @@ THREAD_PINS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NU
 """Each rank computes with one thread, unless the user has set these."""
 
 _INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
-_LATE_WORDS_S = 2.0
-_FAILED_S, _KILLED_S = 5.0, 1.0
-"""How long a job goes on after a rank has failed, and after a watched one was killed: others may be so too."""
-
 _LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (batch script, interactive shell)
 
 
@@ -107,17 +98,26 @@ def on_ranks(
         from dpsim.comm import given_ranks
 
         return given_ranks.run(task, argument, devices=devices, progress=progress, pin=pin)
-    name = f"dpsim-job-{secrets.token_hex(8)}"
     machines = hosts.chosen(devices)
-    command = [*_mpiexec(machines), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.comm.worker", task, name]
+    command = [*_mpiexec(machines), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.comm.worker", task]
     seen = rank_output.Seen()
     request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch}
-    listener = channel.Listener(devices, request, seen, progress or _ignore, everywhere=hosts.elsewhere(machines))
-    with contextlib.closing(listener):
-        environment = _environment(env) | listener.environment
-        code = _run(command, name, listener, seen, environment, timeout_s, stdout=stdout)
+    elsewhere = hosts.elsewhere(machines)
+    listener = channel.Listener(devices, request, seen, progress or _ignore, everywhere=elsewhere)
+    with contextlib.closing(listener), scratch.scratch("job") as folder:
+        environment = _environment(env) | listener.environment | scratch.environment(folder)
+        if not elsewhere:  # other hosts do not have the folder
+            environment["TMPDIR"] = str(folder)
+        code = supervise.run(command, folder, listener, seen, environment, timeout_s, stdout=stdout)
     if code == 0 and seen.result:
         return seen.result[0]
+    if elsewhere and not seen.pids and code > 0:
+        names = ", ".join(host.name for host in machines)
+        raise CommunicationError(
+            f"no rank could be started on the hosts {names}: mpiexec ended with exit code {code}",
+            allowed="hosts that this one reaches by ssh without a password",
+            remedy="try ssh HOST true for each, and mend the hostfile",
+        )
     raise rank_output.failure(code, seen, devices)
 
 
@@ -167,64 +167,6 @@ def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
         paths = [str(root), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     return environment
-
-
-def _run(
-    command: list[str], name: str, listener: channel.Listener, seen: rank_output.Seen, environment: dict[str, str],
-    timeout_s: float | None, *, stdout: bool,
-) -> int:  # fmt: skip
-    """Run the job to its end, passing on what the ranks say. Whatever happens, no process is left behind."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    with contextlib.ExitStack() as stack:
-        selector = stack.enter_context(selectors.DefaultSelector())
-        listener.serve(selector)
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environment, start_new_session=True, preexec_fn=ending.end_with_parent(signal.SIGTERM),
-        )  # fmt: skip
-        stack.callback(ending.stop, process, name, seen)
-        lines = rank_output.Lines(seen)
-        for output, act in (
-            (process.stdout, lines.own if stdout else lines.ordinary),
-            (process.stderr, lines.ordinary),
-        ):
-            assert output is not None
-            stack.enter_context(output)
-            os.set_blocking(output.fileno(), False)
-            selector.register(output, selectors.EVENT_READ, rank_output.Splitter(act))
-        _follow(process, selector, listener, seen, deadline)
-        for key in selector.get_map().values():
-            key.data.end()
-    return process.returncode
-
-
-def _follow(
-    process: subprocess.Popen[bytes], selector: selectors.BaseSelector, listener: channel.Listener,
-    seen: rank_output.Seen, deadline: float | None,
-) -> None:  # fmt: skip
-    """Pass output on until the job has ended, or has had a failed rank for some seconds, or its time is over."""
-    failed_since: float | None = None
-    late_until = math.inf
-    while True:
-        ended = process.poll() is not None
-        if ended:  # the last words of ranks elsewhere may arrive after mpiexec's end
-            late_until = min(late_until, time.monotonic() + _LATE_WORDS_S)
-        late = ended and listener.connected and time.monotonic() < late_until
-        ready = selector.select(0 if ended and not late else 0.05)
-        for key, _ in ready:
-            if not key.data.read(key.fd):
-                selector.unregister(key.fileobj)
-                key.data.end()
-        if ended and not ready and not late:
-            break
-        if ended:
-            continue
-        if failed_since is None and (seen.errors or seen.killed):
-            failed_since = time.monotonic()
-        if failed_since is not None and time.monotonic() > failed_since + (_KILLED_S if seen.killed else _FAILED_S):
-            break
-        if deadline is not None and time.monotonic() > deadline:
-            raise JobFailed("the ranks did not finish in the time given to them", remedy="give more time, or less work")
 
 
 def serve() -> NoReturn:

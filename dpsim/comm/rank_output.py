@@ -28,8 +28,13 @@ _FAULTS = {
     "Floating": signal.SIGFPE,
     "Illegal instruction": signal.SIGILL,
 }
+_OUTSIDE = "something ended it from outside"
+_HANDED_ON = f"{_OUTSIDE}, or mpiexec, which hands this signal on to its ranks"
 _REMEDIES: dict[int, str] = {
-    signal.SIGKILL: "something ended it from outside; if memory ran out, use a smaller batch or fewer devices",
+    signal.SIGTERM: _HANDED_ON,
+    signal.SIGINT: _HANDED_ON,
+    signal.SIGKILL: f"{_OUTSIDE}; if memory ran out, use a smaller batch or fewer devices",
+    signal.SIGSEGV: "if /dev/shm is small, shared memory may be the reason: dpsim doctor shows its size",
     signal.SIGBUS: "shared memory may be too small: dpsim doctor shows the size of /dev/shm",
 }
 
@@ -56,7 +61,8 @@ class Seen:
     ``pids``: host and process id by rank; ``errors``: what failed, as ``worker.describe`` puts it; ``faults``: what
     Python wrote as a rank crashed, in the order of the crashes; ``result``: rank 0's result, in a list of one;
     ``rank`` and ``signal``: what the launcher told of a rank that was killed; ``killed``: the signals of watched
-    ranks, in the order in which these were killed.
+    ranks, in the order in which these were killed; ``deserted``: the process, by rank, that started it under mpiexec
+    and has ended before it; ``done``: the ranks that have done their task; ``launcher_signal``: what killed mpiexec.
     """
 
     pids: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -67,6 +73,9 @@ class Seen:
     rank: int | None = None
     signal: int | None = None
     killed: dict[int, int] = field(default_factory=dict)
+    deserted: dict[int, str] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    launcher_signal: int | None = None
 
     def ended(self, rank: int) -> None:
         """A rank's process is over."""
@@ -139,14 +148,23 @@ class Lines:
 def failure(code: int, seen: Seen, devices: int) -> DpsimError:
     """The error to raise for a job that ended badly: the first failure, and no consequence of it."""
     records = sorted(seen.errors, key=lambda r: (r["consequence"], r["time"]))
-    if records and not (records[0]["consequence"] and (seen.signal or seen.killed)):
+    outside = seen.signal or seen.killed or seen.launcher_signal or seen.deserted
+    if records and not (records[0]["consequence"] and outside):
         return _raised(records[0], devices)
+    if seen.launcher_signal is not None:
+        return JobFailed(f"mpiexec was killed by {_name(seen.launcher_signal)}", remedy=_OUTSIDE)
+    if seen.deserted:
+        deserted, process = next(iter(seen.deserted.items()))
+        given = f"{process}, under which rank {deserted} of {devices} ran, ended before it"
+        return JobFailed(given, remedy=_OUTSIDE)
     if (fault := _fault(seen.faults, devices)) is not None:
         return fault
     if seen.killed:
         first = next(iter(seen.killed.values()))
         return _killed(sorted(rank for rank, number in seen.killed.items() if number == first), first, devices)
-    rank = seen.rank if seen.rank is not None else seen.first_ended
+    rank = seen.rank
+    if rank is None and len(seen.pids) in (0, devices):  # else it may be one that had not yet said hello
+        rank = seen.first_ended
     if seen.signal:
         return _killed([rank], seen.signal, devices)
     who = f"rank {rank} of {devices}" if rank is not None else f"one of {devices} ranks"
@@ -157,12 +175,15 @@ def failure(code: int, seen: Seen, devices: int) -> DpsimError:
 
 def _killed(ranks: Sequence[int | None], number: int, devices: int) -> JobFailed:
     """The error for ranks that a signal killed (None: it is not known which one)."""
-    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
     who = f"rank {ranks[0]} of {devices} was" if ranks[0] is not None else f"one of {devices} ranks was"
     if len(ranks) > 1:
         who = f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} of {devices} were"
     lost = len(ranks) if number == signal.SIGKILL else 0
-    return JobFailed(f"{who} killed by {name}", remedy=_REMEDIES.get(number, ""), rank=ranks[0], lost=lost)
+    return JobFailed(f"{who} killed by {_name(number)}", remedy=_REMEDIES.get(number, ""), rank=ranks[0], lost=lost)
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
 
 
 def _fault(faults: dict[int, str], devices: int) -> JobFailed | None:

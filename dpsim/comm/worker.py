@@ -1,6 +1,6 @@
 """One rank of a job that ``dpsim.comm.launch`` started.
 
-``python -m dpsim.comm.worker MODULE:FUNCTION JOB``, where JOB is a word by which the job's processes can be told
+``python -m dpsim.comm.worker MODULE:FUNCTION``
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import importlib
 import io
 import os
+import signal
 import sys
 import time
 import traceback
@@ -17,7 +18,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dpsim import errors
-from dpsim.comm import channel, ending, launch, watch
+from dpsim.comm import ending, launch, watch
+from dpsim.comm.line import Line, connect
 from dpsim.errors import CommunicationError, ConfigError, DpsimError
 
 if TYPE_CHECKING:
@@ -29,10 +31,13 @@ Task = Callable[["MPI.Intracomm", dict[str, Any], Callable[[str], None]], Any]
 def main(task: str) -> None:
     """Run the task on this rank. A failure is told to the launcher and ends the whole job."""
     _write_whole_lines()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C is the launcher's; whoever interrupts a rank ends it
+    started_by = watch.parent()
     here = launch.job()
-    line = channel.connect(here.rank if here is not None else 0)
+    line = connect(here.rank if here is not None else 0)
     if line.request["watch"]:
         watch.watch(line)
+    watch.end_with_launcher(line, started_by)
     try:
         faulthandler.enable(line)
         request = line.request
@@ -49,6 +54,7 @@ def main(task: str) -> None:
         result = load(task)(comm, request["argument"], tell)
         if comm.rank == 0:
             line.send("result", result)
+        line.send("done", True)
     except BaseException as error:
         line.send("error", describe(error, _rank()))
         abort(error)
@@ -150,7 +156,7 @@ def _rank() -> int:
     return here.rank if here is not None else 0
 
 
-def _progress(line: channel.Line) -> Callable[[str], None]:
+def _progress(line: Line) -> Callable[[str], None]:
     return lambda text: line.send("progress", text)
 
 

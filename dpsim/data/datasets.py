@@ -82,6 +82,9 @@ def _read_digits() -> NDArray[np.float64]:
     return np.array(text.replace("\n", ",").rstrip(",").split(","), np.float64).reshape(1797, 65)
 
 
+_MOST_ELEMENTS = 2**30
+
+
 def _synthetic(token: str, text: str, seed: int, dtype: DTypeLike) -> Dataset:
     shape, sizes = _parse_synthetic(token, text)
     classes = sizes["classes"]
@@ -100,17 +103,24 @@ def _synthetic(token: str, text: str, seed: int, dtype: DTypeLike) -> Dataset:
 
 def _parse_synthetic(token: str, text: str) -> tuple[tuple[int, int, int], dict[str, int]]:
     shape, *settings = text.split(",")
-    sides = re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape)
+    sides = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", shape)
     sizes = dict(_SYNTHETIC_DEFAULTS)
     for setting in settings:
         key, _, value = setting.partition("=")
         if key not in sizes:
             raise unknown(f"setting of {token!r}:", key, sizes, remedy=f"write {_SYNTHETIC_FORM}")
-        sizes[key] = int(value) if value.isdecimal() else 0
+        sizes[key] = int(value) if re.fullmatch(r"\d{1,9}", value) else 0
     if not sides or min(int(side) for side in sides.groups()) < 1 or min(sizes.values()) < 1 or sizes["classes"] < 2:
         raise ConfigError(
             f"data set {token!r} is not understood",
             allowed=f"{_SYNTHETIC_FORM}, whole numbers > 0, 2 classes or more",
             remedy="for example synthetic:32x32x3,classes=10,train=2048,test=512",
         )
-    return (int(sides[1]), int(sides[2]), int(sides[3])), sizes
+    height, width, channels = map(int, sides.groups())
+    elements = height * width * channels * sum(sizes.values())
+    if elements > _MOST_ELEMENTS:
+        raise ConfigError(
+            f"data set {token!r} has {elements:,} numbers", allowed=f"{_MOST_ELEMENTS:,} (4 GiB)",
+            remedy="give fewer samples or smaller pictures",
+        )  # fmt: skip
+    return (height, width, channels), sizes

@@ -26,6 +26,7 @@ _FORTRAN = re.compile(r"'fortran_order'\s*:\s*(True|False)")
 _SHAPE = re.compile(r"'shape'\s*:\s*\(([\d,\s]{0,99})\)")  # fewer dimensions than NumPy's 64
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1
+_LARGE_BYTES, _MOST_RATIO = 2**28, 100  # a bomb is a thousand times larger than its file
 _ODD = (ValueError, NotImplementedError, OverflowError)  # what zipfile raises, too, for numbers that make no sense
 
 
@@ -67,6 +68,12 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> byte
         raise FileFormatError(
             f"{info.filename} in {path} is encrypted or compressed in a way that NumPy does not use",
             allowed="files as numpy.savez and numpy.savez_compressed write them",
+        )
+    if info.file_size > max(_LARGE_BYTES, _MOST_RATIO * info.compress_size):
+        raise FileFormatError(
+            f"{info.filename} in {path} would be {info.file_size:,} bytes out of {info.compress_size:,}",
+            allowed=f"up to {_MOST_RATIO} times its compressed size where it is larger than {_LARGE_BYTES:,} bytes",
+            remedy="save it without compression, by numpy.savez, if it really holds that little",
         )
     try:
         return archive.read(info)

@@ -22,6 +22,15 @@ def epoch_batches(n: int, global_batch: int, seed: int, epoch: int) -> list[NDAr
     return [order[start : start + global_batch] for start in range(0, n, global_batch)]
 
 
+def check_batch(n: int, global_batch: int) -> None:
+    """Refuse a global batch that no step of an epoch of ``n`` samples would have. Raises ``ConfigError``."""
+    if global_batch > n:
+        raise ConfigError(
+            f"a global batch of {global_batch} of {n} training samples", allowed=f"1 to {n}",
+            remedy="lower --global-batch, or take a larger data set",
+        )  # fmt: skip
+
+
 def shard(batch: int, devices: int, rank: int) -> tuple[int, int]:
     """(start, stop) = (floor(rank b / n), floor((rank + 1) b / n)): device ``rank``'s samples of a batch of b.
 

@@ -13,8 +13,17 @@ from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.environment import environment, stamp
 from dpsim.layout import check_hierarchy, parse_devices
-from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection, check_algorithm
-from dpsim.plan import ALGORITHMS
+from dpsim.machine import (
+    AllreduceCost,
+    ComputeSlowdown,
+    Machine,
+    Network,
+    OverlapCost,
+    Selection,
+    Speed,
+    check_algorithm,
+)
+from dpsim.predict.link_fit import fitted_link
 from dpsim.record import Environment
 from dpsim.wire_dtype import WireDtype, check_wire
 
@@ -48,8 +57,6 @@ class CalibrateConfig(Noun, frozen=True):
             if len(set(values)) != len(values):
                 raise ConfigError(f"{what} is {list(values)}", allowed="different values")
         for algorithm in self.algorithms:
-            if algorithm not in ALGORITHMS:
-                raise unknown("algorithm", algorithm, ALGORITHMS)
             check_algorithm(algorithm, network)
             check_wire(self.wire_dtype, algorithm)
             for devices, layout in self.layouts():
@@ -89,15 +96,22 @@ def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
 
 
 def machine(network: str, tables: dict[str, Any], ranks: int, here: Environment) -> Machine:
-    """The machine that the ranks' tables describe, measured in the environment ``here``."""
+    """The machine that the ranks' tables describe, measured in the environment ``here``.
+
+    Its link is fitted to the tables (``fitted_link``) and prices, as an extrapolation, what they do not cover.
+    """
+    allreduce = tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["allreduce"])
+    emulated = Network.parse(network).emulated
     return Machine(
         name=f"{here.processor}, {here.cores} cores",
         network=network,
-        emulated_network=Network.parse(network).emulated,
-        allreduce=tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["allreduce"]),
+        emulated_network=emulated,
+        allreduce=allreduce,
+        link=fitted_link(allreduce, emulated=emulated),
         overlap=tuple(codec.decode(t, OverlapCost, "calibration") for t in tables["overlap"]),
         compute_slowdown=tuple(codec.decode(t, ComputeSlowdown, "calibration") for t in tables["compute_slowdown"]),
         selection=tuple(codec.decode(t, Selection, "calibration") for t in tables["selection"]),
+        speed=tuple(codec.decode(t, Speed, "calibration") for t in tables["speed"]),
         memory_bytes=psutil.virtual_memory().total / ranks,
         cores=here.cores,
         calibrated_on=f"{here.processor}, {network}, {stamp()}",

@@ -10,6 +10,7 @@ import numpy as np
 
 from dpsim.errors import FileFormatError
 from dpsim.harness import scores
+from dpsim.harness.evened import RunSpeed, evened, predicted_at_run_speed_s, run_speeds, speed_records
 from dpsim.harness.pairing import Pair, pair
 from dpsim.harness.statistics import median_interval
 from dpsim.machine import NODE
@@ -35,6 +36,8 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     pairs, missing = pair(predictions, results)
     if not pairs:
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
+    speeds = run_speeds(pairs)
+    pairs = evened(pairs, speeds)
     chosen = {network: _chosen_overlap(network, pairs, predictions) for network in {p.key.network for p in pairs}}
     scaling = results.experiment.scaling
     of_devices = scaling is not None
@@ -46,7 +49,7 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     for (network, _), everyone in members.items():
         scored = [p for p in everyone if p.key.devices == 1 or p.key.overlap == chosen[network]]
         noise = scores.aa_noise(everyone)
-        found = _points(everyone, scored, noise, predictions, of_devices=of_devices)
+        found = _points(everyone, scored, noise, predictions, speeds, of_devices=of_devices)
         points += found
         if any(p.key.devices > 1 for p in scored):
             groups.append(scores.group([p for p in found if p.scored], scored, noise, of_devices=of_devices))
@@ -70,6 +73,11 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
         harness_warnings=results.warnings, cores=results.environment.cores, scaling=scaling,
         identical=drift.kept_promises if drift is not None and scaling is not None and scaling.leaves else None,
         drift_predictions_sha256=drift.predictions_sha256 if drift is not None else "",
+        speeds=speed_records(predictions, speeds),
+        compute_slowdown_half_width=max(
+            (slowdown.half_width for machine in predictions.machines for slowdown in machine.compute_slowdown),
+            default=0.0,
+        ),
     )  # fmt: skip
 
 
@@ -79,8 +87,8 @@ def _question(results: Results) -> str:
         whose = "on each device" if run.weak else "over all devices"
         return (
             f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "
-            f"samples a step {whose}, does it stay the same training, and does the model know both before anything is "
-            "measured?"
+            f"samples per step {whose}, does it stay the same training, and does the model know both before anything "
+            "is measured?"
         )
     sizes = run.fusion_thresholds_bytes or tuple(sorted({p.key.fusion_threshold_bytes for p in results.points}))
     span = f" from {format_size(min(sizes))} to {format_size(max(sizes))} bytes".replace("inf bytes", "inf")
@@ -105,10 +113,16 @@ def _chosen_overlap(network: str, pairs: Sequence[Pair], predictions: Prediction
 
 
 def _points(
-    everyone: Sequence[Pair], scored: Sequence[Pair], noise: float | None, predictions: Predictions, *, of_devices: bool
+    everyone: Sequence[Pair],
+    scored: Sequence[Pair],
+    noise: float | None,
+    predictions: Predictions,
+    speeds: dict[int, RunSpeed],
+    *,
+    of_devices: bool,
 ) -> list[ComparedPoint]:
     """The points of a group, with nulls those of more than one device, best ones marked among the scored."""
-    points = [_point(item, item in scored, noise, predictions) for item in everyone]
+    points = [_point(item, item in scored, noise, predictions, speeds) for item in everyone]
     several = [item for item in scored if item.key.devices > 1]
     given = scores.DEVICES_NULLS if of_devices else scores.GIVEN_NULLS
     for number, item in enumerate(everyone):
@@ -126,10 +140,13 @@ def _points(
     return points
 
 
-def _point(item: Pair, scored: bool, noise: float | None, predictions: Predictions) -> ComparedPoint:
+def _point(
+    item: Pair, scored: bool, noise: float | None, predictions: Predictions, speeds: dict[int, RunSpeed]
+) -> ComparedPoint:
     key, predicted, samples = item.key, item.predicted, item.samples()
     step = median_interval(samples)
     machines = [m for m in predictions.machines if m.network == key.network]
+    at_run_speed_s = predicted_at_run_speed_s(predicted, machines, speeds)
     emulated = key.network != NODE or any(m.emulated_network for m in machines)
     return ComparedPoint(
         devices=key.devices, layout=key.layout or str(key.devices), global_batch=key.global_batch,
@@ -146,7 +163,8 @@ def _point(item: Pair, scored: bool, noise: float | None, predictions: Predictio
         repeat=len(item.runs), measured_speedup=None, predicted_speedup=None, efficiency=None,
         is_best_measured=False, is_best_predicted=False, scored=scored, predicted_buckets=predicted.buckets,
         slow_samples=float(np.mean(np.array(samples) > SLOW * step.median)),
-        null_step_s={}, null_exposed_s={},
+        null_step_s={}, null_exposed_s={}, predicted_at_run_speed_s=at_run_speed_s,
+        error_at_equal_speed=at_run_speed_s / step.median - 1 if at_run_speed_s is not None else None,
     )  # fmt: skip
 
 

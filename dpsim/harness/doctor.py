@@ -8,14 +8,18 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dpsim import codec, processor
+from dpsim.choices import Choices
 from dpsim.codec import Noun
 from dpsim.comm import hosts, launch
 from dpsim.errors import DpsimError
 from dpsim.harness import environment
+from dpsim.runtime import choice_file
 from dpsim.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -23,6 +27,13 @@ if TYPE_CHECKING:
 
 SHARED_PROBE_BYTES = 128 * 2**20
 RANKS = 2
+TUNED_NETWORKS = [
+    ("mlp:2048,2048,2048", (28, 28, 1)),
+    ("resnet20", (32, 32, 3)),
+    ("cnn", (8, 8, 1)),
+    ("mlp:64x20", (8, 8, 1)),
+]
+"""Models and pictures whose operations ``tune`` measures, besides those measured before."""
 _JOB_KEYS = {"Slurm": "SLURM_JOB_ID", "PBS": "PBS_JOBID"}
 
 
@@ -39,7 +50,7 @@ def examine(progress: Callable[[str], None]) -> Iterator[Finding]:
     """Try one thing after another. A probe that breaks becomes a finding, not an error."""
     for name, probe in (
         ("launcher", _launcher), ("MPI", _mpi), ("numba", _numba), ("BLAS", _blas), ("shared memory", _shared_memory),
-        ("cores", _cores), ("clock", _clock), ("GPU", _gpu),
+        ("cores", _cores), ("clock", _clock), ("kernels", _kernels), ("GPU", _gpu),
     ):  # fmt: skip
         progress(f"trying {name}")
         yield probe()
@@ -100,6 +111,8 @@ def _numba() -> Finding:
         import numba
         import numpy as np
 
+        from dpsim.kernels import cache, jit
+
         start_s = time.monotonic()
         total = numba.njit(_total)(np.arange(10.0))
     except Exception as error:  # whatever breaks here is what the user came to hear
@@ -108,6 +121,11 @@ def _numba() -> Finding:
     if total != 45.0:
         return Finding(name="numba", state="fail", found="computes wrongly", remedy="pip install --upgrade numba")
     took = format_duration(time.monotonic() - start_s)
+    if not jit.keeps() or cache.folder() is None:
+        return Finding(
+            name="numba", state="warn", found="no folder can be written to: every process compiles for itself",
+            remedy="name folders: NUMBA_CACHE_DIR=FOLDER DPSIM_CACHE_DIR=FOLDER, or set HOME",
+        )  # fmt: skip
     return Finding(name="numba", state="ok", found=f"{numba.__version__}: compiled and ran a kernel in {took}")
 
 
@@ -119,7 +137,7 @@ def _total(values: Any) -> float:
 
 
 def _blas() -> Finding:
-    found = environment.blas()
+    found = processor.blas()
     if forced := os.environ.get("OPENBLAS_CORETYPE"):
         return Finding(
             name="BLAS", state="warn", found=f"{found}, forced by OPENBLAS_CORETYPE={forced}",
@@ -180,6 +198,38 @@ def _clock() -> Finding:
         remedy = "small allreduces take 2 us: this clock is too coarse for them"
         return Finding(name="clock", state="warn", found=found, remedy=remedy)
     return Finding(name="clock", state="ok", found=found)
+
+
+def _kernels() -> Finding:
+    """What was measured here: which code computes an operation of a network in plain training."""
+    kept = choice_file.path(environment.blas_threads())
+    folder = None if kept is None else next((one for one in kept.parents if one.exists()), None)
+    if kept is None or folder is None or not os.access(folder, os.W_OK):
+        where = "there is no folder for caches" if kept is None else f"{kept.parent} cannot be written"
+        found = f"{where}: every run compiles and measures again"
+        remedy = "name a folder of your own with DPSIM_CACHE_DIR"
+        return Finding(name="kernels", state="warn", found=found, remedy=remedy)
+    choices = choices_of_ranks()
+    if not choices.kernels:
+        found = "nothing measured yet: the first training of a network does it, or dpsim doctor --tune"
+        return Finding(name="kernels", state="ok", found=found)
+    names = Counter(choice.candidate for choice in choices.kernels)
+    counted = ", ".join(f"{name} {count}" for name, count in names.most_common())
+    found = f"{len(choices.kernels)} operations measured on {choices.measured_on}; the fastest: {counted}"
+    return Finding(name="kernels", state="ok", found=found)
+
+
+def choices_of_ranks() -> Choices:
+    """What was measured on ranks that dpsim starts here."""
+    return choice_file.load(environment.blas_threads())
+
+
+def tune(progress: Callable[[str], None]) -> Choices:
+    """Measure anew, on as many ranks as a machine with two cores can keep busy, which code is the fastest."""
+    ranks = min(RANKS, environment.cores())
+    task, networks = "dpsim.harness.ranks.tune:tune_on_ranks", {"networks": TUNED_NETWORKS}
+    measured = launch.on_ranks(task, networks, devices=ranks, progress=progress, pin=True)
+    return codec.decode(measured, Choices, "choices")
 
 
 def _gpu() -> Finding:

@@ -21,12 +21,11 @@ Progress = Callable[[str], None]
 def reproduction_of(predictions: Predictions) -> Reproduction | None:
     """What a sweep's drift is measured on: its trainings over the number of devices, all on this machine's own network.
 
-    An emulated network changes times, not bits. None where device counts train different batches, or nothing is swept
-    over them.
+    An emulated network changes times, not bits. None where the experiment measures no drift.
     """
     experiment = predictions.experiment
     over = experiment.scaling
-    if over is None or experiment.weak:
+    if over is None or not experiment.measures_drift:
         return None
     ways = _ways(predictions)
     return Reproduction(
@@ -35,7 +34,7 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
         algorithms=tuple(dict.fromkeys(algorithm for algorithm, _ in ways)),
         overlaps=tuple(dict.fromkeys(overlap for _, overlap in ways)), batch_norms=(str(over.batch_norm),),
         global_batch=experiment.global_batch, optimizer=experiment.optimizer, seed=experiment.seed,
-        fusion_rule=experiment.fusion_rule, wire_dtype=experiment.wire_dtype,  # type: ignore[arg-type]
+        fusion_rule=experiment.fusion_rule, wire_dtype=experiment.wire_dtype,
     )  # fmt: skip
 
 
@@ -63,7 +62,9 @@ def read_drift(predictions: Predictions, folder: Path) -> ReproduceRecord | None
         return None
     record = codec.read(path, ReproduceRecord, "drift", SCHEMA)
     sha = "" if record.predictions is None else codec.digest(record.predictions)
-    if record.reproduction != reproduction_of(predictions) or record.predictions_sha256 != sha:
+    made = None if record.predictions is None else record.predictions.predicted_at
+    in_order = made is None or record.measured_from <= made <= record.measured_until
+    if record.reproduction != reproduction_of(predictions) or record.predictions_sha256 != sha or not in_order:
         raise FileFormatError(
             f"{path} is not the drift of this sweep, or is not what was predicted",
             allowed="the file as the sweep wrote it, beside its predictions.json",

@@ -8,9 +8,9 @@ import platform
 import re
 import subprocess
 from datetime import UTC, datetime
-from pathlib import Path
 
 import dpsim
+from dpsim import processor
 from dpsim.comm import launch
 from dpsim.record import Environment
 
@@ -28,19 +28,25 @@ def environment() -> Environment:
         dpsim=dpsim.__version__,
         python=platform.python_version(),
         platform=platform.platform(),
-        processor=_processor(),
+        processor=processor.model(),
         cores=cores(),
         memory_bytes=psutil.virtual_memory().total,
         mpi=f"{launcher()}, mpi4py {version('mpi4py')}",
         numpy=version("numpy"),
         numba=version("numba"),
-        blas=blas(),
+        blas=processor.blas(),
         variables={name: value for name, value in sorted(_of_ranks().items()) if name.startswith(VARIABLES)},
     )
 
 
 def _of_ranks() -> dict[str, str]:
     return {name: "1" for name in launch.THREAD_PINS} | dict(os.environ)
+
+
+def blas_threads() -> int:
+    """Threads of BLAS on a rank that dpsim starts."""
+    given = _of_ranks()["OPENBLAS_NUM_THREADS"]
+    return int(given) if given.isdigit() else 1
 
 
 def stamp() -> str:
@@ -59,32 +65,6 @@ def version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "none"
-
-
-def blas() -> str:
-    """Library, version and architecture of the BLAS that NumPy computes with."""
-    import numpy  # noqa: F401  (loads its BLAS)
-
-    given = "KMP_DUPLICATE_LIB_OK" in os.environ
-    import threadpoolctl
-
-    if not given:  # threadpoolctl sets it when it is loaded
-        os.environ.pop("KMP_DUPLICATE_LIB_OK", None)
-    found = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
-    if not found:
-        return "unknown"
-    library = next((one for one in found if "numpy" in one["filepath"]), found[0])
-    parts = (library["internal_api"], library["version"], library.get("architecture"))
-    return " ".join(str(part) for part in parts if part)
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def launcher() -> str:

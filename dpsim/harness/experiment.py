@@ -11,12 +11,13 @@ import numpy as np
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion import fuse
+from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.harness.environment import stamp
+from dpsim.harness.model import build_replica
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine, Network, check_algorithm
-from dpsim.nn import build_model
-from dpsim.plan import DEFAULT_THRESHOLD_BYTES, OVERLAPS, THRESHOLD_RULES, Plan
-from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, timeline
+from dpsim.plan import OVERLAPS, Plan
+from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, speed_steps_s, timeline
 from dpsim.record import Environment, Experiment, PointKey, PredictedPoint, Predictions, Scaling
 from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
@@ -27,10 +28,10 @@ _TWINS = 2
 
 def completed(experiment: Experiment) -> Experiment:
     """The experiment with every default written out, so that two of them can be compared. Raises ``ConfigError``."""
-    if experiment.fusion_rule not in THRESHOLD_RULES:
+    if FUSION_RULES.find(experiment.fusion_rule).default_threshold_bytes is None:
         raise ConfigError(
             f"fusion rule {experiment.fusion_rule!r} has no threshold to sweep",
-            allowed=", ".join(THRESHOLD_RULES),
+            allowed=", ".join(threshold_rules()),
             remedy="threshold 0 is one bucket a tensor, inf one a step",
         )
     networks = [Network.parse(token) for token in experiment.networks]
@@ -74,7 +75,7 @@ def completed(experiment: Experiment) -> Experiment:
 def _usual_thresholds(experiment: Experiment) -> tuple[float, ...]:
     if experiment.scaling is None:
         return telling_thresholds(experiment)
-    return (DEFAULT_THRESHOLD_BYTES[experiment.fusion_rule],)
+    return (FUSION_RULES.find(experiment.fusion_rule).default_threshold_bytes or 0.0,)
 
 
 def _completed_scaling(experiment: Experiment, thresholds: int) -> Scaling | None:
@@ -98,7 +99,7 @@ def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tupl
     buckets as they are would be measured for nothing.
     """
     dataset = load_dataset(experiment.dataset, experiment.seed)
-    sizes = describe(build_model(experiment.model, dataset.input_shape, dataset.classes), "model").ready_order
+    sizes = describe(build_replica(experiment.model, dataset.input_shape, dataset.classes), "model").ready_order
     buckets: dict[int, float] = {}
     candidates = [0.0, *(2.0**power for power in range(4, 64) if 2.0**power < sizes.size_bytes.sum()), math.inf]
     for threshold in candidates:
@@ -124,7 +125,7 @@ def make_plan(
     count, layout = parse_devices(devices)
     over = experiment.scaling or Scaling()
     plan = Plan(
-        devices=count, layout=layout, global_batch=experiment.batch(count), fusion_rule=experiment.fusion_rule,  # type: ignore[arg-type]
+        devices=count, layout=layout, global_batch=experiment.batch(count), fusion_rule=experiment.fusion_rule,
         fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
         wire_dtype=experiment.wire_dtype, leaves=over.leaves,
         batch_norm=over.mode,
@@ -146,14 +147,12 @@ def predict_experiment(
     mechanisms: dict[str, dict[str, float]] = {}
     for network, algorithm in networks_of(experiment):
         machine = machines[network]
-        steps: dict[str, float] = {}
-        for threshold, devices in itertools.product(experiment.fusion_thresholds_bytes, experiment.devices):
-            if devices != 1:
-                plan = make_plan(experiment, devices, algorithm, "off", threshold, network)
-                for name, step_s in choose_overlap(workload, machine, plan)[1].items():
-                    steps[name] = min(step_s, steps.get(name, step_s))
-        if experiment.overlap not in ("auto", "all"):
-            steps = {name: step_s for name, step_s in steps.items() if name == experiment.overlap}
+        plans = [
+            make_plan(experiment, devices, algorithm, "off", threshold, network)
+            for threshold, devices in itertools.product(experiment.fusion_thresholds_bytes, experiment.devices)
+        ]
+        tried = None if experiment.overlap in ("auto", "all") else [experiment.overlap]
+        steps = choose_overlap(workload, machine, plans, tried)[1]
         mechanisms[network] = steps
         for key in _keys(experiment, network, algorithm, steps):
             points.append(_predicted_point(experiment, workload, machine, key))
@@ -201,6 +200,7 @@ def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str,
 def _predicted_point(experiment: Experiment, workload: Workload, machine: Machine, key: PointKey) -> PredictedPoint:
     plan = plan_of(experiment, key)
     prediction = predict(workload, machine, plan)
+    full_s, slow_s = speed_steps_s(workload, machine, plan)
     low_s, high_s = interval(prediction, machine, workload)
     beside = nulls(workload, machine, plan)
     if experiment.weak and key.devices > 1:  # perfect where a step is that of one device
@@ -212,4 +212,5 @@ def _predicted_point(experiment: Experiment, workload: Workload, machine: Machin
         extrapolated=prediction.extrapolated, null_step_s={name: value[0] for name, value in beside.items()},
         null_exposed_s={name: value[1] for name, value in beside.items()},
         timeline=timeline(workload, machine, plan).to_record(),
+        full_speed_step_s=full_s if machine.speed else None, slow_speed_step_s=slow_s if machine.speed else None,
     )  # fmt: skip

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from dpsim.comm import ending, launch
-from dpsim.comm.rank_output import Seen
-from dpsim.errors import CommunicationError
+from dpsim.comm import ending, launch, scratch
+from dpsim.errors import CommunicationError, ConfigError
 
 _LOOK_S = 0.2
 _PATIENCE_S = 300.0
@@ -28,7 +27,7 @@ class Ranks(Protocol):
     def alive(self) -> bool:
         """Whether all of them are, as far as one can see."""
 
-    def end(self) -> BaseException | None:
+    def end(self, within_s: float) -> BaseException | None:
         """Wait for their end, which comes when their sockets close; why it came before that, if it did."""
 
 
@@ -43,13 +42,20 @@ class Job:
         self._lines: list[tuple[socket.socket, TextIO]] = []
         address = str(folder / "ranks.socket")
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
+            try:
+                listener.bind(address)
+            except OSError as error:  # the system allows some 100 characters
+                raise ConfigError(
+                    f"cannot make a socket in {folder}: {error.strerror or error}",
+                    allowed="a folder for temporary files with a short path",
+                    remedy="name one: TMPDIR=/tmp dpsim ...",
+                ) from error
             listener.listen(ranks)
             self._ranks = start(address)
             try:
                 self._accept(listener)
             except BaseException:
-                self.close()
+                self.close(within_s=0.0)  # ranks that still start have no socket whose closing they could notice
                 raise
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
@@ -58,7 +64,7 @@ class Job:
             self._write(text, command)
         return [self._read(text) for _, text in self._lines]
 
-    def close(self) -> None:
+    def close(self, within_s: float = _END_S) -> None:
         """Let the ranks end: each sees its socket closed once it has done what it is doing."""
         for line, text in self._lines:
             with contextlib.suppress(OSError):
@@ -67,7 +73,7 @@ class Job:
                 text.close()
             line.close()
         self._lines = []
-        self._ranks.end()
+        self._ranks.end(within_s)
 
     def _accept(self, listener: socket.socket) -> None:
         """Wait until every rank is there; ``hello`` keeps what each said first."""
@@ -108,7 +114,7 @@ class Job:
 
     def _failure(self) -> BaseException:
         """Why the ranks do not answer: their own error if there is one."""
-        return self._ranks.end() or CommunicationError(
+        return self._ranks.end(_END_S) or CommunicationError(
             f"the ranks of {self.name} did not answer for {_PATIENCE_S:.0f} s",
             remedy="see what they printed above; run it again without them",
         )
@@ -132,8 +138,8 @@ class OnRanks:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def end(self) -> BaseException | None:
-        self._thread.join(_END_S)
+    def end(self, within_s: float) -> BaseException | None:
+        self._thread.join(within_s)
         return self._error
 
 
@@ -141,11 +147,12 @@ class Processes:
     """Commands that know nothing of dpsim, run as processes that end with this one; what they print goes to a file."""
 
     def __init__(self, name: str, commands: Sequence[Sequence[str]], folder: Path, env: Mapping[str, str]) -> None:
-        self._name, self._said = name, folder / "said.txt"
+        self._name, self._folder, self._said = name, folder, folder / "said.txt"
+        marked = {**env, **scratch.environment(folder)}
         with self._said.open("wb") as said:
             self._processes = [
                 subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env, cwd=folder,
+                    command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=marked, cwd=folder,
                     start_new_session=True, preexec_fn=ending.end_with_parent(signal.SIGTERM),
                 )
                 for command in commands
@@ -154,14 +161,14 @@ class Processes:
     def alive(self) -> bool:
         return all(process.poll() is None for process in self._processes)
 
-    def end(self) -> BaseException | None:
+    def end(self, within_s: float) -> BaseException | None:
         """Of several processes, one that ended badly ends the others."""
         failed = [process.returncode for process in self._processes if process.poll()]
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0 if failed else _END_S)
+                process.wait(0 if failed else within_s)
             if process.poll() is None:
-                ending.stop(process, self._name, Seen())
+                ending.stop(process, self._folder)
         failed = failed or [process.returncode for process in self._processes if process.returncode]
         if not failed:
             return None

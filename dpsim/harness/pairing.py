@@ -12,6 +12,7 @@ import msgspec
 from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.record import MeasuredPoint, PointKey, PredictedPoint, Predictions, Results
+from dpsim.report.warning import instant
 from dpsim.timeline import Timeline, TimelineRecord
 from dpsim.units import format_size
 
@@ -32,6 +33,10 @@ class Pair:
     def samples(self) -> tuple[float, ...]:
         """Step times of all runs, in seconds."""
         return tuple(s for run in self.runs for s in run.step_s)
+
+    def references(self) -> tuple[float, ...]:
+        """The reference computation's time beside each of ``samples()``, in seconds; empty in an earlier record."""
+        return tuple(s for run in self.runs for s in run.reference_s)
 
     def rounds(self) -> tuple[int, ...]:
         """The round of each of ``samples()``."""
@@ -102,6 +107,14 @@ def _check_hash(predictions: Predictions, results: Results) -> None:
             allowed="the predictions.json that was written before the measurement, unchanged",
             remedy="give the two files of one report, or run the sweep again",
         )
+    made, used = instant(predictions.predicted_at), instant(results.measured_from)
+    if results.predicted_at != predictions.predicted_at or (made and used and used < made):
+        raise FileFormatError(
+            f"the results were measured from {results.measured_from!r} on and name a prediction of "
+            f"{results.predicted_at!r}; the predictions are of {predictions.predicted_at!r}",
+            allowed="predictions that were made before the measurement",
+            remedy="run the sweep again; if this recurs, see whether the clock is set back",
+        )
     if predictions.experiment != results.experiment:
         raise FileFormatError(
             "the predictions and the results are of different experiments",
@@ -160,6 +173,9 @@ def _check_predicted(point: PredictedPoint) -> None:
     where = f"predicted point ({describe(point.key)})"
     for name in ("step_s", "low_s", "high_s"):
         _check_seconds(where, name, (getattr(point, name),), least=_SHORTEST_S)
+    for name in ("full_speed_step_s", "slow_speed_step_s"):
+        if (value := getattr(point, name)) is not None:
+            _check_seconds(where, name, (value,), least=_SHORTEST_S)
     _check_seconds(where, "exposed_communication_s", (point.exposed_communication_s,), least=0.0)
     _check_seconds(where, "null_step_s", point.null_step_s.values(), least=0.0)
     _check_seconds(where, "null_exposed_s", point.null_exposed_s.values(), least=0.0)
@@ -171,7 +187,8 @@ def _check_measured(point: MeasuredPoint) -> None:
     where = f"measured point ({describe(point.key)})"
     if not point.step_s:
         raise FileFormatError(f"{where} has no samples", allowed="1 or more", remedy="run the sweep again")
-    for name in ("exposed_communication_s", "round"):
+    names = ["exposed_communication_s", "round", *(["reference_s"] if point.reference_s else [])]
+    for name in names:
         if len(getattr(point, name)) != len(point.step_s):
             raise FileFormatError(
                 f"{where} has {len(point.step_s)} samples but {len(getattr(point, name))} values of {name}",
@@ -180,5 +197,6 @@ def _check_measured(point: MeasuredPoint) -> None:
             )
     _check_seconds(where, "step_s", point.step_s, least=_SHORTEST_S)
     _check_seconds(where, "exposed_communication_s", point.exposed_communication_s, least=0.0)
+    _check_seconds(where, "reference_s", point.reference_s, least=_SHORTEST_S)
     _check_buckets(where, point.buckets)
     _check_timeline(where, point.timeline)

@@ -13,10 +13,10 @@ from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
 from dpsim.harness.calibrate import CalibrateConfig, machine
 from dpsim.harness.environment import environment
+from dpsim.harness.model import build_replica
 from dpsim.harness.profile import Profile, ProfileConfig
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
-from dpsim.nn import build_model
 from dpsim.optimizer import Optimizer
 from dpsim.record import Scaling
 from dpsim.runtime.describe import describe
@@ -65,7 +65,7 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
         batch_norm=over.mode,
     )  # fmt: skip
     dataset = load_dataset(preparation.dataset, preparation.seed)
-    model = build_model(preparation.model, dataset.input_shape, dataset.classes)
+    model = build_replica(preparation.model, dataset.input_shape, dataset.classes)
     size = describe(model, preparation.model).gradient_bytes
     calibrations = {
         network: codec.to_builtins(
@@ -92,7 +92,9 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
     here = environment()
     machines = {
         network: msgspec.structs.replace(
-            machine(network, tables, most, here), compute_slowdown=profile.compute_slowdown
+            machine(network, tables, most, here),
+            compute_slowdown=profile.compute_slowdown,
+            speed=profile.speed,
         )
         for network, tables in found["machines"].items()
     }

@@ -8,7 +8,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError
-from dpsim.machine import ComputeSlowdown
+from dpsim.machine import ComputeSlowdown, Speed
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import BatchNormMode
 from dpsim.workload import Workload
@@ -44,10 +44,11 @@ class ProfileConfig(Noun, frozen=True):
 
 
 class Profile(Noun, frozen=True):
-    """A workload, and how much slower it computes beside others of its kind."""
+    """A workload at the machine's full speed, how much slower it computes beside others of its kind, and the speeds."""
 
     workload: Workload
     compute_slowdown: tuple[ComputeSlowdown, ...] = ()
+    speed: tuple[Speed, ...] = ()
 
 
 def profile(config: ProfileConfig, progress: Progress) -> Workload:

@@ -11,6 +11,7 @@ from typing import Any
 from dpsim import codec
 from dpsim.comm.launch import on_ranks
 from dpsim.errors import ConfigError, DpsimError
+from dpsim.folder_lock import locked
 from dpsim.harness.compare import compare
 from dpsim.harness.drift import DRIFT, drift
 from dpsim.harness.environment import environment, stamp
@@ -38,11 +39,17 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
 
     Leaves ``predictions.json`` (written and hashed before the first measured sample), ``results.json``, of a sweep over
     the number of devices ``drift.json``, and the report. Raises ``ConfigError`` where the folder holds another
-    experiment, ``CommunicationError`` where ranks fail.
+    experiment or another command writes into it, ``CommunicationError`` where ranks fail.
     """
     experiment = completed(experiment)
     for devices, (network, algorithm) in itertools.product(experiment.devices, networks_of(experiment)):
         make_plan(experiment, devices, algorithm, "off", None, network)  # every mistake shows before anything runs
+    with locked(folder):
+        return _swept(experiment, folder, progress)
+
+
+def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
+    """What is missing in the folder, which is this sweep's alone, predicted and measured."""
     predictions = _existing(folder, experiment)
     if _complete(folder, experiment):
         progress(f"{folder} holds this experiment complete; nothing is measured again")
@@ -64,7 +71,7 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
 
 def _complete(folder: Path, experiment: Experiment) -> bool:
     """Whether nothing of the experiment is left to be measured, given that the folder is of this one."""
-    names = ["results.json", DRIFT] if experiment.scaling and not experiment.weak else ["results.json"]
+    names = ["results.json", DRIFT] if experiment.measures_drift else ["results.json"]
     return all((folder / name).exists() for name in names)
 
 

@@ -8,18 +8,21 @@ from pathlib import Path
 import msgspec
 
 from dpsim import codec
+from dpsim.algorithms import ALGORITHMS
 from dpsim.backend import Backend, check_backend
 from dpsim.codec import Noun
 from dpsim.comm.launch import JobFailed, job, on_ranks
 from dpsim.errors import ConfigError, unknown
+from dpsim.fusion_rules import FUSION_RULES
 from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
 from dpsim.nn.losses import check_label_smoothing
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import OVERLAPS, BatchNormMode, Plan
 from dpsim.record import TrainResult
+from dpsim.rng import check_seed
 from dpsim.runtime.stall import check_stall_after
-from dpsim.wire_dtype import SIXTEEN_BIT_ALGORITHMS, WireDtype
+from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
 Progress = Callable[[str], None]
@@ -72,6 +75,7 @@ class TrainConfig(Noun, frozen=True):
     elastic: bool = False
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.epochs is not None and self.epochs < 1:
             raise ConfigError(f"epochs is {self.epochs}", allowed="1 or more")
         if self.steps is not None and self.steps < 1:
@@ -115,7 +119,7 @@ class TrainConfig(Noun, frozen=True):
         overlap = "off" if self.overlap == "auto" else self.overlap
         return Plan(
             devices=self.devices, global_batch=self.global_batch, accumulate=self.accumulate,
-            fusion_rule=self.fusion_rule, fusion_threshold_bytes=self.fusion_threshold_bytes,  # type: ignore[arg-type]
+            fusion_rule=self.fusion_rule, fusion_threshold_bytes=self.fusion_threshold_bytes,
             algorithm=self.algorithm, overlap=overlap, optimizer=self.optimizer,  # type: ignore[arg-type]
             layout=self.layout, wire_dtype=self.wire_dtype, leaves=self.leaves,
             batch_norm=self.batch_norm or Plan.usual_batch_norm(self.leaves),
@@ -178,14 +182,14 @@ def same_folder(config: TrainConfig) -> bool:
 
 def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
     """The configuration with what only a measurement can tell: the best overlap, and MG-WFBP's ready times."""
-    if config.overlap != "auto" and config.fusion_rule != "mg-wfbp":
+    if config.overlap != "auto" and not FUSION_RULES.find(config.fusion_rule).needs_costs:
         return config
     if config.devices == 1:
         return msgspec.structs.replace(config, overlap=config.plan().overlap)
     from dpsim.harness.prepare import Preparation, prepare
     from dpsim.predict import alpha_beta, choose_overlap
 
-    plain = config.algorithm in SIXTEEN_BIT_ALGORITHMS  # others send 16 bits with leaves, and are measured without
+    plain = ALGORITHMS.find(config.algorithm).sixteen_bits  # others send 16 bits with leaves, and are measured without
     workload, machines = prepare(
         Preparation(
             model=config.model, dataset=config.dataset, optimizer=config.optimizer, seed=config.seed,
@@ -197,7 +201,7 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
     )  # fmt: skip
     machine, overlap = machines[config.network], config.overlap
     if overlap == "auto":
-        overlap, steps = choose_overlap(workload, machine, config.plan())
+        overlap, steps = choose_overlap(workload, machine, [config.plan()])
         told = ", ".join(f"{name} {step_s * 1e3:.2f} ms" for name, step_s in steps.items())
         progress(f"overlap {overlap}, from the predicted steps: {told}")
     alpha_s, beta = alpha_beta(

@@ -6,6 +6,7 @@ import math
 
 from numpy.typing import DTypeLike
 
+from dpsim.choices import Operation, Problem
 from dpsim.errors import ConfigError
 from dpsim.nn.initial import he_normal
 from dpsim.nn.layer import Layer, Shape
@@ -39,11 +40,15 @@ class Conv2D(Layer):
         (weight,) = self.tensors
         return {weight.name: he_normal(weight, seed, fan_in=self.kernel * self.kernel * self.input_shape[2])}
 
+    def problems(self, rows: int) -> list[Problem]:
+        sizes = (*self.input_shape, self.output_shape[2], self.kernel, self.stride)
+        operations: tuple[Operation, ...] = ("conv2d", "conv2d_weight_gradient", "conv2d_input_gradient")
+        return [Problem(operation=name, dtype=self.dtype.name, rows=rows, sizes=sizes) for name in operations]
+
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         self._x = x
-        y, weight = self.buffers.take("y", (len(x), *self.output_shape)), self.parameters["weight"]
-        for start, stop in self.ops.conv_parts(x, weight, leaves):
-            self.ops.conv2d(x[start:stop], weight, self.stride, y[start:stop], self.buffers)
+        y = self.buffers.take("y", (len(x), *self.output_shape))
+        self.ops.conv2d(x, self.parameters["weight"], self.stride, leaves, y, self.buffers)
         return y
 
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
@@ -52,11 +57,10 @@ class Conv2D(Layer):
             "weight",
             leaves,
             lambda some, out: ops.conv2d_weight_gradient(x, grad, some, stride, out, work),
-            ops.conv_at_once(x, grad),
+            ops.conv_at_once(x, self.parameters["weight"], stride, leaves),
         )
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        dx, weight = self.buffers.take("dx", (len(grad), *self.input_shape)), self.parameters["weight"]
-        for start, stop in self.ops.conv_parts(grad, weight, leaves):
-            self.ops.conv2d_input_gradient(grad[start:stop], weight, self.stride, dx[start:stop], self.buffers)
+        dx = self.buffers.take("dx", (len(grad), *self.input_shape))
+        self.ops.conv2d_input_gradient(grad, self.parameters["weight"], self.stride, leaves, dx, self.buffers)
         return dx

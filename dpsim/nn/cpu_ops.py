@@ -1,27 +1,30 @@
-"""``CpuOps``: the operations that take the time, in vector code; the rest, and other dtypes than two, in NumPy."""
+"""``CpuOps``: on the CPU, the fastest of several implementations where that was measured; the rest in NumPy.
+
+``LeafOps`` is the same for training in leaves, where a committed table decides instead of a measurement.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dpsim.kernels import batch_norm, conv, elementwise, matmul, rounding
+from dpsim.choices import Choices, Operation, Problem
+from dpsim.kernels import batch_norm, elementwise, rounding, weight_gradient
+from dpsim.kernels.scratch import aligned
+from dpsim.nn import candidates
+from dpsim.nn.candidates import CANDIDATES, INDEPENDENT_OF_THE_BATCH, Candidate
+from dpsim.nn.kernel_table import KernelTable, committed
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, Leaves, Rounding
 
-_Product = Callable[[Array, Array, Array], None]
-_LINE_BYTES = 64
-
-_FEW_SAMPLES = 256
-_AT_ONCE = 512  # samples whose gradients are added before they are written
-_MOST_LEAVES = 1 << 10
-_LARGE_WEIGHTS = 1 << 17  # elements
-_LONG = 64  # elements of a sum that lies along the rows of both matrices
+_AT_ONCE = 512  # samples whose gradients are added before they are written; more would not stay in a near cache
+_MOST_LEAVES = 1 << 10  # of the kernels that add leaves: half of what their stack of sums has room for
 
 
 def _suit(first: Array, *others: Array) -> bool:
@@ -34,70 +37,73 @@ def _suit(first: Array, *others: Array) -> bool:
     )
 
 
-def _by_rows(a: Array, b: Array) -> _Product | None:
-    """The kernel for a b, in which the bits of a row depend on it and b alone."""
-    if _suit(a, b):
-        return matmul.product
-    return _with_transposed if len(b) >= _LONG and _suit(a, b.T) else None
-
-
-def _product_by_rows(a: Array, b: Array) -> _Product | None:
-    """``_by_rows`` for large weights; made for few rows."""
-    return _by_rows(a, b) if b.size >= _LARGE_WEIGHTS else None
-
-
-def _with_transposed(a: Array, b: Array, out: Array) -> None:
-    matmul.product_with_transposed(a, b.T, out)
-
-
-def _small_product_by_rows(a: Array, b: Array) -> _Product | None:
-    """``_by_rows`` for small weights, of which it may make a copy, and any number of rows."""
-    if b.size >= _LARGE_WEIGHTS:
-        return None
-    return _by_rows(a, b) or (_with_copied if _suit(a, b.T) else None)
-
-
-def _with_copied(a: Array, b: Array, out: Array) -> None:
-    matmul.product(a, np.ascontiguousarray(b), out)
-
-
-def _joined(parts: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Neighbouring parts as one, up to ``most`` samples."""
-    joined = [parts[0]]
-    for start, stop in parts[1:]:
-        if stop - joined[-1][0] <= most:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return joined
-
-
 class CpuOps(NumpyOps):
     """See ``Ops`` for what each operation computes, and ``dpsim.kernels`` for how."""
 
+    def __init__(self) -> None:
+        self._choices = Choices()
+        self._chosen: dict[object, Candidate] = {}
+        self._in_leaves = LeafOps(committed())
+
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """At the beginning of a cache line, so that no vector lies across two."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        memory = np.zeros(size + _LINE_BYTES, np.uint8)
-        first = -memory.ctypes.data % _LINE_BYTES
-        return memory[first : first + size].view(dtype).reshape(shape)
-
-    def matmul(self, a: Array, b: Array, out: Array) -> None:
-        """BLAS but for the products with large weights and few samples, of which it copies the weights first."""
-        (rows, inner), columns = a.shape, b.shape[1]
-        if rows <= _FEW_SAMPLES and (product := _product_by_rows(a, b)) and _suit(out):
-            product(a, b, out)
-        elif inner <= _FEW_SAMPLES and rows * columns >= _LARGE_WEIGHTS and _suit(a.T, b, out):
-            matmul.transposed_product(a.T, b, out)
-        else:
-            super().matmul(a, b, out)
+        return aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
 
     def in_leaves(self) -> Ops:
-        return _IN_LEAVES
+        return self._in_leaves
 
-    def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
-        """All at once: the kernels take one sample after another."""
-        return [(0, leaves[-1])] if _suit(x, weight) else itertools.pairwise(leaves)
+    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
+        if choices is not None:
+            self._choices = choices
+            self._chosen.clear()
+        if table is not None:
+            self._in_leaves.use(table=table)
+
+    def _candidate(self, operation: Operation, first: Array, rows: int, sizes: tuple[int, ...]) -> Candidate:
+        """The implementation that takes the least time, where that was measured."""
+        key = (operation, first.dtype, rows, sizes)
+        if (chosen := self._chosen.get(key)) is None:
+            problem = Problem(operation=operation, dtype=first.dtype.name, rows=rows, sizes=sizes)
+            measured = self._choices.choice(problem)
+            name = candidates.unmeasured(problem) if measured is None else measured.candidate
+            chosen = self._chosen[key] = CANDIDATES[operation][name]
+        return chosen
+
+    def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        for start, stop in itertools.pairwise(leaves):
+            self._candidate("product", x, stop - start, weight.shape)(x[start:stop], weight, out[start:stop])
+
+    def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        for start, stop in itertools.pairwise(leaves):
+            candidate = self._candidate("product_with_transposed", grad, stop - start, weight.shape)
+            candidate(grad[start:stop], weight, out[start:stop])
+
+    def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
+        start, stop = leaves
+        self._candidate("transposed_product", x, stop - start, out.shape)(x[start:stop], grad[start:stop], out)
+
+    def conv2d(
+        self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
+    ) -> None:
+        sizes = _conv_sizes(x_bHWi.shape, weight_KKio.shape, stride)
+        for start, stop in itertools.pairwise(leaves):
+            candidate = self._candidate("conv2d", x_bHWi, stop - start, sizes)
+            candidate(x_bHWi[start:stop], weight_KKio, stride, out_bhwo[start:stop], work)
+
+    def conv2d_input_gradient(
+        self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
+    ) -> None:
+        sizes = _conv_sizes(out_bHWi.shape, weight_KKio.shape, stride)
+        for start, stop in itertools.pairwise(leaves):
+            candidate = self._candidate("conv2d_input_gradient", grad_bhwo, stop - start, sizes)
+            candidate(grad_bhwo[start:stop], weight_KKio, stride, out_bHWi[start:stop], work)
+
+    def conv2d_weight_gradient(
+        self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
+    ) -> None:
+        sizes = _conv_sizes(x_bHWi.shape, out_KKio.shape, stride)
+        candidate = self._candidate("conv2d_weight_gradient", x_bHWi, leaves[-1] - leaves[0], sizes)
+        candidate(x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)
 
     def round(self, x: Array, to: Rounding, out: Array) -> None:
         if not _suit(x, out):
@@ -141,66 +147,97 @@ class CpuOps(NumpyOps):
             return super().channel_normalise_backward(grad, x, mean_GC, a_GC, b_GC, c_GC)
         batch_norm.channel_normalise_backward(grad, x, mean_GC, a_GC, b_GC, c_GC)
 
-    def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
-        if not _suit(x_bHWi, weight_KKio, out_bhwo):
-            return super().conv2d(x_bHWi, weight_KKio, stride, out_bhwo, work)
-        conv.conv2d(x_bHWi, weight_KKio, stride, out_bhwo)
 
-    def conv_at_once(self, x: Array, grad: Array) -> int:
-        return _MOST_LEAVES if _suit(x, grad) else 1
-
-    def conv2d_weight_gradient(
-        self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
-    ) -> None:
-        if not _suit(x_bHWi, grad_bhwo, out_KKio):
-            return super().conv2d_weight_gradient(x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)
-        waiting = work.take("waiting sums", (conv.waiting_sums(leaves), *out_KKio.shape))
-        conv.conv2d_weight_gradient(x_bHWi, grad_bhwo, leaves, stride, out_KKio, waiting)
-
-    def conv2d_input_gradient(
-        self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace
-    ) -> None:
-        if not _suit(grad_bhwo, weight_KKio, out_bHWi):
-            return super().conv2d_input_gradient(grad_bhwo, weight_KKio, stride, out_bHWi, work)
-        kernel, _, inputs, outputs = weight_KKio.shape
-        exchanged_KKoi = work.take("exchanged weight", (kernel, kernel, outputs, inputs))
-        np.copyto(exchanged_KKoi, weight_KKio.transpose(0, 1, 3, 2))
-        conv.conv2d_input_gradient(grad_bhwo, exchanged_KKoi, stride, out_bHWi)
+def _conv_sizes(x_shape: tuple[int, ...], weight_shape: tuple[int, ...], stride: int) -> tuple[int, ...]:
+    """``Problem.sizes`` of a convolution."""
+    kernel, _, inputs, outputs = weight_shape
+    return (*x_shape[1:3], inputs, outputs, kernel, stride)
 
 
-class _LeafOps(CpuOps):
-    """Kernels for all products but the largest, since BLAS would have to be called leaf by leaf."""
+class LeafOps(CpuOps):
+    """Each leaf is computed by what the table names for its own number of samples, so its bits are those it has alone.
+
+    Neighbouring leaves are computed together where their candidate gives a sample the same bits in every batch.
+    """
+
+    def __init__(self, table: KernelTable) -> None:
+        self._table = table
+        self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
 
     def in_leaves(self) -> Ops:
         return self
 
-    def matmul(self, a: Array, b: Array, out: Array) -> None:
-        if (product := _small_product_by_rows(a, b)) and _suit(out):
-            product(a, b, out)
-        else:
-            super().matmul(a, b, out)
+    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
+        """Nothing that was measured is used."""
+        if table is not None:
+            self._table = table
+            self._runs.cache_clear()
 
-    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
-        if _small_product_by_rows(rows, weight):
-            return [(0, leaves[-1])]
-        parts = list(itertools.pairwise(leaves))
-        if max(b - a for a, b in parts) <= _FEW_SAMPLES and _product_by_rows(rows, weight):
-            return _joined(parts, _FEW_SAMPLES)
-        return parts
+    def _find_runs(
+        self, operation: Operation, dtype: np.dtype[Any], leaves: Leaves, sizes: tuple[int, ...]
+    ) -> list[tuple[int, int, str]]:
+        """(start, stop, candidate) of leaves that are computed together."""
+        runs: list[tuple[int, int, str]] = []
+        for start, stop in itertools.pairwise(leaves):
+            problem = Problem(operation=operation, dtype=dtype.name, rows=stop - start, sizes=sizes)
+            name = self._table.candidate(problem)
+            if runs and runs[-1][2] == name and name in INDEPENDENT_OF_THE_BATCH:
+                runs[-1] = (runs[-1][0], stop, name)
+            else:
+                runs.append((start, stop, name))
+        return runs
 
-    def products_at_once(self, x_bi: Array, grad_bo: Array, leaves: Leaves) -> int:
-        most = max(b - a for a, b in itertools.pairwise(leaves))
-        return 1 << (_AT_ONCE // max(most, 1)).bit_length() - 1 if most <= _AT_ONCE and _suit(x_bi, grad_bo) else 1
+    def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        for start, stop, name in self._runs("product", x.dtype, leaves, weight.shape):
+            CANDIDATES["product"][name](x[start:stop], weight, out[start:stop])
 
-    def leaf_products(self, x_bi: Array, grad_bo: Array, leaves: Leaves, out_io: Array) -> None:
-        if leaves[-1] - leaves[0] > _AT_ONCE or not _suit(x_bi, grad_bo, out_io):
-            return super().leaf_products(x_bi, grad_bo, leaves, out_io)
-        matmul.transposed_products(x_bi, grad_bo, leaves, out_io)
+    def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        for start, stop, name in self._runs("product_with_transposed", grad.dtype, leaves, weight.shape):
+            CANDIDATES["product_with_transposed"][name](grad[start:stop], weight, out[start:stop])
+
+    def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
+        sizes = (x.shape[1], grad.shape[1])
+        names = {name for *_, name in self._runs("transposed_product", x.dtype, leaves, sizes)}
+        largest = max(stop - start for start, stop in itertools.pairwise(leaves))
+        if names != {"packed"} or largest > _AT_ONCE:
+            return 1
+        return 1 << (_AT_ONCE // max(largest, 1)).bit_length() - 1
+
+    def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
+        runs = self._runs("transposed_product", x.dtype, leaves, out.shape)
+        if runs[0][2] == "packed":
+            return weight_gradient.transposed_products(x, grad, leaves, out)
+        start, stop = leaves
+        CANDIDATES["transposed_product"][runs[0][2]](x[start:stop], grad[start:stop], out)
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
         if leaves[-1] - leaves[0] > _AT_ONCE or not _suit(x_bC, out_C):
             return super().leaf_sums(x_bC, leaves, out_C)
-        matmul.transposed_products(np.ones((len(x_bC), 1), x_bC.dtype), x_bC, leaves, out_C[None])
+        weight_gradient.transposed_products(np.ones((len(x_bC), 1), x_bC.dtype), x_bC, leaves, out_C[None])
 
+    def conv2d(
+        self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
+    ) -> None:
+        sizes = _conv_sizes(x_bHWi.shape, weight_KKio.shape, stride)
+        for start, stop, name in self._runs("conv2d", x_bHWi.dtype, leaves, sizes):
+            CANDIDATES["conv2d"][name](x_bHWi[start:stop], weight_KKio, stride, out_bhwo[start:stop], work)
 
-_IN_LEAVES = _LeafOps()
+    def conv2d_input_gradient(
+        self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
+    ) -> None:
+        sizes = _conv_sizes(out_bHWi.shape, weight_KKio.shape, stride)
+        for start, stop, name in self._runs("conv2d_input_gradient", grad_bhwo.dtype, leaves, sizes):
+            grad, out = grad_bhwo[start:stop], out_bHWi[start:stop]
+            CANDIDATES["conv2d_input_gradient"][name](grad, weight_KKio, stride, out, work)
+
+    def conv_at_once(self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves) -> int:
+        sizes = _conv_sizes(x_bHWi.shape, weight_KKio.shape, stride)
+        runs = self._runs("conv2d_weight_gradient", x_bHWi.dtype, leaves, sizes)
+        return _MOST_LEAVES if {name for *_, name in runs} == {"vector"} else 1
+
+    def conv2d_weight_gradient(
+        self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
+    ) -> None:
+        sizes = _conv_sizes(x_bHWi.shape, out_KKio.shape, stride)
+        name = self._runs("conv2d_weight_gradient", x_bHWi.dtype, leaves, sizes)[0][2]
+        CANDIDATES["conv2d_weight_gradient"][name](x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)

@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
+from dpsim.choices import Problem
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, LayerSpec, Leaves, Rounding, Slot
 from dpsim.workload import Tensor
@@ -109,6 +110,13 @@ class Layer:
 
         self.parameters, self.gradients = mine(parameters), mine(gradients)
         self.extra_slots = tuple(Slot(slot.first_leaf, mine(slot.gradients)) for slot in extra_slots)
+
+    def problems(self, rows: int) -> list[Problem]:
+        """What this layer asks of ``ops`` with so many samples that several implementations can compute.
+
+        Forward comes first, then the gradient of the weights, then that of the input.
+        """
+        return []
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         return {}

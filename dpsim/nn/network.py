@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.choices import Problem
 from dpsim.errors import ConfigError
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
@@ -15,7 +16,8 @@ from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, Rounding, Slot, SlotSum, StepEvents
 
-_EVALUATE_AT_ONCE = 128  # samples; bounds the work arrays whatever the size of the test set
+EVALUATE_AT_ONCE = 128
+"""Samples of a pass; bounds the work arrays whatever the size of the test set."""
 
 
 class Network:
@@ -55,6 +57,14 @@ class Network:
         self.least_leaves = 1 + max((slot.first_leaf for slot in extra_slots), default=0)
         for layer in self.chain:
             layer.bind(parameters, gradients, extra_slots)
+
+    def problems(self, rows: int, *, training: bool) -> list[Problem]:
+        """The different problems of a pass over so many samples, of which an evaluation has forward alone."""
+        every: list[Problem] = []
+        for number, layer in enumerate(self.chain):
+            parts = layer.problems(rows)
+            every += parts[: (3 if number > self._first_trained else 2) if training else 1]
+        return list(dict.fromkeys(every))
 
     def train_in_leaves(self, given: bool, rounding: Rounding | None) -> None:
         for layer in self.chain:
@@ -129,8 +139,8 @@ class Network:
         self._check(x, labels, (0, len(x)))
         loss, correct = 0.0, 0
         with self.ops.tolerate_overflow():
-            for start in range(0, len(x), _EVALUATE_AT_ONCE):
-                some, their_labels = x[start : start + _EVALUATE_AT_ONCE], labels[start : start + _EVALUATE_AT_ONCE]
+            for start in range(0, len(x), EVALUATE_AT_ONCE):
+                some, their_labels = x[start : start + EVALUATE_AT_ONCE], labels[start : start + EVALUATE_AT_ONCE]
                 leaves = (0, len(some))
                 for layer in self.chain:
                     some = layer.forward(some, leaves, training=False)

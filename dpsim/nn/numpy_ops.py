@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim import rng
+from dpsim.choices import Choices
 from dpsim.kernels.allreduce.reference import rounded
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, Leaves, Rounding
+
+if TYPE_CHECKING:
+    from dpsim.nn.kernel_table import KernelTable
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
 
@@ -91,31 +95,33 @@ class NumpyOps:
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
-    def matmul(self, a: Array, b: Array, out: Array) -> None:
-        np.matmul(a, b, out=out)
-
-    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
-        return itertools.pairwise(leaves)
-
     def in_leaves(self) -> Ops:
         return self
 
-    def products_at_once(self, x_bi: Array, grad_bo: Array, leaves: Leaves) -> int:
+    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
+        """There is nothing to choose from."""
+
+    def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        for start, stop in itertools.pairwise(leaves):
+            np.matmul(x[start:stop], weight, out=out[start:stop])
+
+    def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        for start, stop in itertools.pairwise(leaves):
+            np.matmul(grad[start:stop], weight.T, out=out[start:stop])
+
+    def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
         return 1
 
-    def leaf_products(self, x_bi: Array, grad_bo: Array, leaves: Leaves, out_io: Array) -> None:
+    def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
         start, stop = leaves
-        self.matmul(x_bi[start:stop].T, grad_bo[start:stop], out=out_io)
+        np.matmul(x[start:stop].T, grad[start:stop], out=out)
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
         start, stop = leaves
         self.channel_sum(x_bC[start:stop], out=out_C)
 
-    def conv_at_once(self, x: Array, grad: Array) -> int:
+    def conv_at_once(self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves) -> int:
         return 1
-
-    def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
-        return itertools.pairwise(leaves)
 
     def add(self, a: Array, b: Array, out: Array) -> None:
         np.add(a, b, out=out)
@@ -174,7 +180,16 @@ class NumpyOps:
             self.channel_multiply(of_grad, a_C, out=of_grad)
             np.add(of_grad, (rows - mean_C) * b_C + c_C, out=of_grad)
 
-    def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
+    def conv2d(
+        self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
+    ) -> None:
+        for start, stop in itertools.pairwise(leaves):
+            self.conv2d_of_samples(x_bHWi[start:stop], weight_KKio, stride, out_bhwo[start:stop], work)
+
+    def conv2d_of_samples(
+        self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace
+    ) -> None:
+        """``conv2d`` of one leaf."""
         kernel, _, _, outputs = weight_KKio.shape
         columns = _unfold("x", x_bHWi, kernel, stride, work)
         np.matmul(columns, weight_KKio.reshape(-1, outputs), out=out_bhwo.reshape(-1, outputs))
@@ -188,9 +203,19 @@ class NumpyOps:
         np.matmul(columns.T, grad_bhwo[start:stop].reshape(-1, outputs), out=out_KKio.reshape(-1, outputs))
 
     def conv2d_input_gradient(
+        self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
+    ) -> None:
+        for start, stop in itertools.pairwise(leaves):
+            grad, out = grad_bhwo[start:stop], out_bHWi[start:stop]
+            self.conv2d_input_gradient_of_samples(grad, weight_KKio, stride, out, work)
+
+    def conv2d_input_gradient_of_samples(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace
     ) -> None:
-        """The same operation on the output gradient, zero at the pixels left out, with the kernel flipped."""
+        """``conv2d_input_gradient`` of one leaf.
+
+        The same operation on the output gradient, zero at the pixels left out, with the kernel flipped.
+        """
         kernel, _, inputs, outputs = weight_KKio.shape
         if stride > 1:
             full = work.take("full gradient", (*out_bHWi.shape[:3], outputs))

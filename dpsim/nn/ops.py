@@ -3,20 +3,23 @@
 Every operation writes into the array it is given and keeps its dtype. Arrays are C-contiguous; the last axis is the
 channel. ``channel_*`` operations treat an array as rows of C channels.
 
-Sums over samples depend on the batch to the bit; so may a sample's rows in products and convolutions (``*_parts`` say
-how much may be given at once). In all other operations a sample's elements have the same bits in every batch.
+Sums over samples depend on the batch to the bit; so may a sample's rows in products and convolutions, which therefore
+are told the leaves. In all other operations a sample's elements have the same bits in every batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dpsim.choices import Choices
 from dpsim.replica import Array, Leaves, Rounding
+
+if TYPE_CHECKING:
+    from dpsim.nn.kernel_table import KernelTable
 
 
 class Workspace(Protocol):
@@ -34,29 +37,29 @@ class Ops(Protocol):
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         """While it is open, infinities and NaN come up without a warning (the caller checks the loss)."""
 
-    def matmul(self, a: Array, b: Array, out: Array) -> None:
-        """out = a b; transposed views are allowed for a and b."""
-
-    def product_parts(self, rows: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
-        """Blocks of whole leaves for ``matmul(rows[start:stop], weight)``: in them a leaf has the bits it has alone."""
-
     def in_leaves(self) -> Ops:
         """The same operations for training in leaves, where a leaf must have the bits it has alone: fast at that."""
 
-    def products_at_once(self, x_bi: Array, grad_bo: Array, leaves: Leaves) -> int:
-        """How many leaves ``leaf_products`` and ``leaf_sums`` take at most, a power of two."""
+    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
+        """Take what was measured in plain training, and this table in training in leaves; None: as before."""
 
-    def leaf_products(self, x_bi: Array, grad_bo: Array, leaves: Leaves, out_io: Array) -> None:
+    def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        """out = x weight; each leaf has the bits it has alone."""
+
+    def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        """out = grad weight^T; each leaf has the bits it has alone."""
+
+    def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
         """out = the sum over leaves of x^T grad, along the tree; each with the bits it has alone."""
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
         """out = the sum over leaves of x, likewise."""
 
-    def conv_at_once(self, x: Array, grad: Array) -> int:
-        """How many leaves ``conv2d_weight_gradient`` takes at most, a power of two."""
+    def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
+        """How many leaves ``transposed_product`` and ``leaf_sums`` take at most, a power of two."""
 
-    def conv_parts(self, x: Array, weight: Array, leaves: Leaves) -> Iterable[tuple[int, int]]:
-        """Blocks of whole leaves for ``conv2d`` and ``conv2d_input_gradient``, as ``product_parts`` of products."""
+    def conv_at_once(self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves) -> int:
+        """How many leaves ``conv2d_weight_gradient`` takes at most, a power of two."""
 
     def add(self, a: Array, b: Array, out: Array) -> None: ...
 
@@ -102,10 +105,12 @@ class Ops(Protocol):
     ) -> None:
         """grad = a grad + b (x - mean) + c, in place, a channel at a time."""
 
-    def conv2d(self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace) -> None:
+    def conv2d(
+        self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
+    ) -> None:
         """out[b,h,w,o] = sum over i,j,c of x[b, s h + i - K//2, s w + j - K//2, c] W[i,j,c,o], zero outside; s stride.
 
-        h = ceil(H / s), w = ceil(W / s).
+        h = ceil(H / s), w = ceil(W / s). Each leaf has the bits it has alone.
         """
 
     def conv2d_weight_gradient(
@@ -114,9 +119,9 @@ class Ops(Protocol):
         """The gradient of the weights of ``conv2d``, a sum over the samples: of leaves, along the tree."""
 
     def conv2d_input_gradient(
-        self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace
+        self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
     ) -> None:
-        """The gradient of the input of ``conv2d``."""
+        """The gradient of the input of ``conv2d``; each leaf has the bits it has alone."""
 
     def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
         """Maximum over windows of 2 x 2; the masks remember which of each pair won (the first one of a tie)."""

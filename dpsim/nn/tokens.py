@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from dpsim.nn.dropout import check_rate
 NORMS = ("batch", "layer", "instance", "group", "none")
 _RESNETS = {f"resnet{depth}": (16, 32, 64) for depth in (20, 32, 44, 56)}
 _DEFAULT_WIDTHS = {"mlp": (256, 256), "cnn": (32, 32, 32, 64, 64, 64), **_RESNETS}
+_MOST_WEIGHTS = 2**28
+"""Of the layers between two widths: 1 GiB, of which training holds several copies."""
 MODELS = tuple(_DEFAULT_WIDTHS)
 _NUMBERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], None], str]] = {
     "dropout": (float, check_rate, "a number from 0 to less than 1, like dropout=0.1"),
@@ -84,13 +87,19 @@ def _with(parsed: ModelToken, token: str, name: str, value: str) -> ModelToken:
 
 def _parse_widths(token: str, kind: str, text: str) -> tuple[int, ...]:
     error = ConfigError(f"model {token!r} is not understood", allowed=_FORMS[kind], remedy="give widths of 1 or more")
-    repeated = re.fullmatch(r"(\d+)x(\d+)", text)
+    repeated = re.fullmatch(r"(\d{1,6})x(\d{1,4})", text)
     if repeated and kind == "mlp":
         widths = (int(repeated[1]),) * int(repeated[2])
-    elif re.fullmatch(r"\d+(,\d+)*", text) and kind not in _RESNETS:
+    elif re.fullmatch(r"\d{1,6}(,\d{1,6})*", text) and kind not in _RESNETS:
         widths = tuple(int(width) for width in text.split(","))
     else:
         raise error
     if not widths or min(widths) < 1:
         raise error
+    weights = sum(before * after for before, after in itertools.pairwise(widths))
+    if weights > _MOST_WEIGHTS:
+        raise ConfigError(
+            f"model {token!r} has {weights:,} weights and more", allowed=f"{_MOST_WEIGHTS:,}",
+            remedy="give smaller widths, or fewer",
+        )  # fmt: skip
     return widths

@@ -4,7 +4,7 @@ from dpsim.predict.compare import choose_overlap, nulls, recommended
 from dpsim.predict.cost import alpha_beta, collective_cost, compute_slowdown
 from dpsim.predict.memory import Memory, memory
 from dpsim.predict.points import predict_points
-from dpsim.predict.step import Prediction, interval, predict, scheduled, step_times, timeline
+from dpsim.predict.step import Prediction, interval, predict, scheduled, speed_steps_s, step_times, timeline
 
 __all__ = [
     "Memory",
@@ -20,6 +20,7 @@ __all__ = [
     "predict_points",
     "recommended",
     "scheduled",
+    "speed_steps_s",
     "step_times",
     "timeline",
 ]

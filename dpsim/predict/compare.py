@@ -9,6 +9,7 @@ import msgspec
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict.cost import alpha_beta
+from dpsim.predict.speed import speeds
 from dpsim.predict.step import predict, timeline
 from dpsim.schedule import COMMUNICATION
 from dpsim.workload import Workload
@@ -28,9 +29,11 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     off = predict(workload, machine, without)
     events = timeline(workload, machine, without)
     algorithm = machine.priced(plan.algorithm, plan.devices, plan.layout)
-    alpha_s, beta = alpha_beta(machine, algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
-    sizes = events.size_bytes[events.lane == COMMUNICATION]
-    exposed_s = float(sum(alpha_s + beta * size for size in sizes.tolist() if size))
+    sizes = [size for size in events.size_bytes[events.lane == COMMUNICATION].tolist() if size]
+    exposed_s = 0.0
+    for share, at in speeds(machine, plan.devices):
+        alpha_s, beta = alpha_beta(at, algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
+        exposed_s += share * sum(alpha_s + beta * size for size in sizes)
     one = predict(workload, machine, msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None))
     return {
         "perfect_scaling": (single.step_s / plan.devices, 0.0),
@@ -40,30 +43,43 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
 
 
 def choose_overlap(
-    workload: Workload, machine: Machine, plan: Plan, mechanisms: Sequence[str] | None = None
+    workload: Workload, machine: Machine, plans: Sequence[Plan], mechanisms: Sequence[str] | None = None
 ) -> tuple[str, dict[str, float]]:
-    """(the recommended mechanism, every mechanism's predicted step_s).
+    """(the one mechanism recommended for all ``plans``, every mechanism's seconds per step).
 
-    Recommended is the mechanism with the lowest predicted step if that is more than ``LEAST_GAIN`` below ``off``'s;
-    else ``off``: overlap can cost on shared cores, and a gain within the calibration's uncertainty is none.
+    Plans that are compared with each other are compared under one mechanism. Its seconds are those of the fastest plan
+    of each device count or layout, averaged over these; see ``recommended`` for the choice. Plans of one device have
+    no part in it: ``("off", {})`` where there are no others.
 
-    Without ``mechanisms`` they are off, inline and those that the machine has overlap tables of for this algorithm and
-    device count. A machine without any such table (published figures, GPUs) is taken to overlap freely: ``thread``."""
+    Without ``mechanisms`` they are off, inline and those that the machine has overlap tables of for these algorithms. A
+    machine without any overlap table (published figures, GPUs) is assumed to overlap at no cost: ``thread`` alone."""
+    several = [plan for plan in plans if plan.devices > 1]
+    if not several:
+        return "off", {}
     if mechanisms is None:
-        asked = (machine.priced(plan.algorithm, plan.devices, plan.layout), plan.devices, plan.layout)
-        measured = {t.overlap for t in machine.overlap if (t.algorithm, t.devices, t.layout) == asked}
-        if not machine.overlap and plan.devices > 1:
-            measured = {"thread"}
-        mechanisms = ["off", "inline", *measured]
+        asked = {machine.priced(plan.algorithm, plan.devices, plan.layout) for plan in several}
+        measured = {table.overlap for table in machine.overlap if table.algorithm in asked}
+        mechanisms = ["off", "inline", *measured] if machine.overlap else ["thread"]
     ordered = sorted(mechanisms, key=lambda name: OVERLAPS.index(name) if name in OVERLAPS else -1)
-    steps = {
-        name: predict(workload, machine, Plan(**(msgspec.structs.asdict(plan) | {"overlap": name}))).step_s
-        for name in ordered
-    }
+    steps = {name: _fastest(workload, machine, several, name) for name in ordered}
     return recommended(steps), steps
 
 
+def _fastest(workload: Workload, machine: Machine, plans: Sequence[Plan], overlap: str) -> float:
+    """Mean over device counts and layouts of their fastest plan's seconds per step."""
+    fastest: dict[tuple[int, str], float] = {}
+    for plan in plans:
+        step_s = predict(workload, machine, Plan(**(msgspec.structs.asdict(plan) | {"overlap": overlap}))).step_s
+        where = (plan.devices, plan.layout)
+        fastest[where] = min(step_s, fastest.get(where, step_s))
+    return sum(fastest.values()) / len(fastest)
+
+
 def recommended(steps: dict[str, float]) -> str:
-    """The mechanism to take, given every mechanism's predicted step: see ``choose_overlap``."""
+    """The mechanism to take, given every mechanism's predicted step.
+
+    It is the mechanism with the lowest predicted step if that is more than ``LEAST_GAIN`` below ``off``'s; else
+    ``off``: overlap can cost on shared cores, and a gain within the calibration's uncertainty is none.
+    """
     best = min(steps, key=lambda name: steps[name])
     return "off" if "off" in steps and steps[best] > (1 - LEAST_GAIN) * steps["off"] else best

@@ -5,33 +5,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.errors import ConfigError, unknown
+from dpsim.algorithms import ALGORITHMS
+from dpsim.errors import ConfigError
+from dpsim.kernels.jit import jit
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
-from dpsim.plan import ALGORITHMS
-from dpsim.predict.formulas import hierarchical_points, link_points, on_the_wire, wire_share
-from dpsim.wire_dtype import SIXTEEN_BIT_MESSAGES
+from dpsim.predict.formulas import link_points, wire_share
+from dpsim.predict.link_fit import nonnegative
 
 Floats = NDArray[np.float64]
+_NOTHING = (math.inf, -1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
     """Costs against size: row 0 of ``points`` (rows, two or more columns) is bytes, ascending; the others seconds.
 
-    The last segment says how costs go on. ``last_bytes`` is the largest size that counts as known; beyond it a cost is
-    extrapolated.
+    The last segment says how costs go on. Sizes from ``first_bytes`` to ``last_bytes`` count as known; the cost of any
+    other is extrapolated.
     """
 
     points: Floats
+    first_bytes: float
     last_bytes: float
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
     """Row ``row`` of a curve at a size: linear between points, the first value below them, the last slope above.
 
@@ -57,11 +59,13 @@ def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
 
 
 def _continued(points: Floats) -> Floats:
-    """A table's points and one more at twice its last size, along the table's last segment.
+    """A table's points, one more at size 0 and one at twice its last size.
 
-    The last segment runs from the largest size that is at most half the last one: in a table whose sizes double that
-    is its last two points, and in a denser one it does not hang on the noise between two neighbours. A falling one
-    counts as flat. A single point goes on in proportion.
+    Below the first size costs fall along a line to the alpha of the line that is nearest to the table (``_line``), and
+    to as much of the other rows. Above the last size they go on along the last segment, which runs from the largest
+    size that is at most half the last one: in a table whose sizes double that is its last two points, and in a denser
+    one it does not hang on the noise between two neighbours. A falling one counts as flat. A single point goes on in
+    proportion, both ways.
     """
     last_size, last = points[0, -1], points[1:, -1]
     if points.shape[1] == 1:
@@ -70,7 +74,12 @@ def _continued(points: Floats) -> Floats:
         base = int(np.clip(np.searchsorted(points[0], last_size / 2, side="right") - 1, 0, points.shape[1] - 2))
         slope = np.maximum((last - points[1:, base]) / (last_size - points[0, base]), 0.0)
     step = max(last_size, 1.0)
-    return np.column_stack([points, np.concatenate([[last_size + step], last + slope * step])])
+    beyond = np.concatenate([[last_size + step], last + slope * step])
+    if points[0, 0] == 0:
+        return np.column_stack([points, beyond])
+    first = points[1:, 0]
+    share = min(_line(points[0], points[1])[0] / first[0], 1.0) if first[0] > 0 else 1.0
+    return np.column_stack([np.concatenate([[0.0], first * share]), points, beyond])
 
 
 def collective_cost(
@@ -78,15 +87,16 @@ def collective_cost(
 ) -> tuple[float, bool]:
     """(seconds of one allreduce alone, whether that is extrapolated).
 
-    Within a table of this algorithm, device count and layout: linear in bytes, the first value below the first size,
-    extrapolated along the last segment (``_continued``) above the last size.
-    No such table: the link's formula, extrapolated if the machine has tables at all. One device costs 0.
+    Within a table of this algorithm, device count and layout: linear in bytes; outside its sizes extrapolated
+    (``_continued``). No such table: the link's formula, which counts as extrapolated. One device costs 0.
     Raises ``ConfigError`` where the machine has neither.
     """
     if devices == 1:
         return 0.0, False
     curve = solo_curve(machine, algorithm, devices, wire_dtype, layout)
-    return float(at(curve.points, 1, float(size_bytes))), bool(size_bytes > curve.last_bytes)
+    return float(
+        at(curve.points, 1, float(size_bytes))
+    ), size_bytes > 0 and not curve.first_bytes <= size_bytes <= curve.last_bytes
 
 
 def solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: str = "") -> Curve:
@@ -100,18 +110,17 @@ def solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str =
 
 
 def _solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str, layout: str) -> Curve:
-    if algorithm not in ALGORITHMS:
-        raise unknown("algorithm", algorithm, ALGORITHMS)
+    ALGORITHMS.find(algorithm)
     if devices < 1:
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
     if devices == 1:
-        return Curve(np.array([[0.0, 1.0], [0.0, 0.0]]), math.inf)
+        return Curve(np.array([[0.0, 1.0], [0.0, 0.0]]), 0.0, math.inf)
     check_layout(layout, devices)
     check_hierarchy(algorithm, devices, layout)
     table = _fitting(machine.allreduce, algorithm, devices, wire_dtype, layout)
     if table is not None:
-        known = table.sizes_bytes[-1] if table.wire_dtype == wire_dtype else -1.0
-        return Curve(_continued(np.array([_sizes(table, wire_dtype), table.time_s], np.float64)), known)
+        points = _continued(np.array([_sizes(table, wire_dtype), table.time_s], np.float64))
+        return Curve(points, *_known(table, wire_dtype))
     if machine.link is None:
         covered = sorted({(t.algorithm, t.layout or str(t.devices)) for t in machine.allreduce})
         raise ConfigError(
@@ -120,15 +129,17 @@ def _solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str,
             allowed=", ".join(f"{name} on {count}" for name, count in covered),
             remedy="calibrate it, or add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
         )
-    nodes, of_a_node = node_counts(layout, devices)
-    link = on_the_wire(machine.link, wire_dtype)
-    if algorithm == "hierarchical":
-        points = hierarchical_points(link, machine.link_in_node or machine.link, nodes, of_a_node)
-    else:
-        if nodes == 1 and machine.link_in_node is not None:
-            link = on_the_wire(machine.link_in_node, wire_dtype)
-        points = link_points(link, algorithm, devices)
-    return Curve(points, -1.0 if machine.allreduce else math.inf)
+    return Curve(link_points(machine, machine.link, algorithm, devices, layout, wire_dtype), *_NOTHING)
+
+
+def _known(table: AllreduceCost | OverlapCost, wire_dtype: str) -> tuple[float, float]:
+    """The smallest and the largest size that a table covers; nothing where it is of another wire dtype."""
+    return (table.sizes_bytes[0], table.sizes_bytes[-1]) if table.wire_dtype == wire_dtype else _NOTHING
+
+
+def _known_beside(table: OverlapCost, wire_dtype: str) -> tuple[float, float]:
+    """As ``_known``; small messages count as covered, for what they cost is known from the allreduce alone."""
+    return 0.0, _known(table, wire_dtype)[1]
 
 
 def _sizes(table: AllreduceCost | OverlapCost, wire_dtype: str) -> Floats:
@@ -138,7 +149,7 @@ def _sizes(table: AllreduceCost | OverlapCost, wire_dtype: str) -> Floats:
     """
     sizes = np.array(table.sizes_bytes, np.float64)
     share = wire_share(table.wire_dtype) / wire_share(wire_dtype)
-    return sizes * share if table.algorithm in SIXTEEN_BIT_MESSAGES else sizes
+    return sizes * share if ALGORITHMS.find(table.algorithm).sixteen_bit_messages else sizes
 
 
 def _fitting(
@@ -155,28 +166,43 @@ def beside_curve(
 ) -> tuple[Curve, float]:
     """(curve with rows bytes, seconds beside a running backward, compute seconds lost; seconds of one poll).
 
-    Without a table of this algorithm, device count and mechanism the allreduce takes as long as alone and takes no
-    compute time away, as for a GPU's copy engines; that is extrapolated where the machine has tables of the mechanism.
+    Without a table of this algorithm, device count and mechanism the nearest device count's is taken, as an
+    extrapolation: the same compute seconds lost, and the allreduce longer than alone by the same factor. Where the
+    machine has no table of the algorithm and mechanism at all, the allreduce takes as long as alone and takes no
+    compute time away, as for a GPU's copy engines; that is extrapolated where it has tables of the mechanism.
     """
     key = ("beside", algorithm, devices, overlap, wire_dtype, layout)
     found = machine.memo.get(key)
     if found is None:
-        of_mechanism = [t for t in machine.overlap if t.overlap == overlap]
-        asked = (algorithm, devices, layout)
-        fitting = [t for t in of_mechanism if (t.algorithm, t.devices, t.layout) == asked]
-        fitting.sort(key=lambda t: t.wire_dtype != wire_dtype)
-        if fitting:
-            table: OverlapCost = fitting[0]
-            points = np.array([_sizes(table, wire_dtype), table.time_s, table.compute_loss_s], np.float64)
-            known = float(table.sizes_bytes[-1]) if table.wire_dtype == wire_dtype else -1.0
-            found = (Curve(_continued(points), known), table.poll_s)
-        else:
-            solo = solo_curve(machine, algorithm, devices, wire_dtype, layout)
-            points = np.vstack([solo.points, np.zeros(solo.points.shape[1])])
-            found = (Curve(points, -1.0 if of_mechanism else math.inf), 0.0)
-        machine.memo[key] = found
+        found = machine.memo[key] = _beside_curve(machine, algorithm, devices, overlap, wire_dtype, layout)
     result: tuple[Curve, float] = found
     return result
+
+
+def _beside_curve(
+    machine: Machine, algorithm: str, devices: int, overlap: str, wire_dtype: str, layout: str
+) -> tuple[Curve, float]:
+    of_mechanism = [t for t in machine.overlap if t.overlap == overlap]
+    of_algorithm = [t for t in of_mechanism if t.algorithm == algorithm]
+    fitting = [t for t in of_algorithm if (t.devices, t.layout) == (devices, layout)]
+    if fitting:
+        table = min(fitting, key=lambda t: t.wire_dtype != wire_dtype)
+        points = np.array([_sizes(table, wire_dtype), table.time_s, table.compute_loss_s], np.float64)
+        return Curve(_continued(points), *_known_beside(table, wire_dtype)), table.poll_s
+    solo = solo_curve(machine, algorithm, devices, wire_dtype, layout)
+    if not of_algorithm:
+        points = np.vstack([solo.points, np.zeros(solo.points.shape[1])])
+        return Curve(points, *(_NOTHING if of_mechanism else (0.0, math.inf))), 0.0
+    table = min(of_algorithm, key=lambda t: (abs(t.devices - devices), t.layout, t.wire_dtype != wire_dtype))
+    there = solo_curve(machine, algorithm, table.devices, table.wire_dtype, table.layout)
+    sizes = _sizes(table, wire_dtype)
+    ratio = np.array([_ratio(t, at(there.points, 1, s)) for s, t in zip(table.sizes_bytes, table.time_s, strict=True)])
+    here = np.array([at(solo.points, 1, size) for size in sizes])
+    return Curve(_continued(np.array([sizes, here * ratio, table.compute_loss_s])), *_NOTHING), table.poll_s
+
+
+def _ratio(beside_s: float, alone_s: float) -> float:
+    return beside_s / alone_s if alone_s > 0 else 1.0
 
 
 def alpha_beta(
@@ -205,35 +231,38 @@ def alpha_beta(
 
 def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
     keep = (times > 0) & (sizes > 0)
-    sizes, times = sizes[keep], times[keep]
-    if len(sizes) == 0:
+    if not np.any(keep):
         return 0.0, 0.0
-    weight = 1.0 / times
-    a, b = weight, weight * sizes
-    aa, ab, bb = float(a @ a), float(a @ b), float(b @ b)
-    determinant = aa * bb - ab * ab
-    alpha = beta = -1.0
-    if len(sizes) > 1 and determinant > 1e-12 * aa * bb:
-        alpha = (float(a.sum()) * bb - float(b.sum()) * ab) / determinant
-        beta = (float(b.sum()) * aa - float(a.sum()) * ab) / determinant
-    if beta < 0 and alpha > 0:
-        return float(a.sum()) / aa, 0.0
-    if alpha < 0:
-        return 0.0, float(b.sum()) / bb
-    return alpha, beta
+    if np.count_nonzero(keep) == 1:
+        return 0.0, float(times[keep][0] / sizes[keep][0])
+    alpha_s, beta = nonnegative(np.column_stack([np.ones(int(keep.sum())), sizes[keep]]), times[keep])
+    return float(alpha_s), float(beta)
 
 
-def compute_slowdown(machine: Machine, devices: int) -> tuple[float, bool]:
+def compute_slowdown(machine: Machine, devices: int, layout: str = "") -> tuple[float, bool]:
     """(factor on every compute time when ``devices`` compute at once, whether that is extrapolated).
 
-    Linear between calibrated device counts, 1 for one device unless it is given, the largest count's beyond it.
+    Linear between calibrated device counts, 1 for one device unless it is given, the largest count's beyond it; and at
+    least the devices that share the machine's cores over their number (``sharing``).
     """
-    key = ("slowdown", devices)
+    key = ("slowdown", devices, layout)
     found = machine.memo.get(key)
     if found is None:
         factors = {1: 1.0} | {s.devices: s.factor for s in machine.compute_slowdown}
         counts = sorted(factors)
         factor = float(np.interp(devices, counts, [factors[count] for count in counts]))
-        found = machine.memo[key] = (factor, bool(machine.compute_slowdown) and devices > counts[-1])
+        crowded = sharing(machine, devices, layout)
+        beyond = devices > counts[-1] and (bool(machine.compute_slowdown) or crowded > 1)
+        found = machine.memo[key] = (max(factor, crowded) if crowded > 1 else factor, beyond)
     result: tuple[float, bool] = found
     return result
+
+
+def sharing(machine: Machine, devices: int, layout: str = "") -> float:
+    """Devices that compute on the cores of one node, over those cores; 1 where each has one, or nothing is known.
+
+    The devices of a flat layout, and those on an emulated network, are taken to be on one node.
+    """
+    _, of_a_node = node_counts(layout, devices)
+    together = devices if not layout or machine.emulated_network else of_a_node
+    return max(1.0, together / machine.cores) if machine.cores else 1.0

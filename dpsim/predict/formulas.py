@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.algorithms import ALGORITHMS, Line
 from dpsim.layout import node_counts
-from dpsim.machine import Link
+from dpsim.machine import Link, Machine
 from dpsim.wire_dtype import SIXTEEN_BITS
 
 Floats = NDArray[np.float64]
@@ -25,70 +28,41 @@ def on_the_wire(link: Link, wire_dtype: str) -> Link:
     return msgspec.structs.replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / share)
 
 
-def link_points(link: Link, algorithm: str, devices: int) -> Floats:
-    """Points of the link's formula, which is a line in M (``mpi``: the lower of two lines).
+def link_points(machine: Machine, link: Link, algorithm: str, devices: int, layout: str, wire_dtype: str) -> Floats:
+    """Points (bytes; seconds) of an algorithm's cost by the machine's ``link``: the lowest of its lines at each size.
 
-    ring, direct, two-shot   2(n-1) alpha + 2(n-1)/n M beta + (n-1)/n M gamma
-    halving-doubling     2 log2(p) alpha + 2(p-1)/p M beta + (p-1)/p M gamma
-    recursive-doubling   log2(p) (alpha + M beta + M gamma)
-    mpi, auto            min(recursive-doubling, halving-doubling), as MPI libraries choose by size
-    one-shot             (n-1) (alpha + M beta + M gamma): everyone sends everything to everyone
-
-    p is the largest power of two <= n; where p < n the two logarithmic ones pay 2 (alpha + M beta) + M gamma more to
-    fold the other ranks in and to send them the sums. Source: ``reference formulas``, Thakur et al. 2005.
+    In a layout of one node the link inside it is taken, where there is one.
     """
-    alpha, beta, gamma = link.latency_s, 1.0 / link.bandwidth_bytes_per_s, link.reduce_s_per_byte
-    n, rounds = devices, devices.bit_length() - 1
-    p = 2**rounds
-    fold, fold_slope = (0.0, 0.0) if p == n else (2 * alpha, 2 * beta + gamma)
-    doubling = (rounds * alpha + fold, rounds * (beta + gamma) + fold_slope)
-    halving = (2 * rounds * alpha + fold, (2 * beta + gamma) * (p - 1) / p + fold_slope)
-    ring = (2 * (n - 1) * alpha, (2 * beta + gamma) * (n - 1) / n)
-    if algorithm == "one-shot":
-        base, slope = (n - 1) * alpha, (n - 1) * (beta + gamma)
-        return np.array([[0.0, _ONE_MIB], [base, base + slope * _ONE_MIB]])
-    if algorithm not in ("mpi", "auto"):
-        base, slope = {"recursive-doubling": doubling, "halving-doubling": halving}.get(algorithm, ring)
-        return np.array([[0.0, _ONE_MIB], [base, base + slope * _ONE_MIB]])
-    gain = doubling[1] - halving[1]
-    if gain <= 0:
-        return np.array([[0.0, _ONE_MIB], [doubling[0], doubling[0] + doubling[1] * _ONE_MIB]])
-    cross = max((halving[0] - doubling[0]) / gain, 1.0)
-    sizes = np.array([0.0, cross, 2 * cross])
-    return np.array([sizes, np.minimum(doubling[0] + doubling[1] * sizes, halving[0] + halving[1] * sizes)])
+    nodes, of_a_node = node_counts(layout, devices)
+    in_node = machine.link_in_node or link
+    across = in_node if nodes == 1 else link
+    lines = [
+        _seconds(line, on_the_wire(across, wire_dtype), in_node, shared=not machine.emulated_network)
+        for line in ALGORITHMS.find(algorithm).lines(nodes, of_a_node)
+    ]
+    return _lowest(lines)
 
 
-def hierarchical_points(link: Link, link_in_node: Link, nodes: int, of_a_node: int) -> Floats:
-    """Points of the two-level formula for m nodes of k devices, a line in M.
+def _seconds(line: Line, link: Link, in_node: Link, *, shared: bool) -> tuple[float, float]:
+    """(seconds, seconds per byte) of a line; ``shared`` says that the devices of a node share one link."""
+    senders = line.senders if shared else 1
+    base = line.alpha * link.latency_s + line.alpha_in_node * in_node.latency_s
+    slope = line.beta * senders / link.bandwidth_bytes_per_s + line.gamma * link.reduce_s_per_byte
+    slope += line.beta_in_node / in_node.bandwidth_bytes_per_s + line.gamma_in_node * in_node.reduce_s_per_byte
+    return base, slope
 
-    2(k-1) alpha_in + (2 beta_in + gamma_in) (k-1)/k M  +  2(m-1) alpha + (2 beta + gamma) (m-1)/m M/k
 
-    The first part is the reduce-scatter and the all-gather inside a node, over ``link_in_node``, the second ``direct``
-    among the nodes on a slice of M/k bytes, over ``link``.
-    """
-    base = slope = 0.0
-    for level, members, share in ((link_in_node, of_a_node, 1.0), (link, nodes, 1.0 / of_a_node)):
-        base += 2 * (members - 1) * level.latency_s
-        beta = 1.0 / level.bandwidth_bytes_per_s
-        slope += (2 * beta + level.reduce_s_per_byte) * (members - 1) / members * share
-    return np.array([[0.0, _ONE_MIB], [base, base + slope * _ONE_MIB]])
+def _lowest(lines: list[tuple[float, float]]) -> Floats:
+    """The lower envelope of some lines (value at 0, slope), as points; the last two lie on its last line."""
+    crossings = {0.0}
+    for (base, slope), (other_base, other_slope) in itertools.combinations(lines, 2):
+        if slope != other_slope:
+            crossing = (other_base - base) / (slope - other_slope)
+            crossings |= {crossing} if crossing >= 1.0 else set()
+    sizes = np.array([*sorted(crossings), 2 * max(max(crossings), _ONE_MIB)])
+    return np.array([sizes, np.min([base + slope * sizes for base, slope in lines], axis=0)])
 
 
 def rounds(algorithm: str, devices: int, layout: str = "") -> int:
-    """Message rounds of an allreduce that follow one another, after each of which someone must look.
-
-    mpi, one-shot 1; direct, two-shot, auto 2; ring 2(n-1); recursive doubling log2(p); halving-doubling 2 log2(p); the
-    last two 2 more where n is no power of two (p the largest one below it); hierarchical 2 a level that has more than
-    one member.
-    """
-    if devices == 1:
-        return 1
-    if algorithm == "hierarchical":
-        return sum(2 for members in node_counts(layout, devices) if members > 1)
-    log2 = devices.bit_length() - 1
-    fold = 0 if 2**log2 == devices else 2
-    known = {
-        "mpi": 1, "one-shot": 1, "two-shot": 2, "auto": 2, "direct": 2, "ring": 2 * (devices - 1),
-        "recursive-doubling": log2 + fold,
-    }  # fmt: skip
-    return known.get(algorithm, 2 * log2 + fold)
+    """Message rounds of an allreduce that follow one another, after each of which someone must look; 1 on 1 device."""
+    return 1 if devices == 1 else ALGORITHMS.find(algorithm).rounds(*node_counts(layout, devices))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from dpsim.codec import Noun
+from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import Machine
 from dpsim.plan import Plan
 from dpsim.predict.step import local_share, scheduled
@@ -12,17 +13,21 @@ from dpsim.workload import Workload
 
 
 class Memory(Noun, frozen=True):
-    """Bytes a device; ``fits`` against the machine's ``memory_bytes`` (infinite where a machine states none)."""
+    """Bytes per device. ``activations`` is ``None`` where the workload states none; then ``total`` is without them.
+
+    ``fits`` compares with the machine's ``memory_bytes``; ``None`` where that is not stated, or where it is not known
+    because the activations are not.
+    """
 
     parameters: int
     gradients: int
     optimizer_state: int
-    activations: int
+    activations: int | None
     communication_buffers: int
     total: int
-    fits: bool
+    fits: bool | None
 
-    def parts(self) -> dict[str, int]:
+    def parts(self) -> dict[str, int | None]:
         """Bytes by part, without the total."""
         names = ("parameters", "gradients", "optimizer_state", "activations", "communication_buffers")
         return {name: getattr(self, name) for name in names}
@@ -33,21 +38,26 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
 
     P: gradient bytes (parameters have the same), slots: the workload's ``optimizer_slots``, or else those of the
     plan's optimizer (SGD 1, AdamW 2), b: samples of one micro-batch on the device with most of them, A: activation
-    bytes a sample (all layers' are kept until backward).
+    bytes per sample (all layers' are kept until backward). A workload none of whose layers has any does not state them.
     An allreduce needs room for one bucket more than the gradients themselves: the largest (Horovod: its fusion buffer,
     the threshold or all gradients, whichever is less).
     """
     gradients = workload.gradient_bytes
     samples = math.ceil(local_share(plan))
-    activations = math.ceil(samples * sum(layer.activation_bytes_per_sample for layer in workload.layers))
+    bytes_per_sample = sum(layer.activation_bytes_per_sample for layer in workload.layers)
+    activations = math.ceil(samples * bytes_per_sample) if bytes_per_sample else None
     buffers = 0
     if plan.devices > 1 and gradients:
+        while_running = FUSION_RULES.find(plan.fusion_rule).while_running
         largest = int(scheduled(workload, machine, plan).bucket_size_bytes.max())
-        buffers = max(largest, int(min(plan.threshold_bytes, gradients))) if plan.fusion_rule == "horovod" else largest
+        buffers = max(largest, int(min(plan.threshold_bytes, gradients))) if while_running else largest
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
     parameters, optimizer_state = gradients + workload.state_bytes, slots * gradients
-    total = parameters + gradients + optimizer_state + activations + buffers
+    total = parameters + gradients + optimizer_state + (activations or 0) + buffers
+    fits: bool | None = total <= machine.memory_bytes
+    if fits and (activations is None or math.isinf(machine.memory_bytes)):
+        fits = None
     return Memory(
         parameters=parameters, gradients=gradients, optimizer_state=optimizer_state, activations=activations,
-        communication_buffers=buffers, total=total, fits=total <= machine.memory_bytes,
+        communication_buffers=buffers, total=total, fits=fits,
     )  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from dpsim.kernels.jit import jit
 from dpsim.predict.cost import at
 from dpsim.schedule import ALLREDUCE, BACKWARD, FORWARD, SYNCHRONISE
 
@@ -48,7 +49,7 @@ class Lane(NamedTuple):
     times: Any
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     """Start, end and gradients-ready instants of every operation of one step, and its sums.
 
@@ -100,7 +101,7 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     return times, sums
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
     """All forwards and backwards, with the communication beside them; (the instant afterwards, seconds of pauses).
 
@@ -155,7 +156,7 @@ def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
     return now, paused
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@functools.partial(jit, inline="always")
 def _engaged(operations, lane, mode):  # type: ignore[no-untyped-def]
     """Whether a communication thread has something under way, or something that it may start."""
     place = int(lane.head[0])
@@ -164,7 +165,7 @@ def _engaged(operations, lane, mode):  # type: ignore[no-untyped-def]
     return lane.head[1] >= 0.0 or lane.ready[operations.after[lane.queue[place]]]
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     """Run every allreduce that may start, one after another; the instant afterwards."""
     queue, ready, head, times = lane
@@ -179,7 +180,7 @@ def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     return now
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-untyped-def]
     """Advance both lanes until ``work`` seconds of computation (or of idling) are done; that instant."""
     queue, ready, head, times = lane
@@ -209,7 +210,7 @@ def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-un
         head[1] = -1.0
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     """One look at the communication: notice a stage that has ended, start what may start; the instant afterwards."""
     queue, ready, head, times = lane
@@ -238,7 +239,7 @@ def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     return now
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _drain(now, operations, prices, lane, mode):  # type: ignore[no-untyped-def]
     """What is left after the last computation, one allreduce after another at its solo cost."""
     queue, _, head, times = lane
@@ -258,7 +259,7 @@ def _drain(now, operations, prices, lane, mode):  # type: ignore[no-untyped-def]
         times[1, k] = now
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _sums(kind, queue, times, overhead_s):  # type: ignore[no-untyped-def]
     """Sums by kind, and the communication lane's time outside the compute lane (both lanes are in time order)."""
     sums = np.zeros(5)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dpsim.codec import Noun
 from dpsim.data.sharding import largest_share
 from dpsim.errors import ConfigError
+from dpsim.fusion_rules import FUSION_RULES
 from dpsim.lower import lower
 from dpsim.machine import Machine
 from dpsim.plan import Plan
@@ -19,6 +20,7 @@ from dpsim.predict.cost import alpha_beta, beside_curve, compute_slowdown, solo_
 from dpsim.predict.formulas import rounds
 from dpsim.predict.horovod import joined
 from dpsim.predict.simulate import MODES, STEP, Operations, Prices, simulate
+from dpsim.predict.speed import speeds
 from dpsim.schedule import ALLREDUCE, Schedule
 from dpsim.timeline import Timeline
 from dpsim.workload import Workload
@@ -67,30 +69,41 @@ def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
     """The predicted step of a plan: the sums of ``dpsim.predict.simulate.simulate`` over the lowered schedule.
 
     Layer times are the Workload's at the largest local batch, times the machine's compute slowdown at this device
-    count (overhead and update too). Raises ``ConfigError`` where the machine does not price the plan's allreduce.
+    count (overhead and update too). On a machine whose speed changes a time is the mean over its speeds of what the
+    slowest rank takes, and ``buckets`` those of the speed that holds for longest. Raises ``ConfigError`` where the
+    machine does not price the plan's allreduce.
     """
-    priced = _price(workload, machine, plan)
-    step_s, exposed_s, forward_s, backward_s, update_s = priced.sums.tolist()
+    shares, priced = _price_speeds(workload, machine, plan)
+    step_s, exposed_s, forward_s, backward_s, update_s = _mean(shares, priced).tolist()
     return Prediction(
-        step_s=step_s, exposed_communication_s=exposed_s, buckets=priced.schedule.buckets, forward_s=forward_s,
-        backward_s=backward_s, update_s=update_s, extrapolated=priced.extrapolated,
+        step_s=step_s, exposed_communication_s=exposed_s, buckets=_usual(shares, priced).schedule.buckets,
+        forward_s=forward_s, backward_s=backward_s, update_s=update_s,
+        extrapolated=any(each.extrapolated for each in priced),
         images_per_s=plan.global_batch / step_s if step_s > 0 else math.inf,
     )  # fmt: skip
 
 
 def step_times(workload: Workload, machine: Machine, plans: Iterable[Plan]) -> Floats:
     """``predict(...).step_s`` of each plan."""
-    return np.array([_price(workload, machine, plan).sums[STEP] for plan in plans], np.float64)
+    return np.array([_mean(*_price_speeds(workload, machine, plan))[STEP] for plan in plans], np.float64)
+
+
+def speed_steps_s(workload: Workload, machine: Machine, plan: Plan) -> tuple[float, float]:
+    """``predict(...).step_s`` if the machine stayed at full speed, and if it stayed at its slow one."""
+    _, priced = _price_speeds(workload, machine, plan)
+    return float(priced[0].sums[STEP]), float(priced[-1].sums[STEP])
 
 
 def timeline(workload: Workload, machine: Machine, plan: Plan) -> Timeline:
     """The predicted step as events of rank 0 (every rank does the same), from the same numbers as ``predict``.
 
-    Under ``inline`` a backward that stops for an allreduce is two events. Events appear in start order.
+    Under ``inline`` a backward that stops for an allreduce is two events. Events appear in start order. On a machine
+    whose speed changes it is a step at the speed that holds for longest.
     """
-    priced = _price(workload, machine, plan)
+    machine = max(speeds(machine, plan.devices), key=lambda speed: speed[0])[1]
+    priced = _price(workload, machine, plan, scheduled(workload, machine, plan))
     schedule, (start, end, _) = priced.schedule, priced.times
-    overhead = workload.times(local_share(plan)).overhead_s * compute_slowdown(machine, plan.devices)[0]
+    overhead = workload.times(local_share(plan)).overhead_s * compute_slowdown(machine, plan.devices, plan.layout)[0]
     names = ["step overhead"] + [schedule.operation_name(i) for i in range(len(schedule.kind))]
     events = [(0.0, overhead, 0, 0, 0)] if overhead > 0 else []
     queue = np.flatnonzero(schedule.kind == ALLREDUCE)
@@ -129,16 +142,33 @@ def interval(
 
 def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
     """The plan's schedule, with alpha and beta from the machine where its fusion rule needs them."""
-    if plan.fusion_rule != "mg-wfbp":
+    if not FUSION_RULES.find(plan.fusion_rule).needs_costs:
         return lower(workload, plan)
     algorithm = machine.priced(plan.algorithm, plan.devices, plan.layout)
     alpha_s, beta = alpha_beta(machine, algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
     return lower(workload, plan, alpha_s=alpha_s, beta_s_per_byte=beta)
 
 
-def _price(workload: Workload, machine: Machine, plan: Plan) -> _Priced:
+def _price_speeds(workload: Workload, machine: Machine, plan: Plan) -> tuple[list[float], list[_Priced]]:
+    """The part of the time that each speed of the machine holds, and the one schedule priced at each."""
     schedule = scheduled(workload, machine, plan)
-    prices, last_bytes, extrapolated = _prices(workload, machine, plan)
+    parts = [(share, _price(workload, at, plan, schedule)) for share, at in speeds(machine, plan.devices)]
+    return [share for share, _ in parts], [priced for _, priced in parts]
+
+
+def _mean(shares: list[float], priced: list[_Priced]) -> Floats:
+    if len(priced) == 1:
+        return priced[0].sums
+    mean: Floats = np.average([each.sums for each in priced], axis=0, weights=shares)
+    return mean
+
+
+def _usual(shares: list[float], priced: list[_Priced]) -> _Priced:
+    return priced[shares.index(max(shares))]
+
+
+def _price(workload: Workload, machine: Machine, plan: Plan, schedule: Schedule) -> _Priced:
+    prices, (first_bytes, last_bytes), extrapolated = _prices(workload, machine, plan)
     mode = MODES[plan.overlap]
     if schedule.dynamic:
         schedule, operations = joined(schedule, prices, mode)
@@ -147,13 +177,14 @@ def _price(workload: Workload, machine: Machine, plan: Plan) -> _Priced:
         operations = Operations(schedule.kind, schedule.layer, schedule.after, schedule.size_bytes, held)
     times, sums = simulate(operations, prices, mode)
     if plan.devices > 1 and schedule.buckets and not extrapolated:
-        extrapolated = bool(schedule.bucket_size_bytes.max() > last_bytes)
+        sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0]
+        extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)
     return _Priced(schedule, times, sums, extrapolated)
 
 
-def _prices(workload: Workload, machine: Machine, plan: Plan) -> tuple[Prices, float, bool]:
-    """What the kernel charges, the largest size that the machine's tables cover, whether the times are extrapolated."""
-    factor, beyond = compute_slowdown(machine, plan.devices)
+def _prices(workload: Workload, machine: Machine, plan: Plan) -> tuple[Prices, tuple[float, float], bool]:
+    """What the kernel charges, the sizes that the machine's tables cover, whether the times are extrapolated."""
+    factor, beyond = compute_slowdown(machine, plan.devices, plan.layout)
     share = local_share(plan)
     layers, announces = _layer_arrays(workload, share, factor)
     algorithm = machine.priced(plan.algorithm, plan.devices, plan.layout)
@@ -168,7 +199,8 @@ def _prices(workload: Workload, machine: Machine, plan: Plan) -> tuple[Prices, f
         (workload.times(share).overhead_s * factor, workload.update_s * factor, poll_s, stages), np.float64
     )
     prices = Prices(layers, announces, fixed, solo.points, beside.points)
-    return prices, min(solo.last_bytes, beside.last_bytes), beyond or workload.extrapolated(share)
+    known = max(solo.first_bytes, beside.first_bytes), min(solo.last_bytes, beside.last_bytes)
+    return prices, known, beyond or workload.extrapolated(share)
 
 
 def _layer_arrays(workload: Workload, local_batch: float, factor: float) -> tuple[Floats, NDArray[np.bool_]]:

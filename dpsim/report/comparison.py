@@ -16,7 +16,7 @@ NULL_NAMES = {
     "constant": "a constant per device count (with hindsight: the median of what was measured)",
     "perfect_scaling": "perfect scaling (communication is free)",
     "alpha_beta_no_overlap": "alpha-beta without overlap",
-    "largest_bucket": "the largest bucket (one allreduce a step)",
+    "largest_bucket": "the largest bucket (one allreduce per step)",
 }
 
 
@@ -30,6 +30,11 @@ class ComparedPoint(Noun, frozen=True):
     devices: ``measured_drift`` is |w_n - w_1| / |w_1| after some steps (0 where the bits are the same), the statistics'
     that of local batch norm's means (``dpsim.reproduce``), each ``None`` where there is none; ``digest`` is that of the
     trained state.
+
+    Where the machine's speed changed ``measured_step_s`` is the mean over its speeds: the median of steps that were
+    brought to the mean speed of the run by the times of the reference computation. ``predicted_at_run_speed_s`` is what
+    would have been predicted for the speeds of the run, and ``error_at_equal_speed`` compares it with the measured step
+    (``None`` in records that did not observe the speed).
     """
 
     devices: int
@@ -73,6 +78,8 @@ class ComparedPoint(Noun, frozen=True):
     measured_statistics_drift: float | None = None
     predicted_statistics_drift: float | None = None
     digest: str = ""
+    predicted_at_run_speed_s: float | None = None
+    error_at_equal_speed: float | None = None
 
     @property
     def measured_s_per_sample(self) -> float:
@@ -124,6 +131,23 @@ class Group(Noun, frozen=True):
     best_predicted_threshold_bytes: float
     best_measured_devices: int
     best_predicted_devices: int
+    median_error: float
+    median_error_at_equal_speed: float | None
+
+
+class SpeedRecord(Noun, frozen=True):
+    """How the machine's speed with so many devices at work changed between calibration and measurement, and within.
+
+    A slow speed makes the reference computation take a slow factor times as long (1: there was none), for a slow share
+    of the time. ``mean_change`` is its mean time in the measurement over that in the calibration, minus 1.
+    """
+
+    devices: int
+    calibrated_slow_factor: float
+    calibrated_slow_share: float
+    measured_slow_factor: float
+    measured_slow_share: float
+    mean_change: float
 
 
 class Overall(Noun, frozen=True):
@@ -162,9 +186,11 @@ class OverlapEffect(Noun, frozen=True):
 
 
 class Comparison(Noun, frozen=True):
-    """A sweep's predictions against its measurements. One device is nearly a replay and is scored apart.
+    """A sweep's predictions against its measurements. One device is scored apart.
 
-    ``cores`` are those of the machine. ``scaling`` is that of a sweep over the number of devices. ``identical``:
+    ``cores`` are those of the machine, ``speeds`` its speeds by the number of devices at work, and
+    ``compute_slowdown_half_width`` half the widest 95 % interval of its compute slowdowns, over the slowdown.
+    ``scaling`` is that of a sweep over the number of devices. ``identical``:
     whether all its trainings with leaves came to the same bits, None where none was to.
     """
 
@@ -188,6 +214,8 @@ class Comparison(Noun, frozen=True):
     scaling: Scaling | None = None
     identical: bool | None = None
     drift_predictions_sha256: str = ""
+    speeds: tuple[SpeedRecord, ...] = ()
+    compute_slowdown_half_width: float = 0.0
 
     @property
     def drift_measured(self) -> bool:
@@ -205,9 +233,9 @@ class Comparison(Noun, frozen=True):
 
 
 def points_json(comparison: Comparison) -> list[dict[str, Any]]:
-    """The flat points of ``--json``."""
+    """The flat points of ``--json``. One device has no threshold (null); an infinite one is ``"inf"``."""
     points: list[dict[str, Any]] = codec.to_builtins(comparison.points)
-    return points
+    return [point | ({"fusion_threshold_bytes": None} if point["devices"] == 1 else {}) for point in points]
 
 
 def summary_json(comparison: Comparison) -> dict[str, Any]:
@@ -217,7 +245,7 @@ def summary_json(comparison: Comparison) -> dict[str, Any]:
     step: dict[str, Any] = overall.pop("step", {})
     fixed = {key: step.get(key) for key in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
     kept = ["groups", "networks", "single_device_median_abs_error", "overlap", "chosen_overlap", "predictions_sha256",
-            "predicted_at", "measured_from", "measured_until", "not_measured"]  # fmt: skip
+            "predicted_at", "measured_from", "measured_until", "not_measured", "speeds"]  # fmt: skip
     if comparison.scaling is not None:
         kept += ["scaling", "identical", "drift_predictions_sha256"]
     return (

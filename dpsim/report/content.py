@@ -99,12 +99,12 @@ def _threshold_tiles(comparison: Comparison, group: Group) -> list[Tile]:
         Tile(value=percent(group.step.median_abs_error), label="median error of the step time"),
         Tile(
             value=skill_text(group.step.skill),
-            label=f"skill; best null errs {percent(group.step.null_median_abs_error)}",
+            label=f"skill; best baseline errs {percent(group.step.null_median_abs_error)}",
         ),
     ]
     faster = gain(comparison, group)
     if faster is not None:
         tiles.insert(1, Tile(value=f"{faster[0]:.2f}x", label=f"as fast as {faster[1]}"))
     if group.below_noise:
-        tiles.insert(0, Tile(value="no effect", label=f"{percent(group.effect)} is within the noise"))
+        tiles.insert(0, Tile(value="no effect", label=f"{percent(group.effect)} is within the uncertainty"))
     return tiles

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from dpsim.report.content import Content
 from dpsim.report.tables import Table
+from dpsim.report.words import printable
 
 
 def markdown(content: Content, figures: Sequence[tuple[str, str]]) -> str:
     """The page's text; ``figures`` are (file name, caption)."""
-    lines = [f"# {content.name}", "", content.question, ""]
-    lines += [f"- {sentence}" for sentence in content.answers]
+    lines = [f"# {_cell(content.name)}", "", printable(content.question), ""]
+    lines += [f"- {printable(sentence)}" for sentence in content.answers]
     for name, caption in figures:
         lines += ["", f"![{_cell(caption)}]({name})", "", f"*{_cell(caption)}*"]
     for table in content.tables:
@@ -25,7 +26,7 @@ def markdown(content: Content, figures: Sequence[tuple[str, str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("*", "\\*").replace("<", "&lt;")
+    return printable(text).replace("|", "\\|").replace("\n", " ").replace("*", "\\*").replace("<", "&lt;")
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -9,6 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from dpsim.report.content import Content
+from dpsim.report.palette import variables
+from dpsim.report.words import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +23,15 @@ class PageFigure:
     caption: str
 
 
-def page(content: Content, figures: Sequence[PageFigure]) -> str:
-    """The page's HTML: no script, no resource from elsewhere."""
+def page(content: Content, figures: Sequence[PageFigure], links: Sequence[tuple[str, str]] = ()) -> str:
+    """The page's HTML: no script, no resource from elsewhere. ``links`` are (name, path) at its end."""
     loader = Environment(
         loader=PackageLoader("dpsim.report"), autoescape=select_autoescape(default=True), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
     return loader.get_template("index.html.j2").render(
-        content=content, figures=[(f.title, Markup(f.wide), Markup(f.narrow), f.caption) for f in figures]
+        content=content,
+        colours=variables(),
+        links=links,
+        figures=[(f.title, Markup(f.wide), Markup(f.narrow), f.caption) for f in figures],
     )

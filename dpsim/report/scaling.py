@@ -33,7 +33,10 @@ def answers(comparison: Comparison) -> Iterator[str]:
         yield _answer(comparison, group)
     error = comparison.single_device_median_abs_error
     if error is not None:
-        yield f"One device, which is nearly a replay of the profile, is scored apart: error {percent(error)}."
+        yield (
+            "One device is scored apart, because without communication the prediction only repeats the profiled times: "
+            f"error {percent(error)}."
+        )
     if (sentence := drift_sentence(comparison)) is not None:
         yield sentence
 
@@ -43,22 +46,23 @@ def _answer(comparison: Comparison, group: Group) -> str:
     where = network_name(group.network, group.emulated_network) + (EMULATED_COMPUTE if best.emulated_compute else "")
     if group.below_noise:
         text = (
-            f"On {where}, the number of devices changes the speed by {percent(group.effect)}, within the noise of "
-            f"{percent(group.noise_floor)}"
+            f"On {where}, more devices make no difference: the speed changes by {percent(group.effect)}, and the "
+            f"uncertainty of these medians is {percent(group.noise_floor)}"
         )
+    elif best.devices == 1:
+        counts = ", ".join(p.layout for p in comparison.members(group) if p.devices > 1)
+        text = f"Do not use {counts} devices on {where}: one device trains fastest, {_speed(best)}"
     else:
         text = f"On {where}, {devices_name(best.devices)}{_layout(best)} trained fastest: {_speed(best)}"
-        if guess is best:
-            text += ", as the model predicted"
-        else:
-            text += (
-                f"; predicted was {devices_name(guess.devices)}{_layout(guess)}, {_speed(guess)} "
-                f"(regret {percent(max(0.0, group.regret))})"
-            )
+    if guess is not best and not group.below_noise:
+        text += (
+            f"; the model chose {devices_name(guess.devices)}{_layout(guess)}, {_speed(guess)} "
+            f"(regret {percent(group.regret, sign=True)})"
+        )
     step = group.step
     return (
-        f"{text}. Step times were predicted with a median error of {percent(step.median_abs_error)}, skill "
-        f"{skill_text(step.skill)}: the best null errs {percent(step.null_median_abs_error)}."
+        f"{text}. The median error of predicted step times was {percent(step.median_abs_error)}, the best baseline's "
+        f"{percent(step.null_median_abs_error)} (skill {skill_text(step.skill)})."
     )
 
 
@@ -67,7 +71,7 @@ def _layout(point: ComparedPoint) -> str:
 
 
 def _speed(point: ComparedPoint) -> str:
-    text = f"{milliseconds(point.measured_step_s)} ms a step"
+    text = f"{milliseconds(point.measured_step_s)} ms per step"
     if point.devices == 1 or point.measured_speedup is None or point.predicted_speedup is None:
         return text
     return f"{text}, speedup {point.measured_speedup:.2f} (predicted {point.predicted_speedup:.2f})"
@@ -94,7 +98,7 @@ def drift_sentence(comparison: Comparison) -> str | None:
     text = f"Drift from one device {after}: parameters {parameters}"
     if any(one.measured_statistics_drift is not None for one in several):
         means = _each([(o.layout, o.measured_statistics_drift, o.predicted_statistics_drift) for o in several])
-        text += f"; a device's means in the first batch norm, in deviations of a sample, {means}"
+        text += f"; error of a device's means in the first batch norm, in standard deviations, {means}"
     return text + "."
 
 
@@ -117,7 +121,7 @@ def tiles(comparison: Comparison, group: Group) -> list[tuple[str, str]]:
     best, guess = best_measured(comparison, group), best_predicted(comparison, group)
     most = max(comparison.members(group), key=lambda point: point.devices)
     found = [
-        (devices_name(best.devices), f"fastest, {milliseconds(best.measured_step_s)} ms a step"),
+        (devices_name(best.devices), f"fastest, {milliseconds(best.measured_step_s)} ms per step"),
         (devices_name(guess.devices), "predicted fastest"),
     ]
     if most.measured_speedup is not None and most.predicted_speedup is not None:
@@ -125,11 +129,13 @@ def tiles(comparison: Comparison, group: Group) -> list[tuple[str, str]]:
         found.append((f"{most.measured_speedup:.2f}x", label))
     step = group.step
     found.append((percent(step.median_abs_error), "median error of the step time"))
-    found.append((skill_text(step.skill), f"skill; best null errs {percent(step.null_median_abs_error)}"))
+    found.append((skill_text(step.skill), f"skill; best baseline errs {percent(step.null_median_abs_error)}"))
     if comparison.identical is not None:
         found.append(("same bits" if comparison.identical else "OTHER BITS", f"digest {most.digest[:DIGITS]}"))
     elif most.measured_statistics_drift is not None and most.predicted_statistics_drift is not None:
-        label = f"off are batch-norm means on {devices_name(most.devices)}; predicted "
+        label = (
+            f"error of a device's batch-norm mean on {devices_name(most.devices)}, in standard deviations; predicted "
+        )
         found.append((f"{most.measured_statistics_drift:.2g}", label + f"{most.predicted_statistics_drift:.2g}"))
     elif most.measured_drift is not None:
         found.append((f"{most.measured_drift:.2g}", f"drift of the parameters on {devices_name(most.devices)}"))
@@ -149,7 +155,7 @@ def points_table(comparison: Comparison) -> Table:
     columns = [
         Column(head="devices"), Column(head="algorithm", left=True, dispensable=3), Column(head="measured ms"),
         Column(head="95% interval", left=True, dispensable=7), Column(head="predicted ms"), Column(head="error"),
-        Column(head="speedup"), Column(head="predicted speedup"), Column(head="error of it", dispensable=2),
+        Column(head="speedup"), Column(head="predicted speedup"), Column(head="speedup error", dispensable=2),
         Column(head="efficiency", dispensable=2), Column(head="exposed ms", dispensable=4),
         Column(head="predicted exposed", dispensable=8), Column(head="drift"), Column(head="predicted drift"),
         Column(head="batch-norm means", dispensable=1), Column(head="predicted means", dispensable=1),
@@ -220,7 +226,7 @@ def _note(comparison: Comparison) -> str:
     if any(p.measured_statistics_drift is not None for p in comparison.scored):
         text += (
             " Batch-norm means: of the first batch norm, a device's against the whole batch's, before training; root "
-            "mean square over the first 16 batches, in deviations of a sample. What they do to the parameters is not "
+            "mean square over the first 16 batches, in standard deviations. What they do to the parameters is not "
             "predicted."
         )
     return text

@@ -85,7 +85,8 @@ def points_table(comparison: Comparison) -> Table:
     columns = [
         Column(head="devices"), Column(head="fusion threshold", left=True), Column(head="buckets", dispensable=3),
         Column(head="measured ms"), Column(head="95% interval", left=True), Column(head="predicted ms"),
-        Column(head="error"), Column(head="exposed ms", dispensable=1), Column(head="predicted exposed", dispensable=4),
+        Column(head="error"), Column(head="at equal speed", dispensable=6), Column(head="exposed ms", dispensable=1),
+        Column(head="predicted exposed", dispensable=4),
         Column(head="speedup"), Column(head="predicted speedup", dispensable=2),
         Column(head="samples", dispensable=5), Column(head="best", left=True),
     ]  # fmt: skip
@@ -104,9 +105,10 @@ def points_table(comparison: Comparison) -> Table:
         title="Measured and predicted",
         columns=tuple(columns),
         sections=tuple(sections),
-        note=f"{LEGEND}. Median step, 95% bootstrap interval of the median; error = predicted / measured - 1; "
+        note=f"{LEGEND}. Median step, 95% bootstrap interval of the median; error = predicted / measured - 1, at equal "
+        f"speed as it would be predicted for the speeds that the run had; "
         f"exposed = communication not hidden by computation; speedup over 1 device at the same global batch. "
-        f"Threshold 0 is one allreduce a tensor, inf one a step.{emulated}",
+        f"Threshold 0 is one allreduce per tensor, inf one per step.{emulated}",
     )
 
 
@@ -125,6 +127,7 @@ def _point_row(point: ComparedPoint, longest: float, algorithms: bool) -> tuple[
         str(point.buckets) if several else "", ms(point.measured_step_s),
         f"{ms(point.measured_low_s)} to {ms(point.measured_high_s)}",
         ms(point.predicted_step_s) + ("*" if point.extrapolated else ""), percent(point.error, sign=True),
+        "" if point.error_at_equal_speed is None else percent(point.error_at_equal_speed, sign=True),
         ms(point.exposed_communication_s) if several else "",
         ms(point.predicted_exposed_communication_s) if several else "", times(point.measured_speedup),
         times(point.predicted_speedup), str(point.samples), mark,
@@ -161,8 +164,9 @@ def scores_table(comparison: Comparison) -> Table:
         note="Median absolute errors. Skill = 1 - model / best null: above 0 the model knows more than the null. "
         f"Constant: the median of the measured steps of that network{'' if of_devices else ' and device count'}, known "
         f"only with hindsight{' (one device is among them)' if of_devices else ''}. "
-        "Exposed communication is scored relative to the step. Regret: what following the prediction costs, "
-        "best chosen on one half of the rounds and timed on the other (so chance can make it negative). "
+        "The error of exposed communication is given as a percentage of the step time. Regret: what following the "
+        "prediction costs, best chosen on one half of the rounds and timed on the other (so chance can make it "
+        "negative). "
         f"Effect: worst over best measured {'device count by samples/s' if of_devices else 'threshold'}, minus 1."
         + _single(comparison),
     )
@@ -170,7 +174,12 @@ def scores_table(comparison: Comparison) -> Table:
 
 def _single(comparison: Comparison) -> str:
     error = comparison.single_device_median_abs_error
-    return "" if error is None else f" One device, nearly a replay, is scored apart: median error {percent(error)}."
+    if error is None:
+        return ""
+    return (
+        " One device is scored apart, because without communication the prediction only repeats the profiled times: "
+        f"median error {percent(error)}."
+    )
 
 
 def _score_rows(devices: str, group: Group | Overall) -> list[tuple[str, ...]]:

@@ -7,11 +7,16 @@ from datetime import UTC, datetime
 
 from dpsim.codec import Noun
 from dpsim.report.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.words import counted, devices_name, percent
 from dpsim.units import format_size
 
 FEW_SAMPLES = 10
 WIDE_INTERVAL = 0.05
 LEAST_DRIFT = 0.02
+LEAST_SPEED_CHANGE = 0.03
+TWO_SPEEDS = 1.12
+LEAST_SLOW_SHARE = 0.05
+WIDE_SLOWDOWN = 0.03
 SLOW_SHARE = 0.05
 
 
@@ -27,13 +32,15 @@ def warnings(comparison: Comparison) -> tuple[ReportWarning, ...]:
     """Everything doubtful about a comparison. Pure."""
     return (
         *_of_time(comparison),
+        *_of_speed(comparison),
         *_of_points(comparison),
         *(w for group in comparison.groups for w in _of_group(group)),
         *_of_run(comparison),
     )
 
 
-def _instant(text: str) -> datetime | None:
+def instant(text: str) -> datetime | None:
+    """The time that a record names, None for a text that is no time."""
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
@@ -42,7 +49,7 @@ def _instant(text: str) -> datetime | None:
 
 
 def _of_time(comparison: Comparison) -> Iterator[ReportWarning]:
-    predicted, measured = _instant(comparison.predicted_at), _instant(comparison.measured_from)
+    predicted, measured = instant(comparison.predicted_at), instant(comparison.measured_from)
     if predicted is None or measured is None:
         yield ReportWarning(
             kind="no-time",
@@ -59,8 +66,45 @@ def _of_time(comparison: Comparison) -> Iterator[ReportWarning]:
         )
 
 
+def _of_speed(comparison: Comparison) -> Iterator[ReportWarning]:
+    for speed in comparison.speeds:
+        at_work = f"with {devices_name(speed.devices)} at work"
+        calibrated = _slow(speed.calibrated_slow_factor, speed.calibrated_slow_share)
+        measured = _slow(speed.measured_slow_factor, speed.measured_slow_share)
+        if calibrated or measured:
+            yield ReportWarning(
+                kind="speed-changed",
+                text=f"{at_work} this machine changed its speed by itself: in the calibration it was "
+                f"{calibrated or 'steady'}, in the measurement {measured or 'steady'}",
+                remedy="read the errors at equal speed beside the errors; stop other processes, or take a machine "
+                "whose cores nobody shares",
+            )
+        if abs(speed.mean_change) > LEAST_SPEED_CHANGE:
+            slower = "slower" if speed.mean_change > 0 else "faster"
+            yield ReportWarning(
+                kind="other-speed",
+                text=f"{at_work} this machine was {abs(speed.mean_change):.1%} {slower} in the measurement than in the "
+                "calibration, by the mean time of the reference computation",
+                remedy="read the errors at equal speed beside the errors, or run the sweep again",
+            )
+    if comparison.compute_slowdown_half_width > WIDE_SLOWDOWN:
+        yield ReportWarning(
+            kind="wide-slowdown",
+            text="how much slower several devices compute at once is known to "
+            f"{comparison.compute_slowdown_half_width:.1%} only: the time for preparing was used up",
+            remedy="raise the budget, or quieten the machine",
+        )
+
+
+def _slow(factor: float, share: float) -> str:
+    """``1.45 times slower for 40% of the time``; nothing where that is no more than noise."""
+    return f"{factor:.2f} times slower for {share:.0%} of the time" * (
+        factor >= TWO_SPEEDS and share >= LEAST_SLOW_SHARE
+    )
+
+
 def _where(points: Iterable[ComparedPoint]) -> str:
-    names = [f"{p.network}, {p.devices} devices, {format_size(p.fusion_threshold_bytes)}" for p in points]
+    names = [f"{p.network}, {devices_name(p.devices)}, {format_size(p.fusion_threshold_bytes)}" for p in points]
     return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -69,14 +113,14 @@ def _of_points(comparison: Comparison) -> Iterator[ReportWarning]:
     if few:
         yield ReportWarning(
             kind="few-samples",
-            text=f"{len(few)} points have fewer than {FEW_SAMPLES} samples ({_where(few)})",
+            text=f"{counted(len(few), 'point')} with fewer than {FEW_SAMPLES} samples ({_where(few)})",
             remedy="raise the budget, or sweep fewer settings",
         )
     wide = [p for p in comparison.points if p.measured_high_s - p.measured_low_s > WIDE_INTERVAL * p.measured_step_s]
     if wide:
         yield ReportWarning(
             kind="wide-interval",
-            text=f"the 95 % interval of {len(wide)} points is wider than {WIDE_INTERVAL:.0%} of the step "
+            text=f"the 95 % interval of {counted(len(wide), 'point')} is wider than {WIDE_INTERVAL:.0%} of the step "
             f"({_where(wide)})",
             remedy="raise the budget, or quieten the machine",
         )
@@ -84,34 +128,35 @@ def _of_points(comparison: Comparison) -> Iterator[ReportWarning]:
     if guessed:
         yield ReportWarning(
             kind="extrapolated",
-            text=f"{len(guessed)} predictions lie outside what was calibrated or profiled ({_where(guessed)})",
+            text=f"{counted(len(guessed), 'prediction')} outside what was calibrated or profiled ({_where(guessed)})",
             remedy="calibrate or profile over a wider range",
         )
     other = [p for p in comparison.points if p.buckets != p.predicted_buckets]
     if other:
         yield ReportWarning(
             kind="other-buckets",
-            text=f"{len(other)} points ran with another number of buckets than predicted ({_where(other)})",
+            text=f"{counted(len(other), 'point')} ran with another number of buckets than predicted ({_where(other)})",
             remedy="expected under the rule horovod, which decides while running; a defect under any other",
         )
     slow = [p for p in comparison.points if p.slow_samples > SLOW_SHARE]
     if slow:
         yield ReportWarning(
             kind="busy",
-            text=f"more than {SLOW_SHARE:.0%} of the samples of {len(slow)} points took over 1.5 times their median: "
-            f"other processes may have been busy ({_where(slow)})",
+            text=f"more than {SLOW_SHARE:.0%} of the samples of {counted(len(slow), 'point')} took over 1.5 times "
+            f"their median: other processes may have been busy ({_where(slow)})",
             remedy="stop other processes and run the sweep again",
         )
 
 
 def _of_group(group: Group) -> Iterator[ReportWarning]:
-    where = f"{group.network}, {group.devices} devices" if group.devices else group.network
+    where = f"{group.network}, {devices_name(group.devices)}" if group.devices else group.network
     what = "threshold" if group.devices else "number of devices"
     if group.below_noise:
         yield ReportWarning(
             kind="below-noise",
-            text=f"on {where} the {what} changes the speed by {group.effect:.1%}, less than the noise "
-            f"({group.noise_floor:.1%}): no best setting can be told",
+            text=f"on {where} the {what} changes the speed by {percent(group.effect)}, less than the uncertainty of "
+            f"these medians ({percent(group.noise_floor)}, the larger of the A/A noise and the intervals' half "
+            "widths): no best setting can be told",
             remedy=f"raise the budget; or take it that the {what} does not matter here",
         )
     if group.noise is None:
@@ -139,7 +184,7 @@ def _of_run(comparison: Comparison) -> Iterator[ReportWarning]:
         count = len(comparison.not_measured)
         yield ReportWarning(
             kind="not-measured",
-            text=f"{count} predicted points were not measured ({'; '.join(comparison.not_measured[:3])}"
+            text=f"{counted(count, 'predicted point')} not measured ({'; '.join(comparison.not_measured[:3])}"
             + ("; ...)" if count > 3 else ")"),
             remedy="raise the budget",
         )

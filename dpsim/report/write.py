@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 
 _STEP_TIME = (
     "Step time against the fusion threshold. Dots: measured medians with their 95% intervals; line: predicted "
-    "beforehand, with its band; dashed: what the four nulls say. Threshold 0 is one allreduce a tensor, inf one a step."
+    "beforehand, with its assumed band; dashed: what the four nulls say. Threshold 0 is one allreduce per tensor, inf "
+    "one per step."
 )
 _SPEEDUP = (
     "Speedup against the number of devices: samples/s over those of one device. Dots: measured, with the 95% interval "
-    "of the step; line: predicted beforehand, with its band; dashed: what the nulls say; perfect scaling is the ideal."
+    "of the step; line: predicted beforehand, with its assumed band; dashed: what the nulls say; perfect scaling is "
+    "the ideal."
 )
 DRIFT = (
-    "Drift from the run on one device against the number of devices. Dots: measured, one a configuration; line: "
+    "Drift from the run on one device against the number of devices. Dots: measured, one per configuration; line: "
     "predicted beforehand. Both axes are logarithmic; what is promised to be identical has no drift and is not drawn."
 )
 _TIMELINE = (
     "One training step of the fastest setting on the most devices, of one rank: measured above, predicted below, on "
     "one time axis. Hatched: computation waits for communication."
 )
-_WHERE = "Where a step's time goes at each setting: measured on the left, predicted (paler) on the right."
+_WHERE = "Where a step's time goes at each setting: measured on the left, predicted (hatched) on the right."
 
 
 def write_report(
@@ -73,8 +75,8 @@ def write_content(folder: Path, content: Content, figures: list[tuple[str, str, 
             linked.append((f"{name}.svg", caption))
             shown.append(
                 PageFigure(
-                    title=title, caption=caption, wide=inline_svg(wide, f"{name}-wide", title),
-                    narrow=inline_svg(narrow, f"{name}-narrow", title),
+                    title=title, caption=caption, wide=inline_svg(wide, f"{name}-wide", caption),
+                    narrow=inline_svg(narrow, f"{name}-narrow", caption),
                 )
             )  # fmt: skip
     except OSError as error:
@@ -84,12 +86,23 @@ def write_content(folder: Path, content: Content, figures: list[tuple[str, str, 
             remedy="choose another one with --output",
         ) from error
     for path, text in (
-        (folder / "index.html", page(content, shown)),
+        (folder / "index.html", page(content, shown, _links(folder))),
         (folder / "report.md", markdown(content, linked)),
     ):
         codec.write_text(path, text)
         written.append(path)
     return written
+
+
+def _links(folder: Path) -> list[tuple[str, str]]:
+    """The Markdown, the records that are there, and the pages of folders below."""
+    records = sorted(path.name for path in folder.glob("*.json"))
+    below = sorted(path.parent.name for path in folder.glob("*/index.html"))
+    return [
+        ("as Markdown", "report.md"),
+        *((name, name) for name in records),
+        *((f"{name}: report", f"{name}/index.html") for name in below),
+    ]
 
 
 def _figures(

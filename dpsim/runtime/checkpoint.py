@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -25,20 +23,22 @@ from safetensors.numpy import save
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
+from dpsim.folder_lock import lock
 from dpsim.plan import Plan
 from dpsim.replica import Array
 from dpsim.units import format_size
 
 SCHEMA = "dpsim.checkpoint/1"
 _KEPT = 2
-_NAME = re.compile(r"checkpoint-(\d+)\.safetensors")
+_NAME = re.compile(r"checkpoint-(\d{1,18})\.safetensors")
 
 
 class Header(Noun, frozen=True):
     """What a checkpoint says of itself beside its tensors.
 
     ``step`` updates were done: ``epoch`` whole epochs and ``batch`` batches of the next. ``run`` is for whoever
-    started the run (plain values); the runtime does not look into it.
+    started the run (plain values); the runtime does not look into it. ``kernel_table`` is the digest of the table that
+    decided which code computes (``dpsim.nn.kernel_table``); empty where none did.
     """
 
     step: int
@@ -48,6 +48,7 @@ class Header(Noun, frozen=True):
     training_samples: int
     plan: Plan
     run: dict[str, Any]
+    kernel_table: str = ""
     schema: str = SCHEMA
 
 
@@ -84,6 +85,8 @@ def _digest(header: str, tensors: Mapping[str, Array]) -> str:
 
 def read(path: Path) -> Checkpoint:
     """A checkpoint, verified. Raises ``FileFormatError``."""
+    if path.exists() and not path.is_file():
+        raise _damaged(path, "it is no ordinary file")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -95,7 +98,10 @@ def read(path: Path) -> Checkpoint:
     header = metadata.get("header", "")
     if metadata.get("sha256") != _digest(header, tensors):
         raise _damaged(path, "its content does not have the SHA-256 that it names")
-    raw = json.loads(header)
+    try:
+        raw = codec.parse_json(header)
+    except ValueError as error:
+        raise _damaged(path, f"its header is no JSON object ({error})") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         found = raw.get("schema") if isinstance(raw, dict) else raw
         raise FileFormatError(
@@ -135,9 +141,12 @@ def newest(folder: Path) -> tuple[Path, Checkpoint, tuple[FileFormatError, ...]]
             remedy="give the folder that --checkpoint named",
         )
     wrong: list[FileFormatError] = []
-    for _, path in reversed(found):
+    for step, path in reversed(found):
         try:
-            return path, read(path), tuple(wrong)
+            checkpoint = read(path)
+            if checkpoint.header.step != step:
+                raise _damaged(path, f"it is of step {checkpoint.header.step}: its name was changed")
+            return path, checkpoint, tuple(wrong)
         except FileFormatError as error:
             wrong.append(error)
     raise FileFormatError(
@@ -167,21 +176,10 @@ def wait_until_free(folder: Path, within_s: float) -> None:
         return
     handle, until = os.open(folder, os.O_RDONLY), time.monotonic() + within_s
     try:
-        while not _lock(handle) and time.monotonic() < until:
+        while not lock(handle) and time.monotonic() < until:
             time.sleep(0.02)
     finally:
         os.close(handle)
-
-
-def _lock(handle: int) -> bool:
-    """Hold a folder until the handle is closed; whether nobody else holds it."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: go on without this protection
-        return True
-    return True
 
 
 class CheckpointFolder:
@@ -203,7 +201,7 @@ class CheckpointFolder:
                 allowed="a folder that you may write to",
                 remedy="choose another one with --checkpoint",
             ) from error
-        if not _lock(self._handle):  # this process has it until it ends, however it ends
+        if not lock(self._handle):  # this process has it until it ends, however it ends
             os.close(self._handle)
             raise ConfigError(
                 f"another run is writing its checkpoints to {folder}",

@@ -89,4 +89,4 @@ def resume(trainer: Trainer, folder: Path) -> None:
     Raises ``FileFormatError`` where there is none, ``ConfigError`` where it is of another training.
     """
     checkpoint = newest(folder)[1] if trainer.comm.rank == 0 else None
-    trainer.log.go_on_from(restore(trainer, checkpoint))
+    trainer.log.go_on_from(restore(trainer, checkpoint, lambda line: print(f"dpsim: {line}", file=sys.stderr)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,23 +32,26 @@ def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Chec
     epoch, batch = divmod(trainer.runner.steps, trainer.steps_per_epoch)
     header = Header(
         step=trainer.runner.steps, epoch=epoch, batch=batch, seed=trainer.seed, plan=trainer.plan, run=run,
-        training_samples=len(trainer.dataset.train_y),
+        training_samples=len(trainer.dataset.train_y), kernel_table=trainer.kernel_table,
     )  # fmt: skip
     return Checkpoint(header=header, tensors=tensors)
 
 
-def restore(trainer: Trainer, checkpoint: Checkpoint | None) -> list[float]:
+def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Callable[[str], None]) -> list[float]:
     """Put a trainer that has not begun into a checkpoint's state, which rank 0 has; collective. The losses so far.
 
     Training goes on with the same bits on as many devices as wrote it, and, with leaves, on any number: running
     statistics are then the same on all ranks. Those of batch norm's mode ``local`` are each rank's own again; on
-    another number of devices every rank gets their mean, as for an evaluation. Raises ``ConfigError`` on rank 0 when
+    another number of devices every rank gets their mean, as for an evaluation. ``report`` is told, in a line, where
+    another kernel table decides from now on. Raises ``ConfigError`` on rank 0 when
     the checkpoint is of another training.
     """
     comm, arena = trainer.comm, trainer.runner.arena
     step, losses = 0, np.zeros(0)
     if checkpoint is not None:
         _check_fits(trainer, checkpoint)
+        if (doubt := _other_table(trainer, checkpoint.header)) is not None:
+            report(f"warning: {doubt}")
         for name, value in _tensors(trainer).items():
             value[...] = checkpoint.tensors[name]
         step, losses = checkpoint.header.step, checkpoint.tensors["losses"]
@@ -61,6 +65,17 @@ def restore(trainer: Trainer, checkpoint: Checkpoint | None) -> list[float]:
     trainer.go_on_from(comm.bcast(step))
     found: list[float] = comm.bcast(losses).tolist()
     return found
+
+
+def _other_table(trainer: Trainer, header: Header) -> str | None:
+    """What to tell where a reproducible run goes on with another kernel table than it began with; else None."""
+    then, now = header.kernel_table, trainer.kernel_table
+    if not then or not now or then == now:
+        return None
+    return (
+        f"the checkpoint was written with kernel table {then}, this version of dpsim has {now}: from step"
+        f" {header.step} on the bits are not those of a run that was never interrupted"
+    )
 
 
 def _tensors(trainer: Trainer) -> dict[str, Array]:

@@ -14,11 +14,13 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dpsim import nn
 from dpsim.backend import Backend, check_backend
 from dpsim.comm import board
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
+from dpsim.comm.compiled import compile_once
 from dpsim.comm.transport import Transport, transport
 from dpsim.comm.wire import Wire
 from dpsim.data import Dataset, epoch_batches
@@ -27,7 +29,7 @@ from dpsim.lower import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Replica
-from dpsim.runtime.compiled import compile_once
+from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.passes import own_leaves, own_slots, plan_slots
@@ -46,8 +48,9 @@ class Trainer:
     broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. ``rate``
     gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
     waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
-    what algorithm ``auto`` takes by size. With ``backend`` cuda the replica computes on the host all the same, and CUDA
-    kernels reduce its gradients on the ranks' GPUs.
+    what algorithm ``auto`` takes by size; without one it is measured, once a processor type, and so is which code
+    computes the operations of a built-in network. With leaves nothing is measured: a table decides. With ``backend``
+    cuda the replica computes on the host all the same, and CUDA kernels reduce its gradients on the ranks' GPUs.
     """
 
     def __init__(
@@ -66,6 +69,16 @@ class Trainer:
         backend: Backend = "cpu",
     ) -> None:
         check_backend(backend, plan.algorithm, network, plan.leaves)
+        self.kernel_table = ""
+        """The digest of the table that decides in reproducible training which code computes; else empty."""
+        if isinstance(replica, nn.Network):
+            self._choose_code(replica, dataset, plan, comm)
+        if (
+            selection is None
+            and plan.algorithm == "auto"
+            and not (plan.leaves or network.emulated or backend == "cuda")
+        ):
+            selection = choose_selection(comm).selection(comm.size) if comm.size > 1 else None
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
         self.transport: Transport = transport(comm, network, plan.devices_a_node, selection, backend)
@@ -86,6 +99,25 @@ class Trainer:
         self.epoch = 0
         self._batches = self._global_batches()
         self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_slots(plan).tree)
+
+    def _choose_code(self, network: nn.Network, dataset: Dataset, plan: Plan, comm: MPI.Intracomm) -> None:
+        """Decide which code computes the network's operations: by measuring, or in leaves by rank 0's table."""
+        if plan.leaves:
+            table = agree_on_table(comm)
+            network.ops.use(table=table)
+            self.kernel_table = table.digest
+            return
+        samples = len(dataset.train_y)
+        last = samples % plan.global_batch or plan.global_batch
+        training = {
+            stop - start
+            for batch in (min(plan.global_batch, samples), last)
+            for start, stop in itertools.pairwise(own_leaves(plan, comm.rank, batch, plan.accumulate))
+        }
+        low, *_, high = own_leaves(plan, comm.rank, len(dataset.test_y))
+        rows = comm.allgather((training, high - low))
+        problems = problems_of(network, set().union(*(mine for mine, _ in rows)), {test for _, test in rows})
+        network.ops.use(choices=choose(problems, comm))
 
     def step(self) -> StepOutcome:
         """Train on the next global batch; the next epoch begins when the data set is used up."""

@@ -7,9 +7,7 @@ import importlib.util
 import itertools
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +16,7 @@ import numpy as np
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm import launch
+from dpsim.comm.scratch import scratch
 from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.experiments.peers.agreement import loss_error, require_agreement
 from dpsim.experiments.peers.job import Job
@@ -119,7 +118,7 @@ class _Field(contextlib.ExitStack):
     def __init__(self, contest: Contest) -> None:
         super().__init__()
         self._contest = contest
-        self._folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="dpsim-peers-")))
+        self._folder = self.enter_context(scratch("peers"))
         self._jobs: dict[Any, Job] = {}
         self._numbers = itertools.count()
         self._ready: dict[tuple[str, int, Setting], tuple[Job, int]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import psutil
 
 from dpsim.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.comm import launch
+from dpsim.comm.scratch import scratch
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.bench.entrants import Entrant, entrants, told
 from dpsim.harness.environment import environment, stamp
@@ -120,7 +120,7 @@ def _started(
     bench: AllreduceBench, found: list[Entrant], stack: contextlib.ExitStack, progress: Progress
 ) -> list[_Standing]:
     """The jobs of all systems. A peer that nobody named and that does not start is left out, with a warning."""
-    base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpsim-bench-")))
+    base = stack.enter_context(scratch("bench"))
     standings = []
     for number, entrant in enumerate(found):
         progress(f"starting {entrant.system.name}")

@@ -89,9 +89,9 @@ def _table(source: Source, title: int, end: int) -> Table:
         for line, fields in rows(source, header + 1, end)
         if len(fields) < 2 or fields[1] not in _NOT_MEASURED
     ]
-    sizes_bytes, time_s = points(source, f"line {title}", found)
+    sizes_bytes, time_s, doubts = points(source, f"line {title}", found)
     measured = "out of place, mean over ranks, MPI_FLOAT"
-    return Table(f"line {title}", int(counts[0][1]), "", sizes_bytes, time_s, measured)
+    return Table(f"line {title}", int(counts[0][1]), "", sizes_bytes, time_s, measured, doubts=doubts)
 
 
 def _point(source: Source, line: int, fields: list[str], names: list[str]) -> Point:

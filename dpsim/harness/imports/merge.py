@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, FileFormatError, unknown
 from dpsim.harness.imports.imb import is_imb, read_imb
@@ -16,7 +17,7 @@ from dpsim.harness.imports.osu import is_osu, read_osu
 from dpsim.harness.imports.source import Contents, Source, Table, read_source
 from dpsim.layout import check_hierarchy, node_counts, parse_devices
 from dpsim.machine import AllreduceCost, Machine, Network, check_algorithm
-from dpsim.plan import ALGORITHMS
+from dpsim.predict.link_fit import fitted_link
 
 T = TypeVar("T")
 Format = Literal["nccl-tests", "osu", "imb"]
@@ -27,8 +28,9 @@ class ImportConfig(Noun, frozen=True):
     """Files that benchmarks printed, and what they do not say.
 
     ``format`` is found in each file where it is not given. ``devices`` and ``algorithms`` hold nothing, one entry
-    for all files or one for each; an algorithm that is not named is ``mpi``, the library's own. ``out_of_place`` takes
-    nccl-tests' out-of-place times in place of the in-place ones; OSU and IMB measure out of place only.
+    for all files or one for each; an algorithm that is not named is the library's own: ``nccl`` of nccl-tests, else
+    ``mpi``. ``out_of_place`` takes nccl-tests' out-of-place times in place of the in-place ones; OSU and IMB measure
+    out of place only.
     """
 
     files: tuple[str, ...]
@@ -43,9 +45,8 @@ class ImportConfig(Noun, frozen=True):
         if self.format is not None and self.format not in FORMATS:
             raise unknown("format", self.format, FORMATS)
         for algorithm in self.algorithms or ("mpi",):
-            if algorithm not in ALGORITHMS:
-                raise unknown("algorithm", algorithm, ALGORITHMS)
-            check_algorithm(algorithm, network)
+            if ALGORITHMS.find(algorithm).place != "elsewhere":
+                check_algorithm(algorithm, network)
         if len({Path(file).resolve() for file in self.files}) != len(self.files) or not self.files:
             raise ConfigError(f"files are {list(self.files)}", allowed="one or more different files")
         for what, values in (("devices", self.devices), ("algorithm", self.algorithms)):
@@ -64,35 +65,41 @@ class Imported:
     benchmark: str
     measured: str
     cost: AllreduceCost
+    doubts: tuple[str, ...]
 
 
 def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]:
     """The machine that the files describe, and where each of its tables comes from.
 
-    It has their tables and nothing else: no link, no overlap, no slowdown, no memory, for they say nothing of these.
+    It has their tables, and a link fitted to them (``fitted_link``) that prices, as an extrapolation, what no table
+    covers. It has no overlap, no slowdown and no memory, for the files say nothing of these.
     Raises ``FileFormatError`` for a file that cannot be believed, ``ConfigError`` for a number of devices that is
     missing or contradicts a file, and for a table given twice.
     """
     tables: list[Imported] = []
     hardware: list[str] = []
     devices = _one_each(config.devices or (None,), config.files)
-    algorithms = _one_each(config.algorithms or ("mpi",), config.files)
+    algorithms = _one_each(config.algorithms or (None,), config.files)
     for file, token, algorithm in zip(config.files, devices, algorithms, strict=True):
         given: tuple[int | None, str] = (None, "") if token is None else parse_devices(token)
         contents = read(Path(file), config.format, given[0], config.out_of_place)
         hardware.append(contents.hardware)
-        tables += _imported(file, contents, algorithm, *given)
+        own = "nccl" if contents.benchmark.startswith("nccl-tests") else "mpi"
+        tables += _imported(file, contents, algorithm or own, *given)
     _check_each_once(tables)
     named = dict.fromkeys(filter(None, hardware))
     made_by = dict.fromkeys(f"{Path(table.file).name}: {table.benchmark} ({table.measured})" for table in tables)
     measured_on = [
         f"{table.benchmark.split(',')[0]} on {table.cost.layout or table.cost.devices} devices" for table in tables
     ]
+    allreduce = tuple(table.cost for table in tables)
+    emulated = Network.parse(config.network).emulated
     machine = Machine(
         name="; ".join(named) or ", ".join(Path(file).stem for file in config.files),
         network=config.network,
-        emulated_network=Network.parse(config.network).emulated,
-        allreduce=tuple(table.cost for table in tables),
+        emulated_network=emulated,
+        allreduce=allreduce,
+        link=fitted_link(allreduce, emulated=emulated),
         calibrated_on="; ".join([*named, *dict.fromkeys(measured_on)]),
         source="dpsim calibrate --from " + "; ".join(made_by),
     )
@@ -164,9 +171,11 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
             )
         check_hierarchy(algorithm, count, of_nodes)
         cost = AllreduceCost(
-            algorithm=algorithm, devices=count, layout=of_nodes, sizes_bytes=table.sizes_bytes, time_s=table.time_s
-        )
-        yield Imported(file=file, benchmark=contents.benchmark, measured=table.measured, cost=cost)
+            algorithm=algorithm, devices=count, layout=of_nodes, sizes_bytes=table.sizes_bytes, time_s=table.time_s,
+            wire_dtype=table.wire_dtype,
+        )  # fmt: skip
+        doubts = tuple(f"{file}, {doubt}" for doubt in table.doubts)
+        yield Imported(file=file, benchmark=contents.benchmark, measured=table.measured, cost=cost, doubts=doubts)
 
 
 def _layout(table: Table) -> str:
@@ -176,9 +185,9 @@ def _layout(table: Table) -> str:
 
 
 def _check_each_once(tables: Sequence[Imported]) -> None:
-    seen: dict[tuple[str, int, str], str] = {}
+    seen: dict[tuple[str, int, str, str], str] = {}
     for table in tables:
-        key = (table.cost.algorithm, table.cost.devices, table.cost.layout)
+        key = (table.cost.algorithm, table.cost.devices, table.cost.layout, table.cost.wire_dtype)
         if key in seen:
             where = seen[key] if seen[key] == table.file else f"{seen[key]} and {table.file}"
             raise ConfigError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from dpsim.harness.imports.nccl_row import BUFFERS, Rounded, Row, counted, layout_of
-from dpsim.harness.imports.source import Contents, Source, Table, columns_expected, points, rows, shown, whole
+from dpsim.harness.imports.nccl_row import BUFFERS, Rounded, Row, counted, layout_of, one_wire_dtype
+from dpsim.harness.imports.source import Contents, Point, Source, Table, columns_expected, points, rows, shown, whole
 
 HEADER = re.compile(r"#\s*size\s+count\s+type\s+redop\s.*")
 _BEGIN = re.compile(r"#\s*nThreads?\b.*")
@@ -102,13 +102,15 @@ def _table(source: Source, header: int, end: int, hosts: list[str], devices: int
     figures = names.index("time")
     width = (len(names) - figures - 2 * ("timestamp" in names)) // 2
     chosen = 0 if out_of_place else 1
-    found = []
+    found: list[Point] = []
+    types: list[tuple[str, str]] = []
     for line, fields in rows(source, header + 2, end, _FOOTER):
         columns_expected(source, line, fields, names)
         keys = dict(zip(names[:figures], fields, strict=False))
         both = [_row(source, line, keys, fields[at : at + 4], names[figures + 3]) for at in (figures, figures + width)]
         if int(keys["size"]):
             found.append([row.point(source.path, devices) for row in both][chosen])
+            types.append((f"line {line}", keys["type"]))
     for line in range(header, end):
         verdict = _VERDICT.fullmatch(source.lines[line - 1].strip())
         if verdict and verdict.groups() != ("0", "OK"):
@@ -118,8 +120,11 @@ def _table(source: Source, header: int, end: int, hosts: list[str], devices: int
                 allowed="0 OK",
                 remedy="some sums were wrong: mend the cause (nccl-tests' README) and measure again",
             )
-    sizes_bytes, time_s = points(source, f"line {header}", found)
-    return Table(f"line {header}", len(hosts) or None, layout_of(hosts), sizes_bytes, time_s, BUFFERS[chosen])
+    sizes_bytes, time_s, doubts = points(source, f"line {header}", found)
+    return Table(
+        f"line {header}", len(hosts) or None, layout_of(hosts), sizes_bytes, time_s, BUFFERS[chosen],
+        wire_dtype=one_wire_dtype(source.path, types), doubts=doubts,
+    )  # fmt: skip
 
 
 def _columns(source: Source, header: int) -> list[str]:

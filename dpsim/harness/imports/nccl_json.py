@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dpsim.errors import FileFormatError
-from dpsim.harness.imports.nccl_row import BUFFERS, Rounded, Row, counted, layout_of
+from dpsim.harness.imports.nccl_row import BUFFERS, Rounded, Row, counted, layout_of, one_wire_dtype
 from dpsim.harness.imports.source import Contents, Source, Table, points, shown
 
 _HALF_UNIT = 0.5e-6  # numbers are written with six digits behind the point
@@ -105,8 +105,12 @@ def read_nccl_json(source: Source, out_of_place: bool) -> Contents:
             )
         if result.size:
             found.append({side: row.point(source.path, len(hosts)) for side, row in row_of.items()}[chosen])
-    sizes_bytes, time_s = points(source, "results", found)
-    table = Table("results", len(hosts), layout_of(hosts), sizes_bytes, time_s, BUFFERS[not out_of_place])
+    sizes_bytes, time_s, doubts = points(source, "results", found)
+    types = [(f"results[{i}]", result.type) for i, result in enumerate(report.results) if result.size]
+    table = Table(
+        "results", len(hosts), layout_of(hosts), sizes_bytes, time_s, BUFFERS[not out_of_place],
+        wire_dtype=one_wire_dtype(source.path, types), doubts=doubts,
+    )  # fmt: skip
     names = [device.device_info for device in config.devices for _ in range(of_a_process)]
     return Contents(f"nccl-tests {program}, NCCL {_nccl_version(report.nccl_version)}", counted(names), (table,))
 

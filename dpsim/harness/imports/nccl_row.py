@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from dpsim.errors import FileFormatError
 from dpsim.harness.imports.source import MOST_BYTES, Point
+from dpsim.workload import ITEM_BYTES
 
+WIRE_DTYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
+"""The types of nccl-tests that can be imported, and what gradients travel as in a table of each."""
 BUFFERS = ("out of place", "in place")
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,14})(?:\.([0-9]{1,9}))?(?:e([+-]?[0-9]{1,2}))?")
 _REMEDY = "the line may be damaged: copy the file again, or measure again with all_reduce_perf"
@@ -47,27 +50,30 @@ class Row:
     wrong: float
 
     def point(self, file: object, devices: int | None) -> Point:
-        """The row as a point of a table, once it is known to be a float32 sum over ``devices`` and to add up.
+        """The row as a point of a table, once it is known to be a sum over ``devices`` and to add up.
+
+        Its size is that of as many float32 gradients, which 16 bits carry in half the bytes.
 
         algbw is size / time and busbw algbw x 2 (n-1) / n (nccl-tests, doc/PERFORMANCE.md), within what was rounded.
         Raises ``FileFormatError``.
         """
         kind = {"type": self.type, "redop": self.redop, "root": self.root}
-        if kind != {"type": "float", "redop": "sum", "root": "-1"}:
+        if self.type not in WIRE_DTYPES or (self.redop, self.root) != ("sum", "-1"):
             raise self._refuse(
                 file,
                 ", ".join(f"{name} {value}" for name, value in kind.items()),
-                "type float, redop sum, root -1",
+                f"type {', '.join(WIRE_DTYPES)}, redop sum, root -1",
                 "run all_reduce_perf -d float -o sum",
             )
-        if self.count * 4 != self.size_bytes or not 0 < self.size_bytes <= MOST_BYTES:
-            given = f"{self.count} elements of float in {self.size_bytes} bytes"
-            raise self._refuse(file, given, "4 bytes an element, 4 to 2^60 bytes", _REMEDY)
+        item_bytes = ITEM_BYTES[WIRE_DTYPES[self.type]]
+        if self.count * item_bytes != self.size_bytes or not 0 < self.size_bytes <= MOST_BYTES // 2:
+            given = f"{self.count} elements of {self.type} in {self.size_bytes} bytes"
+            raise self._refuse(file, given, f"{item_bytes} bytes per element, up to 2^59 bytes", _REMEDY)
         if self.wrong:
             remedy = "these sums were wrong: mend the cause (nccl-tests' README) and measure again"
             raise self._refuse(file, f"#wrong is {self.wrong:g}", "0, or N/A where nothing was checked", remedy)
         self._check_bandwidths(file, devices)
-        return Point(self.place, self.size_bytes, self.time_us.value)
+        return Point(self.place, self.count * ITEM_BYTES["float32"], self.time_us.value)
 
     def _check_bandwidths(self, file: object, devices: int | None) -> None:
         time, half = self.time_us.value, self.time_us.half_unit
@@ -107,3 +113,15 @@ def layout_of(hosts: Sequence[str]) -> str:
 def counted(names: Sequence[str]) -> str:
     """``8 x NVIDIA H100``, of one name for each device."""
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names) if name)
+
+
+def one_wire_dtype(file: object, types: Sequence[tuple[str, str]]) -> str:
+    """The wire dtype of a table, given (place, type) of its rows, which must agree. Raises ``FileFormatError``."""
+    for place, type in types:
+        if type != types[0][1]:
+            raise FileFormatError(
+                f"{file}, {place}: type {type} in a table that begins with {types[0][1]}",
+                allowed="one type in a table",
+                remedy="give each type a file of its own",
+            )
+    return WIRE_DTYPES[types[0][1]] if types else "float32"

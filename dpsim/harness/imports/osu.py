@@ -70,9 +70,9 @@ def _tables(source: Source, title: int, end: int) -> list[Table]:
                 datatype = match[1]
         names = _columns(source, header)
         found = [_point(source, line, fields, names) for line, fields in rows(source, header + 1, stop, "# Datatype:")]
-        sizes_bytes, time_s = points(source, f"line {header}", found)
+        sizes_bytes, time_s, doubts = points(source, f"line {header}", found)
         measured = "out of place, mean over ranks" + (f", {datatype}" if datatype else "")
-        tables.append(Table(f"line {header}", None, "", sizes_bytes, time_s, measured))
+        tables.append(Table(f"line {header}", None, "", sizes_bytes, time_s, measured, doubts=doubts))
     return tables
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,11 @@ _WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
 _HUNDREDTHS = re.compile(r"(?:0|[1-9][0-9]{0,14})\.[0-9]{2}")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NARROW = 10  # digits of a size that the benchmarks' columns have room for
+_LONGEST_LINE = 4096
 _GAP = re.compile(r"\s+")
+_TAGGED = re.compile(r"\[[^\]\s]*\d+,\d+\]<std(?:out|err)>: ?")  # mpirun --tag-output
+_NUMBERED = re.compile(r"\s*[0-9]{1,6}: ?")  # srun -l
+_OUTLIER = 5.0
 _LOG = re.compile(r"\[.*\]|.*\[[0-9]+\] NCCL [A-Z]+ |NCCL version ")
 
 
@@ -36,6 +41,8 @@ class Table:
 
     ``devices`` is ``None`` and ``layout`` empty where the file does not say them; a layout of one node is ``1x8``.
     ``place`` is where in the file the table begins, ``measured`` which of the benchmark's figures its times are.
+    ``sizes_bytes`` are those of float32 gradients, also where they travel as a ``wire_dtype`` of 16 bits. ``doubts``
+    are sentences on rows that are likely wrong, and were taken.
     """
 
     place: str
@@ -44,6 +51,8 @@ class Table:
     sizes_bytes: tuple[int, ...]
     time_s: tuple[float, ...]
     measured: str
+    wire_dtype: str = "float32"
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,9 +74,12 @@ class Point:
 
 
 def read_source(path: Path) -> Source:
-    """The lines of a text file, with or without a byte-order mark, of any system. Raises ``FileFormatError``."""
+    """The lines of a text file (``-``: of standard input), with or without a byte-order mark, of any system.
+
+    What ``srun -l`` or ``mpirun --tag-output`` put before every line is taken away. Raises ``FileFormatError``.
+    """
     try:
-        data = path.read_bytes()
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise FileFormatError(
             f"cannot read {path}: {error.strerror or error}", allowed="a file that nccl-tests, OSU or IMB printed"
@@ -80,7 +92,22 @@ def read_source(path: Path) -> Source:
             allowed="the text that the benchmark printed, in UTF-8",
             remedy="save it as UTF-8, or copy it again: it may be damaged",
         ) from error
-    return Source(path, tuple(text.replace("\r\n", "\n").split("\n")))
+    source = Source(path, _without_prefixes(text.replace("\r\n", "\n").split("\n")))
+    for line, content in enumerate(source.lines, 1):
+        if len(content) > _LONGEST_LINE and not content.lstrip().startswith("{"):  # JSON may be one line
+            raise source.refuse(
+                line, f"{len(content):,} characters", allowed=f"lines of up to {_LONGEST_LINE:,}",
+                remedy="give the text that the benchmark printed; this may be cut off or damaged",
+            )  # fmt: skip
+    return source
+
+
+def _without_prefixes(lines: list[str]) -> tuple[str, ...]:
+    """The lines without the tags of ``mpirun``, and without those of ``srun`` where every line has one."""
+    untagged = [_TAGGED.sub("", line, count=1) if _TAGGED.match(line) else line for line in lines]
+    if any(untagged) and all(_NUMBERED.match(line) for line in untagged if line.strip()):
+        untagged = [_NUMBERED.sub("", line, count=1) for line in untagged]
+    return tuple(untagged)
 
 
 def rows(source: Source, first: int, end: int, footer: str = "") -> Iterator[tuple[int, list[str]]]:
@@ -131,8 +158,10 @@ def _check_ends(source: Source, found: list[int]) -> None:
         )
 
 
-def points(source: Source, place: str, found: list[Point]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """(sizes in bytes, seconds) of a table's rows. Rows of 0 bytes are left out: such a call sends no message.
+def points(
+    source: Source, place: str, found: list[Point]
+) -> tuple[tuple[int, ...], tuple[float, ...], tuple[str, ...]]:
+    """(sizes in bytes, seconds, doubts) of a table's rows. Rows of 0 bytes are left out: such a call sends no message.
 
     Raises ``FileFormatError`` for sizes that do not ascend, for times of 0 and for a table without rows.
     """
@@ -158,7 +187,24 @@ def points(source: Source, place: str, found: list[Point]) -> tuple[tuple[int, .
                 remedy="remove the row if the time was too short for the benchmark's clock",
             )
         last = point.size_bytes
-    return tuple(point.size_bytes for point in kept), tuple(round(point.time_us / 1e6, 15) for point in kept)
+    return (
+        tuple(point.size_bytes for point in kept),
+        tuple(round(point.time_us / 1e6, 15) for point in kept),
+        _doubts(kept),
+    )
+
+
+def _doubts(found: list[Point]) -> tuple[str, ...]:
+    """A sentence for each row whose time is far above or far below those of both its neighbours."""
+    sentences = []
+    for before, point, after in zip(found, found[1:], found[2:], strict=False):
+        low, high = sorted((before.time_us, after.time_us))
+        if point.time_us > _OUTLIER * high or point.time_us * _OUTLIER < low:
+            sentences.append(
+                f"{point.place}: {point.size_bytes} bytes in {point.time_us:g} us, between {before.time_us:g} and "
+                f"{after.time_us:g} us for its neighbours"
+            )
+    return tuple(sentences)
 
 
 def whole(source: Source, line: int, what: str, text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -16,36 +15,37 @@ from dpsim.comm.allreduce import allreduce
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.comm.progress import progress
+from dpsim.comm.selection import select, sizes
 from dpsim.comm.transport import Array, Transport, transport
 from dpsim.comm.wire import wire
 from dpsim.harness.calibrate import CalibrateConfig
+from dpsim.harness.ranks.crowd import Crowd
 from dpsim.harness.ranks.load import Load, ReplicaLoad, StandIn, nothing
-from dpsim.kernels.allreduce.cpu import STAGE_BYTES
+from dpsim.harness.ranks.reference import SpeedLog, reference_s, unfinished
+from dpsim.harness.speed import NARROW, factors, slow_factor
 from dpsim.layout import node_counts
-from dpsim.machine import AllreduceCost, ComputeSlowdown, Network, OverlapCost, Selection
+from dpsim.machine import AllreduceCost, Network, OverlapCost, Selection
 
 Progress = Callable[[str], None]
 _LEAST_LOAD_S = 1e-3
 _LOADED_S = 4e-3
 _MOST_AT_ONCE = 20
 _ALONE_A_ROUND = 3
-_SMALLEST_BYTES, _FACTOR = 1024, 4
 _GLOBAL_BATCH = 64  # float16 is scaled for one; which one costs nothing
-_SELECTING = 40
 LEAST_ROUNDS, MOST_ROUNDS = 5, 60
 
 
 class Calibrating:
     """One network's tables being measured, round by round. Collective over ``comm``."""
 
-    def __init__(self, comm: MPI.Intracomm, config: CalibrateConfig) -> None:
-        self._comm, self._config = comm, config
+    def __init__(self, comm: MPI.Intracomm, config: CalibrateConfig, speeds: SpeedLog) -> None:
+        self._comm, self._config, self._speeds = comm, config, speeds
         network = Network.parse(config.network)
         self._alone: list[_Alone] = []
         self._beside: list[_Beside] = []
         self._selection: dict[int, Selection] = {}
         counts = dict.fromkeys(devices for devices, _ in config.layouts())
-        self._crowds = [_Crowd(comm, devices) for devices in counts if not config.model]
+        self._crowds = [Crowd(comm, devices, speeds) for devices in counts]
         for devices, layout in config.layouts():
             of_a_node = node_counts(layout, devices)[1]
             group = first_ranks(comm, devices)
@@ -54,9 +54,11 @@ class Calibrating:
                     continue
                 chosen = None
                 if algorithm == "auto":
-                    chosen = self._selection[devices] = self._selection.get(devices) or select(group)
+                    chosen = self._selection[devices] = (
+                        self._selection.get(devices) or select(group) or Selection.usual(devices)
+                    )
                 link = transport(group, network, of_a_node, chosen)
-                table = _Alone(group, link, algorithm, layout, config)
+                table = _Alone(group, link, algorithm, layout, config, speeds)
                 self._alone.append(table)
                 load: Load = (
                     ReplicaLoad(config.model, config.dataset, config.local_batch) if config.model else StandIn()
@@ -68,13 +70,16 @@ class Calibrating:
     def round(self) -> None:
         """A few more samples of every table."""
         for table in self._alone:
-            for _ in range(_ALONE_A_ROUND):
-                table.round()
+            table.round()
         for beside in self._beside:
             beside.round()
         quiet_barrier(self._comm)
         for crowd in self._crowds:
             crowd.round()
+
+    def settled(self) -> bool:
+        """Whether the machine is steady and every compute slowdown is known well enough; on rank 0."""
+        return self._speeds.steady() and all(crowd.result().half_width <= NARROW for crowd in self._crowds)
 
     def result(self) -> dict[str, Any] | None:
         """The tables as plain values, on rank 0."""
@@ -83,6 +88,7 @@ class Calibrating:
             "overlap": [beside.result() for beside in self._beside],
             "selection": list(self._selection.values()),
             "compute_slowdown": [crowd.result() for crowd in self._crowds],
+            "speed": [speed for crowd in self._crowds[-1:] for speed in crowd.speed()],
         }
         for beside in self._beside:
             beside.close()
@@ -94,33 +100,14 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     config = codec.decode(argument, CalibrateConfig, "calibration")
     counts = " and ".join(layout or str(devices) for devices, layout in config.layouts())
     report(f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}")
-    calibrating = Calibrating(comm, config)
-    end_s = now() + config.seconds
-    rounds = 0
-    while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and comm.bcast(now() < end_s)):
+    calibrating = Calibrating(comm, config, SpeedLog())
+    start_s, rounds = now(), 0
+    while rounds < LEAST_ROUNDS or (
+        rounds < MOST_ROUNDS and unfinished(comm, start_s, config.seconds, calibrating.settled)
+    ):
         calibrating.round()
         rounds += 1
     return calibrating.result()
-
-
-class _Crowd:
-    """How much longer the stand-in load takes on several ranks at once than on rank 0 alone; the two alternate."""
-
-    def __init__(self, comm: MPI.Intracomm, devices: int) -> None:
-        self._comm, self._devices = comm, devices
-        self._load = StandIn()
-        self._times: dict[bool, list[float]] = {True: [], False: []}
-
-    def round(self) -> None:
-        for together in (False, True):
-            quiet_barrier(self._comm)
-            if self._comm.rank < (self._devices if together else 1):
-                self._times[together].append(self._load.run(math.ceil(_LEAST_LOAD_S / self._load.unit_s), nothing))
-
-    def result(self) -> ComputeSlowdown:
-        known = self._comm.rank == 0
-        ratio = statistics.median(self._times[True]) / statistics.median(self._times[False]) if known else 1.0
-        return ComputeSlowdown(devices=self._devices, factor=ratio)
 
 
 class _Alone:
@@ -130,33 +117,46 @@ class _Alone:
     """
 
     def __init__(
-        self, group: MPI.Intracomm, link: Transport, algorithm: str, layout: str, config: CalibrateConfig
-    ) -> None:
+        self, group: MPI.Intracomm, link: Transport, algorithm: str, layout: str, config: CalibrateConfig,
+        speeds: SpeedLog,
+    ) -> None:  # fmt: skip
         self.group, self.link, self.algorithm, self.layout = group, link, algorithm, layout
         self.wire = wire(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
         self.wire_dtype = config.wire_dtype or "float32"
         self.sizes = sizes(config.max_bytes)
         self._buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
-        self._samples: dict[int, list[float]] = {size: [] for size in self.sizes}
+        self.speeds = speeds
+        self._rows: list[list[float]] = []
+        self._reference_s: list[float] = []
         self._random = np.random.default_rng(0)
         self._warm = False
 
     def round(self) -> None:
-        for index in self._random.permutation(len(self.sizes)):
-            size = self.sizes[index]
-            self._buffers[size][...] = 1.0
-            self.group.Barrier()
-            start_s = now()
-            allreduce(self.link, self._buffers[size], self.algorithm, self.wire)
-            if self._warm:
-                self._samples[size].append(now() - start_s)
+        """A visit: each size a few times, in random order."""
+        before_s = reference_s(self.group)
+        rows = [self._each_size() for _ in range(_ALONE_A_ROUND)][0 if self._warm else 1 :]
+        speed_s = self.speeds.visited(self.group.size, before_s, reference_s(self.group))
+        self._rows += rows
+        self._reference_s += [speed_s] * len(rows)
         self._warm = True
 
+    def _each_size(self) -> list[float]:
+        """Seconds of one allreduce of each size."""
+        found = [0.0] * len(self.sizes)
+        for index in self._random.permutation(len(self.sizes)):
+            buffer = self._buffers[self.sizes[index]]
+            buffer[...] = 1.0
+            self.group.Barrier()
+            start_s = now()
+            allreduce(self.link, buffer, self.algorithm, self.wire)
+            found[index] = now() - start_s
+        return found
+
     def result(self) -> AllreduceCost:
-        cost = _slowest(self.group, self._samples)
+        time_s, factor = _slowest(self.group, self._rows, self._reference_s, self.speeds)
         return AllreduceCost(
             algorithm=self.algorithm, devices=self.group.size, layout=self.layout, sizes_bytes=tuple(self.sizes),
-            time_s=tuple(cost[size] for size in self.sizes), wire_dtype=self.wire_dtype,
+            time_s=time_s, wire_dtype=self.wire_dtype, slow_factor=factor,
         )  # fmt: skip
 
 
@@ -173,8 +173,9 @@ class _Beside:
         self._points = alone.sizes[-1::-2][::-1]  # every second size, the largest among them
         self._buffers: dict[int, list[Array]] = {}
         self._units: dict[int, int] = {}
-        self._times: dict[int, list[float]] = {size: [] for size in self._points}
+        self._times: dict[int, list[list[float]]] = {size: [] for size in self._points}
         self._losses: dict[int, list[float]] = {size: [] for size in self._points}
+        self._reference_s: dict[int, list[float]] = {size: [] for size in self._points}
         self._warm = False
 
     def _finished(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
@@ -194,6 +195,7 @@ class _Beside:
         if not self._units:
             self._plan()
         group, load, mechanism = self._alone.group, self._load, self._mechanism
+        before_s = reference_s(group)
         for size in self._points:
             many = len(self._buffers[size])
             group.Barrier()
@@ -206,71 +208,42 @@ class _Beside:
             load.run(self._units[size], mechanism.poll)
             loaded_s = now() - start_s
             mechanism.finish()
+            after_s = reference_s(group)
             if self._warm:
-                self._times[size].append(sum(end - begin for begin, end in self._done) / many)
+                self._times[size].append([sum(end - begin for begin, end in self._done) / many])
                 self._losses[size].append((loaded_s - plain_s) / many)
+                self._reference_s[size].append(self._alone.speeds.visited(group.size, before_s, after_s))
+            before_s = after_s
         self._warm = True
 
     def result(self) -> OverlapCost:
-        group = self._alone.group
-        times = _slowest(group, self._times)
-        losses = {
-            size: max(0.0, float(np.median(np.mean(group.allgather(row), axis=0))))
-            for size, row in self._losses.items()
-        }
+        group, speeds = self._alone.group, self._alone.speeds
+        times, losses = [], []
+        for size, references in self._reference_s.items():
+            times.append(_slowest(group, self._times[size], references, speeds))
+            mixture = speeds.mixture(group.size)
+            loss = np.mean(group.allgather(self._losses[size]), axis=0) / factors(references, mixture, mixture.change)
+            losses.append(max(0.0, float(np.median(loss))))
         return OverlapCost(
             algorithm=self._alone.algorithm, devices=group.size, layout=self._alone.layout,
             overlap=cast(Literal["poll", "thread"], self._overlap), sizes_bytes=tuple(self._points),
-            time_s=tuple(times[size] for size in self._points),
-            compute_loss_s=tuple(losses[size] for size in self._points), wire_dtype=self._alone.wire_dtype,
+            time_s=tuple(time_s for (time_s,), _ in times), compute_loss_s=tuple(losses),
+            wire_dtype=self._alone.wire_dtype, slow_factor=statistics.median(factor for _, factor in times),
         )  # fmt: skip
 
     def close(self) -> None:
         self._mechanism.close()
 
 
-def select(group: MPI.Intracomm) -> Selection:
-    """Up to which size ``one-shot`` is faster than ``two-shot``; both in turn, a fraction of a second. Collective."""
-    link = transport(group, Network())
-    points = [size for size in sizes(STAGE_BYTES) if size <= STAGE_BYTES]
-    memory = link.allocate(STAGE_BYTES).view(np.float32)
-    if link.prepare(memory, "two-shot", None) is None:
-        return Selection.usual(group.size)
-    samples: dict[tuple[str, int], list[float]] = {}
-    for number in range(_SELECTING):
-        for size, name in itertools.product(points, ("one-shot", "two-shot")):
-            data = memory[: size // 4]
-            data[...] = 1.0
-            group.Barrier()
-            start_s = now()
-            allreduce(link, data, name)
-            if number:
-                samples.setdefault((name, size), []).append(now() - start_s)
-    slowest = {
-        key: statistics.median(max(row) for row in zip(*group.allgather(times), strict=True))
-        for key, times in samples.items()
-    }
-    faster = itertools.takewhile(lambda size: slowest["one-shot", size] < slowest["two-shot", size], points)
-    largest = group.bcast(max(faster, default=0))
-    if not largest:
-        return Selection(devices=group.size, algorithms=("two-shot",), below_bytes=())
-    return Selection(devices=group.size, below_bytes=(largest + 1,))
+def _slowest(
+    group: MPI.Intracomm, rows: list[list[float]], reference_s: list[float], speeds: SpeedLog
+) -> tuple[tuple[float, ...], float]:
+    """(median over repeats of the slowest rank's time at full speed, one a column; how much longer at the slow one).
 
-
-def sizes(max_bytes: int) -> list[int]:
-    """4 B, then 1 KiB and up by a factor of 4, ending at ``max_bytes`` (rounded down to a multiple of 4)."""
-    points = [4]
-    size = _SMALLEST_BYTES
-    while size < max_bytes:
-        points.append(size)
-        size *= _FACTOR
-    largest = max_bytes // 4 * 4
-    return points if largest == points[-1] else [*points, largest]
-
-
-def _slowest(group: MPI.Intracomm, samples: dict[int, list[float]]) -> dict[int, float]:
-    """Median over repeats of the slowest rank's time."""
-    return {
-        key: statistics.median(max(row) for row in zip(*group.allgather(times), strict=True))
-        for key, times in samples.items()
-    }
+    ``rows`` are repeats with one time a column, each with the reference time of its visit. Collective.
+    """
+    slowest, mixture = np.max(group.allgather(rows), axis=0), speeds.mixture(group.size)
+    relative = slowest / np.median(slowest, axis=0)
+    factor = slow_factor(relative.ravel(), np.repeat(reference_s, relative.shape[1]).tolist(), mixture)
+    full = np.median(slowest / factors(reference_s, mixture, factor)[:, None], axis=0)
+    return tuple(full.tolist()), factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import DpsimError
-from dpsim.harness.ranks.profile import WARM_STEPS
+from dpsim.harness.model import build_replica
+from dpsim.harness.ranks.profile import COUNTED_STEPS, WARM_STEPS
+from dpsim.harness.ranks.reference import reference_s
 from dpsim.harness.samples import MeasureTask, Samples
 from dpsim.harness.statistics import median_interval
 from dpsim.machine import Network
-from dpsim.nn import build_model
 from dpsim.predict import scheduled
 from dpsim.record import MeasuredPoint
 from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, timeline
@@ -27,7 +29,6 @@ from dpsim.runtime.trainer import Trainer
 from dpsim.units import format_size
 
 Progress = Callable[[str], None]
-_COUNTED_STEPS = 6
 _TELL_S = 5.0
 _LEAST_ROUNDS = 6
 _WARM_ROUNDS = 2
@@ -45,12 +46,13 @@ class _Point:
         self.exposed_s = list(before.exposed_communication_s) if before else []
         self.round = list(before.round) if before else []
         self.losses = list(before.losses) if before else []
+        self.reference_s = list(before.reference_s) if before else []
         self.typical: tuple[float, list[StepMarks]] | None = None
         self.new_losses: list[float] = []
         if self.group is None:
             return
         experiment = task.experiment
-        replica = build_model(experiment.model, dataset.input_shape, dataset.classes)
+        replica = build_replica(experiment.model, dataset.input_shape, dataset.classes)
         schedule = scheduled(task.workload, task.machines[self.key.network], plan)
         network = Network.parse(self.key.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0
@@ -63,11 +65,12 @@ class _Point:
         """A few steps, the first two not counted; a step lasts from the slowest rank's end to the next one's."""
         if self.group is None:
             return
-        self.group.Barrier()
+        before_s = reference_s(self.group)
         steps: list[tuple[StepMarks, float, int]] = []
-        for _ in range(WARM_STEPS + _COUNTED_STEPS):
+        for _ in range(WARM_STEPS + COUNTED_STEPS):
             outcome = self.trainer.step()
             steps.append((outcome.marks, outcome.sums.loss, outcome.global_samples))
+        speed_s = statistics.mean((before_s, reference_s(self.group)))
         gathered = self.group.gather(steps)
         if gathered is None:
             return
@@ -82,6 +85,7 @@ class _Point:
             self.step_s.append(step_s)
             self.exposed_s.append(min(exposed_s(marks) for marks, _, _ in ranks))  # of the rank that was ready last
             self.round.append(round_number)
+            self.reference_s.append(speed_s)
             self.losses.append(self.new_losses[-1])
             self._keep_typical(step_s, [marks for marks, _, _ in ranks])
 
@@ -99,6 +103,7 @@ class _Point:
             key=self.key, buckets=self.buckets, step_s=tuple(self.step_s),
             exposed_communication_s=tuple(self.exposed_s), round=tuple(self.round), losses=tuple(self.losses),
             events_per_step=self.typical[1][0].events if self.typical else 0, timeline=record,
+            reference_s=tuple(self.reference_s) if len(self.reference_s) == len(self.step_s) else (),
         )  # fmt: skip
 
     def narrow(self, interval: float) -> bool:
@@ -143,10 +148,10 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
             )  # fmt: skip
             codec.write(Path(task.save_to), samples)
             narrow = sum(point.narrow(task.experiment.interval) for point in points)
-            within = f"{narrow} of {len(points)} points are within {task.experiment.interval:.0%}"
+            within = f"{narrow} of {len(points)} settings have intervals within {task.experiment.interval:.0%}"
             if now() - told_s > _TELL_S:
                 told_s = now()
-                report(f"round {number}: {within}, {spent_s:.0f} of at most {task.experiment.budget_s:.0f} s")
+                report(f"round {number}: {within}; {spent_s:.0f} s used, budget {task.experiment.budget_s:.0f} s")
             done = number >= _LEAST_ROUNDS and (narrow == len(points) or spent_s > task.experiment.budget_s)
         done = comm.bcast(done)
     for point in points:

@@ -13,6 +13,7 @@ from dpsim.harness.calibrate import CalibrateConfig
 from dpsim.harness.profile import ProfileConfig
 from dpsim.harness.ranks.calibrate import LEAST_ROUNDS, Calibrating
 from dpsim.harness.ranks.profile import Profiling
+from dpsim.harness.ranks.reference import SpeedLog, unfinished
 
 Progress = Callable[[str], None]
 
@@ -20,18 +21,19 @@ Progress = Callable[[str], None]
 def prepare_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """A profile, and a calibration of each network, for ``argument["seconds"]``.
 
-    Rank 0 returns what they found (plain values).
+    For up to 1.5 times as long where the machine's speed changes or a compute slowdown is not known to 3 %. Rank 0
+    returns what they found (plain values).
     """
     config = codec.decode(argument["profile"], ProfileConfig, "profile")
-    profiling = Profiling(comm, config)
+    speeds = SpeedLog()
+    profiling = Profiling(comm, config, speeds)
     networks = {
         name: codec.decode(plain, CalibrateConfig, "calibration") for name, plain in argument["calibrations"].items()
     }
-    calibrating = {name: Calibrating(comm, network) for name, network in networks.items()}
+    calibrating = {name: Calibrating(comm, network, speeds) for name, network in networks.items()}
     report(f"profiling {config.model} and calibrating {' and '.join(networks) or 'nothing'}")
-    end_s = now() + argument["seconds"]
-    rounds = 0
-    while rounds < LEAST_ROUNDS or comm.bcast(now() < end_s):
+    start_s, rounds = now(), 0
+    while rounds < LEAST_ROUNDS or unfinished(comm, start_s, argument["seconds"], profiling.settled):
         profiling.round()
         for one in calibrating.values():
             one.round()

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.data import load_dataset
+from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
 from dpsim.harness.advice import batch_norm_warning
 from dpsim.harness.resume import check_same_training, run_of, stored
@@ -32,7 +33,7 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
     """One ``TrainConfig`` on running ranks; rank 0 returns a ``TrainResult`` (plain values)."""
     config = codec.decode(argument, TrainConfig, "training")
     trainer, total = _trainer(comm, config, report)
-    _restore(trainer, config, total)
+    _restore(trainer, config, total, report)
     if trainer.runner.steps:
         report(f"going on after step {trainer.runner.steps}, towards {total} steps")
     saving = None
@@ -46,6 +47,7 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
 def _trainer(comm: MPI.Intracomm, config: TrainConfig, report: Progress) -> tuple[Trainer, int]:
     """A trainer as configured, and how many steps the run has."""
     dataset = load_dataset(config.dataset, config.seed)
+    check_batch(len(dataset.train_y), config.global_batch)
     replica = build_model(config.model, dataset.input_shape, dataset.classes, label_smoothing=config.label_smoothing)
     plan, schedule = config.plan(), None
     if (doubt := batch_norm_warning(replica.layers, plan)) is not None:
@@ -75,7 +77,7 @@ def _trainer(comm: MPI.Intracomm, config: TrainConfig, report: Progress) -> tupl
     return trainer, total
 
 
-def _restore(trainer: Trainer, config: TrainConfig, total: int) -> None:
+def _restore(trainer: Trainer, config: TrainConfig, total: int, report: Progress) -> None:
     """Put the trainer where the checkpoint to resume from is (rank 0 reads it), if there is one."""
     if config.resume is None:
         return
@@ -83,7 +85,7 @@ def _restore(trainer: Trainer, config: TrainConfig, total: int) -> None:
     if trainer.comm.rank == 0:
         checkpoint = read(Path(config.resume))
         check_same_training(stored(checkpoint), config)
-    losses = restore(trainer, checkpoint)
+    losses = restore(trainer, checkpoint, report)
     if len(losses) > total:
         raise ConfigError(
             f"the checkpoint is of step {len(losses)}, and the run would end at step {total}",

@@ -9,6 +9,7 @@ import msgspec
 from dpsim.errors import ConfigError
 from dpsim.harness.environment import environment
 from dpsim.harness.reproduce.difference import first_difference
+from dpsim.nn.kernel_table import committed
 from dpsim.record import Environment
 from dpsim.reproduce import Beside, Configuration, ReproduceRecord, Reproduction, Trajectory, read
 
@@ -49,12 +50,12 @@ def check_comparable(path: Path, reproduction: Reproduction, *, across_machines:
             allowed="a mode and leaves that both have, or without leaves the same configurations",
             remedy="give the --batch-norm and --leaves that it was made with",
         )
-    other = _other_machine(saved.environment, environment())
+    other = _other_machine(saved, environment(), committed().digest)
     if other and not across_machines:
         raise ConfigError(
             f"the run in {path} was made on another machine type: {'; '.join(other)}",
-            allowed="the same processor, BLAS architecture, OPENBLAS_* and OMP_* variables, and library versions:"
-            " a digest belongs to one",
+            allowed="the same processor, BLAS architecture, OPENBLAS_* and OMP_* variables, library versions and"
+            " kernel table: a digest belongs to one",
             remedy="make it again here, or compare all the same with --across-machines",
         )
     return saved
@@ -85,7 +86,7 @@ def against(record: ReproduceRecord, saved: ReproduceRecord, path: Path) -> Repr
         differences.append(first_difference(before, after) if before and after else None)
     beside = Beside(
         path=str(path), compared=tuple(here for _, here in chosen), differences=tuple(differences),
-        across_machines=tuple(_other_machine(saved.environment, record.environment)),
+        across_machines=tuple(_other_machine(saved, record.environment, record.kernel_table)),
     )  # fmt: skip
     return msgspec.structs.replace(record, against=beside)
 
@@ -96,8 +97,10 @@ def _trajectory(record: ReproduceRecord, configuration: Configuration) -> Trajec
     return None if number is None else record.trajectories[number]
 
 
-def _other_machine(there: Environment, here: Environment) -> list[str]:
-    then, now = machine_type(there), machine_type(here)
+def _other_machine(saved: ReproduceRecord, here: Environment, kernel_table: str) -> list[str]:
+    then, now = machine_type(saved.environment), machine_type(here)
+    if saved.kernel_table:  # older records do not name it
+        then, now = then | {"kernel table": saved.kernel_table}, now | {"kernel table": kernel_table}
     return [
         f"{name} is {then.get(name, 'not set')} there, {now.get(name, 'not set')} here"
         for name in dict.fromkeys([*then, *now])

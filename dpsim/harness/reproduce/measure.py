@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +11,7 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.comm.launch import on_ranks
+from dpsim.comm.scratch import scratch
 from dpsim.data import load_dataset
 from dpsim.harness.environment import environment, stamp
 from dpsim.harness.reproduce.difference import Looked, explained, first_difference, relative
@@ -19,6 +19,7 @@ from dpsim.harness.reproduce.task import Ran, Task
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.lower import lower
 from dpsim.nn import build_model
+from dpsim.nn.kernel_table import committed
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
 from dpsim.reproduce import (
     PREDICTIONS,
@@ -51,8 +52,8 @@ def measure(reproduction: Reproduction, folder: Path | None, progress: Progress)
 
     Raises ``ConfigError``, ``NotFiniteError``, ``CommunicationError``.
     """
-    with tempfile.TemporaryDirectory(prefix="dpsim-reproduce-") as scratch:
-        work = _Work(reproduction, Path(scratch), progress)
+    with scratch("reproduce") as states:
+        work = _Work(reproduction, states, progress)
         record = _compared(work, possible(reproduction), None if folder is None else folder / PREDICTIONS)
         return msgspec.structs.replace(record, found=tuple(_explain(record, work)), measured_until=stamp())
 
@@ -64,8 +65,8 @@ def measure_drift(
 
     Predictions of drift are written as the file ``predictions`` before what they predict runs. Raises as ``measure``.
     """
-    with tempfile.TemporaryDirectory(prefix="dpsim-drift-") as scratch:
-        return _compared(_Work(reproduction, Path(scratch), progress), configurations, predictions)
+    with scratch("drift") as states:
+        return _compared(_Work(reproduction, states, progress), configurations, predictions)
 
 
 def _compared(work: _Work, configurations: Sequence[Configuration], file: Path | None) -> ReproduceRecord:
@@ -86,6 +87,7 @@ def _compared(work: _Work, configurations: Sequence[Configuration], file: Path |
         reproduction=reproduction, environment=environment(), measured_from=measured_from, measured_until=stamp(),
         trajectories=tuple(work.trajectories), runs=tuple(work.runs),
         predictions=predictions if predictions.points else None, predictions_sha256=sha, drift=tuple(work.drift),
+        kernel_table=committed().digest,
     )  # fmt: skip
 
 

@@ -11,11 +11,12 @@ from matplotlib.ticker import FuncFormatter
 from dpsim.bench import OWN
 from dpsim.report.bench_result import BenchPoint, BenchResult
 from dpsim.report.figures.style import INK, MUTED, RULE, labels_at_right, panels, styled
+from dpsim.report.palette import SERIES
 from dpsim.units import format_size
 
-_COLOURS = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288", "#999933", "#882255", "#6a6a75",
-)  # fmt: skip
+_COLOURS = tuple(colour.light for colour in SERIES)
+_MARKERS = "osD^vPX<>h"
+_DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
 _SIMULATED = " (simulator)"
 _TITLES = (("dpsim's algorithms", True), ("beside the peers", False))
 
@@ -62,9 +63,12 @@ def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoi
     axis.set_axisbelow(True)
     axis.plot(*zip(*bound, strict=True), color=INK, linewidth=1.1, dashes=(4, 2.5), zorder=4) if bound else None
     labels: list[tuple[float, str, str]] = [(bound[-1][1], "the bound", INK)] if bound else []
-    for name, (points, colour) in lines.items():
+    for number, (name, (points, colour)) in enumerate(lines.items()):
         values = [(p.busbw_bytes_per_s or 0.0) / 1e9 for p in points]
-        axis.plot([p.size_bytes for p in points], values, color=colour, linewidth=1.6, marker="o", markersize=3)
+        axis.plot(
+            [p.size_bytes for p in points], values, color=colour, linewidth=1.4, markersize=4,
+            marker=_MARKERS[number % len(_MARKERS)], linestyle=_DASHES[number % len(_DASHES)],
+        )  # fmt: skip
         labels.append((values[-1], name, colour))
     _label(axis, labels)
     sizes = [size.size_bytes for size in result.sizes]

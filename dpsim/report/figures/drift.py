@@ -14,7 +14,7 @@ from dpsim.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord
 
 _Pairs = Sequence[tuple[PredictedDrift, list[MeasuredDrift]]]
 _PARAMETERS = "|w_n - w_1| / |w_1| after the last step"
-_MEANS = "a device's means in the first batch norm, in deviations of a sample"
+_MEANS = "error of a device's batch-norm means, in standard deviations"
 
 
 def draw(record: ReproduceRecord, *, narrow: bool = False) -> Figure:

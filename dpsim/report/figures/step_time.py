@@ -65,8 +65,8 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
     shown = {name: line for name, line in nulls.items() if floor <= line[-1] <= ceiling}
     bottom = min([bottom, *(max(floor, min(line)) for line in shown.values())])
     top = max([top, *(min(ceiling, max(line)) for line in shown.values())])
-    margin = 0.09 * (top - bottom)
-    axis.set_ylim(bottom - 2 * margin, top + 1.8 * margin)
+    margin = 0.16 * (top - bottom)
+    axis.set_ylim(max(0.0, bottom - margin), top + margin)
     axis.set_xlim(-0.4, len(points) - 0.6)
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
@@ -76,47 +76,58 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
     axis.plot(x, predicted, color=PREDICTED, linewidth=1.8, zorder=3)
     around = [[m - a for m, a in zip(measured, low, strict=True)], [b - m for m, b in zip(measured, high, strict=True)]]
     axis.errorbar(x, measured, yerr=around, fmt="o", color=MEASURED, markersize=5, elinewidth=1.6, capsize=0, zorder=5)
-    _mark_best(axis, points, measured, predicted, low)
+    _mark_best(axis, points, measured, predicted, (bottom - margin / 2, top + margin / 2))
     labels = [(line[-1], _NULL_LABELS.get(name, name), MUTED) for name, line in shown.items()]
     labels += [(measured[-1], "measured", MEASURED), (predicted[-1], "predicted", PREDICTED)]
     labels_at_right(axis, labels, gap=0.062)
     _frame(axis, points)
-    off = [f"{_NULL_LABELS.get(n, n)} {v[-1]:.3g} ms" for n, v in nulls.items() if n not in shown]
-    text = f"milliseconds a step, {points[0].algorithm}" + (f"; off the scale: {', '.join(off)}" if off else "")
+    off = [f"{_NULL_LABELS.get(n, n)}, {v[-1]:.3g} ms" for n, v in nulls.items() if n not in shown]
+    text = f"ms per step (allreduce: {points[0].algorithm})." + (f" Not drawn: {'; '.join(off)}." if off else "")
     axis.text(0, 1.02, text, transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
 
 
 def _mark_best(
     axis: Axes, points: Sequence[ComparedPoint], measured: Sequence[float], predicted: Sequence[float],
-    low: Sequence[float],
+    free: tuple[float, float],
 ) -> None:  # fmt: skip
+    """Mark the best measured point and the best predicted one; ``free`` are heights below and above all that is drawn.
+
+    A label stands on the side of its mark on which the other mark of the same threshold is not.
+    """
     for i, point in enumerate(points):
+        both = point.is_best_measured and point.is_best_predicted
         if point.is_best_predicted:
             axis.plot(
                 [i], [predicted[i]], marker="D", markersize=10, markerfacecolor=PAPER, markeredgecolor=PREDICTED,
                 markeredgewidth=1.6, zorder=4,
             )  # fmt: skip
+            if not both:
+                below = measured[i] > predicted[i]
+                _note(axis, "best predicted", (i, predicted[i]), len(points), PREDICTED, free, below=below)
         if point.is_best_measured:
             axis.plot(
                 [i], [measured[i]], marker="*", markersize=14, markerfacecolor=MEASURED, markeredgecolor=PAPER,
                 markeredgewidth=0.8, zorder=6,
             )  # fmt: skip
-    best = next((i for i, p in enumerate(points) if p.is_best_measured), None)
-    guess = next((i for i, p in enumerate(points) if p.is_best_predicted), None)
-    if best is not None:
-        text = "best, measured and predicted" if best == guess else "best measured"
-        lowest = min(low[best], predicted[best]) if best == guess else low[best]
-        _note(axis, text, best, lowest, len(points), INK if best == guess else MEASURED, below=True)
-    if guess is not None and guess != best:
-        _note(axis, "best predicted", guess, predicted[guess], len(points), PREDICTED, below=False)
+            text, colour = ("best, measured and predicted", INK) if both else ("best measured", MEASURED)
+            below = predicted[i] > measured[i]
+            _note(axis, text, (i, measured[i]), len(points), colour, free, below=below)
 
 
-def _note(axis: Axes, text: str, x: int, y: float, count: int, colour: str, *, below: bool) -> None:
-    side = "left" if x < count * 0.34 else "right" if x > count * 0.66 else "center"
-    shift = {"left": -6, "right": 6, "center": 0}[side]
+def _note(
+    axis: Axes, text: str, mark: tuple[float, float], count: int, colour: str, free: tuple[float, float], *, below: bool
+) -> None:
+    """A label in the free height below or above, and a line from it to its mark."""
+    height = free[0] if below and free[0] > axis.get_ylim()[0] else free[1]
+    side, foot = next(
+        (side, foot)
+        for side, foot, most in (("left", 0.1, 0.34), ("center", 0.5, 0.66), ("right", 0.9, 1.0))
+        if mark[0] < count * most
+    )
     axis.annotate(
-        text, (x, y), xytext=(shift, -10 if below else 10), textcoords="offset points", color=colour, fontsize=8.5,
-        ha=side, va="top" if below else "bottom", zorder=7,
+        text, mark, xytext=(mark[0], height), color=colour, fontsize=8.5, ha=side, va="center", zorder=7,
+        arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.9, "shrinkA": 1.0, "shrinkB": 6.0,
+                    "relpos": (foot, 0.5)},
     )  # fmt: skip
 
 

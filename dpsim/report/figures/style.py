@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,22 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import blended_transform_factory
 
-INK, MUTED, FAINT, RULE, PAPER = "#1c1c22", "#6a6a75", "#9c9ca8", "#d9d9e0", "#fefefe"
-MEASURED, PREDICTED = "#0071b1", "#d45d00"
+from dpsim.report import palette
+from dpsim.report.palette import AREAS, BACKS, WORDS
+
+INK, MUTED, MEASURED, PREDICTED = (WORDS[name].light for name in ("ink", "muted", "measured", "predicted"))
+FAINT, PAPER = AREAS["faint"].light, BACKS["paper"].light
 PARTS = {
-    "forward": "#56b4e9",
-    "backward": "#0072b2",
-    "update": "#009e73",
-    "exposed communication": "#e69f00",
-    "other": "#b4b4bd",
+    "forward": AREAS["forward"].light,
+    "backward": AREAS["backward"].light,
+    "update": AREAS["update"].light,
+    "exposed communication": AREAS["exposed"].light,
+    "other": AREAS["other"].light,
 }
 ALLREDUCE = PARTS["exposed communication"]
+RULE = palette.RULE.light
 WIDE_IN, NARROW_IN = 10.4, 4.3
 FONTS = ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"]
-_THEME = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", RULE: "--rule", PAPER: "--paper", MEASURED: "--measured",
-          PREDICTED: "--predicted"}  # fmt: skip
 _RC: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "dpsim", "font.size": 9.5, "axes.edgecolor": RULE,
     "axes.labelcolor": MUTED, "axes.titlecolor": INK, "text.color": INK, "xtick.color": MUTED,
@@ -85,17 +88,20 @@ def save_as(figure: Figure, path: Path) -> None:
         figure.savefig(path, dpi=160, metadata={"Software": None})
 
 
-def inline_svg(figure: Figure, prefix: str, title: str) -> str:
-    """The figure as an ``<svg>`` element for a page: unique ids, ink and paper taken from the page's CSS variables."""
+def inline_svg(figure: Figure, prefix: str, description: str) -> str:
+    """The figure as an ``<svg>`` element for a page: unique ids, its colours taken from the page's CSS variables.
+
+    ``description`` is read out in its place.
+    """
     text = _svg(figure)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    for colour, variable in _THEME.items():
-        text = text.replace(colour, f"var({variable})")
+    for variable, colour in palette.variables().items():
+        text = text.replace(colour.light, f"var(--{variable})")
     text = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", text, count=1)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1)
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ from dpsim.units import format_size
 _REST = "computation and the rest"
 _COLOURS = {**PARTS, _REST: PARTS["backward"]}
 _WIDTH = 0.36
-_PALE = 0.5
+_HATCH = "////"
 Bar = dict[str, float]
 
 
@@ -32,7 +33,7 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
         for axis, (points, bars) in zip(axes, panel_bars, strict=True):
             _panel(axis, points, bars, of_devices=comparison.scaling is not None)
         handles = [Patch(color=_COLOURS[part], label=part) for part in parts]
-        handles.append(Patch(facecolor=MUTED, alpha=_PALE, label="paler, right: predicted"))
+        handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, hatch=_HATCH, label="hatched, right: predicted"))
         figure.legend(
             handles=handles, loc="upper left", frameon=False, ncols=2 if narrow else 6, handlelength=1.0,
             handleheight=0.9, columnspacing=1.5, fontsize=9,
@@ -61,12 +62,14 @@ def _bars(points: Sequence[ComparedPoint], timelines: Timelines) -> list[tuple[B
 
 def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar, Bar]], *, of_devices: bool) -> None:
     for i, pair in enumerate(bars):
-        for bar, x, alpha in ((pair[0], i - _WIDTH / 2 - 0.02, 1.0), (pair[1], i + _WIDTH / 2 + 0.02, _PALE)):
+        for bar, x, predicted in ((pair[0], i - _WIDTH / 2 - 0.02, False), (pair[1], i + _WIDTH / 2 + 0.02, True)):
             bottom = 0.0
             for part, value in bar.items():
-                axis.bar(
-                    x, value, _WIDTH, bottom=bottom, color=_COLOURS[part], edgecolor=PAPER, linewidth=0.5, alpha=alpha
-                )
+                colour = _COLOURS[part]
+                look: dict[str, Any] = {"facecolor": colour, "edgecolor": PAPER, "linewidth": 0.5}
+                if predicted:
+                    look = {"facecolor": PAPER, "edgecolor": colour, "linewidth": 0.8, "hatch": _HATCH}
+                axis.bar(x, value, _WIDTH, bottom=bottom, **look)
                 bottom += value
     axis.set_xlim(-0.6, len(points) - 0.4)
     thresholds = [format_size(p.fusion_threshold_bytes).replace(" ", "\n") for p in points]
@@ -77,4 +80,4 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar
     axis.set_xlabel("devices" if of_devices else "fusion threshold", fontsize=8.5)
     title = network_name(points[0].network, points[0].emulated_network) if of_devices else where(points[0])
     axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
-    axis.text(0, 1.02, "milliseconds of a step", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+    axis.text(0, 1.02, "ms per step", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")

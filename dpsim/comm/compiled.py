@@ -12,7 +12,7 @@ from dpsim.comm.group import quiet_barrier
 def compile_once(rehearse: Callable[[], object], comm: MPI.Intracomm) -> None:
     """``rehearse`` what needs kernels on each node's first rank, then on the others, which find everything compiled.
 
-    Who waits sleeps. Collective over ``comm``.
+    Waiting ranks sleep instead of spinning. Collective over ``comm``.
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     for turn in (node.rank == 0, node.rank > 0):

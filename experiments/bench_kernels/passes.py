@@ -1,34 +1,27 @@
-"""How fast the kernels are: ``python -m dpsim.experiments.bench_kernels`` times them.
+"""What a network does between products and convolutions, in passes over memory: a kernel and NumPy, in turns.
 
-The shapes are those of ResNet-20 and of the network 784-2048-2048-2048-10, local batch 64, float32. Each kernel is
-checked against NumPy before it is timed, and timed in turns with NumPy: the core time of one thread, which other
-processes disturb least. ``--json`` prints one object.
+Shapes are those of ResNet-20, local batch 64, float32. Each kernel is checked against NumPy before it is timed. Times
+are the core time of one thread, which other processes disturb least.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from dpsim.kernels import update
 from dpsim.nn.cpu_ops import CpuOps
-from dpsim.nn.layer import Buffers
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.replica import Array
 
 CPU, NUMPY = CpuOps(), NumpyOps()
 BATCH = 64
 REPEATS = 15
-CONVOLUTIONS = ((32, 3, 16, 1), (32, 16, 16, 1), (32, 16, 32, 2), (16, 32, 32, 1), (16, 32, 64, 2), (8, 64, 64, 1))
-DENSE = ((784, 2048), (2048, 2048))
 ACTIVATIONS = ((32, 16), (16, 32), (8, 64))
 PARAMETERS = 272_474
 
@@ -74,33 +67,6 @@ def case(
     """An operation of ``Ops``."""
     kernel, numpy = (partial(getattr(ops, operation), *arguments) for ops in (CPU, NUMPY))
     return Case(name=operation, shape=shape, amount=amount, unit=unit, outputs=outputs, kernel=kernel, numpy=numpy)
-
-
-def convolutions() -> Iterator[Case]:
-    """The convolutions of ResNet-20: side of the picture, channels in and out, stride."""
-    for side, inputs, outputs, stride in CONVOLUTIONS:
-        out = side // stride
-        x, weight = normal(0, BATCH, side, side, inputs), normal(1, 3, 3, inputs, outputs)
-        grad = normal(2, BATCH, out, out, outputs)
-        y, dx, dw = CPU.zeros(grad.shape, np.float32), CPU.zeros(x.shape, np.float32), np.empty_like(weight)
-        work = Buffers(CPU, np.float32)
-        flops = 2.0 * BATCH * out * out * 9 * inputs * outputs
-        shape = f"{side}x{side} {inputs}->{outputs}" + (f" stride {stride}" if stride > 1 else "")
-        yield case("conv2d", shape, flops, "GFLOP", (y,), x, weight, stride, y, work)
-        yield case("conv2d_weight_gradient", shape, flops, "GFLOP", (dw,), x, grad, (0, BATCH), stride, dw, work)
-        if inputs > 3:  # nobody wants the gradient of a picture
-            yield case("conv2d_input_gradient", shape, flops, "GFLOP", (dx,), grad, weight, stride, dx, work)
-
-
-def products() -> Iterator[Case]:
-    """The large layers of the network 784-2048-2048-2048-10, forward and both backward passes."""
-    for inputs, outputs in DENSE:
-        x, weight, grad = normal(0, BATCH, inputs), normal(1, inputs, outputs), normal(2, BATCH, outputs)
-        y, dx, dw = (CPU.zeros(array.shape, np.float32) for array in (grad, x, weight))
-        flops, shape = 2.0 * BATCH * inputs * outputs, f"{inputs}->{outputs}"
-        yield case("matmul", f"{shape} forward", flops, "GFLOP", (y,), x, weight, y)
-        yield case("matmul", f"{shape} weights", flops, "GFLOP", (dw,), x.T, grad, dw)
-        yield case("matmul", f"{shape} input", flops, "GFLOP", (dx,), grad, weight.T, dx)
 
 
 def activations() -> Iterator[Case]:
@@ -155,25 +121,3 @@ def measure(case: Case) -> Row:
     time_s, numpy_s = map(statistics.median, times)
     rate = case.amount / time_s / 1e9
     return Row(operation=case.name, shape=case.shape, time_s=time_s, numpy_s=numpy_s, rate=rate, unit=case.unit)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    as_json = parser.parse_args().json
-    rows = []
-    threadpool_limits(1)
-    for one in (*convolutions(), *products(), *activations(), *updates()):
-        row = measure(one)
-        rows.append(row)
-        if not as_json:
-            times = f"{row.time_s * 1e3:8.3f} ms   numpy {row.numpy_s * 1e3:8.3f} ms"
-            print(f"{row.operation:26} {row.shape:22} {times} {row.rate:7.1f} {row.unit}/s", flush=True)
-    if as_json:
-        print(
-            json.dumps({"schema": 1, "command": "bench_kernels", "batch": BATCH, "points": [asdict(r) for r in rows]})
-        )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,236 @@
+"""The allreduce algorithms: one ``Algorithm`` each, from which the runtime, the model, the flags and the docs take it.
+
+Loads nothing: the implementation is named, and imported when an allreduce is first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from dpsim.registry import Registry
+
+Place = Literal["messages", "shared memory", "library", "elsewhere"]
+
+
+class Line(NamedTuple):
+    """Seconds of an allreduce of M bytes over a link: alpha latency + M (beta / bandwidth + gamma reduce_s_per_byte).
+
+    ``*_in_node`` are the same over the link inside a node; only an algorithm that tells the two apart has them.
+    ``senders`` devices of a node send over its link at the same time and share it; where a link is emulated each has
+    its own.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+    alpha_in_node: float = 0.0
+    beta_in_node: float = 0.0
+    gamma_in_node: float = 0.0
+    senders: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """One allreduce algorithm. Nothing has a default, so that nothing can be forgotten.
+
+    ``lines(nodes, devices of a node)`` are its cost by the link's formula: the lowest of them at each size.
+    ``rounds(nodes, devices of a node)`` are its message rounds that follow one another, after each of which somebody
+    must look. Where an algorithm ignores nodes, only their product matters.
+    ``place`` is where it can run: by ``messages`` over any network, in the ``shared memory`` of one node, in the MPI
+    ``library``, whose messages dpsim does not see, or ``elsewhere``: it is priced, and dpsim does not run it.
+    ``sixteen_bits``: whether it can send gradients as 16 bits without leaves; ``sixteen_bit_messages``: whether all
+    that it sends has 16 bits then.
+    ``steps(transport, data)`` yields its rounds of messages (``dpsim.comm.allreduce``): the function, or its
+    ``module:name``. Of an algorithm in shared memory it is what runs where there is none.
+    """
+
+    name: str
+    summary: str
+    place: Place
+    lines: Callable[[int, int], tuple[Line, ...]]
+    rounds: Callable[[int, int], int]
+    sixteen_bits: bool
+    sixteen_bit_messages: bool
+    steps: Callable[..., Any] | str
+
+
+ALGORITHMS: Registry[Algorithm] = Registry("algorithm")
+
+
+RUNNABLE: tuple[Place, ...] = ("messages", "shared memory", "library")
+
+
+def algorithms_in(*places: Place) -> tuple[str, ...]:
+    """The names of the algorithms that run in one of these places."""
+    return tuple(name for name, one in ALGORITHMS.items() if one.place in places)
+
+
+def _fold(n: int) -> tuple[int, int, int]:
+    """(log2 p, p, extra) where p is the largest power of two <= n; extra is 1 where p < n, else 0."""
+    log2 = n.bit_length() - 1
+    return log2, 2**log2, int(2**log2 < n)
+
+
+def _ring(nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    n = nodes * of_a_node
+    return (Line(2 * (n - 1), 2 * (n - 1) / n, (n - 1) / n),)
+
+
+def _one_shot(nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    others = nodes * of_a_node - 1
+    return (Line(others, others, others),)
+
+
+def _doubling(nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    log2, _, extra = _fold(nodes * of_a_node)
+    return (Line(log2 + 2 * extra, log2 + 2 * extra, log2 + extra),)
+
+
+def _halving(nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    log2, p, extra = _fold(nodes * of_a_node)
+    return (Line(2 * log2 + 2 * extra, 2 * (p - 1) / p + 2 * extra, (p - 1) / p + extra),)
+
+
+def _library(nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    return _doubling(nodes, of_a_node) + _halving(nodes, of_a_node)
+
+
+def _hierarchical(nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    m, k = nodes, of_a_node
+    across, inside = (m - 1) / m / k, (k - 1) / k
+    return (Line(2 * (m - 1), 2 * across, across, 2 * (k - 1), 2 * inside, inside, senders=k),)
+
+
+def _log2_rounds(each: int) -> Callable[[int, int], int]:
+    def rounds(nodes: int, of_a_node: int) -> int:
+        log2, _, extra = _fold(nodes * of_a_node)
+        return each * log2 + 2 * extra
+
+    return rounds
+
+
+_IN = "dpsim.comm.allreduce:"
+# The formulas are those of Thakur, Rabenseifner and Gropp 2005. Where n is no power of two, the logarithmic algorithms
+# fold the other ranks in first and send them the sums last.
+ALGORITHMS.register(
+    Algorithm(
+        name="auto",
+        summary="in shared memory, one-shot or two-shot by size",
+        place="shared memory",
+        lines=_library,
+        rounds=lambda m, k: 2,
+        sixteen_bits=True,
+        sixteen_bit_messages=False,
+        steps=_IN + "native",
+    )
+)
+ALGORITHMS.register(
+    Algorithm(
+        name="one-shot",
+        summary="in shared memory, every rank adds everything",
+        place="shared memory",
+        lines=_one_shot,
+        rounds=lambda m, k: 1,
+        sixteen_bits=True,
+        sixteen_bit_messages=False,
+        steps=_IN + "native",
+    )
+)
+ALGORITHMS.register(
+    Algorithm(
+        name="two-shot",
+        summary="in shared memory, every rank adds a slice",
+        place="shared memory",
+        lines=_ring,
+        rounds=lambda m, k: 2,
+        sixteen_bits=True,
+        sixteen_bit_messages=False,
+        steps=_IN + "native",
+    )
+)
+ALGORITHMS.register(
+    Algorithm(
+        name="mpi",
+        summary="the MPI library's own",
+        place="library",
+        lines=_library,
+        rounds=lambda m, k: 1,
+        sixteen_bits=False,
+        sixteen_bit_messages=True,
+        steps=_IN + "native",
+    )
+)
+ALGORITHMS.register(
+    Algorithm(
+        name="ring",
+        summary="2(n-1) rounds of chunks around a ring",
+        place="messages",
+        lines=_ring,
+        rounds=lambda m, k: 2 * (m * k - 1),
+        sixteen_bits=False,
+        sixteen_bit_messages=True,
+        steps=_IN + "ring",
+    )
+)
+ALGORITHMS.register(
+    Algorithm(
+        name="recursive-doubling",
+        summary="log2(n) exchanges of everything",
+        place="messages",
+        lines=_doubling,
+        rounds=_log2_rounds(1),
+        sixteen_bits=False,
+        sixteen_bit_messages=True,
+        steps=_IN + "recursive_doubling",
+    )
+)
+ALGORITHMS.register(
+    Algorithm(
+        name="halving-doubling",
+        summary="2 log2(n) exchanges of halves",
+        place="messages",
+        lines=_halving,
+        rounds=_log2_rounds(2),
+        sixteen_bits=False,
+        sixteen_bit_messages=True,
+        steps=_IN + "halving_doubling",
+    )
+)
+ALGORITHMS.register(
+    Algorithm(
+        name="direct",
+        summary="2 rounds, slice j by rank j",
+        place="messages",
+        lines=_ring,
+        rounds=lambda m, k: 2,
+        sixteen_bits=True,
+        sixteen_bit_messages=True,
+        steps=_IN + "direct",
+    )
+)
+ALGORITHMS.register(
+    Algorithm(
+        name="hierarchical",
+        summary="inside each node, then a slice a device between the nodes",
+        place="messages",
+        lines=_hierarchical,
+        rounds=lambda m, k: sum(2 for members in (m, k) if members > 1),
+        sixteen_bits=True,
+        sixteen_bit_messages=False,
+        steps=_IN + "hierarchical",
+    )
+)
+ALGORITHMS.register(
+    Algorithm(
+        name="nccl",
+        summary="NCCL's own, from the tables of nccl-tests; it is priced, not run",
+        place="elsewhere",
+        lines=_library,
+        rounds=lambda m, k: 1,
+        sixteen_bits=True,
+        sixteen_bit_messages=True,
+        steps=_IN + "native",
+    )
+)

@@ -1,0 +1,151 @@
+"""``dpsim machine``: machine files shown, compared and merged."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from dpsim.cli import flags, show
+
+if TYPE_CHECKING:
+    from dpsim.machine import Machine
+
+SHOW_EXAMPLES = """\
+Examples:
+  dpsim machine show machine.json
+  dpsim machine show cluster.json --plot cluster.svg"""
+COMPARE_EXAMPLES = """\
+Examples:
+  dpsim machine compare old.json new.json --plot both.png"""
+MERGE_EXAMPLES = """\
+Examples:
+  dpsim machine merge two.json four.json --output cluster.json"""
+
+_Plot = Annotated[Path | None, Parameter(help="Draw the times of all tables into this file, .svg or .png.")]
+
+
+def show_machine(
+    file: Annotated[Path, Parameter(help="A machine file, as dpsim calibrate writes it.")],
+    /,
+    *,
+    plot: _Plot = None,
+    json: flags.Json = False,
+) -> None:
+    """What a machine file says: its tables, its link, where they come from."""
+    from dpsim import codec
+    from dpsim import machine as machines
+    from dpsim.harness.machines import points
+
+    machine = machines.read(file)
+    _draw(plot, {file.name: machine})
+    if json:
+        shown = {key: value for key, value in codec.to_builtins(machine).items() if key not in ("allreduce", "schema")}
+        show.as_json("machine show", points(machine), shown)
+        return
+    print(f"{machine.name}, network {machine.network}")
+    print_times(points(machine))
+    print(link_sentence(machine))
+    print(
+        f"from {machine.source or 'a file that does not say'}; measured on {machine.calibrated_on or 'it is not said'}"
+    )
+
+
+def compare(first: Path, second: Path, /, *, plot: _Plot = None, json: flags.Json = False) -> None:
+    """Times of the second machine file over those of the first, where both have a table and a size."""
+    from dpsim import machine as machines
+    from dpsim.errors import ConfigError
+    from dpsim.harness.machines import points
+    from dpsim.units import format_duration, format_size
+
+    both = {path.name: machines.read(path) for path in (first, second)}
+    _draw(plot, both)
+    keys = ("algorithm", "layout", "wire_dtype", "size_bytes")
+    times = [{tuple(p[k] for k in keys): p["time_s"] for p in points(machines.read(path))} for path in (first, second)]
+    common = [key for key in times[0] if key in times[1]]
+    if not common:
+        raise ConfigError(
+            f"{first} and {second} have no allreduce of one algorithm, device count and size in common",
+            allowed="machine files with a table of the same allreduce",
+            remedy="see what each has with dpsim machine show",
+        )
+    rows = [dict(zip(keys, key, strict=True)) | {"ratio": times[1][key] / times[0][key]} for key in common]
+    if json:
+        show.as_json("machine compare", rows, {"first": str(first), "second": str(second)})
+        return
+    table = show.table("algorithm", "devices", "size", first.name, second.name, "ratio")
+    for key, row in zip(common, rows, strict=True):
+        cells = format_size(key[3]), format_duration(times[0][key]), format_duration(times[1][key])
+        table.add_row(key[0], key[1], *cells, f"{row['ratio']:.2f}")
+    show.rich(table)
+
+
+def merge(
+    *files: Annotated[Path, Parameter(help="Machine files, each with tables of its own.")],
+    output: Annotated[Path, Parameter(help="The machine file to write.")],
+    json: flags.Json = False,
+) -> None:
+    """One machine file with the tables of several; its link is fitted to all."""
+    from dpsim import codec
+    from dpsim import machine as machines
+    from dpsim.errors import ConfigError
+    from dpsim.harness.machines import merged, points
+
+    flags.writable(output)
+    if len(files) < 2:
+        raise ConfigError(f"{len(files)} machine files to merge", allowed="two or more")
+    machine = merged([machines.read(path) for path in files])
+    codec.write(output, machine)
+    if json:
+        show.as_json("machine merge", points(machine), {"machine": str(output), "source": machine.source})
+        return
+    print_times(points(machine))
+    print(link_sentence(machine))
+    print(f"machine file: {output}")
+
+
+def print_times(points: Iterable[dict[str, Any]]) -> None:
+    """A table of every time."""
+    from dpsim.units import format_duration, format_size
+
+    table = show.table("algorithm", "devices", "size", "allreduce")
+    for point in points:
+        size, time_s = format_size(point["size_bytes"]), format_duration(point["time_s"])
+        table.add_row(point["algorithm"], point["layout"], size, time_s)
+    show.rich(table)
+
+
+def link_sentence(machine: Machine) -> str:
+    """What prices the settings that no table covers."""
+    from dpsim.units import format_duration, format_size
+
+    if machine.link is None:
+        return "no link: only what the tables cover is priced"
+    text = (
+        f"link for what no table covers: {format_duration(machine.link.latency_s)}, "
+        f"{format_size(machine.link.bandwidth_bytes_per_s)}/s"
+    )
+    if not machine.link.fitted_to:
+        return text
+    return (
+        f"{text}, fitted to {machine.link.fitted_to} (residual {machine.link.median_residual:.0%} in the median, "
+        f"{machine.link.largest_residual:.0%} at most)"
+    )
+
+
+def _draw(path: Path | None, machines: Mapping[str, Machine]) -> None:
+    from dpsim.errors import ConfigError
+
+    if path is None:
+        return
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(f"--plot {path}", allowed="a name that ends in .svg or .png")
+    flags.writable(path, flag="--plot")
+    from dpsim.report.figures import save_as
+    from dpsim.report.figures.machine import draw
+
+    save_as(draw(machines), path)
+    print(f"picture: {path}", file=sys.stderr)

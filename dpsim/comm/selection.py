@@ -1,0 +1,62 @@
+"""Measures which allreduce in shared memory is the fastest by size."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim.comm.allreduce import allreduce
+from dpsim.comm.clock import now
+from dpsim.comm.compiled import compile_once
+from dpsim.comm.transport import transport
+from dpsim.kernels.allreduce.cpu import STAGE_BYTES
+from dpsim.machine import Network, Selection
+
+_ROUNDS = 40
+_SMALLEST_BYTES, _FACTOR = 1024, 4
+
+
+def select(group: MPI.Intracomm) -> Selection | None:
+    """Up to which size ``one-shot`` is faster than ``two-shot``; both in turn, a fraction of a second. Collective.
+
+    None where the ranks share no memory.
+    """
+    link = transport(group, Network())
+    points = [size for size in sizes(STAGE_BYTES) if size <= STAGE_BYTES]
+    memory = link.allocate(STAGE_BYTES).view(np.float32)
+    compile_once(lambda: [link.prepare(memory, name, None) for name in ("one-shot", "two-shot")], group)
+    if link.prepare(memory, "two-shot", None) is None:
+        return None
+    samples: dict[tuple[str, int], list[float]] = {}
+    for number in range(_ROUNDS):
+        for size, name in itertools.product(points, ("one-shot", "two-shot")):
+            data = memory[: size // 4]
+            data[...] = 1.0
+            group.Barrier()
+            start_s = now()
+            allreduce(link, data, name)
+            if number:
+                samples.setdefault((name, size), []).append(now() - start_s)
+    slowest = {
+        key: statistics.median(max(row) for row in zip(*group.allgather(times), strict=True))
+        for key, times in samples.items()
+    }
+    faster = itertools.takewhile(lambda size: slowest["one-shot", size] < slowest["two-shot", size], points)
+    largest = group.bcast(max(faster, default=0))
+    if not largest:
+        return Selection(devices=group.size, algorithms=("two-shot",), below_bytes=())
+    return Selection(devices=group.size, below_bytes=(largest + 1,))
+
+
+def sizes(max_bytes: int) -> list[int]:
+    """4 B, then 1 KiB and up by a factor of 4, ending at ``max_bytes`` (rounded down to a multiple of 4)."""
+    points = [4]
+    size = _SMALLEST_BYTES
+    while size < max_bytes:
+        points.append(size)
+        size *= _FACTOR
+    largest = max_bytes // 4 * 4
+    return points if largest == points[-1] else [*points, largest]

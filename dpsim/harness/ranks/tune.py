@@ -1,0 +1,36 @@
+"""Measures on running ranks which code is the fastest for each operation, all of it anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from dpsim import codec
+from dpsim.choices import Choices
+from dpsim.nn import build_model
+from dpsim.runtime import choice_file
+from dpsim.runtime.choosing import choose, choose_selection, problems_of
+
+_BATCH = 64
+_TEST_SAMPLES = 360
+
+
+def tune_on_ranks(
+    comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Everything measured here before, and ``argument["networks"]`` at a local batch of 64.
+
+    Networks are pairs of a model and the shape of a picture. Rank 0 returns ``Choices`` (plain values).
+    """
+    known: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
+    problems = [choice.problem for choice in known.kernels]
+    for token, shape in argument["networks"]:
+        problems += problems_of(build_model(token, tuple(shape), 10), [_BATCH], [_TEST_SAMPLES])
+    problems = list(dict.fromkeys(problems))
+    report(f"measuring {len(problems)} operations on {comm.size} ranks")
+    choices = choose(problems, comm, again=True)
+    if comm.size > 1:
+        choices = choose_selection(comm)
+    return dict(codec.to_builtins(choices)) if comm.rank == 0 else None

@@ -1,0 +1,81 @@
+"""What to tell somebody who reads predictions: where they rest on an assumption, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dpsim.algorithms import ALGORITHMS
+from dpsim.machine import Link, Machine
+from dpsim.plan import Plan
+from dpsim.predict.cost import sharing
+
+
+def cautions(machine: Machine, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """One sentence for each assumption behind the predictions of these plans on a machine. Pure."""
+    several = [plan for plan in plans if plan.devices > 1]
+    found = [
+        _shared_cores(machine, [p for p in several if sharing(machine, p.devices, p.layout) > 1]),
+        _link(machine, [p for p in several if not _has_table(machine, p)]),
+        _no_shared_memory([p for p in several if not _has_table(machine, p)]),
+        _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
+    ]
+    return tuple(sentence for sentence in found if sentence)
+
+
+def _has_table(machine: Machine, plan: Plan) -> bool:
+    asked = (machine.priced(plan.algorithm, plan.devices, plan.layout), plan.devices, plan.layout)
+    return any((t.algorithm, t.devices, t.layout) == asked for t in machine.allreduce)
+
+
+def _listed(plans: Sequence[Plan], what: Callable[[Plan], str]) -> str:
+    return ", ".join(dict.fromkeys(map(what, plans)))
+
+
+def _layout(plan: Plan) -> str:
+    return plan.layout or str(plan.devices)
+
+
+def _shared_cores(machine: Machine, plans: Sequence[Plan]) -> str:
+    if not plans:
+        return ""
+    factors = _listed(plans, lambda p: f"{sharing(machine, p.devices, p.layout):.2g} times on {_layout(p)}")
+    return (
+        f"{_listed(plans, _layout)} devices share {machine.cores} cores: computation is taken to be slower by their "
+        f"ratio ({factors} devices); if they are on several nodes, give a layout such as 2x{machine.cores}"
+    )
+
+
+def _link(machine: Machine, plans: Sequence[Plan]) -> str:
+    if not plans or machine.link is None:
+        return ""
+    asked = _listed(plans, lambda p: f"{p.algorithm} on {_layout(p)}")
+    return (
+        f"no table of the machine covers {asked} devices: the cost is that of {_named(machine.link)}, so the rows are "
+        "marked 'extrapolated'; calibrate these device counts for better ones"
+    )
+
+
+def _named(link: Link) -> str:
+    if not link.fitted_to:
+        return "the link that the machine file states"
+    return (
+        f"a link fitted to {link.fitted_to} devices (residual {link.median_residual:.0%} in the median, "
+        f"{link.largest_residual:.0%} at most)"
+    )
+
+
+def _no_shared_memory(plans: Sequence[Plan]) -> str:
+    explicit = [p for p in plans if p.algorithm != "auto" and ALGORITHMS.find(p.algorithm).place == "shared memory"]
+    if not explicit:
+        return ""
+    return (
+        f"{_listed(explicit, lambda p: p.algorithm)} works in memory that all devices of one node share, and the "
+        "machine says nothing of its cost there: a formula for messages is used; choose --algorithm "
+        "ring or another that sends messages, if the devices are joined by a network"
+    )
+
+
+def _free_overlap(machine: Machine, plans: Sequence[Plan]) -> str:
+    if not plans or machine.overlap:
+        return ""
+    return "the machine has no overlap tables: overlap is assumed to cost no compute time; compare with --overlap off"

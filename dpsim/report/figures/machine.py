@@ -1,0 +1,42 @@
+"""Allreduce times of one machine or of several, against the size: what their tables say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from dpsim.machine import Machine
+from dpsim.report.figures.style import MUTED, RULE, panels, styled
+from dpsim.report.palette import SERIES
+from dpsim.units import format_duration, format_size
+
+_MARKERS = "osD^vPX<>h"
+
+
+def draw(machines: Mapping[str, Machine]) -> Figure:
+    """One panel for all tables; a line each, named by the machine (where there are several), algorithm and devices."""
+
+    def make() -> Figure:
+        figure, (axis,) = panels(1, narrow=False, height_in=4.6, columns=1)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.grid(axis="y", color=RULE, linewidth=0.6)
+        lines = [(name, table) for name, machine in machines.items() for table in machine.allreduce]
+        for number, (name, table) in enumerate(lines):
+            text = f"{table.algorithm} on {table.layout or table.devices}"
+            axis.plot(
+                table.sizes_bytes, table.time_s, label=f"{name}: {text}" if len(machines) > 1 else text,
+                color=SERIES[number % len(SERIES)].light, marker=_MARKERS[number % len(_MARKERS)], markersize=4,
+                linewidth=1.4, linestyle=("solid", "dashed", "dotted")[number // len(SERIES) % 3],
+            )  # fmt: skip
+        axis.minorticks_off()
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_size(value)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_duration(value)))
+        axis.set_xlabel("size", fontsize=8.5)
+        axis.text(0, 1.02, "time of one allreduce", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+        axis.legend(frameon=False, fontsize=8.5, loc="upper left")
+        return figure
+
+    return styled(make)

@@ -1,0 +1,61 @@
+"""The colours of figures and pages, each with its counterpart on a dark page. Loads nothing.
+
+Figures are drawn in the light ones; in a page both stand behind CSS variables. Words need a contrast of 4.5 with what
+they stand on, lines and areas 3 (WCAG AA); a test computes them. Hairlines that only help the eye need none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Colour(NamedTuple):
+    """A colour on a light page and on a dark one."""
+
+    light: str
+    dark: str
+
+
+WORDS = {
+    "ink": Colour("#1c1c22", "#ececf1"),
+    "muted": Colour("#5f5f6a", "#a2a2ae"),
+    "accent": Colour("#0072b2", "#5ab4ea"),
+    "measured": Colour("#0071b1", "#56b4e9"),
+    "predicted": Colour("#b34f00", "#ff8c3a"),
+}
+"""Colours of text, also used for lines."""
+AREAS = {
+    "faint": Colour("#82828e", "#7f7f8c"),
+    "forward": Colour("#3391c8", "#7cc8f2"),
+    "backward": Colour("#00558a", "#4a9fd8"),
+    "update": Colour("#00805c", "#2fbf95"),
+    "exposed": Colour("#b87700", "#f0b429"),
+    "other": Colour("#85858f", "#8f8f9b"),
+}
+"""Colours of lines and areas."""
+SERIES = (
+    Colour("#0070b0", "#57b5ea"),
+    Colour("#b44e00", "#ff8d3b"),
+    Colour("#00744d", "#2ebe94"),
+    Colour("#a13f77", "#e39cc4"),
+    Colour("#855c00", "#f1b52a"),
+    Colour("#1f6f8b", "#7dc9f3"),
+    Colour("#332288", "#a79df0"),
+    Colour("#65650f", "#c9c95c"),
+    Colour("#882255", "#e07ba5"),
+    Colour("#5e5e69", "#a3a3af"),
+)
+"""Colours of the lines of one panel, and of their labels."""
+BACKS = {
+    "paper": Colour("#fefefe", "#1d1d23"),
+    "page": Colour("#f5f5f7", "#141418"),
+}
+"""What words and figures stand on."""
+RULE = Colour("#d9d9e0", "#3a3a44")
+WARN, WARN_BACK = Colour("#805300", "#f0c36a"), Colour("#fff6e0", "#2c2413")
+
+
+def variables() -> dict[str, Colour]:
+    """CSS variable (without its dashes) -> colour."""
+    series = {f"series{number}": colour for number, colour in enumerate(SERIES)}
+    return {**WORDS, **AREAS, **series, **BACKS, "rule": RULE, "warn": WARN, "warn-back": WARN_BACK}

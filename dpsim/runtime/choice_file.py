@@ -1,0 +1,99 @@
+"""Where measured choices are kept: one file a processor type and set of libraries, beside the compiled kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import threadpoolctl
+
+from dpsim import codec, processor
+from dpsim.choices import SCHEMA, Choice, Choices
+from dpsim.errors import DpsimError
+from dpsim.kernels import cache
+from dpsim.machine import Selection
+
+_in_memory: dict[Path | None, Choices] = {}
+"""What this process measured where no file can be written."""
+
+
+def path(blas_threads: int | None = None) -> Path | None:
+    """The file for this processor, its BLAS with so many threads (None: as it is), NumPy and the kernels' sources.
+
+    None for a user without a folder for such files.
+    """
+    if (place := cache.folder()) is None:
+        return None
+    threads = _blas_threads() if blas_threads is None else blas_threads
+    libraries = (processor.model(), processor.blas(), np.__version__, str(threads))
+    key = hashlib.sha256(cache.circumstances() + "\0".join(libraries).encode()).hexdigest()[:32]
+    return place / f"choices-{key}.json"
+
+
+def _blas_threads() -> int:
+    counts = [library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
+    return max(counts, default=1)
+
+
+def load(blas_threads: int | None = None) -> Choices:
+    """What was measured here before. A file that cannot be read counts as none."""
+    kept = path(blas_threads)
+    nothing = _in_memory.get(kept, Choices(measured_on=f"{processor.model()}, {processor.blas()}"))
+    if kept is None:
+        return nothing
+    try:
+        choices = codec.read(kept, Choices, "choices", SCHEMA)
+    except (DpsimError, OSError):
+        return nothing
+    with contextlib.suppress(OSError):
+        os.utime(kept)
+    return choices
+
+
+def add(choices: Choices, kernels: tuple[Choice, ...], selections: tuple[Selection, ...] = ()) -> Choices:
+    """``choices``, what is in the file by now, and what was measured since; also in the file, if it can be written.
+
+    What is in the file stays: of two processes that measure the same at the same time, one takes the other's choice.
+    """
+    with _locked() as kept:
+        known = choices if kept is None else load().with_more(choices.kernels, choices.selections)
+        merged = known.with_more(kernels, selections)
+        if kept is None:
+            _in_memory[path()] = merged
+            return merged
+        with contextlib.suppress(DpsimError, OSError):
+            codec.write(kept, merged)
+    return merged
+
+
+def forget() -> None:
+    """Remove the file, so that everything is measured again."""
+    _in_memory.clear()
+    with _locked() as kept:
+        if kept is not None:
+            kept.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[Path | None]:
+    """The file, which other processes leave alone meanwhile; None where nothing can be written there."""
+    kept = path()
+    if kept is None:
+        yield None
+        return
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(kept.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield None
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield kept
+    finally:
+        os.close(lock)

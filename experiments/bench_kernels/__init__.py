@@ -1,0 +1,1 @@
+"""How fast each implementation of an operation is, beside PyTorch's where that is installed."""

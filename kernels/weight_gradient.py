@@ -1,0 +1,167 @@
+"""The gradient of a layer's weights: a batch's inputs, transposed, times its output gradients, alone or in leaves.
+
+A sum goes through the samples in order. With several leaves each has the bits that it has alone, and their sums are
+added along the tree of ``allreduce.tree.leaf_tree``. Legend: M samples, K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dpsim.kernels.cache import Function, compiled
+from dpsim.kernels.leaves import MOST_DOUBLINGS, leaf_program
+from dpsim.kernels.matmul import BLOCK, columns
+from dpsim.kernels.scratch import scratch
+from dpsim.kernels.vector import Kernel, Value, Variable, lanes
+
+Array = NDArray[Any]
+
+
+def transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
+    """out = x^T g. Writes out once, row after row."""
+    kernel = _found(_transposed, x_MK, g_MN)
+    kernel(x_MK, g_MN, out_KN, *_packed(x_MK, g_MN), len(x_MK), x_MK.shape[1], g_MN.shape[1])
+
+
+def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_KN: Array) -> None:
+    """out = the sum of x^T g over leaves (their boundaries are given); 2048 leaves at most.
+
+    The leaves' sums stay in registers and the nearest cache.
+    """
+    first, stop = leaves[0], leaves[-1]
+    x, g = x_MK[first:stop], g_MN[first:stop]
+    if len(leaves) == 2:
+        return transposed_product(x, g, out_KN)
+    program = leaf_program(tuple(edge - first for edge in leaves))
+    kernel = _found(_transposed_of_leaves, x, g)
+    kernel(x, g, out_KN, *_packed(x, g), program, len(x), x.shape[1], g.shape[1], len(program))
+
+
+def _found(write: Callable[[str, int, bool], Function], x: Array, g: Array) -> Function:
+    """The kernel for these. With one block of columns x is read once, and copying it first would gain nothing."""
+    n = g.shape[1]
+    return write(x.dtype.char, n % lanes(x.dtype), n > BLOCK[1] * lanes(x.dtype))
+
+
+def _packed(x: Array, g: Array) -> tuple[Array, Array]:
+    """Memory for BLOCK rows of x^T, and for g in whole vectors."""
+    m, n, lane = len(x), g.shape[1], lanes(x.dtype)
+    return scratch("rows", m * BLOCK[0], x.dtype), scratch("gradients", m * (-(-n // lane) * lane), x.dtype)
+
+
+@compiled
+def _transposed(dtype: str, tail: int, packs: bool) -> Kernel:
+    kernel = Kernel(dtype, ("x", "g", "out", "rows", "gradients"), ("m", "k", "n"))
+    _by_blocks(kernel, tail, packs, lambda block: block.add_samples(kernel.index(0), kernel["m"]))
+    return kernel
+
+
+@compiled
+def _transposed_of_leaves(dtype: str, tail: int, packs: bool) -> Kernel:
+    kernel = Kernel(dtype, ("x", "g", "out", "rows", "gradients", "program"), ("m", "k", "n", "leaves"))
+    stack = kernel.scratch(MOST_DOUBLINGS * BLOCK[0] * BLOCK[1] * kernel.lanes)
+
+    def sums(block: _Block) -> None:
+        numbers = block.numbers
+        depth = kernel.variable(kernel.index(0))
+        with kernel.loop(0, kernel["leaves"]) as leaf:
+            start, stop, merges = (kernel.load_index(kernel["program"], leaf * 3 + field) for field in range(3))
+            for total in numbers:
+                total.set(kernel.vector(0.0))
+            block.add_samples(start, stop)
+            with kernel.loop(0, merges):
+                depth.set(depth.get() - 1)
+                before = depth.get() * (len(numbers) * kernel.lanes)
+                for number, total in enumerate(numbers):
+                    total.set(kernel.load(stack, before + number * kernel.lanes) + total.get())
+            here = depth.get() * (len(numbers) * kernel.lanes)
+            for number, total in enumerate(numbers):
+                kernel.store(stack, here + number * kernel.lanes, total.get())
+            depth.set(depth.get() + 1)
+
+    _by_blocks(kernel, tail, packs, sums)
+    return kernel
+
+
+class _Block:
+    """Some rows of x^T g by some vectors of its columns, whose sums stay in registers.
+
+    Where the kernel packs, both factors are copied first, so that what is read one after another are neighbours: rows
+    that lie a multiple of 4 KiB apart share few sets of a cache.
+    """
+
+    def __init__(self, kernel: Kernel, row: Value, size: int, first: Value, counts: list[int], packs: bool) -> None:
+        self._kernel, self._row, self._size, self._first, self._packs = kernel, row, size, first, packs
+        self._vectors = [(v * kernel.lanes, count) for v, count in enumerate(counts)]
+        self._sums = [[kernel.variable() for _ in counts] for _ in range(size)]
+
+    @property
+    def numbers(self) -> list[Variable]:
+        return [total for of_row in self._sums for total in of_row]
+
+    def pack_gradients(self) -> None:
+        kernel = self._kernel
+        with kernel.loop(0, kernel["m"]) as sample:
+            for place, count in self._vectors:
+                gradient = kernel.load(kernel["g"], sample * kernel["n"] + self._first + place, count)
+                kernel.store(kernel["gradients"], self._packed_gradients(sample) + place, gradient)
+
+    def _packed_gradients(self, sample: Value) -> Value:
+        return self._first * self._kernel["m"] + sample * (len(self._vectors) * self._kernel.lanes)
+
+    def _gradients(self, sample: Value) -> list[Value]:
+        kernel = self._kernel
+        if self._packs:
+            start = self._packed_gradients(sample)
+            return [kernel.load(kernel["gradients"], start + place) for place, _ in self._vectors]
+        start = sample * kernel["n"] + self._first
+        return [kernel.load(kernel["g"], start + place, count) for place, count in self._vectors]
+
+    def add_samples(self, start: Value, stop: Value) -> None:
+        kernel = self._kernel
+        with kernel.loop(start, stop) as sample:
+            gradients = self._gradients(sample)
+            x, at = (
+                (kernel["rows"], sample * self._size)
+                if self._packs
+                else (kernel["x"], sample * kernel["k"] + self._row)
+            )
+            for i, of_row in enumerate(self._sums):
+                element = kernel.vector(kernel.load_number(x, at + i))
+                for total, gradient in zip(of_row, gradients, strict=True):
+                    total.add_product(element, gradient)
+
+    def write(self) -> None:
+        kernel = self._kernel
+        for i, of_row in enumerate(self._sums):
+            for (place, count), total in zip(self._vectors, of_row, strict=True):
+                kernel.store(kernel["out"], (self._row + i) * kernel["n"] + self._first + place, total.get(), count)
+
+
+def _by_blocks(kernel: Kernel, tail: int, packs: bool, sums: Callable[[_Block], None]) -> None:
+    """out = what ``sums`` makes of each block."""
+    m, k, n = (kernel[name] for name in ("m", "k", "n"))
+    if packs:
+        columns(
+            kernel, n, tail, lambda at, counts: _Block(kernel, kernel.index(0), 0, at, counts, packs).pack_gradients()
+        )
+
+    def rows(row: Value, size: int) -> None:
+        if packs:
+            with kernel.loop(0, m) as sample:
+                for i in range(size):
+                    kernel.store(
+                        kernel["rows"], sample * size + i, kernel.load_number(kernel["x"], sample * k + row + i)
+                    )
+
+        def block_of(first: Value, counts: list[int]) -> None:
+            block = _Block(kernel, row, size, first, counts, packs)
+            sums(block)
+            block.write()
+
+        columns(kernel, n, tail, block_of)
+
+    kernel.in_tiles(k, (BLOCK[0], 1), rows)

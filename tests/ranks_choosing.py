@@ -1,0 +1,44 @@
+"""Tasks of the tests of measured choices, on ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from mpi4py import MPI
+
+from dpsim import processor
+from dpsim.choices import Problem
+from dpsim.errors import ConfigError
+from dpsim.nn.timing import Timing
+from dpsim.runtime import choosing
+
+Report = Callable[[str], None]
+PROBLEMS = [
+    Problem(operation=operation, dtype="float32", rows=7, sizes=(200, 300))
+    for operation in ("product", "product_with_transposed", "transposed_product")
+]
+
+
+def chosen(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+    """What each rank computes with, and how often it timed something."""
+    with mock.patch.object(choosing, "Timing", wraps=Timing) as timing:
+        choices = choosing.choose(PROBLEMS, comm)
+        if comm.size > 1:
+            choices = choosing.choose_selection(comm)
+    names = [choice.candidate for choice in choices.kernels]
+    ratios = [choice.time_ratios for choice in choices.kernels]
+    selections = [one.devices for one in choices.selections]
+    return comm.allgather({"names": names, "ratios": ratios, "timed": timing.call_count, "selections": selections})
+
+
+def agreed(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[str]:
+    """What each rank is told where the last one has another processor."""
+    other = mock.patch.object(processor, "model", lambda: "another processor" if comm.rank == comm.size - 1 else "one")
+    with other:
+        try:
+            told = choosing.agree_on_table(comm).digest
+        except ConfigError as error:
+            told = str(error)
+    return comm.allgather(told)
