@@ -263,6 +263,31 @@ class Kernel:
             total = build.fadd(*parts)
         return Value(self, build.extract_element(total, ir.Constant(lane, 0)))
 
+    def transposed(self, rows: list[Value]) -> list[Value]:
+        """The columns of a square of as many vectors as a vector has lanes.
+
+        In each step halves of ever smaller blocks change places between two vectors: log2(lanes) steps.
+        """
+        build, lane, count = self.builder, ir.IntType(32), self.lanes
+        found, distance = [row.ir for row in rows], count // 2
+        while distance:
+            mixed = list(found)
+            for i in range(count):
+                if i & distance == 0:
+                    first, second = found[i], found[i + distance]
+                    low = [j if j & distance == 0 else count + j - distance for j in range(count)]
+                    high = [j + distance if j & distance == 0 else count + j for j in range(count)]
+                    mixed[i], mixed[i + distance] = (
+                        build.shuffle_vector(
+                            first,
+                            second,
+                            ir.Constant(ir.VectorType(lane, count), [ir.Constant(lane, p) for p in places]),
+                        )
+                        for places in (low, high)
+                    )
+            found, distance = mixed, distance // 2
+        return [Value(self, column) for column in found]
+
     def _call(self, name: str, result: Any, arguments: list[Any], suffix: str = "") -> Any:
         """Call an LLVM function that is overloaded on the type of this kernel's vectors or numbers."""
         kind = self.number if self.number in (result, arguments[0].type) else self._vector

@@ -19,6 +19,9 @@ from dpsim.kernels.vector import Kernel, Value, Variable, lanes
 
 Array = NDArray[Any]
 
+_ROWS = 8 * BLOCK[0]
+"""Rows of x^T that are copied at once, and that read a block of the gradients' columns one after the other."""
+
 
 def transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
     """out = x^T g. Writes out once, row after row."""
@@ -47,9 +50,9 @@ def _found(write: Callable[[str, int, bool], Function], x: Array, g: Array) -> F
 
 
 def _packed(x: Array, g: Array) -> tuple[Array, Array]:
-    """Memory for BLOCK rows of x^T, and for g in whole vectors."""
+    """Memory for the rows of x^T that are copied at once, and for g in whole vectors."""
     m, n, lane = len(x), g.shape[1], lanes(x.dtype)
-    return scratch("rows", m * BLOCK[0], x.dtype), scratch("gradients", m * (-(-n // lane) * lane), x.dtype)
+    return scratch("rows", m * _ROWS, x.dtype), scratch("gradients", m * (-(-n // lane) * lane), x.dtype)
 
 
 @compiled
@@ -93,8 +96,12 @@ class _Block:
     that lie a multiple of 4 KiB apart share few sets of a cache.
     """
 
-    def __init__(self, kernel: Kernel, row: Value, size: int, first: Value, counts: list[int], packs: bool) -> None:
-        self._kernel, self._row, self._size, self._first, self._packs = kernel, row, size, first, packs
+    def __init__(
+        self, kernel: Kernel, start: Value, near: Value, size: int, first: Value, counts: list[int], packs: bool
+    ) -> None:
+        """``size`` rows, ``near`` rows after the ``start`` of those that are copied at once."""
+        self._kernel, self._start, self._near, self._size = kernel, start, near, size
+        self._first, self._packs = first, packs
         self._vectors = [(v * kernel.lanes, count) for v, count in enumerate(counts)]
         self._sums = [[kernel.variable() for _ in counts] for _ in range(size)]
 
@@ -125,9 +132,9 @@ class _Block:
         with kernel.loop(start, stop) as sample:
             gradients = self._gradients(sample)
             x, at = (
-                (kernel["rows"], sample * self._size)
+                (kernel["rows"], self._near * kernel["m"] + sample * self._size)
                 if self._packs
-                else (kernel["x"], sample * kernel["k"] + self._row)
+                else (kernel["x"], sample * kernel["k"] + self._start + self._near)
             )
             for i, of_row in enumerate(self._sums):
                 element = kernel.vector(kernel.load_number(x, at + i))
@@ -137,31 +144,33 @@ class _Block:
     def write(self) -> None:
         kernel = self._kernel
         for i, of_row in enumerate(self._sums):
+            start = (self._start + self._near + i) * kernel["n"] + self._first
             for (place, count), total in zip(self._vectors, of_row, strict=True):
-                kernel.store(kernel["out"], (self._row + i) * kernel["n"] + self._first + place, total.get(), count)
+                kernel.store(kernel["out"], start + place, total.get(), count)
 
 
 def _by_blocks(kernel: Kernel, tail: int, packs: bool, sums: Callable[[_Block], None]) -> None:
-    """out = what ``sums`` makes of each block."""
-    m, k, n = (kernel[name] for name in ("m", "k", "n"))
+    """out = what ``sums`` makes of each block. Neighbouring rows read a block of columns one after the other."""
+    m, k, n, none = (*(kernel[name] for name in ("m", "k", "n")), kernel.index(0))
     if packs:
-        columns(
-            kernel, n, tail, lambda at, counts: _Block(kernel, kernel.index(0), 0, at, counts, packs).pack_gradients()
-        )
+        columns(kernel, n, tail, lambda at, counts: _Block(kernel, none, none, 0, at, counts, True).pack_gradients())
+    with kernel.loop(0, k, _ROWS) as start:
+        count = (k - start).at_most(_ROWS)
 
-    def rows(row: Value, size: int) -> None:
-        if packs:
+        def pack(near: Value, size: int, start: Value = start) -> None:
             with kernel.loop(0, m) as sample:
                 for i in range(size):
-                    kernel.store(
-                        kernel["rows"], sample * size + i, kernel.load_number(kernel["x"], sample * k + row + i)
-                    )
+                    element = kernel.load_number(kernel["x"], sample * k + start + near + i)
+                    kernel.store(kernel["rows"], near * m + sample * size + i, element)
 
-        def block_of(first: Value, counts: list[int]) -> None:
-            block = _Block(kernel, row, size, first, counts, packs)
-            sums(block)
-            block.write()
+        def block_of(first: Value, counts: list[int], start: Value = start, count: Value = count) -> None:
+            def rows(near: Value, size: int) -> None:
+                block = _Block(kernel, start, near, size, first, counts, packs)
+                sums(block)
+                block.write()
 
+            kernel.in_tiles(count, (BLOCK[0], 1), rows)
+
+        if packs:
+            kernel.in_tiles(count, (BLOCK[0], 1), pack)
         columns(kernel, n, tail, block_of)
-
-    kernel.in_tiles(k, (BLOCK[0], 1), rows)

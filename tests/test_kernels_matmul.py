@@ -38,10 +38,12 @@ def test_the_three_products_of_a_dense_layer(m: int, k: int, n: int, dtype: str,
     y, dw, dx = empty(m, n, dtype=dtype), empty(k, n, dtype=dtype), empty(m, k, dtype=dtype)
     matmul.product(x, w, y)
     weight_gradient.transposed_product(x, g, dw)
-    matmul.product_with_transposed(g, w, dx)
     np.testing.assert_allclose(y, x @ w, **tolerance)
     np.testing.assert_allclose(dw, x.T @ g, **tolerance)
-    np.testing.assert_allclose(dx, g @ w.T, **tolerance)
+    for product in (matmul.product_with_transposed, matmul.packed_with_transposed):
+        dx[...] = np.nan
+        product(g, w, dx)
+        np.testing.assert_allclose(dx, g @ w.T, **tolerance)
 
 
 @settings(max_examples=40)
@@ -59,12 +61,20 @@ def test_gradients_of_leaves_are_added_along_the_tree(sizes: list[int], k: int, 
     assert found.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(19, 70, 600), (9, 33, 257), (40, 48, 512)])
+def test_sums_over_more_inputs_than_a_panel_has(m: int, k: int, n: int) -> None:
+    g, w = drawn(0, (m, n), "float64"), drawn(1, (k, n), "float64")
+    matmul.packed_with_transposed(g, w, out := empty(m, k, dtype="float64"))
+    np.testing.assert_allclose(out, g @ w.T, rtol=1e-11, atol=1e-11)
+
+
 @settings(max_examples=20)
 @given(st.integers(2, 40), extent, extent, st.integers(0, 2**32))
 def test_a_samples_bits_do_not_depend_on_its_batch(m: int, k: int, n: int, seed: int) -> None:
     x, w, g = drawn(seed, (m, k), "float32"), drawn(seed + 1, (k, n), "float32"), drawn(seed + 2, (m, n), "float32")
     some = slice(m // 3, m // 3 + max(1, m // 2))
-    for product, of, out in ((matmul.product, x, n), (matmul.product_with_transposed, g, k)):
+    products = (matmul.product, x, n), (matmul.product_with_transposed, g, k), (matmul.packed_with_transposed, g, k)
+    for product, of, out in products:
         whole, part = empty(m, out, dtype="float32"), empty(len(x[some]), out, dtype="float32")
         product(of, w, whole)
         product(of[some], w, part)
@@ -73,11 +83,12 @@ def test_a_samples_bits_do_not_depend_on_its_batch(m: int, k: int, n: int, seed:
 
 @settings(max_examples=40)
 @given(extent, st.integers(1, 600), st.integers(1, 120), dtypes, st.integers(0, 2**32))
-def test_packing_the_weights_changes_no_bit(m: int, k: int, n: int, dtype: str, seed: int) -> None:
+def test_neither_packing_nor_streaming_the_weights_changes_a_bit(m: int, k: int, n: int, dtype: str, seed: int) -> None:
     x, w = drawn(seed, (m, k), dtype), drawn(seed + 1, (k, n), dtype)
     matmul.product(x, w, plain := empty(m, n, dtype=dtype))
     matmul.packed_product(x, w, packed := empty(m, n, dtype=dtype))
-    assert plain.tobytes() == packed.tobytes()
+    matmul.streamed_product(x, w, streamed := empty(m, n, dtype=dtype))
+    assert plain.tobytes() == packed.tobytes() == streamed.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -103,7 +114,7 @@ def test_every_candidate_computes_the_same_at_every_size_and_dtype(
         np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance * 30, err_msg=name)
 
 
-@pytest.mark.parametrize("product", [matmul.product, matmul.packed_product])
+@pytest.mark.parametrize("product", [matmul.product, matmul.streamed_product, matmul.packed_product])
 def test_nan_and_infinity_arrive_in_their_row_alone(product: Callable[..., None]) -> None:
     x, w = np.ones((9, 400), np.float32), np.ones((400, 401), np.float32)
     x[3, 5], x[8, 399] = np.nan, np.inf

@@ -35,7 +35,7 @@ def _blas_transposed(x: Array, grad: Array, out: Array) -> None:
 
 
 def _copied(grad: Array, weight: Array, out: Array) -> None:
-    matmul.product(grad, np.ascontiguousarray(weight.T), out)
+    matmul.streamed_product(grad, np.ascontiguousarray(weight.T), out)
 
 
 def _outer(x: Array, grad: Array, out: Array) -> None:
@@ -59,9 +59,13 @@ def _kernel_weight_gradient(x: Array, grad: Array, leaves: Leaves, stride: int, 
 
 
 CANDIDATES: Mapping[Operation, Mapping[str, Candidate]] = {
-    "product": {"blas": _blas_product, "rows": matmul.product, "packed": matmul.packed_product},
+    "product": {
+        "blas": _blas_product, "rows": matmul.product, "streamed": matmul.streamed_product,
+        "packed": matmul.packed_product,
+    },
     "product_with_transposed": {
-        "blas": _blas_with_transposed, "dot": matmul.product_with_transposed, "copied": _copied,
+        "blas": _blas_with_transposed, "dot": matmul.product_with_transposed, "packed": matmul.packed_with_transposed,
+        "copied": _copied,
     },
     "transposed_product": {
         "blas": _blas_transposed, "packed": weight_gradient.transposed_product, "outer": _outer,
@@ -71,7 +75,7 @@ CANDIDATES: Mapping[Operation, Mapping[str, Candidate]] = {
     "conv2d_weight_gradient": {"im2col": _NUMPY.conv2d_weight_gradient, "vector": _kernel_weight_gradient},
 }  # fmt: skip
 
-INDEPENDENT_OF_THE_BATCH = frozenset({"rows", "packed", "dot", "copied", "vector"})
+INDEPENDENT_OF_THE_BATCH = frozenset({"rows", "streamed", "packed", "dot", "copied", "vector"})
 """Candidates with which a sample's result has the same bits in every batch."""
 MOST_COPIED_WEIGHTS = 1 << 17
 """Elements of the weights that a candidate may copy whole for one product: half a MiB in float32."""
