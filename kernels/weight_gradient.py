@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dpsim.kernels.cache import Function, compiled
+from dpsim.kernels.cache import compiled
 from dpsim.kernels.leaves import MOST_DOUBLINGS, leaf_program
 from dpsim.kernels.matmul import BLOCK, columns
 from dpsim.kernels.scratch import scratch
@@ -19,14 +19,23 @@ from dpsim.kernels.vector import Kernel, Value, Variable, lanes
 
 Array = NDArray[Any]
 
-_ROWS = 8 * BLOCK[0]
-"""Rows of x^T that are copied at once, and that read a block of the gradients' columns one after the other."""
+_ROWS = BLOCK[0], 8 * BLOCK[0]
+"""Rows of x^T that read a block of the gradients' columns one after the other: for few samples, and for many."""
 
 
 def transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
-    """out = x^T g. Writes out once, row after row."""
-    kernel = _found(_transposed, x_MK, g_MN)
-    kernel(x_MK, g_MN, out_KN, *_packed(x_MK, g_MN), len(x_MK), x_MK.shape[1], g_MN.shape[1])
+    """out = x^T g. Writes out from its first byte to its last, some rows at a time, as memory takes it fastest."""
+    _multiply(x_MK, g_MN, out_KN, _ROWS[0])
+
+
+def blocked_transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
+    """out = x^T g for many samples, with the same bits: a block of columns stays in the nearest cache for many rows."""
+    _multiply(x_MK, g_MN, out_KN, _ROWS[1])
+
+
+def _multiply(x_MK: Array, g_MN: Array, out_KN: Array, rows: int) -> None:
+    kernel = _transposed(*_asked(x_MK, g_MN), rows)
+    kernel(x_MK, g_MN, out_KN, *_packed(x_MK, g_MN, rows), len(x_MK), x_MK.shape[1], g_MN.shape[1])
 
 
 def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_KN: Array) -> None:
@@ -39,26 +48,26 @@ def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_K
     if len(leaves) == 2:
         return transposed_product(x, g, out_KN)
     program = leaf_program(tuple(edge - first for edge in leaves))
-    kernel = _found(_transposed_of_leaves, x, g)
-    kernel(x, g, out_KN, *_packed(x, g), program, len(x), x.shape[1], g.shape[1], len(program))
+    kernel = _transposed_of_leaves(*_asked(x, g))
+    kernel(x, g, out_KN, *_packed(x, g, _ROWS[0]), program, len(x), x.shape[1], g.shape[1], len(program))
 
 
-def _found(write: Callable[[str, int, bool], Function], x: Array, g: Array) -> Function:
-    """The kernel for these. With one block of columns x is read once, and copying it first would gain nothing."""
+def _asked(x: Array, g: Array) -> tuple[str, int, bool]:
+    """(dtype, tail, whether to copy first). With one block of columns x is read once: copying it would gain nothing."""
     n = g.shape[1]
-    return write(x.dtype.char, n % lanes(x.dtype), n > BLOCK[1] * lanes(x.dtype))
+    return x.dtype.char, n % lanes(x.dtype), n > BLOCK[1] * lanes(x.dtype)
 
 
-def _packed(x: Array, g: Array) -> tuple[Array, Array]:
+def _packed(x: Array, g: Array, rows: int) -> tuple[Array, Array]:
     """Memory for the rows of x^T that are copied at once, and for g in whole vectors."""
     m, n, lane = len(x), g.shape[1], lanes(x.dtype)
-    return scratch("rows", m * _ROWS, x.dtype), scratch("gradients", m * (-(-n // lane) * lane), x.dtype)
+    return scratch("rows", m * rows, x.dtype), scratch("gradients", m * (-(-n // lane) * lane), x.dtype)
 
 
 @compiled
-def _transposed(dtype: str, tail: int, packs: bool) -> Kernel:
+def _transposed(dtype: str, tail: int, packs: bool, rows: int) -> Kernel:
     kernel = Kernel(dtype, ("x", "g", "out", "rows", "gradients"), ("m", "k", "n"))
-    _by_blocks(kernel, tail, packs, lambda block: block.add_samples(kernel.index(0), kernel["m"]))
+    _by_blocks(kernel, tail, packs, rows, lambda block: block.add_samples(kernel.index(0), kernel["m"]))
     return kernel
 
 
@@ -85,7 +94,7 @@ def _transposed_of_leaves(dtype: str, tail: int, packs: bool) -> Kernel:
                 kernel.store(stack, here + number * kernel.lanes, total.get())
             depth.set(depth.get() + 1)
 
-    _by_blocks(kernel, tail, packs, sums)
+    _by_blocks(kernel, tail, packs, _ROWS[0], sums)
     return kernel
 
 
@@ -149,13 +158,13 @@ class _Block:
                 kernel.store(kernel["out"], start + place, total.get(), count)
 
 
-def _by_blocks(kernel: Kernel, tail: int, packs: bool, sums: Callable[[_Block], None]) -> None:
-    """out = what ``sums`` makes of each block. Neighbouring rows read a block of columns one after the other."""
+def _by_blocks(kernel: Kernel, tail: int, packs: bool, at_once: int, sums: Callable[[_Block], None]) -> None:
+    """out = what ``sums`` makes of each block; ``at_once`` rows read a block of columns one after the other."""
     m, k, n, none = (*(kernel[name] for name in ("m", "k", "n")), kernel.index(0))
     if packs:
         columns(kernel, n, tail, lambda at, counts: _Block(kernel, none, none, 0, at, counts, True).pack_gradients())
-    with kernel.loop(0, k, _ROWS) as start:
-        count = (k - start).at_most(_ROWS)
+    with kernel.loop(0, k, at_once) as start:
+        count = (k - start).at_most(at_once)
 
         def pack(near: Value, size: int, start: Value = start) -> None:
             with kernel.loop(0, m) as sample:

@@ -116,6 +116,7 @@ def test_kernels_compete_wherever_blas_may_be_slower() -> None:
     assert set(candidates(dense(64, 10, 10))) == {"blas"}
     assert set(candidates(dense(64, 256, 256))) == {"blas", "rows", "streamed", "packed"}
     assert set(candidates(dense(1, 2048, 10, "transposed_product"))) == {"blas", "packed", "outer"}
+    assert set(candidates(dense(4, 256, 256))) == {"blas", "rows", "streamed"}
     assert set(candidates(dense(64, 10, 10, "transposed_product"))) == {"blas"}
 
 

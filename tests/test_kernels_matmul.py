@@ -40,6 +40,8 @@ def test_the_three_products_of_a_dense_layer(m: int, k: int, n: int, dtype: str,
     weight_gradient.transposed_product(x, g, dw)
     np.testing.assert_allclose(y, x @ w, **tolerance)
     np.testing.assert_allclose(dw, x.T @ g, **tolerance)
+    weight_gradient.blocked_transposed_product(x, g, blocked := empty(k, n, dtype=dtype))
+    assert blocked.tobytes() == dw.tobytes()
     for product in (matmul.product_with_transposed, matmul.packed_with_transposed):
         dx[...] = np.nan
         product(g, w, dx)

@@ -68,7 +68,8 @@ CANDIDATES: Mapping[Operation, Mapping[str, Candidate]] = {
         "copied": _copied,
     },
     "transposed_product": {
-        "blas": _blas_transposed, "packed": weight_gradient.transposed_product, "outer": _outer,
+        "blas": _blas_transposed, "packed": weight_gradient.transposed_product,
+        "blocked": weight_gradient.blocked_transposed_product, "outer": _outer,
     },
     "conv2d": {"im2col": _NUMPY.conv2d_of_samples, "vector": _kernel_conv2d},
     "conv2d_input_gradient": {"im2col": _NUMPY.conv2d_input_gradient_of_samples, "vector": _kernel_input_gradient},
@@ -99,6 +100,10 @@ def candidates(problem: Problem) -> dict[str, Candidate]:
         every = {name: candidate for name, candidate in every.items() if name in (first, "outer")}
     if problem.rows != 1:
         every.pop("outer", None)
+    if problem.rows <= matmul.BLOCK[0]:  # one block of rows: nothing is read twice
+        every.pop("blocked", None)
+        if problem.operation != "transposed_product":
+            every.pop("packed", None)
     if np.prod(problem.sizes[:2]) >= MOST_COPIED_WEIGHTS:
         every.pop("copied", None)
     return every
