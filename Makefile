@@ -1,4 +1,4 @@
-# make sweep: install into .venv and run the fusion-threshold sweep.   make test: run all tests.
+# make sweep: install into .venv and run the fusion-threshold sweep.   make test: run the tests.
 # Needs Python 3.11 or newer and make; PYTHON=python3.12 chooses another one.
 
 PYTHON ?= python3
@@ -8,11 +8,12 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-input
 
-.PHONY: help sweep test check gpu-check format clean
+.PHONY: help sweep test test-slow check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
-	@echo "make test    run all tests"
+	@echo "make test    run the tests (under 8 minutes on 2 cores)"
+	@echo "make test-slow   run every command of the documentation, and the attacks (under 10 minutes)"
 	@echo "make check   static checks: ruff, mypy"
 	@echo "make gpu-check   on a machine with a GPU: its tests and its benchmark, under 8 minutes; writes a file to send in"
 	@echo "make format  let ruff format the code"
@@ -23,7 +24,10 @@ sweep: $(VENV)/.ready
 
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m alone
-	$(BIN)/python -m pytest -m "not alone" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not alone and not slow" -n 2 --dist loadfile
+
+test-slow: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -m slow -n 2
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -21,7 +21,8 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# (\w+\.(?:py|toml|txt))\n")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     ran = 0
@@ -34,7 +35,7 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             done = subprocess.run(
                 ["bash", "-e", "-o", "pipefail", "-c", text],
                 cwd=tmp_path, env=os.environ | {"PATH": path, "COLUMNS": "120"}, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, timeout=200, check=False,
+                capture_output=True, text=True, timeout=300, check=False,
             )  # fmt: skip
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
             assert "Traceback" not in done.stderr, f"{text}\n{done.stderr}"
@@ -44,7 +45,8 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert ran or page.stem == "README"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_readmes_commands_run_one_after_the_other(tmp_path: Path) -> None:
     """Those that make files and read them; sweeps, training and benchmarks have tests of their own."""
     blocks = [block for _, block in _BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))]
@@ -58,7 +60,7 @@ def test_the_readmes_commands_run_one_after_the_other(tmp_path: Path) -> None:
     for command in chosen:
         done = subprocess.run(
             ["bash", "-e", "-c", command], cwd=tmp_path, env=os.environ | {"PATH": path}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=200, check=False,
+            capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 

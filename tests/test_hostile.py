@@ -12,6 +12,8 @@ from dpsim.experiments.hostile.__main__ import attack
 from dpsim.experiments.hostile.tally import Outcome, Tally, tallied
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("part", "cases"), [("kills", 2), ("readers", 150), ("commands", 2), ("connections", 20)])
 def test_nothing_goes_wrong_under_attack(part: str, cases: int) -> None:
     tally = attack(part, cases, seed=1, output=None)
