@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-_LINE_BYTES = 64
+LINE_BYTES = 64
 
 
 class _Scratch(threading.local):
@@ -21,8 +21,8 @@ _scratch = _Scratch()
 
 def aligned(size_bytes: int) -> NDArray[np.uint8]:
     """Zeroed memory that begins at a cache line, so that no vector lies across two."""
-    memory = np.zeros(size_bytes + _LINE_BYTES, np.uint8)
-    first = -memory.ctypes.data % _LINE_BYTES
+    memory = np.zeros(size_bytes + LINE_BYTES, np.uint8)
+    first = -memory.ctypes.data % LINE_BYTES
     return memory[first : first + size_bytes]
 
 

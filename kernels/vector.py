@@ -224,13 +224,26 @@ class Kernel:
         mask = self._first(count)
         return self._call("masked.load", kind, [address, mask, self.constant(0.0, kind)], ".p0")
 
-    def store(self, array: Value, at: Value | int, value: Value, count: int | None = None) -> None:
-        """Write a number, or a vector; of a smaller ``count`` only its first so many lanes."""
+    def store(
+        self, array: Value, at: Value | int, value: Value, count: int | None = None, *, past_caches: bool = False
+    ) -> None:
+        """Write a number, or a vector; of a smaller ``count`` only its first so many lanes.
+
+        ``past_caches`` writes a whole vector to an aligned place without reading its cache line first; a ``fence`` must
+        follow before others may read it.
+        """
         address = self._address(array, at)
-        if count is None or count == self.lanes:
+        if past_caches:
+            written = self.builder.store(value.ir, address, align=_VECTOR_BYTES)
+            written.set_metadata("nontemporal", self.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        elif count is None or count == self.lanes:
             self.builder.store(value.ir, address, align=self.dtype.itemsize)
         else:
             self._call("masked.store", ir.VoidType(), [value.ir, address, self._first(count)], ".p0")
+
+    def fence(self) -> None:
+        """What was written is there for other cores before anything that is written after this."""
+        self.builder.fence("seq_cst")
 
     def prefetch(self, array: Value, at: Value | int) -> None:
         """Ask for the cache line of ``array[at]``, which may lie outside of the array, to be brought nearer."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpsim.kernels.cache import compiled
 from dpsim.kernels.leaves import MOST_DOUBLINGS, leaf_program
 from dpsim.kernels.matmul import BLOCK, columns
-from dpsim.kernels.scratch import scratch
+from dpsim.kernels.scratch import LINE_BYTES, scratch
 from dpsim.kernels.vector import Kernel, Value, Variable, lanes
 
 Array = NDArray[Any]
@@ -29,12 +29,16 @@ def transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
 
 
 def blocked_transposed_product(x_MK: Array, g_MN: Array, out_KN: Array) -> None:
-    """out = x^T g for many samples, with the same bits: a block of columns stays in the nearest cache for many rows."""
-    _multiply(x_MK, g_MN, out_KN, _ROWS[1])
+    """out = x^T g for many samples, with the same bits: a block of columns stays in the nearest cache for many rows.
+
+    Where whole cache lines are written, they are not read first.
+    """
+    lines = g_MN.shape[1] % lanes(x_MK.dtype) == 0 and out_KN.ctypes.data % LINE_BYTES == 0
+    _multiply(x_MK, g_MN, out_KN, _ROWS[1], past_caches=lines)
 
 
-def _multiply(x_MK: Array, g_MN: Array, out_KN: Array, rows: int) -> None:
-    kernel = _transposed(*_asked(x_MK, g_MN), rows)
+def _multiply(x_MK: Array, g_MN: Array, out_KN: Array, rows: int, *, past_caches: bool = False) -> None:
+    kernel = _transposed(*_asked(x_MK, g_MN), rows, past_caches)
     kernel(x_MK, g_MN, out_KN, *_packed(x_MK, g_MN, rows), len(x_MK), x_MK.shape[1], g_MN.shape[1])
 
 
@@ -65,9 +69,16 @@ def _packed(x: Array, g: Array, rows: int) -> tuple[Array, Array]:
 
 
 @compiled
-def _transposed(dtype: str, tail: int, packs: bool, rows: int) -> Kernel:
+def _transposed(dtype: str, tail: int, packs: bool, rows: int, past_caches: bool) -> Kernel:
     kernel = Kernel(dtype, ("x", "g", "out", "rows", "gradients"), ("m", "k", "n"))
-    _by_blocks(kernel, tail, packs, rows, lambda block: block.add_samples(kernel.index(0), kernel["m"]))
+
+    def sums(block: _Block) -> None:
+        block.add_samples(kernel.index(0), kernel["m"])
+        block.write(past_caches=past_caches)
+
+    _by_blocks(kernel, tail, packs, rows, sums)
+    if past_caches:
+        kernel.fence()
     return kernel
 
 
@@ -93,6 +104,7 @@ def _transposed_of_leaves(dtype: str, tail: int, packs: bool) -> Kernel:
             for number, total in enumerate(numbers):
                 kernel.store(stack, here + number * kernel.lanes, total.get())
             depth.set(depth.get() + 1)
+        block.write()
 
     _by_blocks(kernel, tail, packs, _ROWS[0], sums)
     return kernel
@@ -150,16 +162,16 @@ class _Block:
                 for total, gradient in zip(of_row, gradients, strict=True):
                     total.add_product(element, gradient)
 
-    def write(self) -> None:
+    def write(self, *, past_caches: bool = False) -> None:
         kernel = self._kernel
         for i, of_row in enumerate(self._sums):
             start = (self._start + self._near + i) * kernel["n"] + self._first
             for (place, count), total in zip(self._vectors, of_row, strict=True):
-                kernel.store(kernel["out"], start + place, total.get(), count)
+                kernel.store(kernel["out"], start + place, total.get(), count, past_caches=past_caches)
 
 
 def _by_blocks(kernel: Kernel, tail: int, packs: bool, at_once: int, sums: Callable[[_Block], None]) -> None:
-    """out = what ``sums`` makes of each block; ``at_once`` rows read a block of columns one after the other."""
+    """``sums`` computes and writes each block; ``at_once`` rows read a block of columns one after the other."""
     m, k, n, none = (*(kernel[name] for name in ("m", "k", "n")), kernel.index(0))
     if packs:
         columns(kernel, n, tail, lambda at, counts: _Block(kernel, none, none, 0, at, counts, True).pack_gradients())
@@ -174,9 +186,7 @@ def _by_blocks(kernel: Kernel, tail: int, packs: bool, at_once: int, sums: Calla
 
         def block_of(first: Value, counts: list[int], start: Value = start, count: Value = count) -> None:
             def rows(near: Value, size: int) -> None:
-                block = _Block(kernel, start, near, size, first, counts, packs)
-                sums(block)
-                block.write()
+                sums(_Block(kernel, start, near, size, first, counts, packs))
 
             kernel.in_tiles(count, (BLOCK[0], 1), rows)
 

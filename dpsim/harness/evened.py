@@ -11,13 +11,12 @@ import msgspec
 import numpy as np
 
 from dpsim.harness.pairing import Pair
-from dpsim.harness.speed import Mixture, factors, mixture, slow_factor
+from dpsim.harness.speed import ORDINARY, Mixture, factors, mixture, slow_factor
 from dpsim.machine import Machine, Speed
 from dpsim.record import MeasuredPoint, PredictedPoint, Predictions
 from dpsim.report.comparison import SpeedRecord
 
 _ENOUGH = 12
-_ORDINARY = (1.0, 99.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ def run_speeds(pairs: Iterable[Pair]) -> dict[int, RunSpeed]:
             seen.setdefault(pair.key.devices, []).extend(run.reference_s)
     return {
         devices: RunSpeed(
-            reference_s=tuple(np.clip(times, *np.percentile(times, _ORDINARY)).tolist()), mixture=mixture(times)
+            reference_s=tuple(np.clip(times, *np.percentile(times, ORDINARY)).tolist()), mixture=mixture(times)
         )
         for devices, times in sorted(seen.items())
         if times

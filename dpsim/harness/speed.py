@@ -16,6 +16,8 @@ Floats = NDArray[np.float64]
 _LEAST_CHANGE, _MOST_CHANGE = 1.08, 2.5
 _LEAST_SHARE = 0.03
 _FEW = 6
+ORDINARY = (1.0, 99.0)
+"""Percentiles between which a time counts in a mean; beyond them it counts as the nearer one."""
 NARROW = 0.03
 """A compute slowdown whose 95 % interval is within so much of it is known well enough."""
 
@@ -56,9 +58,10 @@ def mixture(reference_s: Sequence[float]) -> Mixture:
     """The two speeds whose logarithms lie nearest to these times' (least absolute deviations), or one speed.
 
     There are two where the slow one takes 1.08 to 2.5 times as long (what takes longer had to wait for its core) and
-    each holds for 3 % of the times or more. Speeds are medians, so a few disturbed times do not matter. Two classes are
-    made of a broad single one, too; that does no harm, for what is measured and what is predicted are means over both
-    classes, and no estimate jumps where a second speed appears. Raises ``ConfigError``.
+    each holds for 3 % of the times or more. Speeds are medians, so a few disturbed times do not matter; the slow one's
+    share is that which gives the mean of the times, for there are others between the two. Two classes are made of a
+    broad single one, too; that does no harm, for what is measured and what is predicted are means over both classes,
+    and no estimate jumps where a second speed appears. Raises ``ConfigError``.
     """
     times = np.sort(np.asarray(reference_s, np.float64))
     if len(times) == 0 or not (np.isfinite(times) & (times > 0)).all():
@@ -67,11 +70,12 @@ def mixture(reference_s: Sequence[float]) -> Mixture:
     one = Mixture(full_s=middle, slow_s=middle)
     if not _LEAST_SHARE * len(times) <= split <= (1 - _LEAST_SHARE) * len(times):
         return one
-    two = Mixture(
-        full_s=float(np.median(times[:split])), slow_s=float(np.median(times[split:])),
-        slow_share=1 - split / len(times),
-    )  # fmt: skip
-    return two if _LEAST_CHANGE <= two.change <= _MOST_CHANGE else one
+    full_s, slow_s = float(np.median(times[:split])), float(np.median(times[split:]))
+    if not _LEAST_CHANGE <= slow_s / full_s <= _MOST_CHANGE:
+        return one
+    usual_s = float(np.mean(np.clip(times, *np.percentile(times, ORDINARY))))
+    share = float(np.clip((usual_s - full_s) / (slow_s - full_s), _LEAST_SHARE, 1 - _LEAST_SHARE))
+    return Mixture(full_s=full_s, slow_s=slow_s, slow_share=share)
 
 
 def _split(ascending: Floats) -> int:

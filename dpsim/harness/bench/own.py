@@ -16,6 +16,7 @@ from dpsim.harness.bench.turns import SCALE, SCALING, Reduction, serve
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.machine import Network, Selection
+from dpsim.runtime.choosing import choose_selection
 
 
 def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> None:
@@ -32,6 +33,7 @@ class OwnContender:
         self.rank: int = comm.rank
         self._algorithms: list[str] = argument["algorithms"]
         self._transport = transport(comm, Network())
+        self._selection = choose_selection(comm).selection(comm.size) or Selection.usual(comm.size)
         dtype, most = np.dtype(argument["dtype"]), argument["most"]
         self._window = self._transport.allocate(most * dtype.itemsize).view(dtype)
         self._source = np.zeros(most, dtype)
@@ -49,9 +51,9 @@ class OwnContender:
         return [*found, Reduction(default, data, data, again, repeat=1)] if again else found
 
     def default(self, data: Array) -> str:
-        """What dpsim takes for this array where nothing was calibrated and no algorithm is named."""
+        """What training takes for this array where no algorithm is named: as measured on this type of processor."""
         shared = self._transport.prepare(data, "two-shot", None) is not None
-        return Selection.usual(self._transport.size).algorithm(data.nbytes) if shared else "mpi"
+        return self._selection.algorithm(data.nbytes) if shared else "mpi"
 
     def call(self, data: Array, algorithm: str) -> Callable[[], object] | None:
         """An allreduce ready to be called; None for a kernel that takes no array of this size, or without memory."""

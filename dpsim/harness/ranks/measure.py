@@ -32,6 +32,8 @@ Progress = Callable[[str], None]
 _TELL_S = 5.0
 _LEAST_ROUNDS = 6
 _WARM_ROUNDS = 2
+_VISITS_ALONE = 3
+"""Visits a round to a setting of one device, of which there is one, where several settings share a device count."""
 _LOSS_TOLERANCE = 0.02
 
 
@@ -131,9 +133,11 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
         quiet_barrier(comm)
         point.visit(number, counted=False)
     event_s = seconds_per_event()
+    alone = [index for index, point in enumerate(points) if point.key.devices == 1]
+    visits = [*range(len(points)), *alone * (_VISITS_ALONE - 1)]
     done, told_s = False, 0.0
     while not done:
-        for index in random.permutation(len(points)):
+        for index in random.permutation(visits):
             quiet_barrier(comm)
             points[index].visit(number, counted=True)
         number += 1

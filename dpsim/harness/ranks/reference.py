@@ -12,7 +12,7 @@ from dpsim.comm.clock import now
 from dpsim.harness.speed import Mixture, mixture
 
 _PRODUCTS, _TURNS, _GATHERED = 6, 3750, 20_000
-_MORE = 1.5
+_MORE = 2.0
 _LEFT = np.full((128, 128), 1e-3, np.float32)
 _PRODUCT = np.empty_like(_LEFT)
 _MEMORY = np.ones(2**21, np.float32)
@@ -70,7 +70,7 @@ class SpeedLog:
 
 
 def unfinished(comm: MPI.Intracomm, start_s: float, seconds: float, settled: Callable[[], bool]) -> bool:
-    """Whether to measure on: for ``seconds``, and for up to 1.5 times as long until rank 0 is ``settled``. Collective.
+    """Whether to measure on: for ``seconds``, and for up to twice as long until rank 0 is ``settled``. Collective.
 
     So long a machine whose speed changes is watched, for the part of the time that each speed holds shows only slowly.
     """
