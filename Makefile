@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-com
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
 	@echo "make test    run the tests (under 8 minutes on 2 cores)"
-	@echo "make test-slow   run every command of the documentation, and the attacks (under 10 minutes)"
+	@echo "make test-slow   run long tests and every command of the documentation (under 15 minutes)"
 	@echo "make check   static checks: ruff, mypy"
 	@echo "make gpu-check   on a machine with a GPU: its tests and its benchmark, under 8 minutes; writes a file to send in"
 	@echo "make format  let ruff format the code"
@@ -27,7 +27,7 @@ test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m "not alone and not slow" -n 2 --dist loadfile
 
 test-slow: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m slow -n 2
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

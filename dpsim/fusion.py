@@ -7,8 +7,10 @@ the runtime and the model both call. Each is registered in ``dpsim.fusion_rules`
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from dpsim.registry import load
 
 DDP_FIRST_BUCKET_BYTES = float(2**20)
 HOROVOD_PADDING_BYTES = 16
+_FEW_TENSORS = 1000
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -74,7 +77,7 @@ def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
     Source: Tarantella ``FusedTensorInfo.cpp``.
     """
-    starts: Ints = _close_at(tensors.size_bytes, threshold_bytes, threshold_bytes, tensors.dtype_code)
+    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, threshold_bytes, threshold_bytes, tensors.dtype_code)
     return starts
 
 
@@ -85,19 +88,19 @@ def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     ``reducer.cpp`` compute_bucket_assignment_by_size.
     """
     first = min(DDP_FIRST_BUCKET_BYTES, threshold_bytes)
-    starts: Ints = _close_at(tensors.size_bytes, first, threshold_bytes, tensors.dtype_code)
+    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, first, threshold_bytes, tensors.dtype_code)
     return starts
 
 
 def per_tensor(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """One bucket per tensor."""
-    starts: Ints = _close_at(tensors.size_bytes, 0.0, 0.0, tensors.dtype_code)
+    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, 0.0, 0.0, tensors.dtype_code)
     return starts
 
 
 def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """One bucket per step."""
-    starts: Ints = _close_at(tensors.size_bytes, math.inf, math.inf, tensors.dtype_code)
+    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, math.inf, math.inf, tensors.dtype_code)
     return starts
 
 
@@ -119,7 +122,9 @@ def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
         raise ConfigError(
             f"{len(ready_s)} ready times for {len(tensors.size_bytes)} tensors", allowed="one for each tensor"
         )
-    starts: Ints = _merge_mg_wfbp(tensors.size_bytes, ready_s, float(alpha_s), float(beta), tensors.dtype_code)
+    starts: Ints = _loop(_merge_mg_wfbp, tensors)(
+        tensors.size_bytes, ready_s, float(alpha_s), float(beta), tensors.dtype_code
+    )
     return starts
 
 
@@ -131,6 +136,12 @@ def horovod(tensors: GradientTensors, threshold_bytes: float) -> Ints:
         allowed=", ".join(static),
         remedy="call dpsim.fusion.HorovodCycle on the tensors of each cycle",
     )
+
+
+def _loop(compiled: Any, tensors: GradientTensors) -> Any:
+    """The loop, compiled unless that means loading numba for a few tensors: training fuses once, predictions often."""
+    few = len(tensors.size_bytes) <= _FEW_TENSORS and "numba" not in sys.modules
+    return compiled.py_func if few else compiled
 
 
 @jit

@@ -1,35 +1,67 @@
-"""Functions that numba compiles, and keeps compiled where there is a folder to keep them in."""
+"""Functions that numba compiles when they are first called, and keeps compiled where there is a folder to keep them in.
+
+Loading numba takes longer than anything else at the start of a command, and many commands never call such a function.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import numba
 
-_njit: Any = numba.njit  # its types leave no way from a function to a cache
-
-
-def jit(function: Callable[..., Any], *, inline: str = "never") -> Any:
-    """``numba.njit`` without Python's lock, from numba's cache on disk.
+class Compiled:
+    """``numba.njit`` of a function, without Python's lock, from numba's cache on disk.
 
     Where numba finds no folder that can be written to (an installation of another user's, no home), every process
     compiles for itself.
     """
-    compiled = _njit(nogil=True, inline=inline)(function)
-    with contextlib.suppress(RuntimeError):  # "no locator available"
-        compiled.enable_caching()
-    return compiled
+
+    def __init__(self, function: Callable[..., Any], *, inline: str = "never") -> None:
+        functools.update_wrapper(self, function)
+        self.py_func = function
+        """The same function, not compiled; numba calls it so, too."""
+        self._inline = inline
+        self._dispatcher: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.dispatcher()(*arguments)
+
+    def dispatcher(self) -> Any:
+        """What numba makes of the function; the compiled functions that it calls become what numba knows, too."""
+        if self._dispatcher is None:
+            self._dispatcher = _njit(self.py_func, self._inline)
+            names = self.py_func.__globals__
+            for name, value in list(names.items()):
+                if isinstance(value, Compiled):
+                    names[name] = value.dispatcher()
+        return self._dispatcher
+
+
+jit = Compiled
 
 
 def keeps() -> bool:
     """Whether compiled functions are kept for the next process."""
+    import numba
+
+    njit: Any = numba.njit
     try:
-        _njit(_nothing).enable_caching()
+        njit(_nothing).enable_caching()
     except RuntimeError:
         return False
     return True
+
+
+def _njit(function: Callable[..., Any], inline: str) -> Any:
+    import numba
+
+    njit: Any = numba.njit  # its types leave no way from a function to a cache
+    compiled = njit(nogil=True, inline=inline)(function)
+    with contextlib.suppress(RuntimeError):  # "no locator available"
+        compiled.enable_caching()
+    return compiled
 
 
 def _nothing() -> None:

@@ -40,6 +40,8 @@ from dpsim.report.scaling import points_table
 from dpsim.reproduce import DriftPredictions, ReproduceRecord
 from dpsim.runtime.passes import own_leaves
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sweep_devices")]
+
 Dpsim = Callable[..., tuple[int, str, str]]
 FLAGS = ("--model", "cnn:4,8", "--dataset", "synthetic:6x6x1,classes=3,train=72,test=3", "--devices", "2,3",
          "--global-batch", "36", "--steps", "5", "--overlap", "off", "--budget", "0s")  # fmt: skip
