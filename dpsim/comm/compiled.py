@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
@@ -17,6 +17,16 @@ def compile_once(rehearse: Callable[[], object], comm: MPI.Intracomm) -> None:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     for turn in (node.rank == 0, node.rank > 0):
         if turn:
+            rehearse()
+        quiet_barrier(comm)
+    node.Free()
+
+
+def compile_among(rehearsals: Sequence[Callable[[], object]], comm: MPI.Intracomm) -> None:
+    """The same for several rehearsals, of which each rank of a node compiles some; then all run all. Collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    for mine in (rehearsals[node.rank :: node.size], rehearsals):
+        for rehearse in mine:
             rehearse()
         quiet_barrier(comm)
     node.Free()

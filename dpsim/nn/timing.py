@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,11 +39,10 @@ class Timing:
         self._calls = 1
         self._copies = itertools.cycle(argument_sets(problem))
 
-    def run_each(self) -> None:
-        """Run every candidate once, so that all are compiled."""
+    def rehearsals(self) -> list[Callable[[], None]]:
+        """What runs each candidate once, so that it is compiled."""
         given = next(self._copies)
-        for candidate in self.candidates.values():
-            candidate(*given)
+        return [functools.partial(candidate, *given) for candidate in self.candidates.values()]
 
     def round(self) -> None:
         """Time every candidate once, in an order that changes from round to round."""

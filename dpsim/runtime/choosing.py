@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from dpsim import processor
 from dpsim.choices import Choice, Choices, Problem
-from dpsim.comm.compiled import compile_once
+from dpsim.comm.compiled import compile_among
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.selection import select
 from dpsim.errors import ConfigError
@@ -54,7 +54,7 @@ def choose(problems: Sequence[Problem], comm: MPI.Intracomm, *, again: bool = Fa
 def _measure(problems: Sequence[Problem], comm: MPI.Intracomm) -> Iterable[Choice]:
     for problem in problems:
         timing = Timing(problem)
-        compile_once(timing.run_each, comm)
+        compile_among(timing.rehearsals(), comm)
         comm.Barrier()
         timing.run(BUDGET_S / len(problems))
         everyones = comm.allgather(timing.ratios())

@@ -49,7 +49,8 @@ def row(problem: Problem, seconds: float) -> Row:
     others = {TORCH: _torch(problem)} if importlib.util.find_spec(TORCH) is not None else {}
     timing = Timing(problem, others)
     _check(problem, timing.candidates)
-    timing.run_each()
+    for rehearse in timing.rehearsals():
+        rehearse()
     timing.run(seconds, least=6, most=100)
     own = {name: times for name, times in timing.times.items() if name != TORCH}
     fastest = min(own, key=lambda name: statistics.median(own[name]))
