@@ -154,6 +154,20 @@ class BenchRecord(Noun, frozen=True):
         for series in self.series:
             if series.system not in names:
                 raise ConfigError(f"a series is of system {series.system!r}", allowed=", ".join(names) or "none")
+        for size in self.bench.sizes():
+            self._check_size(size, [series for series in self.series if series.size_bytes == size])
+
+    def _check_size(self, size: int, here: list[Series]) -> None:
+        """Ways are compared round by round, and with the default one."""
+        rounds = {len(series.rounds_ns) for series in here if series.rounds_ns}
+        if len(rounds) > 1:
+            raise ConfigError(
+                f"series of {format_size(size)} with {' and '.join(map(str, sorted(rounds)))} rounds",
+                allowed="as many rounds of every way",
+            )
+        own = (s for s in here if s.system == OWN and s.in_place and not s.cached)
+        if not any(series.default and not series.repeat for series in own):
+            raise ConfigError(f"no series of dpsim's default at {format_size(size)}", allowed="one at every size")
 
 
 def read(path: Path) -> BenchRecord:

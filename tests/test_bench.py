@@ -239,10 +239,21 @@ def test_a_time_is_the_median_of_the_rounds_medians_and_the_bound_is_of_the_same
 
 def test_the_bound_of_small_sizes_is_left_out() -> None:
     small = [series(s.system, s.algorithm, [[1.0]], default=s.default, size_bytes=64) for s in FULL[:3:2]]
-    given = record(*small)
-    given = codec.decode(codec.to_builtins(given) | {"bench": {"min_bytes": 64, "max_bytes": 64}}, BenchRecord, "x")
-    found = result(given)
+    changed = {"bench": {"min_bytes": 64, "max_bytes": 64}, "series": [codec.to_builtins(one) for one in small]}
+    found = result(codec.decode(codec.to_builtins(record(*FULL)) | changed, BenchRecord, "x"))
     assert found.points[0].fraction_of_bound is None and found.sizes[0].bound_s is None
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (FULL[:2], "no series of dpsim's default at 1 MiB"),
+        ((*FULL[:4], series("gloo", "gloo", [[1000]])), "with 1 and 2 rounds"),
+    ],
+)
+def test_a_record_that_cannot_be_compared_is_refused(found: tuple[Series, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        record(*found)
 
 
 def test_each_peer_is_compared_at_its_fastest_mode_and_the_nearest_mpi_counts() -> None:
@@ -262,7 +273,7 @@ def test_what_was_wrong_has_a_row_and_no_times() -> None:
     (wrong,) = [p for p in found.points if p.wrong]
     assert (wrong.algorithm, wrong.time_s, wrong.busbw_bytes_per_s, wrong.samples) == ("mpi", None, None, 0)
     assert found.wrong == 3
-    text = "\n".join(lines(record(), found))
+    text = "\n".join(lines(record(*FULL), found))
     assert "3 elements were not the sum (dpsim mpi)" in text
 
 

@@ -144,3 +144,25 @@ def test_a_process_of_a_folder_within_a_scratch_folder_ends_with_it() -> None:
         assert keeper.started_for(str(folder)) == [started.pid]
         assert keeper.started_for(str(folder)[:-1]) == []
     assert started.wait(5) == -signal.SIGKILL
+
+
+def test_hydras_files_go_that_are_older_than_every_living_proxy(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_TOPOLOGY_FOLDER", str(temporary))
+    old, young, other = (temporary / f"hydra_hwloc_xmlfile_{name}" for name in ("a1B2c3", "Zz09xY", "toolong"))
+    for path in (old, other):
+        path.touch()
+        os.utime(path, (0, 0))
+    proxy = temporary / "hydra_pmi_proxy"
+    proxy.symlink_to("/bin/sleep")
+    with subprocess.Popen([proxy, "600"]) as running:
+        try:
+            time.sleep(0.2)
+            young.touch()
+            assert keeper.abandoned_topologies() == {str(old)}
+        finally:
+            running.kill()
+    with scratch("test"):
+        pass
+    assert not old.exists() and other.exists()

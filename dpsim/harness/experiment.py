@@ -116,7 +116,14 @@ def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tupl
 
 
 def networks_of(experiment: Experiment) -> list[tuple[str, str]]:
-    return list(zip(experiment.networks, experiment.algorithms, strict=True))
+    """(network, algorithm) of each network. Raises ``ConfigError`` where there are not as many of both."""
+    networks, algorithms = experiment.networks, experiment.algorithms
+    if len(networks) != len(algorithms):
+        raise ConfigError(
+            f"{len(algorithms)} algorithms for {len(networks)} networks", allowed="one for each network",
+            remedy="if this is a record, it is damaged: run the sweep again",
+        )  # fmt: skip
+    return list(zip(networks, algorithms, strict=True))
 
 
 def make_plan(

@@ -79,7 +79,7 @@ def _command(moments: random.Random) -> list[str]:
             case "exchange":
                 words[at : at + 1] = [moments.choice(_STRANGE)]
             case "damage" if at < len(words):
-                data = damaged(words[at].encode("utf-8", "surrogateescape"), moments)
+                data = damaged(words[at].encode("utf-8", "surrogatepass"), moments)
                 words[at] = data.decode("utf-8", "surrogateescape")
             case "lose":
                 del words[at : at + 1]

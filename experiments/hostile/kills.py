@@ -46,7 +46,7 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
     moments = random.Random(f"{seed} {number}")
     place, said = folder / str(number), folder / f"{number}.txt"
     place.mkdir()
-    shared = _shared_files()
+    shared = _files_of_mpich()
     with said.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "dpsim", *_TRAIN], cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
@@ -125,7 +125,7 @@ def _left(process: subprocess.Popen[bytes], family: list[psutil.Process], place:
         process.poll()
         left = [f"{one.name()} ({one.status()})" for one in family if _runs(one)]
         left += [path.name for path in place.iterdir()]
-        left += sorted(_shared_files() - shared)
+        left += sorted(_files_of_mpich() - shared)
     if left:
         for one in family:
             with contextlib.suppress(psutil.Error):
@@ -140,9 +140,9 @@ def _runs(process: psutil.Process) -> bool:
     return False
 
 
-def _shared_files() -> set[str]:
-    """mpich's files in /dev/shm that nobody has open: those of other jobs on this machine are none of a run's."""
-    return keeper.unused_shared_files()
+def _files_of_mpich() -> set[str]:
+    """mpich's files that nobody has open or will read: those of other jobs on this machine are none of a run's."""
+    return keeper.unused_shared_files() | keeper.abandoned_topologies()
 
 
 def _misnamed(blow: _Blow, text: str, *, training: bool, ignored: bool) -> str:
