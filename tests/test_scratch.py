@@ -146,23 +146,18 @@ def test_a_process_of_a_folder_within_a_scratch_folder_ends_with_it() -> None:
     assert started.wait(5) == -signal.SIGKILL
 
 
-def test_hydras_files_go_that_are_older_than_every_living_proxy(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hydras_files_go_that_no_process_has_open(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "_TOPOLOGY_FOLDER", str(temporary))
-    old, young, other = (temporary / f"hydra_hwloc_xmlfile_{name}" for name in ("a1B2c3", "Zz09xY", "toolong"))
-    for path in (old, other):
+    left, used, other = (temporary / f"hydra_hwloc_xmlfile_{name}" for name in ("a1B2c3", "Zz09xY", "toolong"))
+    for path in (left, used, other):
         path.touch()
-        os.utime(path, (0, 0))
-    proxy = temporary / "hydra_pmi_proxy"
-    proxy.symlink_to("/bin/sleep")
-    with subprocess.Popen([proxy, "600"]) as running:
+    with used.open("wb") as file, subprocess.Popen(["sleep", "600"], stdout=file) as proxy:
         try:
-            time.sleep(0.2)
-            young.touch()
-            assert keeper.abandoned_topologies() == {str(old)}
+            file.close()
+            assert keeper.abandoned_topologies() == {str(left)}
+            with scratch("test"):
+                pass
+            assert used.exists() and other.exists() and not left.exists()
         finally:
-            running.kill()
-    with scratch("test"):
-        pass
-    assert not old.exists() and other.exists()
+            proxy.kill()
+    assert keeper.abandoned_topologies() == {str(used)}

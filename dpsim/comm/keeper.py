@@ -7,7 +7,6 @@ holds: a process that is killed cannot clean up after itself. Uses the standard 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import shutil
@@ -23,16 +22,13 @@ _MPICH_FILE = re.compile(rf"{_SHARED_FOLDER}/mpich_sh\w+$", re.MULTILINE)
 _TOPOLOGY_FOLDER = "/tmp"
 """Hydra heeds no TMPDIR here."""
 _TOPOLOGY_FILE = re.compile(r"hydra_hwloc_xmlfile_\w{6}")
-_PROXY = "hydra_pmi_proxy"
-_CLOCK_S = 0.1
 _GONE_WITHIN_S, _LOOK_S = 5.0, 0.02
 
 
 def end(folder: str) -> None:
     """End every process of this machine that was started for ``folder``, and remove it.
 
-    Of mpich's files in /dev/shm those go, too, which no process of this user has open, and its descriptions of this
-    machine that no process can be about to read.
+    Of mpich's files in /dev/shm and its descriptions of this machine those go, too, which no process has open.
     """
     end_processes(folder)
     for path in unused_shared_files() | abandoned_topologies():
@@ -111,40 +107,18 @@ def unused_shared_files() -> set[str]:
 
 
 def abandoned_topologies() -> set[str]:
-    """Files of this user with which hydra's proxies describe the machine to their ranks, older than every living proxy.
+    """Files of this user with which hydra's proxies describe the machine to their ranks, and that no process has open.
 
-    A proxy removes its own when it ends, but not when it is killed.
+    A proxy has its own open from first to last and removes it when it ends, but not when it is killed.
     """
-    found = {}
+    left = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(_TOPOLOGY_FOLDER):
-            if _TOPOLOGY_FILE.fullmatch(entry.name):
-                about = entry.stat(follow_symlinks=False)
-                if about.st_uid == os.getuid():
-                    found[entry.path] = about.st_mtime
-    if not found:
-        return set()
-    oldest = min((_started_at(pid) for pid in _processes() if _name(pid) == _PROXY), default=math.inf)
-    return {path for path, written_at in found.items() if written_at < oldest - _CLOCK_S}
-
-
-def _name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _started_at(pid: int) -> float:
-    """Seconds since the epoch; infinity for a process that has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return math.inf
-    since_boot_s = ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
+            if _TOPOLOGY_FILE.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                left.add(entry.path)
+    for pid in _processes() if left else ():
+        left -= _open_files(pid)
+    return left
 
 
 def _open_files(pid: int) -> set[str]:
