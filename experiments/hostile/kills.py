@@ -68,9 +68,11 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
             process.send_signal(signal.SIGKILL if target == "launcher" else moments.choice(_GIVE_UP))
     wrong = _left(process, family, place, shared)
     text = said.read_text(encoding="utf-8", errors="replace")
-    if not wrong and "Traceback (most recent call last)" in text:
+    traceback = "Traceback (most recent call last)" in text
+    early = traceback and (target, sent) == ("launcher", signal.SIGINT) and f"{_ROOT}/dpsim" not in text
+    if not wrong and traceback and not early:  # early: in Python's own start, before a line of dpsim
         wrong = f"traceback: {text.strip().splitlines()[-1][:200]}"
-    if not wrong and blow is not None:
+    if not wrong and blow is not None and not early:
         wrong = _misnamed(blow, text, training=training, ignored=ignored)
     if not wrong:
         said.unlink()
