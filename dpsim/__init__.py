@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpsim.api import fit as fit
-    from dpsim.comm.identity import local_rank as local_rank
-    from dpsim.comm.identity import local_size as local_size
-    from dpsim.comm.identity import rank as rank
-    from dpsim.comm.identity import size as size
     from dpsim.data import Dataset as Dataset
     from dpsim.data import load_dataset as load_dataset
+    from dpsim.launch.rank_info import local_rank as local_rank
+    from dpsim.launch.rank_info import local_size as local_size
+    from dpsim.launch.rank_info import rank as rank
+    from dpsim.launch.rank_info import size as size
     from dpsim.nn import FunctionReplica as FunctionReplica
     from dpsim.nn import build_model as build_model
     from dpsim.optimizer import AdamW as AdamW
     from dpsim.optimizer import Sgd as Sgd
     from dpsim.plan import Plan as Plan
-    from dpsim.record import TrainResult as TrainResult
+    from dpsim.records.sweep import TrainResult as TrainResult
     from dpsim.replica import Batch as Batch
     from dpsim.replica import BatchSums as BatchSums
     from dpsim.replica import LayerSpec as LayerSpec
@@ -36,12 +36,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "dpsim.api": ("fit",),
-    "dpsim.comm.identity": ("local_rank", "local_size", "rank", "size"),
+    "dpsim.launch.rank_info": ("local_rank", "local_size", "rank", "size"),
     "dpsim.data": ("Dataset", "load_dataset"),
     "dpsim.nn": ("FunctionReplica", "build_model"),
     "dpsim.optimizer": ("AdamW", "Sgd"),
     "dpsim.plan": ("Plan",),
-    "dpsim.record": ("TrainResult",),
+    "dpsim.records.sweep": ("TrainResult",),
     "dpsim.replica": ("Batch", "BatchSums", "LayerSpec", "Replica", "StepEvents"),
     "dpsim.runtime.checkpoints": ("Checkpoints",),
     "dpsim.runtime.fit": ("Callback", "Epoch", "OnRank"),

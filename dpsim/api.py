@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dpsim.comm import worker
-from dpsim.comm.given_ranks import one_thread
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError, DpsimError, unknown
+from dpsim.launch import worker
+from dpsim.launch.attached_job import one_thread
 from dpsim.machine import Network, check_algorithm
 from dpsim.plan import Plan
 from dpsim.replica import Replica
@@ -22,7 +22,7 @@ from dpsim.runtime import fit as loop
 from dpsim.runtime.trainer import Trainer
 
 if TYPE_CHECKING:
-    from dpsim.record import TrainResult
+    from dpsim.records.sweep import TrainResult
     from dpsim.runtime.fit import Callback
 
 

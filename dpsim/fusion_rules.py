@@ -20,8 +20,8 @@ class FusionRule:
     ``needs_costs``: whether it decides by the times at which tensors are ready and by an allreduce's alpha and beta.
     ``while_running``: whether it decides in each step anew (a policy that runtime and model both call) and so has no
     buckets beforehand.
-    ``buckets(tensors, threshold_bytes)`` gives the first tensor of every bucket and their number (``dpsim.fusion``):
-    the function, or its ``module:name``.
+    ``buckets(tensors, threshold_bytes)`` gives the first tensor of every bucket and their number
+    (``dpsim.lowering.fusion``): the function, or its ``module:name``.
     """
 
     name: str
@@ -47,7 +47,7 @@ FUSION_RULES.register(
         default_threshold_bytes=32 * 2.0**10,
         needs_costs=False,
         while_running=False,
-        buckets="dpsim.fusion:tarantella",
+        buckets="dpsim.lowering.fusion:tarantella",
     )
 )
 FUSION_RULES.register(
@@ -57,7 +57,7 @@ FUSION_RULES.register(
         default_threshold_bytes=128 * 2.0**20,
         needs_costs=False,
         while_running=True,
-        buckets="dpsim.fusion:horovod",
+        buckets="dpsim.lowering.fusion:horovod",
     )
 )
 FUSION_RULES.register(
@@ -67,7 +67,7 @@ FUSION_RULES.register(
         default_threshold_bytes=25 * 2.0**20,
         needs_costs=False,
         while_running=False,
-        buckets="dpsim.fusion:ddp",
+        buckets="dpsim.lowering.fusion:ddp",
     )
 )
 FUSION_RULES.register(
@@ -77,7 +77,7 @@ FUSION_RULES.register(
         default_threshold_bytes=None,
         needs_costs=False,
         while_running=False,
-        buckets="dpsim.fusion:per_tensor",
+        buckets="dpsim.lowering.fusion:per_tensor",
     )
 )
 FUSION_RULES.register(
@@ -87,7 +87,7 @@ FUSION_RULES.register(
         default_threshold_bytes=None,
         needs_costs=False,
         while_running=False,
-        buckets="dpsim.fusion:one",
+        buckets="dpsim.lowering.fusion:one",
     )
 )
 FUSION_RULES.register(
@@ -97,6 +97,6 @@ FUSION_RULES.register(
         default_threshold_bytes=None,
         needs_costs=True,
         while_running=False,
-        buckets="dpsim.fusion:mg_wfbp",
+        buckets="dpsim.lowering.fusion:mg_wfbp",
     )
 )

@@ -30,7 +30,7 @@ class Plan(Noun, frozen=True):
     rule's own default, and 0 is one bucket per tensor under every rule. ``cycle_s`` is Horovod's cycle.
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
     ``algorithm`` ``auto`` is the fastest in shared memory by size (``dpsim.machine.Selection``), MPI's own without it.
-    ``wire_dtype`` is what gradients are sent as (``dpsim.comm.wire``); ``None``: as the tensors are.
+    ``wire_dtype`` is what gradients are sent as (``dpsim.comm.compression``); ``None``: as the tensors are.
     ``leaves`` > 0 makes training reproducible: each global batch is cut into so many leaves, and whatever is summed
     over samples is added leaf by leaf in one fixed order, so that results have the same bits on any number of devices
     (up to one a leaf). ``batch_norm`` says whose statistics batch normalisation uses: the device's (``local``), each

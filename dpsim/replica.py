@@ -32,7 +32,7 @@ class Slot(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """To 16 bits (``dtype``: float16 or bfloat16), of numbers times ``scale``, a power of two: ``dpsim.comm.wire``."""
+    """Rounding to 16 bits (float16 or bfloat16) of numbers times a power of two: ``dpsim.comm.compression``."""
 
     dtype: str
     scale: float

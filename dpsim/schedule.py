@@ -38,7 +38,7 @@ class Schedule:
     the workload's tensors, in the order backward makes them final); ``bucket_size_bytes[k]`` is its size
     without padding. Under the rule ``horovod`` buckets are decided while running: then ``dynamic`` is
     true, there is no allreduce operation, and every tensor is a bucket of its own until the policy
-    (``dpsim.fusion.HorovodCycle``) joins them.
+    (``dpsim.lowering.fusion.HorovodCycle``) joins them.
     """
 
     workload: Workload

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsim import bench
 from dpsim.errors import DpsimError
 from dpsim.harness.bench.result import result
-from dpsim.report.bench_result import BenchResult, BenchSize, Ratio
+from dpsim.records import bench
+from dpsim.records.bench_result import BenchResult, BenchSize, Ratio
 from dpsim.units import format_size
 
 KIB, MIB = 2**10, 2**20

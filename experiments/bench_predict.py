@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpsim.fusion import fuse
-from dpsim.lower import ready_times
+from dpsim.lowering.data_parallel import ready_times
+from dpsim.lowering.fusion import fuse
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.plan import Plan
 from dpsim.predict import predict, step_times

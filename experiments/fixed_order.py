@@ -18,12 +18,12 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.clock import now
-from dpsim.comm.launch import on_ranks
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import DpsimError
 from dpsim.kernels.allreduce.cpu import Meeting
 from dpsim.kernels.allreduce.registry import find, floor_bytes
 from dpsim.kernels.allreduce.tree import Slots, Tree, slots
+from dpsim.launch.jobs import on_ranks
 from dpsim.units import format_size, parse_size
 
 PLAIN, TREE = "plain", "tree"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpsim import bench
 from dpsim.harness.bench.result import result
 from dpsim.kernels.allreduce.registry import Version, versions
 from dpsim.kernels.allreduce.tree import slots
+from dpsim.records import bench
 from dpsim.report.words import percent
 from dpsim.units import format_size
 

@@ -16,11 +16,11 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.clock import now
-from dpsim.comm.launch import on_ranks
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport, transport
 from dpsim.errors import DpsimError
-from dpsim.harness.ranks.load import ReplicaLoad
+from dpsim.harness.calibrate.load import ReplicaLoad
+from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 
 NETWORKS = ("paced:200us,200mbit", "paced:50us,1gbit")

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.comm.launch import on_ranks
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
 from dpsim.experiments.turns import steps_in_turn
-from dpsim.harness.statistics import median_ratio
+from dpsim.harness.measurement.statistics import median_ratio
+from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from dpsim.cli import app
-from dpsim.comm import launch
+from dpsim.launch import jobs
 
 os.environ.setdefault("DPSIM_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "dpsim"))
 """What tests choose while others compute beside them must not become the user's choices."""
@@ -57,10 +57,10 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def on_ranks() -> Callable[..., Any]:
-    """``launch.on_ranks`` with the tests' own modules on the ranks' path; ends after 60 s at the latest."""
+    """``jobs.on_ranks`` with the tests' own modules on the ranks' path; ends after 60 s at the latest."""
 
     def run(task: str, argument: dict[str, Any] | None = None, **options: Any) -> Any:
-        env = {"PYTHONPATH": str(Path(__file__).parent)}
-        return launch.on_ranks(task, argument or {}, env=env, timeout_s=60, **options)
+        env = {"PYTHONPATH": str(Path(__file__).parent / "support")}
+        return jobs.on_ranks(task, argument or {}, env=env, timeout_s=60, **options)
 
     return run

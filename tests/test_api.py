@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 import dpsim
-from dpsim.comm import launch
+from dpsim.launch import jobs
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    env = {"PYTHONPATH": str(Path(__file__).parent / "support")}
     found = {}
     for devices in (1, 2, 3, 4):
         argument = {"folder": str(tmp_path_factory.mktemp("run"))}
-        found[devices] = launch.on_ranks("ranks_api:everything", argument, devices=devices, env=env, timeout_s=60)
+        found[devices] = jobs.on_ranks("ranks_api:everything", argument, devices=devices, env=env, timeout_s=60)
     return found
 
 
@@ -131,7 +131,7 @@ def test_a_name_that_dpsim_does_not_have_is_an_attribute_error() -> None:
 
 
 def _mpiexec(ranks: int, script: Path) -> subprocess.CompletedProcess[str]:
-    path = launch.mpiexec_path()
+    path = jobs.mpiexec_path()
     assert path is not None
     command: list[str | Path] = [path, "-n", str(ranks), sys.executable, script]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

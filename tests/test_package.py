@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dpsim
-from dpsim.harness.environment import environment
+from dpsim.harness.measurement.environment import environment
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ def _loaded(python: Python, *modules: str) -> set[str]:
 
 
 def test_importing_dpsim_loads_neither_mpi_cuda_torch_nor_matplotlib(python: Python) -> None:
-    assert not HEAVY & _loaded(python, "dpsim", "dpsim.plan", "dpsim.workload", "dpsim.machine", "dpsim.record")
+    assert not HEAVY & _loaded(python, "dpsim", "dpsim.plan", "dpsim.workload", "dpsim.machine", "dpsim.records.sweep")
 
 
 def test_importing_dpsim_alone_loads_not_even_numpy(python: Python) -> None:
@@ -35,7 +35,7 @@ def test_importing_dpsim_alone_loads_not_even_numpy(python: Python) -> None:
 
 
 def test_predict_needs_no_mpi(python: Python) -> None:
-    assert not HEAVY & _loaded(python, "dpsim.predict", "dpsim.harness.environment")
+    assert not HEAVY & _loaded(python, "dpsim.predict", "dpsim.harness.measurement.environment")
 
 
 def test_the_process_that_launches_ranks_loads_no_mpi(python: Python) -> None:
@@ -54,7 +54,7 @@ def test_kernels_and_experiments_are_part_of_the_package() -> None:
 
 
 def test_data_files_are_found_through_the_package() -> None:
-    assert (resources.files("dpsim.experiments") / "fusion_threshold.toml").is_file()
+    assert (resources.files("dpsim.experiments.sweeps") / "fusion_threshold.toml").is_file()
     assert any(str(file).endswith(".j2") for file in (resources.files("dpsim.report") / "templates").iterdir())
 
 
@@ -95,8 +95,8 @@ def test_the_environment_is_described_and_left_alone(monkeypatch: pytest.MonkeyP
 def test_what_the_documentation_names_is_there_after_import_dpsim(python: Python) -> None:
     program = (
         "import dpsim\n"
-        "w = dpsim.workload.read('experiments/googlenet_k80.toml')\n"
-        "m = dpsim.machine.read('experiments/k80_10gbe.toml')\n"
+        "w = dpsim.workload.read('experiments/machines/googlenet_k80.toml')\n"
+        "m = dpsim.machine.read('experiments/machines/k80_10gbe.toml')\n"
         "points, _ = dpsim.predict.predict_points(w, m, [2], [1e6], local_batch=64)\n"
         "print(len(points), 'predict' in dir(dpsim))\n"
     )

@@ -24,8 +24,8 @@ from cyclopts import (
 import dpsim
 from dpsim.cli import bench, calibrate, doctor, machine, predict, profile, report, reproduce, sweep, trace, train
 from dpsim.cli import launch as launching
-from dpsim.comm import launch
 from dpsim.errors import ConfigError, DpsimError, unknown
+from dpsim.launch import jobs
 
 _EXAMPLES = """\
 Examples:
@@ -113,10 +113,10 @@ def build() -> App:
 
 def run(arguments: Sequence[str], app: App | None = None) -> int:
     """Run one command, of dpsim or of another application; returns the exit code. Errors become text on stderr."""
-    here = launch.job()
+    here = jobs.job()
     if here is not None and here.rank != 0:
         try:
-            launch.serve()
+            jobs.serve()
         except KeyboardInterrupt:
             return 130  # rank 0 says so
     _end_in_order()
@@ -128,7 +128,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
         return code if isinstance(code, int) else 0
     except CycloptsError as error:
         return _complain(_misspelt(app, error, arguments) or _usage(app, error))
-    except launch.JobFailed as error:
+    except jobs.JobFailed as error:
         print(error.traceback, end="", file=sys.stderr)
         _complain(error)
         return error.exit_code
@@ -144,7 +144,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
         return _complain(_of_the_system(error))
     finally:
         if here is not None:
-            launch.release()
+            jobs.release()
 
 
 def _complain(error: DpsimError) -> int:

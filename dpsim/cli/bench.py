@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
-    from dpsim.bench import BenchRecord
-    from dpsim.report.bench_result import BenchResult
+    from dpsim.records.bench import BenchRecord
+    from dpsim.records.bench_result import BenchResult
 
 EXAMPLES = """\
 Examples:
@@ -59,10 +59,10 @@ def allreduce(
     sum was wrong.
     """
     from dpsim import codec
-    from dpsim.bench import RECORD, AllreduceBench
     from dpsim.folder_lock import locked
     from dpsim.harness.bench.measure import measure
-    from dpsim.report.bench_write import check_plot, write_plot
+    from dpsim.records.bench import RECORD, AllreduceBench
+    from dpsim.report.bench.write import check_plot, write_plot
 
     flags.writable(output, folder=True)
     flags.writable(plot, flag="--plot")
@@ -87,9 +87,9 @@ def allreduce(
 def show_record(record: BenchRecord, folder: Path | None, *, json: bool, command: str) -> BenchResult:
     """Print what a record came to, and write its report where a folder is given."""
     from dpsim.harness.bench.result import result
-    from dpsim.report.bench_result import points_json, summary_json
-    from dpsim.report.bench_terminal import lines
-    from dpsim.report.bench_write import write_bench_report
+    from dpsim.records.bench_result import points_json, summary_json
+    from dpsim.report.bench.terminal import lines
+    from dpsim.report.bench.write import write_bench_report
 
     found = result(record)
     if folder is not None:

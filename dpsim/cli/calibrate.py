@@ -68,7 +68,7 @@ def calibrate(
         return
     _unused(flags.given(format=format, out_of_place=out_of_place or None), "without --from nothing is imported")
     from dpsim import codec
-    from dpsim.harness import calibrate as harness
+    from dpsim.harness.calibrate import calibrate as harness
     from dpsim.harness.machines import points as points_of
 
     flags.writable(output)

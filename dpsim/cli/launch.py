@@ -36,10 +36,10 @@ Examples:
 def local(*command: Command, devices: int = 1, hostfile: flags.Hostfile = None) -> None:
     """Run a Python script of your own on ranks. When one fails, all end.
 
-    The script finds its rank with dpsim.comm.identity or mpi4py. Its traceback or exit code is the command's.
+    The script finds its rank with dpsim.launch.rank_info or mpi4py. Its traceback or exit code is the command's.
     """
-    from dpsim.comm import hosts
-    from dpsim.comm.script import run_script
+    from dpsim.launch import hosts
+    from dpsim.launch.user_script import run_script
 
     if not command:
         raise ConfigError(
@@ -92,7 +92,7 @@ def pbs(
 
 
 def _hand_in(scheduler: str, command: tuple[str, ...], dry_run: bool, **asked: str | int) -> None:
-    from dpsim.harness.jobscript import BatchJob, job_script, submit
+    from dpsim.launch.job_script import BatchJob, job_script, submit
 
     job = BatchJob(scheduler=scheduler, command=command, **asked)  # type: ignore[arg-type]
     if not job.runs_script and command[0] not in _commands():

@@ -28,7 +28,7 @@ def profile(
     import msgspec
 
     from dpsim import codec
-    from dpsim.harness import profile as harness
+    from dpsim.harness.profile import profile as harness
     from dpsim.optimizer import changed
     from dpsim.units import format_duration, format_size
 

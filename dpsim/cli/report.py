@@ -23,15 +23,15 @@ def report(
     json: flags.Json = False,
 ) -> None:
     """Make a report again from its records; nothing is measured."""
-    from dpsim import reproduce as reproductions
-    from dpsim.bench import RECORD, read
     from dpsim.folder_lock import locked
-    from dpsim.harness.compare import compare
-    from dpsim.harness.drift import read_drift
-    from dpsim.record import read_predictions, read_results
+    from dpsim.harness.sweep.compare import compare
+    from dpsim.harness.sweep.drift import read_drift
+    from dpsim.records import reproduce as reproductions
+    from dpsim.records.bench import RECORD, read
+    from dpsim.records.comparison import points_json, summary_json
+    from dpsim.records.sweep import read_predictions, read_results
     from dpsim.report import write_report
-    from dpsim.report.comparison import points_json, summary_json
-    from dpsim.report.terminal import table
+    from dpsim.report.sweep.terminal import table
 
     into = folder if output is None else output
     flags.writable(into, folder=True)

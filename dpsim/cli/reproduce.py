@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
-    from dpsim.reproduce import ReproduceRecord
+    from dpsim.records.reproduce import ReproduceRecord
 
 EXAMPLES = """\
 Examples:
@@ -67,7 +67,7 @@ def reproduce(
     from dpsim.harness.reproduce.measure import measure
     from dpsim.optimizer import changed
     from dpsim.plan import OVERLAPS
-    from dpsim.reproduce import RECORD, Reproduction
+    from dpsim.records.reproduce import RECORD, Reproduction
 
     flags.writable(output, folder=True)
     settings = flags.given(learning_rate=learning_rate)
@@ -98,10 +98,10 @@ def reproduce(
 
 def show_record(record: ReproduceRecord, folder: Path | None, *, json: bool, command: str) -> None:
     """Print what was found, and write its report where a folder is given."""
-    from dpsim.report.bench_terminal import table_lines
-    from dpsim.report.reproduce_content import ALL_RUNS, content
-    from dpsim.report.reproduce_result import points_json, summary_json
-    from dpsim.report.reproduce_write import write_reproduce_report
+    from dpsim.report.bench.terminal import table_lines
+    from dpsim.report.reproduce.content import ALL_RUNS, content
+    from dpsim.report.reproduce.result import points_json, summary_json
+    from dpsim.report.reproduce.write import write_reproduce_report
 
     if folder is not None:
         write_reproduce_report(folder, record)

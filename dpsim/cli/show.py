@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dpsim.comm.launch import Progress
+from dpsim.launch.jobs import Progress
 
 SCHEMA = "dpsim.output/1"
 
@@ -41,7 +41,7 @@ def progress() -> Iterator[Progress]:
 def json_object(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
     """What a command prints for programs."""
     from dpsim import codec
-    from dpsim.harness.environment import environment
+    from dpsim.harness.measurement.environment import environment
 
     return {
         "schema": SCHEMA,

@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
-    from dpsim.record import Experiment
-    from dpsim.report.comparison import Comparison
+    from dpsim.records.comparison import Comparison
+    from dpsim.records.sweep import Experiment
 
 EXAMPLES = """\
 Examples:
@@ -127,7 +127,7 @@ def devices(
     import msgspec
 
     from dpsim.plan import DEFAULT_LEAVES
-    from dpsim.record import Scaling
+    from dpsim.records.sweep import Scaling
 
     flags.writable(output, folder=True)
     base = _declared("devices", experiment)
@@ -166,17 +166,17 @@ def _of_one_device(local_batch: int, global_batch: int | None, *, weak: bool) ->
 
 
 def _declared(name: str, given: Path | None) -> Experiment:
-    from dpsim.harness.sweep import declared
-    from dpsim.record import read_experiment
+    from dpsim.harness.sweep.sweep import declared
+    from dpsim.records.sweep import read_experiment
 
     return declared(name) if given is None else read_experiment(given)
 
 
 def _swept(asked: Experiment, output: Path | None, *, json: bool, command: str) -> Comparison:
     """Run a sweep and show what it came to."""
-    from dpsim.harness.sweep import free_folder, sweep
-    from dpsim.report.comparison import points_json, summary_json
-    from dpsim.report.terminal import table
+    from dpsim.harness.sweep.sweep import free_folder, sweep
+    from dpsim.records.comparison import points_json, summary_json
+    from dpsim.report.sweep.terminal import table
 
     folder = output if output is not None else free_folder(Path("reports"), asked)
     with show.progress() as tell:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
-    from dpsim.record import MeasuredPoint, PointKey, PredictedPoint
+    from dpsim.records.sweep import MeasuredPoint, PointKey, PredictedPoint
 
 EXAMPLES = """\
 Examples:
@@ -38,7 +38,7 @@ def trace(
     Without flags it is the setting with the most devices that was measured to
     be fastest.
     """
-    from dpsim.record import read_predictions, read_results
+    from dpsim.records.sweep import read_predictions, read_results
     from dpsim.report import write_trace
     from dpsim.timeline import Timeline
 
@@ -69,8 +69,8 @@ def trace(
 
 def _check_sweep(folder: Path) -> None:
     """Refuse a folder that holds another kind of record."""
-    from dpsim.bench import RECORD
     from dpsim.errors import ConfigError
+    from dpsim.records.bench import RECORD
 
     if (folder / RECORD).is_file():
         raise ConfigError(

@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
-    from dpsim.harness.train import TrainConfig
-    from dpsim.record import TrainResult
+    from dpsim.harness.train.train import TrainConfig
+    from dpsim.records.sweep import TrainResult
 
 EXAMPLES = """\
 Examples:
@@ -70,10 +70,10 @@ def train(
     with momentum.
     """
     from dpsim import codec
-    from dpsim.comm import hosts
     from dpsim.errors import DpsimError
-    from dpsim.harness import train as harness
-    from dpsim.harness.resume import configured
+    from dpsim.harness.train import train as harness
+    from dpsim.harness.train.resume import configured
+    from dpsim.launch import hosts
     from dpsim.learning_rate import parse_decay
     from dpsim.plan import DEFAULT_LEAVES
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.comm.stepped import by_steps
+from dpsim.comm.compression import Wire
+from dpsim.comm.message_steps import by_steps
 from dpsim.comm.transport import Array, Pending, Prepared, Transport, wait
 from dpsim.comm.transport import Rounds as Rounds
-from dpsim.comm.wire import Wire
 from dpsim.kernels.allreduce.tree import Slots, fold, leaf_tree
 from dpsim.registry import load
 from dpsim.wire_dtype import check_wire

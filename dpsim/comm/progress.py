@@ -15,8 +15,8 @@ from typing import Protocol
 
 from dpsim.comm.allreduce import Fixed, Rounds, allreduce, start
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
+from dpsim.comm.compression import Wire
 from dpsim.comm.transport import Array, Pending, Transport
-from dpsim.comm.wire import Wire
 
 LOOK_S = 40e-6
 """How long the communication thread sleeps when nothing is due at a known time."""

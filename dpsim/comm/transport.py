@@ -23,7 +23,7 @@ from dpsim.units import format_size
 
 if TYPE_CHECKING:
     from dpsim.comm.allreduce import Fixed
-    from dpsim.comm.wire import Wire
+    from dpsim.comm.compression import Wire
 
 Array = NDArray[Any]
 ALIGNMENT_BYTES = 64

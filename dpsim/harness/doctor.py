@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from dpsim import codec, processor
 from dpsim.choices import Choices
 from dpsim.codec import Noun
-from dpsim.comm import hosts, launch
 from dpsim.errors import DpsimError
-from dpsim.harness import environment
+from dpsim.harness.measurement import environment
+from dpsim.launch import hosts, jobs
 from dpsim.runtime import choice_file
 from dpsim.units import format_duration, format_size
 
@@ -66,16 +66,16 @@ def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Callable[
 
 
 def _launcher() -> Finding:
-    here = launch.job()
+    here = jobs.job()
     if here is not None:
         found = f"inside a job of {here.launcher}, {here.size} ranks; {_schedulers()}"
         return Finding(name="launcher", state="ok", found=found)
-    path = launch.mpiexec_path()
+    path = jobs.mpiexec_path()
     if path is None:
         remedy = "pip install 'dpsim[mpich]'"
         return Finding(name="launcher", state="fail", found="no mpiexec beside this Python or on PATH", remedy=remedy)
     try:
-        flavour = launch.mpiexec_flavour(path)
+        flavour = jobs.mpiexec_flavour(path)
         chosen = hosts.chosen(1)
     except DpsimError as error:
         return Finding(name="launcher", state="fail", found=error.given, remedy=error.remedy)
@@ -94,7 +94,7 @@ def _schedulers() -> str:
 def _mpi() -> Finding:
     start_s = time.monotonic()
     try:
-        told = launch.on_ranks("dpsim.harness.doctor:add_ranks", {}, devices=RANKS, timeout_s=60)
+        told = jobs.on_ranks("dpsim.harness.doctor:add_ranks", {}, devices=RANKS, timeout_s=60)
     except DpsimError as error:
         remedy = error.remedy or "look at what the ranks printed"
         return Finding(name="MPI", state="fail", found=error.given, remedy=remedy)
@@ -145,7 +145,7 @@ def _blas() -> Finding:
         )  # fmt: skip
     if found == "unknown":
         return Finding(name="BLAS", state="warn", found="not recognised", remedy="use NumPy's own wheels")
-    set_by_user = [f"{name}={os.environ[name]}" for name in launch.THREAD_PINS if name in os.environ]
+    set_by_user = [f"{name}={os.environ[name]}" for name in jobs.THREAD_PINS if name in os.environ]
     threads = ", ".join(set_by_user) or "1 thread a rank"
     return Finding(name="BLAS", state="ok", found=f"{found}; {threads}")
 
@@ -227,8 +227,8 @@ def choices_of_ranks() -> Choices:
 def tune(progress: Callable[[str], None]) -> Choices:
     """Measure anew, on as many ranks as a machine with two cores can keep busy, which code is the fastest."""
     ranks = min(RANKS, environment.cores())
-    task, networks = "dpsim.harness.ranks.tune:tune_on_ranks", {"networks": TUNED_NETWORKS}
-    measured = launch.on_ranks(task, networks, devices=ranks, progress=progress, pin=True)
+    task, networks = "dpsim.harness.calibrate.choices_on_ranks:tune_on_ranks", {"networks": TUNED_NETWORKS}
+    measured = jobs.on_ranks(task, networks, devices=ranks, progress=progress, pin=True)
     return codec.decode(measured, Choices, "choices")
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.fusion import HorovodCycle
+from dpsim.lowering.fusion import HorovodCycle
 from dpsim.predict.simulate import OFF, Operations, Prices, simulate
 from dpsim.schedule import ALLREDUCE, BACKWARD, COMMUNICATION, Schedule
 from dpsim.workload import ReadyOrder

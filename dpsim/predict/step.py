@@ -13,7 +13,7 @@ from dpsim.codec import Noun
 from dpsim.data.sharding import largest_share
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.lower import lower
+from dpsim.lowering.data_parallel import lower
 from dpsim.machine import Machine
 from dpsim.plan import Plan
 from dpsim.predict.cost import alpha_beta, beside_curve, compute_slowdown, solo_curve

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpsim.report import scaling
-from dpsim.report.comparison import Comparison, Group
-from dpsim.report.facts import RULES, Facts
-from dpsim.report.tables import Table, score_tables, tables
-from dpsim.report.warning import ReportWarning, warnings
+from dpsim.records.comparison import Comparison, Group
+from dpsim.report.sweep import scaling
+from dpsim.report.sweep.facts import RULES, Facts
+from dpsim.report.sweep.tables import Table, score_tables, tables
+from dpsim.report.sweep.warnings import ReportWarning, warnings
 from dpsim.report.words import (
     answers,
     best_measured,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dpsim.report.content import Content
-from dpsim.report.tables import Table
+from dpsim.report.sweep.tables import Table
 from dpsim.report.words import printable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from dpsim.report.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.units import format_size
 
 EMULATED_COMPUTE = " (emulated computation)"

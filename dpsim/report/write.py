@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.record import Predictions, Results
-from dpsim.report.comparison import Comparison
-from dpsim.report.facts import environment_facts, run_facts
-from dpsim.report.timelines import Timelines
-from dpsim.reproduce import ReproduceRecord
+from dpsim.records.comparison import Comparison
+from dpsim.records.reproduce import ReproduceRecord
+from dpsim.records.sweep import Predictions, Results
+from dpsim.report.sweep.facts import environment_facts, run_facts
+from dpsim.report.sweep.timelines import Timelines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ def write_report(
 ) -> list[Path]:  # fmt: skip
     """Write ``index.html``, ``report.md`` and the figures into ``folder``; returns the paths written.
 
-    ``comparison`` is ``dpsim.harness.compare.compare(predictions, results, drift)``. Loads matplotlib.
+    ``comparison`` is ``dpsim.harness.sweep.compare.compare(predictions, results, drift)``. Loads matplotlib.
     Raises ``ConfigError`` when the folder cannot be written to.
     """
     from dpsim.report.content import content

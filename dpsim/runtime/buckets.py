@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
 from dpsim.comm.transport import Pending, Transport, all_done
-from dpsim.fusion import HorovodCycle
+from dpsim.lowering.fusion import HorovodCycle
 from dpsim.schedule import Schedule
 
 Run = tuple[int, int]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpsim.comm import board
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
-from dpsim.record import TrainResult
+from dpsim.records.sweep import TrainResult
+from dpsim.runtime import rank_status
 from dpsim.runtime.checkpoint import CheckpointFolder, NotWritten, check_unused, checkpoints, newest
 from dpsim.runtime.fit import Callback, Epoch
 from dpsim.runtime.snapshot import restore, snapshot
@@ -67,7 +67,7 @@ class Checkpoints(Callback):
     def _save(self, trainer: Trainer) -> None:
         """A checkpoint of the state between two steps; collective."""
         begin_s = now()
-        with trainer.waiting(board.CHECKPOINT):
+        with trainer.waiting(rank_status.CHECKPOINT):
             trainer.log.gather()
             checkpoint = snapshot(trainer, trainer.log.losses, self._run)
         if self._folder is None or checkpoint is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpsim.comm import board
-from dpsim.record import TrainResult
+from dpsim.records.sweep import TrainResult
+from dpsim.runtime import rank_status
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
 
@@ -86,7 +86,7 @@ def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) 
             for callback in callbacks:
                 callback.on_epoch_end(trainer, epoch)
     test = trainer.evaluate()
-    with trainer.waiting(board.RESULTS):
+    with trainer.waiting(rank_status.RESULTS):
         log.gather()
         step_s, images_per_s, exposed_s = log.times()
     with trainer.averaged_state():
@@ -103,7 +103,7 @@ def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) 
 
 
 def _epoch(trainer: Trainer, step: int, total_steps: int) -> Epoch:
-    with trainer.waiting(board.EPOCH_LOSS):
+    with trainer.waiting(rank_status.EPOCH_LOSS):
         trainer.log.gather()
     number, loss, accuracy = trainer.log.epoch()
     return Epoch(number=number, loss=loss, accuracy=accuracy, steps=step, total_steps=total_steps)

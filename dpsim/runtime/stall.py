@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dpsim.comm import board
-from dpsim.comm.board import Board, Entry
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
+from dpsim.runtime import rank_status
+from dpsim.runtime.rank_status import Board, Entry
 
 _STAGGER_S = 0.1
 """How much later each further rank of a node looks, so that only one of them speaks."""
@@ -19,11 +19,11 @@ _STAGGER_S = 0.1
 _ASLEEP_PERIODS = 3
 
 _PLACES = {
-    board.INITIAL_STATE: "for the initial parameters",
-    board.EVALUATION: "in the evaluation",
-    board.EPOCH_LOSS: "to add up the losses of an epoch",
-    board.CHECKPOINT: "in a checkpoint",
-    board.RESULTS: "to gather the results",
+    rank_status.INITIAL_STATE: "for the initial parameters",
+    rank_status.EVALUATION: "in the evaluation",
+    rank_status.EPOCH_LOSS: "to add up the losses of an epoch",
+    rank_status.CHECKPOINT: "in a checkpoint",
+    rank_status.RESULTS: "to gather the results",
 }
 _SHOWN_TENSORS, _SHOWN_RANKS = 3, 4
 
@@ -94,8 +94,8 @@ class StallWatch:
 def stalled(entries: Sequence[Entry], size: int, now_s: float, for_s: float, labels: Labels) -> str:
     """One line on a stall: which ranks wait and where, and for whom. ``entries`` are the ranks of this node."""
     halted = [entry for entry in entries if entry.state in ("", "Z", "T", "t")]
-    waiting = [entry for entry in entries if entry.doing == board.WAITING and entry not in halted]
-    behind = [entry for entry in entries if entry.doing != board.WAITING or entry in halted]
+    waiting = [entry for entry in entries if entry.doing == rank_status.WAITING and entry not in halted]
+    behind = [entry for entry in entries if entry.doing != rank_status.WAITING or entry in halted]
     step = max(entry.step for entry in waiting)
     who = ", ".join(_waits(place, waiting, labels) for place in dict.fromkeys(entry.place for entry in waiting))
     where = f" in step {step}" if step else ""
@@ -145,13 +145,13 @@ def _is(entry: Entry, now_s: float, labels: Labels) -> str:
         why = "stopped" if entry.state == "T" else "held by a debugger"
         return f"rank {entry.rank}, whose process {entry.pid} is {why} (step {entry.step}, {since})"
     does = {
-        board.STARTING: "starting",
-        board.COMPUTING: f"computing in step {entry.step}",
-        board.EVALUATING: "evaluating",
-        board.BETWEEN: f"between steps {entry.step} and {entry.step + 1}",
+        rank_status.STARTING: "starting",
+        rank_status.COMPUTING: f"computing in step {entry.step}",
+        rank_status.EVALUATING: "evaluating",
+        rank_status.BETWEEN: f"between steps {entry.step} and {entry.step + 1}",
     }[entry.doing]
     done = ""
-    if entry.doing == board.COMPUTING and 0 <= entry.last_done < len(labels.operations):
+    if entry.doing == rank_status.COMPUTING and 0 <= entry.last_done < len(labels.operations):
         done = f" (last done: {labels.operations[entry.last_done]})"
     return f"rank {entry.rank}, which is {does} {since}{done}"
 

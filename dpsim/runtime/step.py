@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from dpsim.comm import allreduce
 from dpsim.comm.allreduce import Fixed
-from dpsim.comm.board import UNKNOWN, Row
 from dpsim.comm.clock import now
+from dpsim.comm.compression import wire
+from dpsim.comm.ordered_sum import slot_sum
 from dpsim.comm.progress import Progress, progress
-from dpsim.comm.slot_sum import slot_sum
 from dpsim.comm.transport import Array, Transport
-from dpsim.comm.wire import wire
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
 from dpsim.nn import Network, first_nonfinite_layer, update
@@ -28,6 +27,7 @@ from dpsim.replica import Batch, BatchNormReplica, BatchSums, LeafReplica, Repli
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.passes import Pass, plan_passes, plan_slots, slot_sums
+from dpsim.runtime.rank_status import UNKNOWN, Row
 from dpsim.runtime.recorder import StepMarks
 from dpsim.runtime.slot_memory import SlotMemory
 from dpsim.runtime.stall import Labels

@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 
 from dpsim import nn
 from dpsim.backend import Backend, check_backend
-from dpsim.comm import board
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
 from dpsim.comm.compiled import compile_once
+from dpsim.comm.compression import Wire
 from dpsim.comm.transport import Transport, transport
-from dpsim.comm.wire import Wire
 from dpsim.data import Dataset, epoch_batches
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
-from dpsim.lower import lower
+from dpsim.lowering.data_parallel import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Replica
+from dpsim.runtime import rank_status
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
 from dpsim.runtime.log import TrainLog
@@ -85,7 +85,7 @@ class Trainer:
         control = transport(comm, network) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
-        mine = board.Board(comm) if watched else None
+        mine = rank_status.Board(comm) if watched else None
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Wire(str(plan.wire_dtype)), comm)
         exact = transport(comm, network) if comm.size > 1 and (plan.leaves or plan.batch_norm == "global") else None
@@ -94,7 +94,7 @@ class Trainer:
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         compile_once(self.runner.rehearse, comm)
         self.runner.initialise(seed)
-        with self.waiting(board.INITIAL_STATE):
+        with self.waiting(rank_status.INITIAL_STATE):
             self._broadcast_state()
         self.epoch = 0
         self._batches = self._global_batches()
@@ -156,7 +156,7 @@ class Trainer:
             fold(leaf_tree(stop - first), leaves[first:stop].__getitem__, operator.add)
             for first, stop in own_slots(self.plan, self.comm.rank)
         ]
-        with self.waiting(board.EVALUATION):
+        with self.waiting(rank_status.EVALUATION):
             totals = self.runner.slot_sum(slots)
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
 
@@ -180,7 +180,7 @@ class Trainer:
         state = sorted(self.replica.state().items())
         own = [value.copy() for _, value in state]
         try:
-            with self.waiting(board.EVALUATION):
+            with self.waiting(rank_status.EVALUATION):
                 for _, value in state:
                     flat = value.reshape(-1)
                     allreduce(self.transport, flat, "recursive-doubling")

@@ -20,14 +20,14 @@ from typing import Any
 import msgspec
 
 from dpsim import codec
-from dpsim.comm import launch
 from dpsim.comm.cuda.device import simulating, why_no_gpu
 from dpsim.errors import DpsimError
 from dpsim.experiments.gpu_check import logical
 from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Samples, Tests, assemble, file_name, table
 from dpsim.experiments.gpu_check.versions import gpus
-from dpsim.harness.environment import environment, stamp
-from dpsim.record import Environment
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.launch import jobs
+from dpsim.records.sweep import Environment
 
 TESTS_S, LOGICAL_S, RANKS_S = 200.0, 130.0, 60.0
 """At most, in seconds: the tests, the logical devices, and each of two jobs of processes."""
@@ -42,9 +42,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER", help="where the JSON file goes [here]")
     folder: Path = parser.parse_args().output
-    here = launch.job()
+    here = jobs.job()
     if here is not None and here.rank != 0:
-        launch.serve()
+        jobs.serve()
     try:
         reason = "" if simulating() else why_no_gpu()
         if reason:
@@ -58,7 +58,7 @@ def main() -> int:
         return 2
     finally:
         if here is not None:
-            launch.release()
+            jobs.release()
     print(f"{table(record)}\n\nwritten: {path}")
     if not record.gpus.simulated:
         print("reports/contributed/README.md says how to send it in.")
@@ -111,7 +111,7 @@ class _Found:
     def add(self, task: str, argument: dict[str, Any], devices: int, timeout_s: float) -> dict[str, Any]:
         """Run a task in processes of their own, so that one that hangs or dies costs no more than what it measures."""
         try:
-            told: dict[str, Any] = launch.on_ranks(
+            told: dict[str, Any] = jobs.on_ranks(
                 f"dpsim.experiments.gpu_check.{task}", argument, devices=devices, progress=_tell, timeout_s=timeout_s
             )
         except DpsimError as error:
@@ -124,7 +124,7 @@ class _Found:
 
 def _between(on: Gpus, found: _Found) -> None:
     """Samples between processes, as many as this job's ranks, else one a GPU, else two on the one GPU."""
-    here = launch.job()
+    here = jobs.job()
     if here is not None and here.size is not None:
         counts = [here.size] if here.size > 1 else []
     else:

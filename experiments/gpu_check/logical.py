@@ -20,7 +20,7 @@ from dpsim.comm.cuda.device import Device, open_device
 from dpsim.experiments.gpu_check.record import Samples, kept
 from dpsim.harness.bench.logical import HEAD_START_BYTES, Lane, Timed, buffers, lane, prepared
 from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda import Mode
+from dpsim.kernels.allreduce.cuda.versions import Mode
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -13,7 +13,7 @@ import numpy as np
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
-from dpsim.record import Environment
+from dpsim.records.sweep import Environment
 from dpsim.units import format_size
 
 SCHEMA = "dpsim.gpu-check/1"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpsim.comm.cuda.device import nccl_missing, simulating
 from dpsim.experiments.gpu_check.record import Gpus
-from dpsim.harness.environment import version
+from dpsim.harness.measurement.environment import version
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 

@@ -33,7 +33,7 @@ def peers(
     from dpsim import codec
     from dpsim.experiments.peers import result
     from dpsim.experiments.peers.contest import Contest, hold
-    from dpsim.harness.environment import version
+    from dpsim.harness.measurement.environment import version
 
     flags.writable(output)
     chosen: dict[str, Any] = flags.given(

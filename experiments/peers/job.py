@@ -7,17 +7,17 @@ from pathlib import Path
 
 from dpsim import codec
 from dpsim.experiments.peers.setting import Work
-from dpsim.harness import job
+from dpsim.launch import resident_job
 
 _TASK = "dpsim.experiments.peers.ranks:serve_on_ranks"
 
 
-class Job(job.Job):
+class Job(resident_job.Job):
     """Ranks of ``system`` doing ``work``, each listening on its own socket. ``folder`` must be a new one."""
 
     def __init__(self, system: str, work: Work, folder: Path, environment: Mapping[str, str], *, pin: bool) -> None:
-        def start(address: str) -> job.OnRanks:
+        def start(address: str) -> resident_job.OnRanks:
             argument = {"system": system, "work": codec.to_builtins(work), "socket": address, "folder": str(folder)}
-            return job.OnRanks(_TASK, argument, devices=work.devices, env=environment, pin=pin)
+            return resident_job.OnRanks(_TASK, argument, devices=work.devices, env=environment, pin=pin)
 
         super().__init__(system, work.devices, folder, start)

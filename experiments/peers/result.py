@@ -9,7 +9,7 @@ from typing import Any
 from dpsim import codec
 from dpsim.experiments.peers.contest import Contest, Standing
 from dpsim.experiments.peers.setting import OWN, shown
-from dpsim.harness.statistics import median_interval, median_ratio
+from dpsim.harness.measurement.statistics import median_interval, median_ratio
 from dpsim.units import format_duration
 
 

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 from dpsim import codec
-from dpsim.comm.launch import on_ranks
 from dpsim.errors import DpsimError
 from dpsim.experiments.reproducible_cost.cases import CostRecord, Measured, cases
 from dpsim.experiments.reproducible_cost.show import lines, write
-from dpsim.harness.environment import environment, stamp
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.launch.jobs import on_ranks
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
-from dpsim.record import Environment
+from dpsim.records.sweep import Environment
 
 SCHEMA = "dpsim.reproducible-cost/1"
 MLP = "mlp:2048,2048,2048"

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from dpsim import codec
 from dpsim.experiments.reproducible_cost.cases import AGAIN, PLAIN, Case, CostRecord, Measured
-from dpsim.harness.statistics import Interval, median_ratio
+from dpsim.harness.measurement.statistics import Interval, median_ratio
 from dpsim.report.content import Content
-from dpsim.report.facts import environment_facts
 from dpsim.report.figures.style import MUTED, RULE, labels_at_right, panels, styled
-from dpsim.report.tables import Column, Section, Table
+from dpsim.report.sweep.facts import environment_facts
+from dpsim.report.sweep.tables import Column, Section, Table
 from dpsim.report.write import write_content
 
 RECORD = "cost.json"

@@ -33,7 +33,7 @@ turn), of this rank's flag, of the program and of a function for a waiting rank 
 looks before it gives up; the address of the numbers."""
 
 SCALE, UP, DOWN, MOMENTUM, RATE, NUMBERS = range(6)
-"""The numbers that kinds of sums read: of the scaling, of the 16-bit wire (``dpsim.comm.wire``), of SGD."""
+"""The numbers that kinds of sums read: of the scaling, of the 16-bit wire (``dpsim.comm.compression``), of SGD."""
 
 _INDEX, _INT = ir.IntType(64), ir.IntType(32)
 _LOOKS_BEFORE_YIELD = 16

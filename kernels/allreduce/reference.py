@@ -3,7 +3,7 @@
 Sums go along ``tree.Slots.tree``, element by element; each addition is rounded to the dtype of the sum. float16 and
 bfloat16 (as uint16 codes) are added in float32. With a 16-bit ``wire`` (dtype and scale) either every slot is rounded
 to 16 bits before the sum and the sum once after it, or, with ``each_sum``, slots are rounded already and the sum of
-every two is rounded (``dpsim.comm.wire`` says why).
+every two is rounded (``dpsim.comm.compression`` says why).
 """
 
 from __future__ import annotations

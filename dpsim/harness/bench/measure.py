@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import psutil
 
-from dpsim.bench import AllreduceBench, BenchRecord, Series, System
-from dpsim.comm import launch
-from dpsim.comm.scratch import scratch
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.bench.entrants import Entrant, entrants, told
-from dpsim.harness.environment import environment, stamp
-from dpsim.harness.job import Job
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.launch import jobs
+from dpsim.launch.resident_job import Job
+from dpsim.launch.scratch import scratch
+from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.units import format_size
 
 Progress = Callable[[str], None]
@@ -70,7 +70,7 @@ class _Standing:
 
 def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
     """Run the benchmark. Raises ``ConfigError`` for what is not there, ``CommunicationError`` where ranks fail."""
-    if launch.job() is not None:
+    if jobs.job() is not None:
         raise ConfigError(
             "the benchmark was started inside an MPI job", allowed="an ordinary process",
             remedy="start it without mpiexec or srun: every system starts its own ranks",

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.bench import MESSAGES
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.transport import Array, transport
 from dpsim.harness.bench.turns import SCALE, SCALING, Reduction, serve
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.machine import Network, Selection
+from dpsim.records.bench import MESSAGES
 from dpsim.runtime.choosing import choose_selection
 
 

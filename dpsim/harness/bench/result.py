@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpsim.bench import ITEM_BYTES, OWN, BenchRecord, Series, System
 from dpsim.harness.bench.turns import SCALING
-from dpsim.harness.statistics import median_interval, median_ratio
+from dpsim.harness.measurement.statistics import median_interval, median_ratio
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import slots
-from dpsim.report.bench_result import BenchPoint, BenchResult, BenchSize, Ratio
+from dpsim.records.bench import ITEM_BYTES, OWN, BenchRecord, Series, System
+from dpsim.records.bench_result import BenchPoint, BenchResult, BenchSize, Ratio
 
 FRACTION_FROM_BYTES = 64 * 2**10
 """Below this size the time of scaling is that of calling it, and says nothing of memory."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from dpsim.errors import ConfigError
-from dpsim.harness.environment import environment
+from dpsim.harness.measurement.environment import environment
 from dpsim.harness.reproduce.difference import first_difference
 from dpsim.nn.kernel_table import committed
-from dpsim.record import Environment
-from dpsim.reproduce import Beside, Configuration, ReproduceRecord, Reproduction, Trajectory, read
+from dpsim.records.reproduce import Beside, Configuration, ReproduceRecord, Reproduction, Trajectory, read
+from dpsim.records.sweep import Environment
 
 BIT_VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_")
 """Beginnings of the names of variables that may change bits."""

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.reproduce import Cause, Difference, Trajectory
+from dpsim.records.reproduce import Cause, Difference, Trajectory
 
 Array = NDArray[Any]
 Looked = Mapping[str, Array]

@@ -10,18 +10,18 @@ import msgspec
 import numpy as np
 
 from dpsim import codec
-from dpsim.comm.launch import on_ranks
-from dpsim.comm.scratch import scratch
 from dpsim.data import load_dataset
-from dpsim.harness.environment import environment, stamp
+from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.reproduce.difference import Looked, explained, first_difference, relative
 from dpsim.harness.reproduce.task import Ran, Task
 from dpsim.kernels.allreduce.registry import versions
-from dpsim.lower import lower
+from dpsim.launch.jobs import on_ranks
+from dpsim.launch.scratch import scratch
+from dpsim.lowering.data_parallel import lower
 from dpsim.nn import build_model
 from dpsim.nn.kernel_table import committed
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
-from dpsim.reproduce import (
+from dpsim.records.reproduce import (
     PREDICTIONS,
     Basis,
     Configuration,
@@ -143,7 +143,7 @@ class _Work:
         )  # fmt: skip
         what = "looking into" if until else "training"
         found = on_ranks(
-            "dpsim.harness.ranks.reproduce:train_on_ranks", codec.to_builtins(task),
+            "dpsim.harness.reproduce.on_ranks:train_on_ranks", codec.to_builtins(task),
             devices=max(one.devices for one in configurations), pin=True,
             progress=lambda text: self._progress(f"{what} {text}"),
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
-from dpsim.reproduce import Basis, Configuration, Reproduction, Trajectory
+from dpsim.records.reproduce import Basis, Configuration, Reproduction, Trajectory
 
 
 class Task(Noun, frozen=True):

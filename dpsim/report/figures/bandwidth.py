@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from dpsim.bench import OWN
-from dpsim.report.bench_result import BenchPoint, BenchResult
+from dpsim.records.bench import OWN
+from dpsim.records.bench_result import BenchPoint, BenchResult
 from dpsim.report.figures.style import INK, MUTED, RULE, labels_at_right, panels, styled
 from dpsim.report.palette import SERIES
 from dpsim.units import format_size

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord
 from dpsim.report.figures.style import MEASURED, MUTED, PREDICTED, RULE, panels, styled
-from dpsim.report.reproduce_content import drifts
-from dpsim.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord
+from dpsim.report.reproduce.content import drifts
 
 _Pairs = Sequence[tuple[PredictedDrift, list[MeasuredDrift]]]
 _PARAMETERS = "|w_n - w_1| / |w_1| after the last step"

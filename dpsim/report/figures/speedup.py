@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpsim.report.comparison import ComparedPoint, Comparison
+from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import (
     FAINT,
     INK,

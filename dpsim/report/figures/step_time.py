@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpsim.report.comparison import ComparedPoint, Comparison
+from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import (
     FAINT,
     INK,
@@ -20,7 +20,7 @@ from dpsim.report.figures.style import (
     panels,
     styled,
 )
-from dpsim.report.tables import where
+from dpsim.report.sweep.tables import where
 from dpsim.units import format_size
 
 _NULL_LABELS = {

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from dpsim.report.comparison import ComparedPoint, Comparison
+from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import ALLREDUCE, INK, MUTED, PAPER, PARTS, RULE, panels, styled
-from dpsim.report.timelines import Timelines, kind_of, typical_step
+from dpsim.report.sweep.timelines import Timelines, kind_of, typical_step
 from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name
 from dpsim.schedule import COMMUNICATION, COMPUTE
 from dpsim.timeline import Timeline

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from dpsim.report.comparison import ComparedPoint, Comparison
+from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import MUTED, PAPER, PARTS, RULE, panels, styled
-from dpsim.report.tables import where
-from dpsim.report.timelines import Timelines, parts_s
+from dpsim.report.sweep.tables import where
+from dpsim.report.sweep.timelines import Timelines, parts_s
 from dpsim.report.words import network_name
 from dpsim.units import format_size
 

@@ -1,0 +1,1 @@
+"""``calibrate``: what collectives cost on this machine, alone and beside computation."""

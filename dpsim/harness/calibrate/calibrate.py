@@ -1,0 +1,119 @@
+"""``calibrate``: what collectives cost on this machine, alone and beside computation. Measured, not assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, unknown
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.launch.jobs import on_ranks
+from dpsim.layout import check_hierarchy, parse_devices
+from dpsim.machine import (
+    AllreduceCost,
+    ComputeSlowdown,
+    Machine,
+    Network,
+    OverlapCost,
+    Selection,
+    Speed,
+    check_algorithm,
+)
+from dpsim.predict.link_fit import fitted_link
+from dpsim.records.sweep import Environment
+from dpsim.wire_dtype import WireDtype, check_wire
+
+Progress = Callable[[str], None]
+MECHANISMS = ("poll", "thread")
+
+
+class CalibrateConfig(Noun, frozen=True):
+    """What to calibrate: one network, the device counts or layouts, algorithms and overlap mechanisms, up to a size.
+
+    ``seconds`` bounds the measuring of each table set (a device count and an algorithm). With a ``model`` (and
+    its ``dataset`` and ``local_batch``) its own forward and backward are the computation beside which
+    allreduces are measured; without one a stand-in is. Data are float32, sent as ``wire_dtype``.
+    """
+
+    network: str = "node"
+    devices: tuple[int | str, ...] = (2,)
+    algorithms: tuple[str, ...] = ("auto",)
+    overlaps: tuple[str, ...] = ("poll", "thread")
+    max_bytes: int = 4 * 2**20
+    seconds: float = 4.0
+    model: str = ""
+    dataset: str = "digits"
+    local_batch: int = 0
+    wire_dtype: WireDtype | None = None
+
+    def __post_init__(self) -> None:
+        network = Network.parse(self.network)
+        for what in ("devices", "algorithms", "overlaps"):
+            values = getattr(self, what)
+            if len(set(values)) != len(values):
+                raise ConfigError(f"{what} is {list(values)}", allowed="different values")
+        for algorithm in self.algorithms:
+            check_algorithm(algorithm, network)
+            check_wire(self.wire_dtype, algorithm)
+            for devices, layout in self.layouts():
+                check_hierarchy(algorithm, devices, layout)
+        for overlap in self.overlaps:
+            if overlap not in MECHANISMS:
+                raise unknown("overlap mechanism", overlap, MECHANISMS)
+        if self.model and self.local_batch < 1:
+            raise ConfigError(
+                f"calibrating beside {self.model!r} at local batch {self.local_batch}",
+                allowed="a local batch of 1 or more",
+            )
+        if not 0 < self.seconds < 3600:
+            raise ConfigError(f"seconds is {self.seconds}", allowed="more than 0, below 3600")
+        if not 4 <= self.max_bytes <= 2**33:
+            raise ConfigError(f"max_bytes is {self.max_bytes}", allowed="4 bytes to 8 GiB")
+
+    def layouts(self) -> list[tuple[int, str]]:
+        """(devices, layout) of each of ``devices`` that communicates, fewest devices first."""
+        return sorted(pair for pair in map(parse_devices, self.devices) if pair[0] > 1)
+
+
+def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
+    """Calibrate one network on as many ranks as the largest device count; the machine as it may be saved.
+
+    Raises ``ConfigError`` for an unknown network or algorithm, ``CommunicationError`` where ranks fail.
+    """
+    if not config.layouts():
+        raise ConfigError(f"calibrating devices {list(config.devices)}", allowed="at least one count above 1")
+    most = config.layouts()[-1][0]
+    found = on_ranks(
+        "dpsim.harness.calibrate.on_ranks:calibrate_on_ranks",
+        dict(codec.to_builtins(config)),
+        devices=most, progress=progress, pin=True,
+    )  # fmt: skip
+    return machine(config.network, found, most, environment())
+
+
+def machine(network: str, tables: dict[str, Any], ranks: int, here: Environment) -> Machine:
+    """The machine that the ranks' tables describe, measured in the environment ``here``.
+
+    Its link is fitted to the tables (``fitted_link``) and prices, as an extrapolation, what they do not cover.
+    """
+    allreduce = tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["allreduce"])
+    emulated = Network.parse(network).emulated
+    return Machine(
+        name=f"{here.processor}, {here.cores} cores",
+        network=network,
+        emulated_network=emulated,
+        allreduce=allreduce,
+        link=fitted_link(allreduce, emulated=emulated),
+        overlap=tuple(codec.decode(t, OverlapCost, "calibration") for t in tables["overlap"]),
+        compute_slowdown=tuple(codec.decode(t, ComputeSlowdown, "calibration") for t in tables["compute_slowdown"]),
+        selection=tuple(codec.decode(t, Selection, "calibration") for t in tables["selection"]),
+        speed=tuple(codec.decode(t, Speed, "calibration") for t in tables["speed"]),
+        memory_bytes=psutil.virtual_memory().total / ranks,
+        cores=here.cores,
+        calibrated_on=f"{here.processor}, {network}, {stamp()}",
+        source="dpsim calibrate",
+    )

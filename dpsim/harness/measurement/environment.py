@@ -1,0 +1,78 @@
+"""``environment``: where a measurement is taken. Looks, and changes nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from datetime import UTC, datetime
+
+import dpsim
+from dpsim import processor
+from dpsim.launch import jobs
+from dpsim.records.sweep import Environment
+
+VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_", "MPIR_")
+
+
+def environment() -> Environment:
+    """This process's environment: versions, processor, BLAS architecture and the variables that change speed.
+
+    The variables are those of the ranks that dpsim starts: one thread each unless the user says otherwise.
+    """
+    import psutil
+
+    return Environment(
+        dpsim=dpsim.__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        processor=processor.model(),
+        cores=cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        mpi=f"{launcher()}, mpi4py {version('mpi4py')}",
+        numpy=version("numpy"),
+        numba=version("numba"),
+        blas=processor.blas(),
+        variables={name: value for name, value in sorted(_of_ranks().items()) if name.startswith(VARIABLES)},
+    )
+
+
+def _of_ranks() -> dict[str, str]:
+    return {name: "1" for name in jobs.THREAD_PINS} | dict(os.environ)
+
+
+def blas_threads() -> int:
+    """Threads of BLAS on a rank that dpsim starts."""
+    given = _of_ranks()["OPENBLAS_NUM_THREADS"]
+    return int(given) if given.isdigit() else 1
+
+
+def stamp() -> str:
+    """The present time in UTC, to the millisecond, as records carry it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def version(package: str) -> str:
+    """An installed package's version without importing it; ``none`` if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def launcher() -> str:
+    """Name and version of the MPI whose ``mpiexec`` would start ranks here, without loading MPI."""
+    path = jobs.mpiexec_path()
+    if path is None:
+        return "no mpiexec"
+    shown = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    lines = (shown.stdout or shown.stderr).splitlines() or [""]
+    number = re.search(r"Version:\s*(\S+)", shown.stdout)
+    return f"mpich {number.group(1)}" if "HYDRA" in lines[0] and number else lines[0].strip()

@@ -1,0 +1,1 @@
+"""``profile``: how long each layer of a model takes on this machine."""

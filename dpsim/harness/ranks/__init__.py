@@ -1,1 +1,0 @@
-"""What the harness runs on MPI ranks. Imported there only: these modules load MPI."""

@@ -1,0 +1,220 @@
+"""A sweep's ``Comparison``, derived from its two records and from nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from dpsim.errors import FileFormatError
+from dpsim.harness.measurement.statistics import median_interval
+from dpsim.harness.sweep import scores
+from dpsim.harness.sweep.equal_speed import RunSpeed, evened, predicted_at_run_speed_s, run_speeds, speed_records
+from dpsim.harness.sweep.pairing import Pair, pair
+from dpsim.machine import NODE
+from dpsim.predict import recommended
+from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group, points_json, summary_json
+from dpsim.records.reproduce import Configuration, ReproduceRecord
+from dpsim.records.sweep import Predictions, Results
+from dpsim.report.sweep.warnings import ReportWarning, warnings
+from dpsim.units import format_size
+
+__all__ = ["Comparison", "ReportWarning", "compare", "points_json", "summary_json", "warnings"]
+
+SLOW = 1.5
+GroupKey = tuple[str, int]
+
+
+def compare(predictions: Predictions, results: Results, drift: ReproduceRecord | None = None) -> Comparison:
+    """The measured and the predicted side by side: flat points, scores a group, a network and overall.
+
+    ``drift`` is what a sweep over the number of devices found of it (``dpsim.harness.sweep.drift``). Raises
+    ``FileFormatError`` when the records are damaged or do not belong together (see ``pairing``).
+    """
+    pairs, missing = pair(predictions, results)
+    if not pairs:
+        raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
+    speeds = run_speeds(pairs)
+    pairs = evened(pairs, speeds)
+    chosen = {network: _chosen_overlap(network, pairs, predictions) for network in {p.key.network for p in pairs}}
+    scaling = results.experiment.scaling
+    of_devices = scaling is not None
+    members: dict[GroupKey, list[Pair]] = {}
+    for item in pairs:
+        members.setdefault((item.key.network, 0 if of_devices else item.key.devices), []).append(item)
+    points: list[ComparedPoint] = []
+    groups: list[Group] = []
+    for (network, _), everyone in members.items():
+        scored = [p for p in everyone if p.key.devices == 1 or p.key.overlap == chosen[network]]
+        noise = scores.aa_noise(everyone)
+        found = _points(everyone, scored, noise, predictions, speeds, of_devices=of_devices)
+        points += found
+        if any(p.key.devices > 1 for p in scored):
+            groups.append(scores.group([p for p in found if p.scored], scored, noise, of_devices=of_devices))
+    points = _with_speedup(points)
+    if drift is not None:
+        points = [_with_drift(point, drift) for point in points]
+    many = [p for p in points if p.scored and p.devices > 1]
+    single = [p for p in points if p.scored and p.devices == 1]
+    return Comparison(
+        name=results.experiment.name, question=_question(results), points=tuple(points), groups=tuple(groups),
+        networks=tuple(
+            scores.overall(n, [p for p in many if p.network == n], [g for g in groups if g.network == n])
+            for n in dict.fromkeys(g.network for g in groups)
+        ),
+        overall=scores.overall(ALL_NETWORKS, many, groups) if groups else None,
+        single_device_median_abs_error=float(np.median([abs(p.error) for p in single])) if single else None,
+        overlap=scores.overlap_effects(points), chosen_overlap=chosen,
+        predictions_sha256=results.predictions_sha256, predicted_at=predictions.predicted_at,
+        measured_from=results.measured_from, measured_until=results.measured_until,
+        same_environment=predictions.environment == results.environment, not_measured=missing,
+        harness_warnings=results.warnings, cores=results.environment.cores, scaling=scaling,
+        identical=drift.kept_promises if drift is not None and scaling is not None and scaling.leaves else None,
+        drift_predictions_sha256=drift.predictions_sha256 if drift is not None else "",
+        speeds=speed_records(predictions, speeds),
+        compute_slowdown_half_width=max(
+            (slowdown.half_width for machine in predictions.machines for slowdown in machine.compute_slowdown),
+            default=0.0,
+        ),
+    )  # fmt: skip
+
+
+def _question(results: Results) -> str:
+    run = results.experiment
+    if run.scaling is not None:
+        whose = "on each device" if run.weak else "over all devices"
+        return (
+            f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "
+            f"samples per step {whose}, does it stay the same training, and does the model know both before anything "
+            "is measured?"
+        )
+    sizes = run.fusion_thresholds_bytes or tuple(sorted({p.key.fusion_threshold_bytes for p in results.points}))
+    span = f" from {format_size(min(sizes))} to {format_size(max(sizes))} bytes".replace("inf bytes", "inf")
+    return (
+        f"Which fusion threshold{span} makes a training step of {run.model} on {run.dataset} "
+        f"fastest at a global batch of {run.global_batch}, and does the model know it before anything is measured?"
+    )
+
+
+def _chosen_overlap(network: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
+    """The overlap that the sweep chose for a network: the one recommended by the predictions.
+
+    Where that one was not run, the one with the most points; among equals one that is not ``off``.
+    """
+    run = Counter(p.key.overlap for p in pairs if p.key.network == network and p.key.devices > 1)
+    mechanisms = predictions.mechanisms.get(network, {})
+    if mechanisms:
+        fastest = recommended(mechanisms)
+        if fastest in run:
+            return fastest
+    return max(sorted(run), key=lambda name: (run[name], name != "off"), default="off")
+
+
+def _points(
+    everyone: Sequence[Pair],
+    scored: Sequence[Pair],
+    noise: float | None,
+    predictions: Predictions,
+    speeds: dict[int, RunSpeed],
+    *,
+    of_devices: bool,
+) -> list[ComparedPoint]:
+    """The points of a group, with nulls those of more than one device, best ones marked among the scored."""
+    points = [_point(item, item in scored, noise, predictions, speeds) for item in everyone]
+    several = [item for item in scored if item.key.devices > 1]
+    given = scores.DEVICES_NULLS if of_devices else scores.GIVEN_NULLS
+    for number, item in enumerate(everyone):
+        if item in several:
+            step, exposed = scores.nulls_of(scored, item, given)
+            points[number] = msgspec.structs.replace(points[number], null_step_s=step, null_exposed_s=exposed)
+    marks: tuple[tuple[str, Callable[[ComparedPoint], float]], ...] = (
+        ("is_best_measured", lambda p: p.measured_s_per_sample),
+        ("is_best_predicted", lambda p: p.predicted_step_s / p.global_batch),
+    )
+    if several:
+        for mark, time in marks:
+            best = min((i for i, p in enumerate(points) if p.scored), key=lambda i: time(points[i]))
+            points[best] = msgspec.structs.replace(points[best], **{mark: True})
+    return points
+
+
+def _point(
+    item: Pair, scored: bool, noise: float | None, predictions: Predictions, speeds: dict[int, RunSpeed]
+) -> ComparedPoint:
+    key, predicted, samples = item.key, item.predicted, item.samples()
+    step = median_interval(samples)
+    machines = [m for m in predictions.machines if m.network == key.network]
+    at_run_speed_s = predicted_at_run_speed_s(predicted, machines, speeds)
+    emulated = key.network != NODE or any(m.emulated_network for m in machines)
+    return ComparedPoint(
+        devices=key.devices, layout=key.layout or str(key.devices), global_batch=key.global_batch,
+        local_batch=key.global_batch / key.devices, fusion_rule=key.fusion_rule,
+        fusion_threshold_bytes=key.fusion_threshold_bytes, buckets=item.runs[0].buckets, network=key.network,
+        emulated_compute=predictions.workload.emulated_compute, emulated_network=emulated,
+        measured_step_s=step.median, measured_low_s=step.low, measured_high_s=step.high,
+        predicted_step_s=predicted.step_s, predicted_low_s=predicted.low_s, predicted_high_s=predicted.high_s,
+        exposed_communication_s=float(np.median(item.exposed())),
+        predicted_exposed_communication_s=predicted.exposed_communication_s,
+        error=predicted.step_s / step.median - 1, noise=noise,
+        calibrated_on="; ".join(dict.fromkeys(m.calibrated_on for m in machines if m.calibrated_on)),
+        extrapolated=predicted.extrapolated, algorithm=key.algorithm, overlap=key.overlap, samples=len(samples),
+        repeat=len(item.runs), measured_speedup=None, predicted_speedup=None, efficiency=None,
+        is_best_measured=False, is_best_predicted=False, scored=scored, predicted_buckets=predicted.buckets,
+        slow_samples=float(np.mean(np.array(samples) > SLOW * step.median)),
+        null_step_s={}, null_exposed_s={}, predicted_at_run_speed_s=at_run_speed_s,
+        error_at_equal_speed=at_run_speed_s / step.median - 1 if at_run_speed_s is not None else None,
+    )  # fmt: skip
+
+
+def _with_speedup(points: Sequence[ComparedPoint]) -> list[ComparedPoint]:
+    """Points with samples/s over samples/s on 1 device: at the same global batch, or local batch under weak scaling.
+
+    One device needs no network: where it was not run under a point's network, its run under another serves.
+    """
+    single: dict[str | None, ComparedPoint] = {}
+    for point in points:
+        if point.devices == 1:
+            single.setdefault(point.network, point)
+            single.setdefault(None, point)
+    found = []
+    for point in points:
+        one = single.get(point.network) or single.get(None)
+        if one is not None:
+            speedup = one.measured_s_per_sample / point.measured_s_per_sample
+            more = point.global_batch / one.global_batch
+            point = msgspec.structs.replace(
+                point,
+                measured_speedup=speedup,
+                predicted_speedup=more * one.predicted_step_s / point.predicted_step_s,
+                efficiency=speedup / point.devices,
+            )
+        found.append(point)
+    return found
+
+
+def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:
+    """The point with what a training of its plan came to; as it is where its overlap was not trained for that."""
+    layout = point.layout if "x" in point.layout else ""
+    way = (point.devices, layout, point.algorithm, point.overlap)
+    run = next((run for run in record.runs if _way(run.configuration) == (way if point.devices > 1 else 1)), None)
+    if run is None:
+        return point
+    digest = record.trajectories[run.trajectory].digest
+    if point.devices == 1:
+        return msgspec.structs.replace(point, digest=digest)
+    measured = next((one for one in record.drift if one.configuration == run.configuration), None)
+    points = record.predictions.points if record.predictions is not None else ()
+    predicted = next((one for one in points if one.devices == point.devices), None)
+    same = 0.0 if run.configuration.promised and record.identical(run) else None
+    return msgspec.structs.replace(
+        point, digest=digest, measured_drift=measured.parameters if measured is not None else same,
+        measured_statistics_drift=measured.statistics if measured is not None else None,
+        predicted_drift=predicted.parameters if predicted is not None else 0.0 if run.configuration.promised else None,
+        predicted_statistics_drift=predicted.statistics if predicted is not None else None,
+    )  # fmt: skip
+
+
+def _way(one: Configuration) -> tuple[int, str, str, str] | int:
+    return 1 if one.devices == 1 else (one.devices, one.layout, one.algorithm, one.overlap)

@@ -1,0 +1,202 @@
+"""Checks the records of a sweep and joins each configuration's runs with its prediction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from dpsim import codec
+from dpsim.errors import FileFormatError
+from dpsim.records.sweep import MeasuredPoint, PointKey, PredictedPoint, Predictions, Results
+from dpsim.report.sweep.warnings import instant
+from dpsim.timeline import Timeline, TimelineRecord
+from dpsim.units import format_size
+
+_LONGEST_S, _SHORTEST_S = 1e9, 1e-12
+_MOST = 10**12
+
+Point = TypeVar("Point", PredictedPoint, MeasuredPoint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One configuration: its prediction and its runs (two for an A/A pair, else one). ``key.repeat`` is 0."""
+
+    key: PointKey
+    predicted: PredictedPoint
+    runs: tuple[MeasuredPoint, ...]
+
+    def samples(self) -> tuple[float, ...]:
+        """Step times of all runs, in seconds."""
+        return tuple(s for run in self.runs for s in run.step_s)
+
+    def references(self) -> tuple[float, ...]:
+        """The reference computation's time beside each of ``samples()``, in seconds; empty in an earlier record."""
+        return tuple(s for run in self.runs for s in run.reference_s)
+
+    def rounds(self) -> tuple[int, ...]:
+        """The round of each of ``samples()``."""
+        return tuple(r for run in self.runs for r in run.round)
+
+    def exposed(self) -> tuple[float, ...]:
+        """Exposed communication of each of ``samples()``, in seconds."""
+        return tuple(s for run in self.runs for s in run.exposed_communication_s)
+
+
+def describe(key: PointKey) -> str:
+    """``2 devices on node, 64 KiB, ring, overlap thread`` for messages."""
+    size = format_size(key.fusion_threshold_bytes)
+    return f"{key.layout or key.devices} devices on {key.network}, {size}, {key.algorithm}, overlap {key.overlap}"
+
+
+def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
+    """Every measured configuration with its prediction, and descriptions of what was predicted but not measured.
+
+    Raises ``FileFormatError`` when the two records do not belong together (hash, experiment, a point without
+    a prediction) or hold values that cannot have been measured or predicted.
+    """
+    _check_hash(predictions, results)
+    predicted = _by_key(predictions.points, "predictions")
+    measured = _by_key(results.points, "results")
+    for point in predicted.values():
+        _check_predicted(point)
+    for run in measured.values():
+        _check_measured(run)
+    runs: dict[PointKey, list[MeasuredPoint]] = {}
+    for key in sorted(measured, key=_order):
+        runs.setdefault(_untwinned(key), []).append(measured[key])
+    pairs = []
+    for key, members in runs.items():
+        prediction = predicted.get(key) or next((predicted.get(m.key) for m in members if m.key in predicted), None)
+        if prediction is None:
+            raise FileFormatError(
+                f"the results hold a point that was not predicted: {describe(key)}",
+                allowed="a prediction for every measured point",
+                remedy="run the sweep again: it predicts every point before it measures",
+            )
+        pairs.append(Pair(key=key, predicted=prediction, runs=tuple(members)))
+    missing = sorted({_untwinned(key) for key in predicted} - set(runs), key=_order)
+    return tuple(pairs), tuple(describe(key) for key in missing)
+
+
+def _order(key: PointKey) -> tuple[object, ...]:
+    return (
+        key.network != "node", key.network, key.devices, key.fusion_rule, key.algorithm, key.overlap,
+        key.global_batch, key.fusion_threshold_bytes, key.repeat, key.layout,
+    )  # fmt: skip
+
+
+def _untwinned(key: PointKey) -> PointKey:
+    return msgspec.structs.replace(key, repeat=0)
+
+
+def _check_hash(predictions: Predictions, results: Results) -> None:
+    try:
+        found = codec.digest(predictions)
+        codec.to_json(results).encode()
+    except UnicodeEncodeError as error:
+        raise FileFormatError(f"the records hold text that is not Unicode: {error}", allowed="UTF-8") from error
+    if found != results.predictions_sha256:
+        raise FileFormatError(
+            f"the results were not measured against these predictions: their SHA-256 is {found[:12]}..., "
+            f"the results name {results.predictions_sha256[:12]!r}...",
+            allowed="the predictions.json that was written before the measurement, unchanged",
+            remedy="give the two files of one report, or run the sweep again",
+        )
+    made, used = instant(predictions.predicted_at), instant(results.measured_from)
+    if results.predicted_at != predictions.predicted_at or (made and used and used < made):
+        raise FileFormatError(
+            f"the results were measured from {results.measured_from!r} on and name a prediction of "
+            f"{results.predicted_at!r}; the predictions are of {predictions.predicted_at!r}",
+            allowed="predictions that were made before the measurement",
+            remedy="run the sweep again; if this recurs, see whether the clock is set back",
+        )
+    if predictions.experiment != results.experiment:
+        raise FileFormatError(
+            "the predictions and the results are of different experiments",
+            allowed="equal `experiment` in both files",
+            remedy="give the two files of one report, or run the sweep again",
+        )
+
+
+def _by_key(points: Iterable[Point], what: str) -> dict[PointKey, Point]:
+    found: dict[PointKey, Point] = {}
+    for point in points:
+        _check_key(point.key, what)
+        if point.key in found:
+            raise FileFormatError(f"the {what} hold a point twice: {describe(point.key)}", allowed="each point once")
+        found[point.key] = point
+    return found
+
+
+def _check_key(key: PointKey, what: str) -> None:
+    counts = {"devices": key.devices, "global_batch": key.global_batch}
+    for name, value in counts.items():
+        if not 1 <= value <= _MOST:
+            raise FileFormatError(f"a point of the {what} has {name} {value}", allowed=f"1 to {_MOST:.0e}")
+    if not key.fusion_threshold_bytes >= 0:
+        raise FileFormatError(
+            f"a point of the {what} has fusion_threshold_bytes {key.fusion_threshold_bytes}",
+            allowed="0 or more, or inf",
+        )
+
+
+def _check_seconds(where: str, name: str, values: Iterable[float], *, least: float) -> None:
+    for value in values:
+        if not (math.isfinite(value) and least <= value <= _LONGEST_S):
+            raise FileFormatError(
+                f"{where}: {name} holds {value!r}",
+                allowed="finite seconds " + ("> 0" if least else ">= 0"),
+                remedy="the file is damaged: run the sweep again",
+            )
+
+
+def _check_buckets(where: str, buckets: int) -> None:
+    if not 0 <= buckets <= _MOST:
+        raise FileFormatError(f"{where}: buckets is {buckets}", allowed="0 or more")
+
+
+def _check_timeline(where: str, record: TimelineRecord | None) -> None:
+    if record is not None:
+        _check_seconds(where, "the timeline", (abs(t) for t in (*record.start_s, *record.end_s)), least=0.0)
+        try:
+            Timeline.from_record(record)
+        except FileFormatError as error:
+            raise FileFormatError(f"{where}: {error.given}", allowed=error.allowed) from error
+
+
+def _check_predicted(point: PredictedPoint) -> None:
+    where = f"predicted point ({describe(point.key)})"
+    for name in ("step_s", "low_s", "high_s"):
+        _check_seconds(where, name, (getattr(point, name),), least=_SHORTEST_S)
+    for name in ("full_speed_step_s", "slow_speed_step_s"):
+        if (value := getattr(point, name)) is not None:
+            _check_seconds(where, name, (value,), least=_SHORTEST_S)
+    _check_seconds(where, "exposed_communication_s", (point.exposed_communication_s,), least=0.0)
+    _check_seconds(where, "null_step_s", point.null_step_s.values(), least=0.0)
+    _check_seconds(where, "null_exposed_s", point.null_exposed_s.values(), least=0.0)
+    _check_buckets(where, point.buckets)
+    _check_timeline(where, point.timeline)
+
+
+def _check_measured(point: MeasuredPoint) -> None:
+    where = f"measured point ({describe(point.key)})"
+    if not point.step_s:
+        raise FileFormatError(f"{where} has no samples", allowed="1 or more", remedy="run the sweep again")
+    names = ["exposed_communication_s", "round", *(["reference_s"] if point.reference_s else [])]
+    for name in names:
+        if len(getattr(point, name)) != len(point.step_s):
+            raise FileFormatError(
+                f"{where} has {len(point.step_s)} samples but {len(getattr(point, name))} values of {name}",
+                allowed="one value a sample",
+                remedy="the file is damaged: run the sweep again",
+            )
+    _check_seconds(where, "step_s", point.step_s, least=_SHORTEST_S)
+    _check_seconds(where, "exposed_communication_s", point.exposed_communication_s, least=0.0)
+    _check_seconds(where, "reference_s", point.reference_s, least=_SHORTEST_S)
+    _check_buckets(where, point.buckets)
+    _check_timeline(where, point.timeline)

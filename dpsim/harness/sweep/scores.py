@@ -1,0 +1,201 @@
+"""Scores of a model against nulls, the regret of following it, and the noise they stand in. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from dpsim.errors import FileFormatError
+from dpsim.harness.measurement.statistics import Interval
+from dpsim.harness.sweep.pairing import Pair, describe
+from dpsim.records.comparison import ComparedPoint, Group, Overall, OverlapEffect, Score
+
+GIVEN_NULLS = ("perfect_scaling", "alpha_beta_no_overlap", "largest_bucket")
+DEVICES_NULLS = ("perfect_scaling", "alpha_beta_no_overlap")
+"""Over the number of devices; the largest bucket is there what the model itself says of another threshold."""
+
+
+def score(errors: Sequence[float], null_errors: Mapping[str, Sequence[float]]) -> Score:
+    """Median and 90th percentile of the absolute ``errors``, and the best null's median. skill = 1 - model / null.
+
+    ``skill`` is ``None`` when the best null makes no error at all.
+    """
+    model = float(np.median(np.abs(errors)))
+    nulls = {name: float(np.median(np.abs(values))) for name, values in null_errors.items()}
+    best = min(nulls, key=lambda name: nulls[name])
+    return Score(
+        median_abs_error=model,
+        p90_abs_error=float(np.percentile(np.abs(errors), 90)),
+        null_median_abs_error=nulls[best],
+        null=best,
+        skill=1 - model / nulls[best] if nulls[best] > 0 else None,
+        null_errors=nulls,
+    )
+
+
+def step_score(points: Sequence[ComparedPoint]) -> Score:
+    """Errors of step time: predicted / measured - 1, for the model and each null."""
+    nulls = {name: [p.null_step_s[name] / p.measured_step_s - 1 for p in points] for name in points[0].null_step_s}
+    return score([p.error for p in points], nulls)
+
+
+def exposed_score(points: Sequence[ComparedPoint]) -> Score:
+    """Errors of exposed communication: (predicted - measured) / measured step time, for the model and each null."""
+    nulls = {
+        name: [(p.null_exposed_s[name] - p.exposed_communication_s) / p.measured_step_s for p in points]
+        for name in points[0].null_exposed_s
+    }
+    model = [(p.predicted_exposed_communication_s - p.exposed_communication_s) / p.measured_step_s for p in points]
+    return score(model, nulls)
+
+
+def nulls_of(
+    members: Sequence[Pair], member: Pair, given_nulls: Sequence[str] = GIVEN_NULLS
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Step time and exposed communication that the nulls say of a point of a group: constant, and ``given_nulls``.
+
+    ``constant`` is the strongest fair constant: the median over the group of what was measured, known
+    only with hindsight. The others stand in the prediction; without one, ``FileFormatError``.
+    """
+    step = {"constant": float(np.median([np.median(m.samples()) for m in members]))}
+    exposed = {"constant": float(np.median([np.median(m.exposed()) for m in members]))}
+    for name in given_nulls:
+        for given, into in ((member.predicted.null_step_s, step), (member.predicted.null_exposed_s, exposed)):
+            if name not in given:
+                raise FileFormatError(
+                    f"predicted point ({describe(member.key)}) lacks the null {name!r}",
+                    allowed=", ".join(given_nulls),
+                    remedy="run the sweep again with this version of dpsim",
+                )
+            into[name] = given[name]
+    return step, exposed
+
+
+def aa_noise(pairs: Iterable[Pair]) -> float | None:
+    """The largest relative difference of medians between the two runs of an A/A pair; ``None`` without a pair."""
+    found = []
+    for pair in pairs:
+        medians = [float(np.median(run.step_s)) for run in pair.runs]
+        if len(medians) > 1:
+            found.append(max(medians) / min(medians) - 1)
+    return max(found, default=None)
+
+
+def regret(members: Sequence[Pair], chosen: Pair) -> tuple[float, bool]:
+    """Measured time a sample of the ``chosen`` setting over the best measured one's, minus 1; and whether by halves.
+
+    The best is picked on the rounds of one parity and both are timed on the other; both ways round, averaged.
+    It may be negative: the best of one half need not be the best of the other. With too few rounds for
+    halves all samples serve for both, which can only be 0 or more.
+    """
+    halves = [{id(m): _median_of_parity(m, parity) for m in members} for parity in (0, 1)]
+    whole = {id(m): float(np.median(m.samples())) / m.key.global_batch for m in members}
+    if any(value is None for half in halves for value in half.values()):
+        return whole[id(chosen)] / min(whole.values()) - 1, False
+    costs = []
+    for pick, evaluate in ((0, 1), (1, 0)):
+        best = min(members, key=lambda m, half=halves[pick]: half[id(m)])  # type: ignore[misc]
+        top, bottom = halves[evaluate][id(chosen)], halves[evaluate][id(best)]
+        if top is not None and bottom is not None:
+            costs.append(top / bottom - 1)
+    return float(np.mean(costs)), True
+
+
+def _median_of_parity(pair: Pair, parity: int) -> float | None:
+    values = [s for s, r in zip(pair.samples(), pair.rounds(), strict=True) if r % 2 == parity]
+    return float(np.median(values)) / pair.key.global_batch if values else None
+
+
+def drift(members: Sequence[Pair]) -> float | None:
+    """Step time in the last third of the rounds over the first third, minus 1, each sample relative to its point."""
+    rounds = sorted({r for m in members for r in m.rounds()})
+    if len(rounds) < 3:
+        return None
+    first, last = rounds[: len(rounds) // 3][-1], rounds[-(len(rounds) // 3)]
+    early, late = [], []
+    for member in members:
+        median = float(np.median(member.samples()))
+        for sample, number in zip(member.samples(), member.rounds(), strict=True):
+            if number <= first:
+                early.append(sample / median)
+            elif number >= last:
+                late.append(sample / median)
+    return float(np.median(late)) / float(np.median(early)) - 1 if early and late else None
+
+
+def half_width(point: ComparedPoint) -> float:
+    """Half of a point's interval relative to its median."""
+    return Interval(
+        median=point.measured_step_s, low=point.measured_low_s, high=point.measured_high_s
+    ).relative_half_width
+
+
+def group(
+    points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float | None, *, of_devices: bool = False
+) -> Group:
+    """Scores of one network and device count, or ``of_devices`` of all of a network, one device not scored.
+
+    ``members`` are the pairs of ``points``, in the same order.
+    """
+    many = [p for p in points if p.devices > 1]
+    best = min(points, key=lambda p: p.measured_s_per_sample)
+    worst = max(points, key=lambda p: p.measured_s_per_sample)
+    chosen = next(i for i, p in enumerate(points) if p.is_best_predicted)
+    cost, on_halves = regret(members, members[chosen])
+    floor = max(noise or 0.0, half_width(best), half_width(worst))
+    effect = worst.measured_s_per_sample / best.measured_s_per_sample - 1
+    return Group(
+        network=best.network, emulated_network=best.emulated_network, devices=0 if of_devices else best.devices,
+        points=len(many), step=step_score(many), exposed_communication=exposed_score(many), regret=cost,
+        regret_on_halves=on_halves, effect=effect, noise=noise, noise_floor=floor, below_noise=effect < floor,
+        drift=drift(members), best_measured_threshold_bytes=best.fusion_threshold_bytes,
+        best_predicted_threshold_bytes=points[chosen].fusion_threshold_bytes,
+        best_measured_devices=best.devices, best_predicted_devices=points[chosen].devices,
+        median_error=float(np.median([p.error for p in many])),
+        median_error_at_equal_speed=_median([p.error_at_equal_speed for p in many]),
+    )  # fmt: skip
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Group]) -> Overall:
+    """Scores over the points of several groups; regret, effect and noise are the groups' largest."""
+    return Overall(
+        network=network, emulated_network=any(g.emulated_network for g in groups), points=len(points),
+        step=step_score(points), exposed_communication=exposed_score(points),
+        regret=max(g.regret for g in groups), effect=max(g.effect for g in groups),
+        noise=max((g.noise for g in groups if g.noise is not None), default=None),
+    )  # fmt: skip
+
+
+def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...]:
+    """Step time with overlap over step time without it, minus 1, wherever both were run on more than one device."""
+    without = {_setting(p): p for p in points if p.overlap == "off" and p.devices > 1}
+    effects = []
+    for on in points:
+        off = without.get(_setting(on))
+        if off is None or on.overlap == "off":
+            continue
+        measured = on.measured_step_s / off.measured_step_s - 1
+        predicted = on.predicted_step_s / off.predicted_step_s - 1
+        noise = max(on.noise or 0.0, half_width(on), half_width(off))
+        right = None if abs(measured) <= noise else bool(np.sign(measured) == np.sign(predicted))
+        effects.append(
+            OverlapEffect(
+                network=on.network, emulated_network=on.emulated_network, devices=on.devices,
+                fusion_threshold_bytes=on.fusion_threshold_bytes, algorithm=on.algorithm, overlap=on.overlap,
+                measured_effect=measured, predicted_effect=predicted, noise=noise, sign_right=right,
+            )
+        )  # fmt: skip
+    return tuple(effects)
+
+
+def _setting(point: ComparedPoint) -> tuple[object, ...]:
+    return (
+        point.network, point.devices, point.global_batch, point.algorithm, point.fusion_rule,
+        point.fusion_threshold_bytes,
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""``sweep``: calibrate, profile, predict every point, and only then measure; compare, and write the report."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dpsim import codec
+from dpsim.errors import ConfigError, DpsimError
+from dpsim.folder_lock import locked
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.drift import DRIFT, drift
+from dpsim.harness.sweep.experiment import completed, make_plan, networks_of, plan_of, predict_experiment
+from dpsim.harness.sweep.prepare import Preparation, prepare
+from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, MeasureTask, Samples
+from dpsim.launch.jobs import on_ranks
+from dpsim.records.comparison import Comparison
+from dpsim.records.sweep import (
+    Environment,
+    Experiment,
+    Predictions,
+    Results,
+    Scaling,
+    read_experiment,
+    read_predictions,
+    read_results,
+)
+from dpsim.report.write import write_report
+
+Progress = Callable[[str], None]
+
+
+def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
+    """Run a declared sweep into ``folder``, or continue it where it stopped; returns the comparison.
+
+    Leaves ``predictions.json`` (written and hashed before the first measured sample), ``results.json``, of a sweep over
+    the number of devices ``drift.json``, and the report. Raises ``ConfigError`` where the folder holds another
+    experiment or another command writes into it, ``CommunicationError`` where ranks fail.
+    """
+    experiment = completed(experiment)
+    for devices, (network, algorithm) in itertools.product(experiment.devices, networks_of(experiment)):
+        make_plan(experiment, devices, algorithm, "off", None, network)  # every mistake shows before anything runs
+    with locked(folder):
+        return _swept(experiment, folder, progress)
+
+
+def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
+    """What is missing in the folder, which is this sweep's alone, predicted and measured."""
+    predictions = _existing(folder, experiment)
+    if _complete(folder, experiment):
+        progress(f"{folder} holds this experiment complete; nothing is measured again")
+    if (folder / "results.json").exists() and predictions is not None:
+        results = read_results(folder / "results.json")
+    else:
+        if predictions is None:
+            codec.write(folder / "predictions.json", _predicted(experiment, progress))
+            predictions = read_predictions(folder / "predictions.json")
+        results = _measured(predictions, folder, progress)
+        codec.write(folder / "results.json", results)
+        (folder / "samples.json").unlink(missing_ok=True)
+    drifted = drift(predictions, folder, progress)
+    comparison = compare(predictions, results, drifted)
+    progress("writing the report")
+    write_report(folder, predictions, results, comparison, drifted)
+    return comparison
+
+
+def _complete(folder: Path, experiment: Experiment) -> bool:
+    """Whether nothing of the experiment is left to be measured, given that the folder is of this one."""
+    names = ["results.json", DRIFT] if experiment.measures_drift else ["results.json"]
+    return all((folder / name).exists() for name in names)
+
+
+def declared(name: str) -> Experiment:
+    """The experiment that ``dpsim.experiments`` declares under a name, such as ``fusion_threshold``."""
+    source = resources.files("dpsim.experiments.sweeps") / f"{name}.toml"
+    with resources.as_file(source) as path:
+        return read_experiment(path)
+
+
+def free_folder(reports: Path, experiment: Experiment) -> Path:
+    """Where a sweep goes when no folder is named: ``reports/NAME``, or ``reports/NAME-2`` and so on.
+
+    The first that is new, empty, or holds the same experiment unfinished.
+    """
+    experiment = completed(experiment)
+    for number in itertools.count(1):
+        folder = reports / (experiment.name if number == 1 else f"{experiment.name}-{number}")
+        if _complete(folder, experiment):
+            continue
+        try:
+            _existing(folder, experiment)
+        except DpsimError:
+            continue
+        return folder
+    raise AssertionError("unreachable: there is always a next number")
+
+
+def _existing(folder: Path, experiment: Experiment) -> Predictions | None:
+    """The predictions already in the folder, which must be of this experiment; None where there is nothing."""
+    path = folder / "predictions.json"
+    if not path.exists():
+        strangers = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        if strangers:
+            raise ConfigError(
+                f"the folder {folder} is not empty ({', '.join(strangers[:4])}) and holds no sweep of dpsim",
+                allowed="a new or empty folder, or one of this experiment",
+                remedy="choose another folder with --output",
+            )
+        return None
+    predictions = read_predictions(path)
+    if predictions.experiment != experiment:
+        differing = [
+            f"{name} is {getattr(predictions.experiment, name)!r} there, {getattr(experiment, name)!r} here"
+            for name in Experiment.__struct_fields__
+            if getattr(predictions.experiment, name) != getattr(experiment, name)
+        ]
+        raise ConfigError(
+            f"the folder {folder} holds the report of another experiment: {'; '.join(differing[:3])}",
+            allowed="a new folder, or the same experiment",
+            remedy="choose another folder with --output; nothing there was changed",
+        )
+    return predictions
+
+
+def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
+    """Calibrate and profile on running ranks, then predict every point from what they say alone."""
+    preparation = Preparation(
+        model=experiment.model, dataset=experiment.dataset, optimizer=experiment.optimizer, seed=experiment.seed,
+        global_batch=experiment.global_batch, devices=experiment.devices, scaling=experiment.scaling or Scaling(),
+        budget_s=experiment.budget_s,
+        networks=tuple(networks_of(experiment)), overlaps=_mechanisms(experiment), wire_dtype=experiment.wire_dtype,
+    )  # fmt: skip
+    workload, machines = prepare(preparation, progress)
+    return predict_experiment(experiment, workload, machines, environment())
+
+
+def _mechanisms(experiment: Experiment) -> tuple[str, ...]:
+    return tuple(m for m in ("poll", "thread") if experiment.overlap in ("auto", "all", m))
+
+
+def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
+    """Measure every predicted point, going on from the samples of an interrupted run if there are any."""
+    experiment, sha = predictions.experiment, codec.digest(predictions)
+    path, here = folder / "samples.json", environment()
+    before: tuple[Any, ...] = ()
+    spent_s, measured_from = 0.0, stamp()
+    if path.exists():
+        samples = codec.read(path, Samples, "samples", SAMPLES_SCHEMA)
+        if samples.predictions_sha256 != sha:
+            raise ConfigError(
+                f"{path} was measured for other predictions than those in {folder}",
+                allowed="samples of the same sweep",
+                remedy="choose another folder with --output; nothing there was changed",
+            )
+        before, spent_s, measured_from = samples.points, samples.spent_s, samples.measured_from
+        progress(f"continuing an interrupted sweep after {spent_s:.0f} s of measuring")
+    _same_machine(predictions.environment, here, folder)
+    keys = tuple(point.key for point in predictions.points)
+    task = MeasureTask(
+        experiment=experiment, keys=keys, plans=tuple(plan_of(experiment, key) for key in keys),
+        workload=predictions.workload, machines={machine.network: machine for machine in predictions.machines},
+        already=before, spent_s=spent_s, predictions_sha256=sha, measured_from=measured_from,
+        save_to=str(path.resolve()),
+    )  # fmt: skip
+    found = on_ranks(
+        "dpsim.harness.sweep.on_ranks:measure_on_ranks", codec.to_builtins(task),
+        devices=max(key.devices for key in keys), progress=progress, pin=True,
+    )  # fmt: skip
+    samples = codec.decode(found, Samples, "samples")
+    return Results(
+        experiment=experiment, environment=here, predictions_sha256=sha, predicted_at=predictions.predicted_at,
+        measured_from=measured_from, measured_until=stamp(), points=samples.points,
+        recording_s_per_event=samples.recording_s_per_event,
+    )  # fmt: skip
+
+
+def _same_machine(then: Environment, here: Environment, folder: Path) -> None:
+    if (then.processor, then.cores, then.blas) != (here.processor, here.cores, here.blas):
+        raise ConfigError(
+            f"the predictions in {folder} were made on {then.processor} with {then.cores} cores, this is "
+            f"{here.processor} with {here.cores}",
+            allowed="the machine that was calibrated",
+            remedy="start a sweep of its own for this machine with --output",
+        )

@@ -1,0 +1,1 @@
+"""``train``: one training run, new or resumed."""

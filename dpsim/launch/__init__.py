@@ -1,0 +1,1 @@
+"""Starts, attaches to, watches and ends the ranks of a job, and reports why one failed."""

@@ -1,0 +1,152 @@
+"""Job scripts for Slurm and PBS: written out, or handed in."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Literal
+
+import dpsim
+from dpsim.codec import Noun
+from dpsim.errors import CommunicationError, ConfigError
+from dpsim.launch import jobs
+from dpsim.launch.user_script import check_script
+
+_WORD = re.compile(r"[\w.,:/@%+=~^-]+")
+_TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}")
+_LAYOUT = re.compile(r"(?:(\d+)x)?(\d+)")
+_SUBMIT = {"slurm": ["sbatch", "--parsable"], "pbs": ["qsub"]}
+_PMI = {"mpich": ["--mpi=pmi2"], "openmpi": ["--mpi=pmix"]}
+
+
+class BatchJob(Noun, frozen=True):
+    """What a scheduler is asked for, and the command: a dpsim command, or a Python script and its arguments.
+
+    ``devices`` is ``8``, on one node, or ``2x4``: 2 nodes with 4 ranks each. ``cpus`` are the cores of a rank, and
+    the threads that it computes with. ``queue`` is Slurm's partition. Empty words are left out of the script.
+    """
+
+    scheduler: Literal["slurm", "pbs"]
+    command: tuple[str, ...]
+    devices: str = "1"
+    cpus: int = 1
+    time: str = "01:00:00"
+    name: str = "dpsim"
+    output: str = ""
+    account: str = ""
+    queue: str = ""
+
+    def __post_init__(self) -> None:
+        match = _LAYOUT.fullmatch(self.devices)
+        if match is None or 0 in (self.nodes, self.ranks_per_node):
+            raise ConfigError(f"devices is {self.devices!r}", allowed="like 8, or 2x4 for 2 nodes with 4 ranks each")
+        if self.cpus < 1:
+            raise ConfigError(f"cpus is {self.cpus}", allowed="1 or more")
+        if not _TIME.fullmatch(self.time):
+            raise ConfigError(f"time is {self.time!r}", allowed="hours:minutes:seconds like 01:00:00")
+        for flag in ("name", "output", "account", "queue"):
+            if (word := getattr(self, flag)) and not _WORD.fullmatch(word):
+                raise ConfigError(f"{flag} is {word!r}", allowed="letters, digits and . , : / @ % + = ~ ^ - _")
+        if not self.command:
+            raise ConfigError(
+                "there is no command to run", allowed="a dpsim command or a Python script after --",
+                remedy=f"dpsim launch {self.scheduler} --devices {self.devices} -- train --model cnn",
+            )  # fmt: skip
+        if self.runs_script:
+            check_script(self.command[0])
+
+    @property
+    def nodes(self) -> int:
+        return int(self.devices.partition("x")[0]) if "x" in self.devices else 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        return int(self.devices.rpartition("x")[2])
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def runs_script(self) -> bool:
+        """Whether the command is a user's own Python script."""
+        return self.command[:1] != () and self.command[0].endswith(".py")
+
+
+def job_script(job: BatchJob) -> str:
+    """The script for ``sbatch`` or ``qsub``; it needs nothing but this Python at the same path on every node."""
+    lines = ["#!/bin/bash", *(_slurm_header(job) if job.scheduler == "slurm" else _pbs_header(job)), ""]
+    if job.scheduler == "pbs":
+        lines.append('cd "$PBS_O_WORKDIR" || exit 1')
+    lines += [f"export {name}={job.cpus}" for name in jobs.THREAD_PINS]
+    root = Path(dpsim.__file__).resolve().parents[1]
+    if root != Path(sysconfig.get_path("purelib")).resolve():  # a checkout: the ranks must find the same one
+        lines.append(f"export PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}}")
+    lines.append(f"{_starter(job)} {shlex.join(_command(job))}")
+    return "\n".join(lines) + "\n"
+
+
+def submit(job: BatchJob) -> str:
+    """Hand the job in; returns its id. Raises ``CommunicationError`` where there is no scheduler or it refuses."""
+    program, *flags = _SUBMIT[job.scheduler]
+    path = shutil.which(program)
+    if path is None:
+        raise CommunicationError(
+            f"there is no {program} on PATH", allowed=f"a machine that hands jobs in to {job.scheduler}",
+            remedy="see the script with --dry-run, and hand it in where that works",
+        )  # fmt: skip
+    done = subprocess.run([path, *flags], input=job_script(job), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CommunicationError(
+            f"{program} refused the job: {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'}",
+            remedy="see the script with --dry-run; --account and --queue may be needed",
+        )
+    return done.stdout.strip()
+
+
+def _slurm_header(job: BatchJob) -> list[str]:
+    flags = {
+        "job-name": job.name, "nodes": job.nodes, "ntasks-per-node": job.ranks_per_node, "cpus-per-task": job.cpus,
+        "time": job.time, "output": job.output or f"{job.name}-%j.out", "account": job.account,
+        "partition": job.queue,
+    }  # fmt: skip
+    return [f"#SBATCH --{flag}={value}" for flag, value in flags.items() if value]
+
+
+def _pbs_header(job: BatchJob) -> list[str]:
+    cores = job.ranks_per_node * job.cpus
+    lines = [
+        f"#PBS -N {job.name}",
+        f"#PBS -l select={job.nodes}:ncpus={cores}:mpiprocs={job.ranks_per_node}",
+        f"#PBS -l walltime={job.time}",
+        "#PBS -j oe",
+    ]
+    lines += [
+        f"#PBS -{flag} {word}" for flag, word in (("o", job.output), ("A", job.account), ("q", job.queue)) if word
+    ]
+    return lines
+
+
+def _starter(job: BatchJob) -> str:
+    """The command that starts the ranks: ``srun`` with what this Python's MPI understands, or its own ``mpiexec``."""
+    path = jobs.mpiexec_path()
+    flavour = jobs.mpiexec_flavour(path) if path is not None else "unknown"
+    if job.scheduler == "slurm":
+        return shlex.join(["srun", *_PMI.get(flavour, []), "--kill-on-bad-exit=1", f"--cpus-per-task={job.cpus}"])
+    hosts = "--hostfile" if flavour == "openmpi" else "-f"
+    return f'{shlex.join([path or "mpiexec", "-n", str(job.ranks)])} {hosts} "$PBS_NODEFILE"'
+
+
+def _command(job: BatchJob) -> list[str]:
+    if job.runs_script:
+        return [sys.executable, "-m", "mpi4py", *job.command]  # which ends all ranks when one fails
+    command = [sys.executable, "-m", "dpsim", *job.command]
+    flags = [word.partition("=")[0] for word in job.command]
+    if job.command[0] == "train" and "--devices" not in flags:
+        command += ["--devices", f"{job.nodes}x{job.ranks_per_node}" if job.nodes > 1 else str(job.ranks)]
+    return command

@@ -1,0 +1,234 @@
+"""Gradient tensors -> buckets: every published fusion rule, pure. Tensors stand in the order backward makes them final.
+
+The static rules are called by ``fuse``; Horovod's rule decides while running and is the policy ``HorovodCycle``, which
+the runtime and the model both call. Each is registered in ``dpsim.fusion_rules``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.errors import ConfigError
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.kernels.jit import jit
+from dpsim.registry import load
+
+DDP_FIRST_BUCKET_BYTES = float(2**20)
+HOROVOD_PADDING_BYTES = 16
+_FEW_TENSORS = 1000
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GradientTensors:
+    """The tensors that a rule fuses, in the order in which backward makes them final (DDP: reversed parameters).
+
+    ``ready_s`` (seconds, ascending), ``alpha_s`` and ``beta_s_per_byte`` are given to the rules that need costs. A
+    bucket never mixes dtypes: where ``dtype_code`` changes, it closes.
+    """
+
+    size_bytes: Ints
+    dtype_code: Ints
+    ready_s: Floats | None = None
+    alpha_s: float | None = None
+    beta_s_per_byte: float | None = None
+
+
+def fuse(
+    size_bytes: Ints,
+    rule: str,
+    threshold_bytes: float,
+    *,
+    ready_s: Floats | None = None,
+    alpha_s: float | None = None,
+    beta_s_per_byte: float | None = None,
+    dtype_code: Ints | None = None,
+) -> Ints:
+    """``bucket_start`` (length buckets + 1): bucket k holds tensors ``bucket_start[k]:bucket_start[k + 1]``.
+
+    The arguments are those of ``GradientTensors``; ``threshold_bytes`` is ignored by the rules that take none.
+    Raises ``ConfigError``.
+    """
+    kind = FUSION_RULES.find(rule)
+    if kind.default_threshold_bytes is not None and not threshold_bytes >= 0:
+        raise ConfigError(f"fusion threshold is {threshold_bytes}", allowed="0 or more bytes, or inf")
+    tensors = GradientTensors(
+        size_bytes=size_bytes,
+        dtype_code=np.zeros(len(size_bytes), np.int64) if dtype_code is None else dtype_code,
+        ready_s=ready_s,
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta_s_per_byte,
+    )
+    starts: Ints = load(kind.buckets)(tensors, float(threshold_bytes))
+    return starts
+
+
+def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """A bucket closes once its size >= threshold (0: one per tensor, inf: one per step).
+
+    Source: Tarantella ``FusedTensorInfo.cpp``.
+    """
+    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, threshold_bytes, threshold_bytes, tensors.dtype_code)
+    return starts
+
+
+def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """As ``tarantella``, with the first bucket's limit min(1 MiB, threshold); inf still closes the first at 1 MiB.
+
+    For one dtype this is DDP's series exactly; DDP's first limit holds once for each dtype. Source: PyTorch
+    ``reducer.cpp`` compute_bucket_assignment_by_size.
+    """
+    first = min(DDP_FIRST_BUCKET_BYTES, threshold_bytes)
+    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, first, threshold_bytes, tensors.dtype_code)
+    return starts
+
+
+def per_tensor(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """One bucket per tensor."""
+    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, 0.0, 0.0, tensors.dtype_code)
+    return starts
+
+
+def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """One bucket per step."""
+    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, math.inf, math.inf, tensors.dtype_code)
+    return starts
+
+
+def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """Merges a bucket into the next tensor l - 1 iff r[l-1] < tau[l] + t_c(l) and (tau[l] > r[l-1] or
+    r[l-1] - tau[l] < alpha), with t_c = alpha_s + beta_s_per_byte * bytes, tau[l] = max(tau[l+1] + t_c(l+1), r[l]) and
+    r = ``ready_s``.
+
+    Source: HKBU-HPML/MG-WFBP ``distributed_optimizer.py`` _generate_groups_mgwfbp. Raises ``ConfigError``.
+    """
+    ready_s, alpha_s, beta = tensors.ready_s, tensors.alpha_s, tensors.beta_s_per_byte
+    if ready_s is None or alpha_s is None or beta is None:
+        raise ConfigError(
+            "fusion rule 'mg-wfbp' without ready times or without the latency and bandwidth of an allreduce",
+            allowed="ready_s, alpha_s and beta_s_per_byte",
+            remedy="give a machine (dpsim.predict.alpha_beta fits its alpha and beta), or choose another rule",
+        )
+    if len(ready_s) != len(tensors.size_bytes):
+        raise ConfigError(
+            f"{len(ready_s)} ready times for {len(tensors.size_bytes)} tensors", allowed="one for each tensor"
+        )
+    starts: Ints = _loop(_merge_mg_wfbp, tensors)(
+        tensors.size_bytes, ready_s, float(alpha_s), float(beta), tensors.dtype_code
+    )
+    return starts
+
+
+def horovod(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """Refuses: the buckets are decided while running, by ``HorovodCycle``."""
+    static = [name for name, rule in FUSION_RULES.items() if not rule.while_running]
+    raise ConfigError(
+        "fusion rule 'horovod' decides its buckets while running",
+        allowed=", ".join(static),
+        remedy="call dpsim.lowering.fusion.HorovodCycle on the tensors of each cycle",
+    )
+
+
+def _loop(compiled: Any, tensors: GradientTensors) -> Any:
+    """The loop, compiled unless that means loading numba for a few tensors: training fuses once, predictions often."""
+    few = len(tensors.size_bytes) <= _FEW_TENSORS and "numba" not in sys.modules
+    return compiled.py_func if few else compiled
+
+
+@jit
+def _close_at(size_bytes, first, limit, dtype_code):  # type: ignore[no-untyped-def]
+    """Add a tensor, then close the bucket when its size >= its limit (``first`` until a dtype's first bucket fills)."""
+    tensors = len(size_bytes)
+    starts = np.zeros(tensors + 1, np.int64)
+    full = np.zeros(1 if tensors == 0 else dtype_code.max() + 1, np.bool_)
+    buckets = 0
+    size = np.int64(0)
+    for i in range(tensors):
+        size += size_bytes[i]
+        code = dtype_code[i]
+        enough = size >= (limit if full[code] else first)
+        if enough:
+            full[code] = True
+        if enough or i + 1 == tensors or dtype_code[i + 1] != code:
+            buckets += 1
+            starts[buckets] = i + 1
+            size = np.int64(0)
+    return starts[: buckets + 1].copy()
+
+
+@jit
+def _merge_mg_wfbp(size_bytes, ready_s, alpha, beta, dtype_code):  # type: ignore[no-untyped-def]
+    """The published merge in one pass: a merge at l changes tau only from l - 1 on, so nothing is computed again."""
+    tensors = len(size_bytes)
+    starts = np.zeros(tensors + 1, np.int64)
+    if tensors == 0:
+        return starts
+    buckets = 0
+    size = size_bytes[0]
+    tau = ready_s[0]
+    for i in range(1, tensors):
+        cost = alpha + beta * size
+        ready = ready_s[i]
+        merge = ready < tau + cost and (tau > ready or ready - tau < alpha) and dtype_code[i] == dtype_code[i - 1]
+        if merge:
+            size += size_bytes[i]
+            tau = max(tau, ready)
+        else:
+            buckets += 1
+            starts[buckets] = i
+            size = size_bytes[i]
+            tau = max(tau + cost, ready)
+    buckets += 1
+    starts[buckets] = tensors
+    return starts[: buckets + 1].copy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HorovodCycle:
+    """Horovod's rule, decided while running: every ``cycle_s`` the tensors that became ready are packed at once.
+
+    Greedy in ready order: a bucket takes its first tensor, then every later one of the same dtype while the sum of
+    sizes, each padded to 16 bytes, stays <= ``threshold_bytes`` (a maximum), looking past tensors that do not fit;
+    what was passed over forms the next bucket. A tensor above the threshold goes alone; threshold 0 is one a tensor.
+    ``reference formulas`` states it so; Horovod's own ``controller.cc`` bounds the look-ahead (size + skipped bytes
+    <= threshold), so there it passes over tensors of another dtype only.
+    """
+
+    threshold_bytes: float
+    cycle_s: float
+
+    def __post_init__(self) -> None:
+        if not self.threshold_bytes >= 0:
+            raise ConfigError(f"fusion threshold is {self.threshold_bytes}", allowed="0 or more bytes, or inf")
+        if not (math.isfinite(self.cycle_s) and self.cycle_s > 0):
+            raise ConfigError(f"cycle_s is {self.cycle_s}", allowed="finite seconds > 0")
+
+    def pack(self, size_bytes: Sequence[int], dtype_code: Sequence[int] | None = None) -> tuple[tuple[int, ...], ...]:
+        """Buckets as tuples of positions in ``size_bytes``, the tensors ready since the last cycle in ready order."""
+        codes = [0] * len(size_bytes) if dtype_code is None else dtype_code
+        padded = [-(-int(size) // HOROVOD_PADDING_BYTES) * HOROVOD_PADDING_BYTES for size in size_bytes]
+        if self.threshold_bytes == 0:
+            return tuple((i,) for i in range(len(padded)))
+        waiting = list(range(len(padded)))
+        buckets = []
+        while waiting:
+            first = waiting[0]
+            bucket, passed, total = [first], [], padded[first]
+            for i in waiting[1:]:
+                if codes[i] == codes[first] and total + padded[i] <= self.threshold_bytes:
+                    bucket.append(i)
+                    total += padded[i]
+                else:
+                    passed.append(i)
+            buckets.append(tuple(bucket))
+            waiting = passed
+        return tuple(buckets)

@@ -1,0 +1,1 @@
+"""Workloads and machines made from published measurements, and benchmark logs that ``calibrate --from`` reads."""

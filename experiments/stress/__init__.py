@@ -1,0 +1,1 @@
+"""Stress tests: killed ranks, hostile input and connections."""

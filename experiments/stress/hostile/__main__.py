@@ -1,0 +1,59 @@
+"""Attacks dpsim and counts what goes wrong.
+
+``python -m dpsim.experiments.stress.hostile [--parts kills,readers,commands,connections] [--cases 50] [--seed 0]
+[--output FOLDER]``. Without ``--cases``: 200 kills of ranks, launcher, mpiexec and proxy, 19,000 damaged inputs for the
+readers, 1,000 for the command line, and 1,000 strangers at the port of running jobs. With ``--output`` the counts are
+kept there as JSON, and a part that was interrupted goes on where it was. Exits with 1 where anything went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+
+from dpsim.errors import DpsimError, unknown
+from dpsim.experiments.stress.hostile import commands, connections, kills, readers
+from dpsim.experiments.stress.hostile.tally import Tally, tallied
+from dpsim.launch.scratch import scratch
+
+PARTS = {"kills": (kills.run, 200), "readers": (readers.run, 19_000), "commands": (commands.run, 1_000),
+         "connections": (connections.run, 1_000)}  # fmt: skip
+
+
+def attack(part: str, cases: int | None, seed: int, output: Path | None) -> Tally:
+    """So many cases of a part (None: as many as it has). Raises ``ConfigError`` for an unknown part."""
+    if part not in PARTS:
+        raise unknown("part", part, PARTS)
+    run, usual = PARTS[part]
+    last = usual if cases is None else cases
+    file = None if output is None else output / f"{part}.json"
+    with scratch("hostile") as folder:
+        return tallied(part, seed, last, file, lambda first, add: run(first, last, seed, folder, add))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--cases", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
+    wrong = 0
+    try:
+        for part in asked.parts.split(","):
+            begin_s = time.monotonic()
+            tally = attack(part, asked.cases, asked.seed, asked.output)
+            print(f"{tally.text()}\n  {time.monotonic() - begin_s:.0f} s", flush=True)
+            wrong += len(tally.wrong)
+    except DpsimError as error:
+        print(f"hostile: {error}", file=sys.stderr)
+        return 2
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Senseless and damaged command lines: an explanation and an exit code, never a traceback, a hang or lost memory."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from dpsim.experiments.stress.hostile.damage import damaged
+from dpsim.experiments.stress.hostile.readers import HANG_S, IDLE_S, MEMORY_BYTES
+from dpsim.experiments.stress.hostile.tally import Outcome
+from dpsim.launch import scratch, scratch_keeper
+
+_ROOT = Path(str(importlib.resources.files("dpsim"))).resolve().parent
+_LOOK_S = 0.02
+_CODES = range(3)
+"""Done; a rank failed or what was asked is not so; a mistake, explained."""
+
+_PREDICT = ("predict", "--workload", "w.toml", "--machine", "m.toml", "--devices", "2,4", "--global-batch", "64")
+_COMMANDS: tuple[tuple[str, ...], ...] = (
+    (*_PREDICT, "--fusion-threshold", "0,32KiB,inf", "--json"),
+    (*_PREDICT, "--fusion-rule", "horovod", "--algorithm", "ring", "--overlap", "off"),
+    (*_PREDICT, "--output", "out.json"),
+    ("report", "sweep", "--output", "again"),
+    ("report", "sweep", "--json"),
+    ("trace", "sweep", "--output", "trace.json"),
+    ("calibrate", "--from", "nccl.txt", "--output", "machine.json"),
+    ("calibrate", "--from", "osu.txt", "--devices", "2", "--output", "machine.json"),
+    ("launch", "slurm", "--devices", "2x4", "--time", "00:30:00", "--dry-run", "--", "train", "--model", "mlp"),
+    ("launch", "pbs", "--devices", "8", "--queue", "short", "--dry-run", "--", "own.py", "--lr", "0.1"),
+    ("launch", "local", "--devices", "1", "--", "missing.py"),
+    ("train", "--model", "mlp:4", "--dataset", "synthetic:4x4x1,classes=3,train=8,test=8", "--steps", "1"),
+    ("train", "--resume", "run", "--devices", "1", "--epochs", "1"),
+    ("train", "--hostfile", "hosts.txt", "--steps", "1", "--model", "mlp:4", "--global-batch", "4"),
+    ("sweep", "fusion-threshold", "--model", "mlp:4", "--budget", "1ms", "--devices", "x", "--output", "s"),
+    ("profile", "--model", "mlp:4", "--local-batch", "0", "--output", "w.json"),
+    ("bench", "allreduce", "--devices", "0", "--min", "4B", "--max", "8B"),
+    ("reproduce", "--model", "mlp:4", "--devices", "1", "--steps", "1", "--leaves", "x"),
+    ("doctor", "--help"),
+    ("--version",),
+)
+_COMPILING = 5
+"""So many of the commands, as they stand, do all the compiling there is."""
+_STRANGE = (
+    "", "-1", "0", "99999999999999999999", "9" * 5000, "nan", "inf", "-inf", "1e999", "\ud800", "é" * 300, "a" * 300,
+    "/dev/null", "/dev/zero/x", "..", "/proc/self/mem", "\x1b[31m", "--json", "--", "2x", "x2", "1,,2", "%n", "$(id)",
+    "mlp:99999999999", "synthetic:99999x99999x3,classes=10", "npz:/dev/zero", "resnet99999999999999", "w.toml", "sweep",
+)  # fmt: skip
+
+
+def prepared(folder: Path) -> None:
+    """Put the files that the commands name into ``folder``."""
+    for source, name in (
+        ("experiments/machines/googlenet_k80.toml", "w.toml"), ("experiments/machines/k80_10gbe.toml", "m.toml"),
+        ("experiments/machines/benchmarks/nccl_a100.txt", "nccl.txt"),
+        ("experiments/machines/benchmarks/osu_2_nodes.txt", "osu.txt"),
+    ):  # fmt: skip
+        shutil.copyfile(_ROOT / source, folder / name)
+    (folder / "sweep").mkdir(exist_ok=True)
+    for name in ("predictions.json", "results.json", "drift.json"):
+        shutil.copyfile(_ROOT / "reports/devices" / name, folder / "sweep" / name)
+    (folder / "hosts.txt").write_text("localhost:2\n", encoding="utf-8")
+
+
+def _command(moments: random.Random) -> list[str]:
+    """A command of which one to three words are exchanged, damaged, lost or doubled."""
+    words = list(moments.choice(_COMMANDS))
+    for _ in range(moments.choice((1, 1, 2, 3))):
+        at = moments.randrange(len(words) + 1)
+        match moments.choice(("exchange", "exchange", "damage", "lose", "double", "insert")):
+            case "exchange":
+                words[at : at + 1] = [moments.choice(_STRANGE)]
+            case "damage" if at < len(words):
+                data = damaged(words[at].encode("utf-8", "surrogatepass"), moments)
+                words[at] = data.decode("utf-8", "surrogateescape")
+            case "lose":
+                del words[at : at + 1]
+            case "double":
+                words[at:at] = words[at : at + 2]
+            case _:
+                words[at:at] = [moments.choice(_STRANGE)]
+    limit = 100_000  # of one word; the kernel allows 128 KiB
+    return [word.encode("utf-8", "surrogatepass").replace(b"\0", b"")[:limit].decode("utf-8", "surrogateescape")
+            for word in words]  # fmt: skip
+
+
+def _damage_a_file(folder: Path, moments: random.Random) -> None:
+    path = moments.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    path.write_bytes(damaged(path.read_bytes(), moments))
+
+
+def case(number: int, seed: int, folder: Path) -> Outcome:
+    """One command, in a folder of its own; every fourth finds a damaged file there."""
+    moments = random.Random(f"{seed} {number}")
+    place = folder / str(number)
+    place.mkdir()
+    prepared(place)
+    words = _command(moments)
+    if number % 4 == 0:
+        _damage_a_file(place, moments)
+        words = list(moments.choice(_COMMANDS))
+    said = place / "said.txt"
+    with said.open("wb") as file:
+        variables = {**os.environ, **scratch.environment(place), "PYTHONPATH": str(_ROOT)}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dpsim", *words], cwd=place, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            env=variables, start_new_session=True,
+        )  # fmt: skip
+    wrong = _watched(process)
+    scratch_keeper.end_processes(str(place))
+    text = said.read_text(encoding="utf-8", errors="replace")
+    if not wrong and "Traceback (most recent call last)" in text:
+        wrong = "traceback: " + text.strip().splitlines()[-1][:200]
+    if not wrong and process.returncode not in _CODES:
+        wrong = f"exit code {process.returncode}"
+    became = "went wrong" if wrong else f"exit code {process.returncode}"
+    shutil.rmtree(place)
+    shown = " ".join(word if len(word) < 60 else f"{word[:40]!r}... ({len(word)})" for word in words)
+    return Outcome(case=f"{number}: {shown}".encode("utf-8", "replace").decode(), became=became, wrong=wrong)
+
+
+def _watched(process: subprocess.Popen[bytes]) -> str:
+    """What is wrong with how a process runs, which is ended then; empty for one that ends."""
+    until, measured = time.monotonic() + IDLE_S, psutil.Process(process.pid)
+    while process.poll() is None:
+        try:
+            memory_bytes, computed_s = measured.memory_info().rss, measured.cpu_times().user
+        except psutil.Error:
+            continue
+        wrong = ""
+        if computed_s > HANG_S or time.monotonic() > until:
+            wrong = f"no end after {computed_s:.0f} s of computing"
+        elif memory_bytes > MEMORY_BYTES:
+            wrong = f"{memory_bytes / 1e9:.1f} GB"
+        if wrong:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return wrong
+        time.sleep(_LOOK_S)
+    return ""
+
+
+def run(first: int, last: int, seed: int, folder: Path, add: Callable[[Outcome], None]) -> None:
+    """Cases ``first`` to ``last``, once what they compile is compiled: that may take longer than a case may."""
+    place = folder / "whole"
+    place.mkdir()
+    prepared(place)
+    for words in _COMMANDS[:_COMPILING]:
+        variables = {**os.environ, "PYTHONPATH": str(_ROOT)}
+        subprocess.run(
+            [sys.executable, "-m", "dpsim", *words], cwd=place, env=variables, capture_output=True, check=True
+        )
+    for number in range(first, last):
+        add(case(number, seed, folder))

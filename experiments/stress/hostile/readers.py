@@ -1,0 +1,235 @@
+"""Damaged files and texts for every reader: an error of dpsim's own, or what is read can be used."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.resources
+import multiprocessing
+import random
+import resource
+import struct
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from dpsim import codec, machine, units, workload
+from dpsim.data import load_dataset
+from dpsim.errors import DpsimError
+from dpsim.experiments.stress.hostile.damage import damaged
+from dpsim.experiments.stress.hostile.tally import Outcome
+from dpsim.harness.bench.result import result
+from dpsim.harness.imports import ImportConfig, import_machine
+from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.drift import read_drift
+from dpsim.harness.train.resume import stored
+from dpsim.launch import hosts
+from dpsim.layout import parse_devices
+from dpsim.learning_rate import parse_decay
+from dpsim.machine import Network
+from dpsim.nn import build_model
+from dpsim.plan import Plan
+from dpsim.records import bench, reproduce, sweep
+from dpsim.replica import Array
+from dpsim.report.reproduce.content import content
+from dpsim.runtime import checkpoint
+
+HANG_S, IDLE_S = 20.0, 120.0
+"""A case hangs after so many seconds of its own computing, or of the clock: others may compute on this machine, too."""
+MEMORY_BYTES = 10**9
+_ROOT = Path(str(importlib.resources.files("dpsim"))).resolve().parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Something that reads files: which of ``files`` is damaged is drawn."""
+
+    name: str
+    files: tuple[Path, ...]
+    read: Callable[[], object]
+
+
+def _text_readers() -> dict[str, tuple[Callable[[str], object], tuple[str, ...]]]:
+    """Readers of tokens, with tokens."""
+    shape = (8, 8, 1)
+    return {
+        "size": (units.parse_size, ("64KiB", "1MiB", "25MB", "inf", "0")),
+        "duration": (units.parse_duration, ("4s", "50us", "1.5ms")),
+        "devices": (parse_devices, ("8", "2x4", "1024x8")),
+        "network": (Network.parse, ("node", "paced:50us,1gbit")),
+        "schedule": (parse_decay, ("constant", "step:10,15,gamma=0.2", "cosine:0.01")),
+        "model": (lambda text: build_model(text, shape, 3), ("mlp:512,256", "mlp:64x20", "cnn:4,6,norm=group",
+                                                             "resnet20:norm=group,dropout=0.1,crop=4,flip=0.5")),
+        "data set": (load_dataset, ("synthetic:6x5x2,classes=3,train=45,test=31", "digits", "npz:a.npz", "mnist:x")),
+    }  # fmt: skip
+
+
+def _readers(folder: Path) -> list[Reader]:
+    """Every reader, with whole files of its kind written into ``folder``."""
+    noun: dict[str, tuple[Callable[[Path], object], str]] = {
+        "workload": (workload.read, "experiments/machines/googlenet_k80.toml"),
+        "machine": (machine.read, "experiments/machines/k80_10gbe.toml"),
+        "experiment": (sweep.read_experiment, "experiments/sweeps/devices.toml"),
+        "benchmark": (lambda path: result(bench.read(path)), "reports/allreduce/allreduce.json"),
+        "reproduction": (lambda path: content(reproduce.read(path)), "reports/reproducibility/plain/reproduce.json"),
+    }
+    readers = []
+    for name, (read, source) in noun.items():
+        path = _copied(_ROOT / source, folder / name)
+        readers.append(Reader(name=name, files=(path,), read=lambda read=read, path=path: read(path)))  # type: ignore[misc]
+    names = ("predictions", "results", "drift")
+    both = tuple(_copied(_ROOT / f"reports/devices/{name}.json", folder / name) for name in names)
+    readers.append(
+        Reader(
+            name="sweep", files=both,
+            read=lambda: _compared(folder),
+        )
+    )  # fmt: skip
+    for log in sorted((_ROOT / "experiments/machines/benchmarks").iterdir()):
+        path = _copied(log, folder / log.name)
+        config = ImportConfig(files=(str(path),), devices=(2,))
+        readers.append(Reader(name=log.name, files=(path,), read=lambda config=config: import_machine(config)))  # type: ignore[misc]
+    hostfile = folder / "hosts.txt"
+    hostfile.write_text("node1:4\n# a comment\nnode2 slots=8\nlocalhost\n")
+    readers.append(Reader(name="hostfile", files=(hostfile,), read=lambda: hosts.read_hostfile(hostfile)))
+    return [*readers, _checkpoint_reader(folder), *_data_readers(folder)]
+
+
+def _compared(folder: Path) -> object:
+    """What ``dpsim report`` makes of a sweep's records."""
+    predictions = sweep.read_predictions(folder / "predictions.json")
+    drift = read_drift(predictions, folder)
+    return compare(predictions, sweep.read_results(folder / "results.json"), drift)
+
+
+def _copied(source: Path, target: Path) -> Path:
+    path = target.with_suffix(source.suffix)
+    path.write_bytes(source.read_bytes())
+    return path
+
+
+def _checkpoint_reader(folder: Path) -> Reader:
+    path = folder / "checkpoint-3.safetensors"
+    header = checkpoint.Header(
+        step=3, epoch=0, batch=3, seed=0, training_samples=7, plan=Plan(devices=1, global_batch=1), run={"seed": 0},
+    )  # fmt: skip
+    tensors: dict[str, Array] = {"parameters/a": np.ones((3, 2), np.float32), "losses": np.zeros(3)}
+    path.write_bytes(checkpoint.encode(checkpoint.Checkpoint(header=header, tensors=tensors)))
+    return Reader(name="checkpoint", files=(path,), read=lambda: stored(checkpoint.read(path)))
+
+
+def _data_readers(folder: Path) -> list[Reader]:
+    """Small data sets of every kind of file."""
+    x, y = np.arange(30 * 4, dtype=np.uint8).reshape(30, 2, 2), np.arange(30, dtype=np.int64) % 3
+    np.savez(folder / "stored.npz", x=x.astype(np.float32), y=y)
+    np.savez_compressed(folder / "deflated.npz", x=x, y=y)
+    np.save(folder / "x.npy", x)
+    np.save(folder / "y.npy", y)
+    files: dict[str, tuple[Path, ...]] = {
+        f"npz:{folder}/{name}.npz": (folder / f"{name}.npz",) for name in ("stored", "deflated")
+    }
+    files[f"npy:{folder}/x.npy,{folder}/y.npy"] = (folder / "x.npy", folder / "y.npy")
+    for kind, pack in (("plain", bytes), ("gz", gzip.compress)):
+        parts, inside = [], folder / kind
+        inside.mkdir(exist_ok=True)
+        for part in ("train", "t10k"):
+            for name, array in (("images-idx3-ubyte", x), ("labels-idx1-ubyte", y.astype(np.uint8))):
+                path = inside / f"{part}-{name}{'.gz' if kind == 'gz' else ''}"
+                head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+                path.write_bytes(pack(head + array.tobytes()))
+                parts.append(path)
+        files[f"mnist:{inside}"] = tuple(parts)
+    return [
+        Reader(name=token.partition(":")[0], files=paths, read=lambda token=token: load_dataset(token))  # type: ignore[misc]
+        for token, paths in files.items()
+    ]
+
+
+def case(number: int, seed: int, readers: list[Reader], whole: dict[Path, bytes]) -> Outcome:
+    """One damaged file, or every third time one damaged text."""
+    moments = random.Random(f"{seed} {number}")
+    if number % 3 == 0:
+        name = moments.choice(sorted(_text_readers()))
+        read, tokens = _text_readers()[name]
+        token = damaged(moments.choice(tokens).encode(), moments).decode("utf-8", "surrogateescape")
+        return _outcome(f"{number} {name}", lambda: read(token))
+    reader = moments.choice(readers)
+    path = moments.choice(reader.files)
+    path.write_bytes(damaged(whole[path], moments))
+    try:
+        return _outcome(f"{number} {reader.name}", reader.read)
+    finally:
+        path.write_bytes(whole[path])
+
+
+def _outcome(name: str, read: Callable[[], object]) -> Outcome:
+    try:
+        read()
+    except DpsimError as error:
+        wrong = "" if error.given.strip() else "an error without words"
+        return Outcome(case=name, became="refused", wrong=wrong)
+    except Exception as error:  # what a user would see as a traceback
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        wrong = f"{type(error).__name__}: {str(error)[:200]} ({Path(place.filename).name}:{place.lineno})"
+        return Outcome(case=name, became="traceback", wrong=wrong)
+    return Outcome(case=name, became="read")
+
+
+def _serve(first: int, last: int, seed: int, folder: str, told: Connection) -> None:
+    """Tell the outcome and the memory of one case after another."""
+    readers = _readers(Path(folder))
+    whole = {path: path.read_bytes() for reader in readers for path in reader.files}
+    for number in range(first, last):
+        outcome = case(number, seed, readers, whole)
+        told.send((codec.to_builtins(outcome), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+
+
+def run(first: int, last: int, seed: int, folder: Path, add: Callable[[Outcome], None]) -> None:
+    """Cases ``first`` to ``last``, in a process that is replaced where one hangs, crashes or takes too much memory."""
+    while first < last:
+        ours, theirs = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        process = multiprocessing.get_context("spawn").Process(
+            target=_serve, args=(first, last, seed, str(folder), theirs)
+        )
+        process.start()
+        theirs.close()
+        try:
+            first = _listen(first, last, psutil.Process(process.pid), ours, add)
+        finally:
+            process.kill()
+            process.join()
+            ours.close()
+
+
+def _listen(first: int, last: int, process: psutil.Process, ours: Connection, add: Callable[[Outcome], None]) -> int:
+    """Add outcomes as they come, until one goes wrong with the process; the next case to do."""
+    at_start = 0
+    while first < last:
+        if not _answers(process, ours):
+            add(Outcome(case=str(first), became="hang", wrong=f"no answer after {HANG_S:.0f} s of computing"))
+            return first + 1
+        try:
+            outcome, peak_bytes = ours.recv()
+        except EOFError:
+            add(Outcome(case=str(first), became="crash", wrong="the process ended"))
+            return first + 1
+        at_start, first = at_start or peak_bytes, first + 1
+        if peak_bytes - at_start > MEMORY_BYTES:
+            add(Outcome(case=outcome["case"], became="memory", wrong=f"{(peak_bytes - at_start) / 1e9:.1f} GB"))
+            return first
+        add(codec.decode(outcome, Outcome, "outcome"))
+    return first
+
+
+def _answers(process: psutil.Process, ours: Connection) -> bool:
+    """Whether a process tells an outcome, or its end, in time."""
+    begun_s, until = process.cpu_times().user, time.monotonic() + IDLE_S
+    while not ours.poll(1.0):
+        if process.cpu_times().user - begun_s > HANG_S or time.monotonic() > until:
+            return False
+    return True

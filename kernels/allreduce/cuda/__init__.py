@@ -1,0 +1,1 @@
+"""The allreduce for NVIDIA GPUs. Importing this package loads no CUDA."""

@@ -1,0 +1,158 @@
+"""What all kernels have in common: who does which elements, steps, and waiting between them.
+
+A kernel is **steps**; between two of them ranks wait for each other, in it by flags, or outside: then a launch does
+steps ``first`` to ``stop - 1``. Its grid is (blocks of a rank, ranks).
+
+The elements are ``head`` single ones, ``packs`` of several that are read and written in 16-byte accesses, and single
+ones again: where arrays are aligned differently, all are single. Whatever the step, an element belongs to one thread of
+one block of a rank, the same on every rank. So a block waits for the block of its number on the other ranks alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from numba import config, cuda
+
+SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+_HERE = "dpsim.kernels.allreduce.cuda"
+memory: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_HERE}.memory")
+flags: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_HERE}.flags")
+
+THREADS = 4 if SIMULATED else 512
+"""A block's. The simulator starts as many threads of the operating system for each block."""
+SIZE: dict[str, int] = memory.SIZE
+HALF, WORDS = 1 << 31, (1 << 32) - 1
+
+inline: Any = functools.partial(cuda.jit, device=True, inline="always")
+
+
+def lanes_of(dtype: str) -> int:
+    """Numbers of a dtype in one 16-byte access."""
+    return 16 // SIZE[dtype]
+
+
+def kernel_of(at_once: int = 2) -> Any:
+    """Makes a function a kernel of which a multiprocessor must be able to run ``at_once`` blocks at once."""
+    return cuda.jit if SIMULATED else cuda.jit(launch_bounds=(THREADS, at_once))
+
+
+@inline
+def behind(seen, point):  # type: ignore[no-untyped-def]
+    """Whether a flag that reads ``seen`` belongs to a point before ``point``, both modulo 2^32."""
+    return ((seen - point) & WORDS) >= HALF
+
+
+@inline
+def _first_tile(low, block, blocks):  # type: ignore[no-untyped-def]
+    """The block's first tile of THREADS packs from the one on that pack ``low`` is in."""
+    tile = low // THREADS
+    return tile + (block - tile) % blocks
+
+
+def sweep(wide: Any, single: Any, lanes: int) -> Any:
+    """over(bounds, elements, args): ``wide`` on the packs, ``single`` on the single elements that are this thread's.
+
+    ``wide`` and ``single`` take the number of their first element, and ``args``.
+    """
+
+    @inline
+    def over(bounds, elements, args):  # type: ignore[no-untyped-def]
+        head, packs, _ = elements
+        low, high, low_single, high_single = bounds
+        block, blocks, thread = cuda.blockIdx.x, cuda.gridDim.x, cuda.threadIdx.x
+        pack = _first_tile(low, block, blocks) * THREADS + thread
+        while pack < high:
+            if pack >= low:
+                wide(head + pack * lanes, args)
+            pack += blocks * THREADS
+        one = _first_tile(low_single, block, blocks) * THREADS + thread
+        while one < high_single:
+            if one >= low_single:
+                single(one if one < head else one + packs * lanes, args)
+            one += blocks * THREADS
+
+    return over
+
+
+@inline
+def share_of(rank, ranks, elements):  # type: ignore[no-untyped-def]
+    """The bounds of a rank's part of the elements, of ``ranks`` equal ones."""
+    _, packs, singles = elements
+    return (
+        packs * rank // ranks,
+        packs * (rank + 1) // ranks,
+        singles * rank // ranks,
+        singles * (rank + 1) // ranks,
+    )
+
+
+def plain(act: Any, at_once: int = 2) -> Any:
+    """A kernel that does steps ``first`` to ``stop - 1`` and waits for nobody. ``act(step, rank, elements, args)``."""
+
+    @kernel_of(at_once)
+    def kernel(first, stop, first_rank, table, elements, args):  # type: ignore[no-untyped-def]
+        for step in range(first, stop):
+            act(step, first_rank + cuda.blockIdx.y, elements, args)
+
+    return kernel
+
+
+def meeting(scope: str, ranks: int) -> Any:
+    """meet(own, theirs, rank, point): wait until this block has come to a point on all ranks.
+
+    ``own``: the block's first word in this rank's flags; ``theirs``: in those of the rank of this thread's number.
+    """
+    release, acquire = flags.release(scope), flags.acquire(scope)
+
+    @inline
+    def meet(own, theirs, rank, point):  # type: ignore[no-untyped-def]
+        cuda.syncthreads()
+        thread = cuda.threadIdx.x
+        if thread < ranks:
+            release(theirs + 4 * rank, point)
+            while behind(acquire(own + 4 * thread), point):
+                pass
+        cuda.syncthreads()
+
+    return meet
+
+
+@inline
+def words_of(table, rank, ranks):  # type: ignore[no-untyped-def]
+    """The address of a block's first word in the flags of a rank; ``table`` holds where each rank's begin."""
+    return flags.read_address(table + 8 * rank) + 4 * (ranks + 1) * cuda.blockIdx.x
+
+
+def waiting(act: Any, scope: str, ranks: int, *, outside: bool, at_once: int = 2) -> Any:
+    """A kernel that waits between its steps, and with ``outside`` before the first and after the last as well."""
+    meet = meeting(scope, ranks)
+    outer = int(outside)
+
+    @kernel_of(at_once)
+    def kernel(first, stop, first_rank, table, elements, args):  # type: ignore[no-untyped-def]
+        rank = first_rank + cuda.blockIdx.y
+        own = words_of(table, rank, ranks)
+        theirs = words_of(table, min(cuda.threadIdx.x, ranks - 1), ranks)
+        point = flags.read_word(own + 4 * ranks)
+        for step in range(first, stop):
+            if outer or step > first:
+                point = (point + 1) & WORDS
+                meet(own, theirs, rank, point)
+            act(step, rank, elements, args)
+        if outer:
+            point = (point + 1) & WORDS
+            meet(own, theirs, rank, point)
+        if cuda.threadIdx.x == 0:
+            flags.write_word(own + 4 * ranks, point)
+
+    return kernel
+
+
+def kernel(act: Any, scope: str | None, ranks: int, *, outside: bool = False, at_once: int = 2) -> Any:
+    """``act`` as a kernel: waiting at ``scope``, or without waiting for anybody."""
+    if scope is None:
+        return plain(act, at_once)
+    return waiting(act, scope, ranks, outside=outside, at_once=at_once)

@@ -1,0 +1,91 @@
+"""The kernel that follows a schedule of moves (``moves``): ring and halving-doubling."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from dpsim.kernels.allreduce.cuda.kernels import SIZE, flags, inline, kernel, lanes_of, memory, sweep
+
+PARTIAL, FINAL, COPY = range(3)
+"""What a move of a schedule leaves: a partial sum, the result, a copy of a result."""
+MOVE_WORDS = 9
+"""Bounds (packs, single elements), where its sources start in the table, how many, both targets, what it leaves."""
+
+
+def _whole(load: Any, store: Any) -> tuple[Any, Any]:
+    """How partial sums are read and written that are as large as the numbers are."""
+    word = flags.read_address
+
+    @inline
+    def read(pair, at):  # type: ignore[no-untyped-def]
+        return load(word(pair) + at)
+
+    @inline
+    def write(target, lower, leaves, at, sums):  # type: ignore[no-untyped-def]
+        store(target + at, sums)
+
+    return read, write
+
+
+def _halves(lanes: int, load: Any, store: Any) -> tuple[Any, Any]:
+    """The same for 16-bit numbers: partial sums are float32, their halves in two places."""
+    word, load_halves, store_halves = flags.read_address, memory.load_halves(lanes), memory.store_halves(lanes)
+
+    @inline
+    def read(pair, at):  # type: ignore[no-untyped-def]
+        upper, lower = word(pair), word(pair + 8)
+        return load(upper + at) if lower == 0 else load_halves(upper + at, lower + at)
+
+    @inline
+    def write(target, lower, leaves, at, sums):  # type: ignore[no-untyped-def]
+        if leaves == PARTIAL:
+            store_halves(target + at, lower + at, sums)
+        else:
+            store(target + at, sums)
+
+    return read, write
+
+
+@functools.cache
+def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
+    """The steps of a schedule (``moves``). args: a table, scale.
+
+    The table: for each step and rank where its moves begin (a number of words; those of the next begin where they end);
+    the moves, ``MOVE_WORDS`` each; pairs of addresses that are their sources. The second address of a pair is 0, or
+    where the lower halves of float32 sums of 16-bit numbers lie.
+    """
+    size, times, add, word = SIZE[dtype], memory.times, memory.add, flags.read_address
+
+    def work(lanes: int) -> Any:
+        load, store = memory.load(dtype, lanes), memory.store(dtype, lanes)
+        read, write = _halves(lanes, load, store) if size == 2 else _whole(load, store)
+
+        @inline
+        def put(element, args):  # type: ignore[no-untyped-def]
+            source, count, target, lower, leaves, scale = args
+            at = element * size
+            sums = read(source, at)
+            for number in range(1, count):
+                sums = add(sums, read(source + 16 * number, at))
+            if leaves == FINAL:
+                sums = times(sums, scale)
+            write(target, lower, leaves, at, sums)
+
+        return put
+
+    over = sweep(work(lanes_of(dtype)), work(1), lanes_of(dtype))
+
+    @inline
+    def act(step, rank, elements, args):  # type: ignore[no-untyped-def]
+        table, scale = args
+        row = table + 8 * (step * ranks + rank)
+        move, stop = table + 8 * word(row), table + 8 * word(row + 8)
+        while move < stop:
+            bounds = (word(move), word(move + 8), word(move + 16), word(move + 24))
+            source = table + 8 * word(move + 32)
+            rest = (source, word(move + 40), word(move + 48), word(move + 56), word(move + 64), scale)
+            over(bounds, elements, rest)
+            move += 8 * MOVE_WORDS
+
+    return kernel(act, scope, ranks, outside=outside, at_once=1)  # its many addresses take registers

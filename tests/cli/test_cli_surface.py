@@ -1,0 +1,129 @@
+"""The commands and flags of the command line, pinned: a change here is a change for every user."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from dpsim.algorithms import ALGORITHMS
+from dpsim.cli import app, flags
+from dpsim.errors import ConfigError
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.harness.train.train import TrainConfig
+from dpsim.registry import load
+
+Python = Callable[..., subprocess.CompletedProcess[str]]
+Dpsim = Callable[..., tuple[int, str, str]]
+RUN = (
+    "--model --dataset --devices --global-batch --fusion-rule --fusion-threshold --algorithm --overlap --network --seed"
+    " --wire-dtype"
+)
+JOB = "--devices --cpus --time --name --output --account --queue --partition --dry-run"
+SURFACE = {
+    "doctor": "--json --propose --tune",
+    "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
+    " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
+    " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic",
+    "reproduce": "--model --dataset --devices --fusion-threshold --algorithm --overlap --batch-norm --steps --leaves"
+    " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json --wire-dtype",
+    "profile": "--model --dataset --local-batch --seed --optimizer --output --json",
+    "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
+    " --wire-dtype --from --format --out-of-place",
+    "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
+    " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --output --json",
+    "report": "FOLDER --output --json",
+    "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
+    "bench allreduce": "--devices --min --max --factor --algorithm --dtype --backend --peers --peer-env --budget"
+    " --output --json --plot --seed",
+    "machine show": "FILE --plot --json",
+    "machine compare": "FIRST SECOND --plot --json",
+    "machine merge": "FILES --output --json",
+    "launch local": "COMMAND --devices --hostfile",
+    "launch slurm": f"COMMAND {JOB}",
+    "launch pbs": f"COMMAND {JOB}",
+    "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",
+    "sweep devices": f"{RUN} --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget --experiment"
+    " --output --json",
+}
+
+
+def test_commands_and_flags() -> None:
+    application = app.build()
+    commands = {name for name in application if not name.startswith("-")} - {"sweep", "bench", "launch", "machine"}
+    for group in ("sweep", "bench", "launch", "machine"):
+        commands |= {f"{group} {name}" for name in application[group] if not name.startswith("-")}
+    assert commands == set(SURFACE)
+    for command, expected in SURFACE.items():
+        found = application
+        for word in command.split():
+            found = found[word]
+        names = {name for argument in found.assemble_argument_collection() for name in argument.names}
+        assert names == set(expected.split()), command
+
+
+@pytest.mark.parametrize("command", ["", "sweep", "bench", "launch", "machine", *SURFACE])
+def test_help_has_examples(command: str, dpsim: Dpsim) -> None:
+    code, out, err = dpsim(*command.split(), "--help")
+    assert (code, err) == (0, "")
+    examples = out.split("Examples:\n")[1]
+    assert f"dpsim {command}".strip() in examples
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_help_loads_nothing_heavy(python: Python) -> None:
+    program = (
+        "import sys\n"
+        "from dpsim.cli import app\n"
+        "assert app.run(['sweep', '--help']) == 0\n"
+        "heavy = {'numpy', 'numba', 'pandas', 'matplotlib', 'scipy', 'sklearn', 'mpi4py', 'msgspec', 'psutil'}\n"
+        "print(heavy & sys.modules.keys(), file=sys.stderr)\n"
+    )
+    done = python("-c", program)
+    assert (done.returncode, done.stderr) == (0, "set()\n")
+
+
+def test_completion_can_be_made() -> None:
+    script = app.build().generate_completion(shell="bash")
+    assert "fusion-threshold" in script
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node", ("node",)),
+        ("node,paced:50us,1gbit", ("node", "paced:50us,1gbit")),
+        ("paced:50us,1gbit,node,paced:1ms,200mbit", ("paced:50us,1gbit", "node", "paced:1ms,200mbit")),
+        ("paced:50us", ("paced:50us",)),
+    ],
+)
+def test_a_list_of_networks_is_split_where_a_network_ends(text: str, expected: tuple[str, ...]) -> None:
+    assert flags.networks(text) == expected
+
+
+def test_the_help_of_train_states_the_defaults_that_are_in_force(dpsim: Dpsim) -> None:
+    config = TrainConfig()
+    text = " ".join(dpsim("train", "--help")[1].split())
+    batch, seed = config.global_batch, config.seed
+    assert f"model {config.model} on {config.dataset}, {config.devices} device, global batch {batch}, 20 epochs" in text
+    assert f"seed {seed}, fusion rule {config.fusion_rule} with a threshold of 32 KiB, overlap {config.overlap}" in text
+    assert config.plan().threshold_bytes == 32 * 1024 and config.total_steps(1) == 20
+
+
+def test_help_names_every_registered_algorithm_and_rule(dpsim: Dpsim) -> None:
+    text = " ".join(dpsim("predict", "--help")[1].replace("│", " ").split())
+    assert all(name in text for name in (*ALGORITHMS, *FUSION_RULES))
+    assert all(load(one.steps) for one in ALGORITHMS.values()) and all(load(r.buckets) for r in FUSION_RULES.values())
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5", 5.0), ("2min", 120.0), ("90s", 90.0), (None, None)])
+def test_a_budget_is_read_with_and_without_its_unit(text: str | None, seconds: float | None) -> None:
+    assert flags.budget(text) == seconds
+
+
+def test_an_empty_list_is_a_mistake() -> None:
+    with pytest.raises(ConfigError):
+        flags.networks("")
+    with pytest.raises(ConfigError):
+        flags.listed("--devices", "", int)

@@ -1,0 +1,168 @@
+"""gpu_check: its record from raw samples, its refusals, and the whole of it in numba's CUDA simulator."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpsim.errors import ConfigError, FileFormatError
+from dpsim.experiments.gpu_check import record as r
+from dpsim.experiments.gpu_check import versions
+from dpsim.experiments.gpu_check.__main__ import _without_paths
+from dpsim.harness.measurement.environment import environment
+from dpsim.kernels.allreduce import registry
+
+Python = Callable[..., subprocess.CompletedProcess[str]]
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+
+
+def samples(algorithm: str, size_bytes: int, time_s: float, **other: Any) -> r.Samples:
+    given: dict[str, Any] = {
+        "mode": "one-launch", "devices": 2, "processes": 1, "dtype": "float32", "wrong": 0, "clock": "events",
+        "samples_s": (time_s, time_s / 2, time_s * 3), "copy_s": (1e-3, 0.9e-3, 5e-3), "empty_s": (4e-6, 4e-6, 9e-6),
+    }  # fmt: skip
+    return r.Samples(algorithm=algorithm, size_bytes=size_bytes, **given | other)
+
+
+def record(
+    *taken: r.Samples, simulated: bool = False, names: tuple[str, ...] = ("NVIDIA H100 80GB HBM3",)
+) -> r.GpuCheck:
+    gpus = r.Gpus(
+        names=names, driver="580.95.05", cuda="driver 13.1, runtime 13.0", numba_cuda="0.30.4", cupy="14.2.0",
+        nccl="2.28.3", simulated=simulated,
+    )  # fmt: skip
+    return r.assemble(
+        taken, taken_at="2026-11-21T08:00:00.000Z", environment=environment(), gpus=gpus,
+        tests=r.Tests(passed=True, line="9 passed in 1.0s"), seconds=100.0, left_out=("NCCL: none",),
+        failed=("ranks: they hung",),
+    )  # fmt: skip
+
+
+def test_a_point_is_the_median_of_its_samples_against_the_copies_beside_them() -> None:
+    one = r.point(samples("ring", 64 * MIB, 2e-3, devices=4))
+    assert (one.time_s, one.p50_s) == (2e-3, 2e-3)
+    assert 5.9e-3 < one.p99_s <= 6e-3
+    assert one.fraction_of_bound == pytest.approx(0.5)
+    assert one.algbw_bytes_per_s == pytest.approx(64 * MIB / 2e-3)
+    assert one.busbw_bytes_per_s == pytest.approx(64 * MIB / 2e-3 * 1.5)
+    assert (one.in_place, one.cached, one.empty_launch_s) == (True, False, 4e-6)
+    between = r.point(samples("ring", 4, 1e-5, copy_s=(), empty_s=(), processes=2, mode="flags", clock="host"))
+    assert (between.fraction_of_bound, between.empty_launch_s) == (None, None)
+
+
+def test_claims_are_of_the_fastest_right_algorithm() -> None:
+    found = record(
+        samples("ring", 64 * MIB, 2e-3), samples("two-shot", 64 * MIB, 1.1e-3),
+        samples("one-shot", 64 * MIB, 0.5e-3, wrong=1),
+        samples("two-shot", 256 * MIB, 1.3e-3),
+        samples("one-shot", 4, 5e-6), samples("one-shot", 64 << 10, 7e-6), samples("one-shot", MIB, 7e-6),
+        samples("two-shot", 64 * MIB, 1e-4, copy_s=(), empty_s=(), processes=2, mode="flags", clock="host"),
+    )  # fmt: skip
+    told = [(c.size_bytes, c.algorithm, round(c.measured, 3), c.better, c.target, c.met) for c in found.claims]
+    assert told == [
+        (4, "one-shot", 1.25, "at most", 1.5, True),
+        (64 << 10, "one-shot", 1.75, "at most", 1.5, False),
+        (64 * MIB, "two-shot", 0.909, "at least", 0.85, True),
+        (256 * MIB, "two-shot", 0.769, "at least", 0.85, False),
+    ]
+    assert (found.summary.claims, found.summary.claims_met, found.summary.wrong) == (4, 2, 1)
+
+
+def test_the_table_names_the_fastest_of_each_size_and_every_target() -> None:
+    text = r.table(record(samples("ring", 64 * MIB, 2e-3), samples("two-shot", 64 * MIB, 1.3e-3, wrong=3)))
+    assert [" ".join(line.split()) for line in text.splitlines()] == [
+        "size devices mode algorithm time busbw of bound wrong",
+        "64 MiB 2 one-launch two-shot 1300.00 us 51.6 GB/s 77% 3",
+        "MISSED fraction of the bound, 2 devices of 64 MiB (ring): 0.50, at least 0.85",
+        "left out: NCCL: none",
+        "FAILED: ranks: they hung",
+        "tests: 9 passed in 1.0s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "simulated", "name"),
+    [
+        (("NVIDIA H100 80GB HBM3",), False, "2026-11-21-nvidia-h100-80gb-hbm3.json"),
+        (("NVIDIA A100-SXM4-40GB",) * 4, False, "2026-11-21-4x-nvidia-a100-sxm4-40gb.json"),
+        (("numba's CUDA simulator",), True, "simulator-2026-11-21-numba-s-cuda-simulator.json"),
+    ],
+)
+def test_a_record_is_named_by_day_and_gpu(names: tuple[str, ...], simulated: bool, name: str) -> None:
+    assert r.file_name(record(samples("ring", 4, 1e-5), names=names, simulated=simulated)) == name
+
+
+def test_a_record_comes_back_from_its_file_and_is_a_contribution(tmp_path: Path) -> None:
+    written = record(samples("ring", 4, 1e-5), samples("ring", 64 * MIB, 2e-3))
+    r.codec.write(tmp_path / "a.json", written)
+    back = r.read(tmp_path / "a.json")
+    assert back == written
+    r.check_contribution(back)
+    (tmp_path / "b.json").write_text((tmp_path / "a.json").read_text().replace(r.SCHEMA, "dpsim.results/1"))
+    with pytest.raises(FileFormatError, match="not a gpu-check file"):
+        r.read(tmp_path / "b.json")
+
+
+def test_what_is_no_contribution_is_refused() -> None:
+    real = record(samples("ring", 64 * MIB, 2e-3))
+    better = tuple(msgspec.structs.replace(claim, measured=0.99, met=True) for claim in real.claims)
+    faster = tuple(msgspec.structs.replace(point, time_s=1e-6) for point in real.points)
+    for refused, reason in (
+        (record(samples("ring", 4, 1e-5), simulated=True), "simulator"),
+        (record(), "no measurement"),
+        (msgspec.structs.replace(real, claims=better), "do not follow"),
+        (msgspec.structs.replace(real, points=faster), "do not follow"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            r.check_contribution(refused)
+
+
+def test_contributed_files_are_contributions_under_their_own_name() -> None:
+    for path in (ROOT / "reports" / "contributed").glob("*.json"):
+        found = r.read(path)
+        r.check_contribution(found)
+        assert path.name == r.file_name(found)
+
+
+def test_no_path_of_a_machine_is_kept() -> None:
+    here = msgspec.structs.replace(environment(), variables={"NUMBA_CACHE_DIR": "/home/x", "OMP_NUM_THREADS": "1"})
+    assert _without_paths(here).variables == {"OMP_NUM_THREADS": "1"}
+
+
+def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(python: Python) -> None:
+    done = python("-m", "dpsim.experiments.gpu_check", env={"CUDA_VISIBLE_DEVICES": "", "NUMBA_ENABLE_CUDASIM": "0"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("gpu-check: there is no GPU to check here: ")
+
+
+def test_the_drivers_version_is_read_from_the_kernels_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "version"
+    monkeypatch.setattr(versions, "_DRIVER", told)
+    assert versions.driver() == "unknown"
+    told.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
+    assert versions.driver() == "580.95.05"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
+def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution(
+    python: Python, tmp_path: Path
+) -> None:
+    done = python("-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path), env={"NUMBA_ENABLE_CUDASIM": "1"})
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.iterdir()
+    found = r.read(path)
+    assert path.name == r.file_name(found) and path.name.startswith("simulator-")
+    assert found.gpus.simulated and "the times mean nothing" in done.stdout
+    assert (found.summary.wrong, found.summary.left_out, found.summary.failed) == (0, (), ())
+    ran = {(point.algorithm, point.processes > 1) for point in found.points}
+    names = {version.name for version in registry.versions("cuda")}
+    assert ran == {(name, between) for name in names for between in (False, True)}
+    with pytest.raises(ConfigError, match="simulator"):
+        r.check_contribution(found)

@@ -1,0 +1,37 @@
+"""The attacks of ``dpsim.experiments.stress.hostile``, a few of each kind; the command itself makes thousands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.experiments.stress.hostile.__main__ import attack
+from dpsim.experiments.stress.hostile.tally import Outcome, Tally, tallied
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("part", "cases"), [("kills", 2), ("readers", 150), ("commands", 2), ("connections", 20)])
+def test_nothing_goes_wrong_under_attack(part: str, cases: int) -> None:
+    tally = attack(part, cases, seed=1, output=None)
+    assert (tally.cases, tally.wrong) == (cases, ())
+
+
+def test_an_interrupted_part_goes_on_where_it_was(tmp_path: Path) -> None:
+    file, begun = tmp_path / "part.json", list[int]()
+
+    def some(first: int, add: object) -> None:
+        begun.append(first)
+        for number in range(first, first + 3):
+            add(Outcome(case=str(number), became="read", wrong="bad" if number == 1 else ""))  # type: ignore[operator]
+
+    first = tallied("part", 0, 6, file, some)
+    assert (first.cases, len(first.wrong)) == (3, 1)
+    assert tallied("part", 0, 6, file, some).cases == 6
+    assert tallied("part", 0, 6, file, some) == codec.read(file, Tally, "tally", "dpsim.hostile/1")
+    assert begun == [0, 3]
+    with pytest.raises(ConfigError, match="of part part with seed 0"):
+        tallied("part", 1, 6, file, some)

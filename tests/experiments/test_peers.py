@@ -1,0 +1,353 @@
+"""The contest with PyTorch: pairing, layouts, the search for the best setting, the ranks' job, and its errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nn_setup import Recorder, batch_for, bound
+
+from dpsim.cli.app import run
+from dpsim.data import epoch_batches, load_dataset
+from dpsim.errors import ConfigError, DpsimError
+from dpsim.experiments.peers import agreement, contest, result
+from dpsim.experiments.peers.__main__ import build
+from dpsim.experiments.peers.contest import Contest, Standing, Tried
+from dpsim.experiments.peers.job import Job
+from dpsim.experiments.peers.setting import (
+    SYSTEMS,
+    OwnSetting,
+    Setting,
+    TorchSetting,
+    Work,
+    choices,
+    first_setting,
+    shown,
+)
+from dpsim.harness.measurement.statistics import median_ratio
+from dpsim.nn import MODELS, build_model
+from dpsim.replica import Batch
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+GLOO = TorchSetting(allreduce="gloo")
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    code = run([str(argument) for argument in arguments], build())
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+# Ratios from paired rounds.
+
+
+def test_what_slows_a_whole_round_leaves_the_ratio_alone() -> None:
+    own = np.exp(np.random.default_rng(0).standard_normal(12))  # rounds that differ tenfold
+    ratio = median_ratio(list(1.5 * own), list(own))
+    assert ratio.median == pytest.approx(1.5)
+    assert ratio.low == pytest.approx(1.5) and ratio.high == pytest.approx(1.5)
+
+
+def test_a_ratio_that_scatters_from_round_to_round_has_a_wide_interval() -> None:
+    random = np.random.default_rng(1)
+    ratio = median_ratio(list(random.uniform(1, 2, 12)), list(random.uniform(1, 2, 12)))
+    assert ratio.low < ratio.median - 0.05 and ratio.high > ratio.median + 0.05
+    assert median_ratio([3.0], [2.0]) == median_ratio([3.0, 3.0], [2.0, 2.0])
+
+
+@pytest.mark.parametrize(("above", "below"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([float("nan")], [1.0])])
+def test_rounds_that_cannot_be_paired_are_refused(above: list[float], below: list[float]) -> None:
+    with pytest.raises(ConfigError, match="paired rounds"):
+        median_ratio(above, below)
+
+
+def test_the_slowest_rank_counts_and_the_first_steps_do_not() -> None:
+    quick, slow = [0.0, 9.0, 10.0, 11.0, 12.0], [0.0, 9.0, 10.5, 12.5, 14.5]
+    assert contest.visit_step_s([quick, slow], 2) == pytest.approx(2.0)
+    assert contest.visit_step_s([quick], 1) == pytest.approx(1.0)
+
+
+# The same network in both layouts.
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=2) | st.lists(st.integers(1, 4), min_size=4, max_size=4))
+def test_layouts_convert_there_and_back(shape: list[int]) -> None:
+    value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    there = agreement.to_torch(value)
+    assert there.flags.c_contiguous and agreement.from_torch(there).flags.c_contiguous
+    assert np.array_equal(agreement.from_torch(there), value)
+
+
+def test_pytorch_has_outputs_first() -> None:
+    kernel_KKio = np.arange(3 * 3 * 2 * 5).reshape(3, 3, 2, 5)
+    assert agreement.to_torch(kernel_KKio)[4, 1, 0, 2] == kernel_KKio[0, 2, 1, 4]
+    dense_io = np.arange(6).reshape(2, 3)
+    assert agreement.to_torch(dense_io)[2, 1] == dense_io[1, 2]
+
+
+def test_tensors_are_matched_by_their_order_and_shapes() -> None:
+    ours = {"conv1.weight": (3, 3, 2, 5), "dense1.weight": (5, 7), "dense1.bias": (7,)}
+    theirs = {"0.weight": (5, 2, 3, 3), "2.weight": (7, 5), "2.bias": (7,)}
+    assert agreement.match(ours, theirs) == dict(zip(theirs, ours, strict=True))
+    with pytest.raises(DpsimError, match=r"first 2.weight \(5, 7\) and dense1.weight"):
+        agreement.match(ours, theirs | {"2.weight": (5, 7)})
+    with pytest.raises(DpsimError, match="4 tensors in PyTorch's, 3 in dpsim's"):
+        agreement.match(ours, theirs | {"3.weight": (1,)})
+
+
+def test_other_gradients_or_losses_are_not_timed() -> None:
+    reference = {"a": np.array([3.0, -4.0]), "b": np.array([0.5])}
+    errors = agreement.gradient_errors({"a": np.array([3.0, -4.5]), "b": np.array([0.5])}, reference)
+    assert errors == {"a": pytest.approx(0.1), "b": 0.0}
+    with pytest.raises(DpsimError, match=r"someone does not train as dpsim does: the first gradient of a differs"):
+        agreement.require_agreement("someone", "resnet20", errors, 0.0)
+    with pytest.raises(DpsimError, match=r"the first gradient of a differs by 0.01 .*\n.*within 0.001"):
+        agreement.require_agreement("someone", "mlp", {"a": 0.01}, 0.0)
+    with pytest.raises(DpsimError, match=r"the losses of 10 steps differ"):
+        agreement.require_agreement("someone", "mlp", {"a": 1e-6}, agreement.loss_error([2.0, 1.0], [2.0, 1.001]))
+    agreement.require_agreement("someone", "mlp", {"a": 1e-6}, agreement.loss_error([2.0, 1.0], [2.0, 1.0 + 1e-6]))
+    for bad in (np.nan, np.inf):
+        assert agreement.gradient_errors({"a": np.array([bad, 1.0])}, {"a": np.ones(2)}) == {"a": float("inf")}
+        assert agreement.loss_error([bad], [1.0]) == float("inf")
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_no_step_has_a_short_batch(devices: int) -> None:
+    work = Work(model="mlp:4", devices=devices, local_batch=5)
+    samples = len(load_dataset(work.dataset).train_y)
+    assert {len(batch) for batch in epoch_batches(samples, work.global_batch, 0, 0)} == {5 * devices}
+
+
+# The search.
+
+
+def test_the_search_keeps_the_best_of_each_choice_and_drops_the_others() -> None:
+    costs = {"optimizer": {"foreach": 3.0, "fused": 1.0}, "bucket_cap_mb": {1: 0.5, 25: 0.0, 100: 2.0}}
+    built: set[Setting] = set()
+
+    def measure(settings: list[Setting]) -> list[float]:
+        built.update(settings)
+        return [sum(cost[getattr(setting, field)] for field, cost in costs.items()) for setting in settings]
+
+    dimensions: list[list[dict[str, Any]]] = [[{"optimizer": "fused"}], [{"bucket_cap_mb": 1}, {"bucket_cap_mb": 100}]]
+    best, tried = contest.search(GLOO, dimensions, measure, built.remove)
+    assert best == TorchSetting(allreduce="gloo", optimizer="fused")
+    assert built == {best}
+    assert [(one.choice, one.step_s) for one in tried] == [(0, 3.0), (0, 1.0), (1, 1.0), (1, 1.5), (1, 3.0)]
+    assert contest.search(GLOO, [], measure, built.remove) == (GLOO, [])
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet20"])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_whatever_wins_each_choice_gives_a_setting_that_can_run(system: str, model: str) -> None:
+    work = Work(model=model, devices=1 if system == "torch" else 2)
+    for winner in range(3):
+        found: set[Setting] = set()
+
+        def measure(settings: list[Setting], wins: int = winner, seen: set[Setting] = found) -> list[float]:
+            seen.update(settings)
+            return [float(i != min(wins, len(settings) - 1)) for i in range(len(settings))]
+
+        contest.search(first_setting(system), choices(system, work), measure, lambda _: None)
+        for setting in found:
+            assert shown(setting)
+            if isinstance(setting, OwnSetting):
+                setting.plan(work)
+    formats = {getattr(setting, "memory_format", "") for setting in found}
+    assert ("channels-last" in formats) == (model == "resnet20" and system != "dpsim")
+
+
+def test_reducing_after_backward_what_ddp_has_copied_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without bucket_view"):
+        TorchSetting(allreduce="after")
+
+
+# Jobs.
+
+
+def test_a_job_obeys_until_it_is_closed_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    job = Job("dpsim", Work(model="mlp:6,5", devices=2, local_batch=3), tmp_path, {}, pin=True)
+    reference = str(tmp_path / "reference.npz")
+    told = {"do": "build", "contender": 7, "setting": {"type": "dpsim"}, "save": True, "reference": reference}
+    first, second = job.ask(told)
+    assert max(first["gradient_errors"].values()) == 0.0 and "gradient_errors" not in second
+    assert len(first["loss_sums"]) == len(second["loss_sums"]) == agreement.CHECKED_STEPS
+    for communicate in (True, False):
+        replies = job.ask({"do": "visit", "contender": 7, "steps": 3, "communicate": communicate})
+        assert [len(reply["moments_s"]) for reply in replies] == [4, 4]
+        assert all(reply["moments_s"] == sorted(reply["moments_s"]) for reply in replies)
+    before_s = core_s(ranks())
+    time.sleep(0.3)
+    assert core_s(ranks()) - before_s < 0.1  # two waiting ranks that do not sleep would have used 0.6 s
+    job.ask({"do": "drop", "contender": 7})
+    job.close()
+    assert not ranks()
+
+
+def ranks() -> list[psutil.Process]:
+    """The rank processes of jobs that this process started."""
+    return [
+        p for p in psutil.Process().children(recursive=True) if {"dpsim.launch.worker", "-P"} < set(p.cmdline()[:4])
+    ]
+
+
+def core_s(processes: list[psutil.Process]) -> float:
+    assert len(processes) == 2
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+
+
+def test_what_a_rank_raises_reaches_the_one_who_asked(tmp_path: Path) -> None:
+    job = Job("dpsim", Work(model="mlp:6", devices=2, local_batch=3), tmp_path, {}, pin=True)
+    with pytest.raises(DpsimError, match="overlap"):
+        job.ask({"do": "build", "contender": 0, "setting": {"type": "dpsim", "overlap": "psychic"}})
+    job.close()
+
+
+# The command.
+
+
+def test_dpsim_alone_trains_the_same_with_every_setting(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ["--model", "mlp:16,8", "--devices", "1,2", "--local-batch", "4", "--systems", "dpsim"]
+    file = tmp_path / "peers.json"
+    code, out, err = command(capsys, *options, "--rounds", "2", "--steps", "2", "--json", "--output", file)
+    assert code == 0, err
+    told = json.loads(out)
+    assert {key: told[key] for key in ("schema", "command")} == {"schema": "dpsim.output/1", "command": "peers"}
+    assert json.loads(file.read_text())["points"] == told["points"]
+    found = [(point["system"], point["devices"], point["global_batch"]) for point in told["points"]]
+    assert found == [("dpsim", 1, 4), ("dpsim", 2, 8)]
+    for point in told["points"]:
+        assert point["gradient_error"] < 1e-5 and point["loss_error"] < 1e-5
+        assert len(point["rounds_step_s"]) == 2
+        assert point["images_per_s"] == pytest.approx(point["global_batch"] / point["measured_step_s"])
+        assert (point["step_without_communication_s"] is None) == (point["devices"] == 1)
+    assert len(told["points"][1]["tried"]) > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "mpl"], "did you mean 'mlp'"),
+        (["--model", "resnet20:3"], "unknown model"),
+        (["--systems", "dpsim,gloo"], "did you mean 'ddp-gloo'"),
+        (["--systems", "ddp-gloo"], "all are compared with it"),
+        (["--devices", "2,2"], "different ones"),
+        (["--rounds", "0"], "rounds is 0"),
+        (["--local-batch", "0"], "local batch is 0"),
+        (["--rounds", "x"], "see python -m dpsim.experiments.peers --help"),
+        (["--output", "/proc/nothing/x.json"], "cannot write"),
+    ],
+)
+def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    code, out, err = command(capsys, *arguments)
+    assert (code, out) == (2, "") and said in err
+
+
+def test_without_pytorch_the_remedy_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else found(name, *rest)
+    )
+    code, out, err = command(capsys, "--model", "mlp:4")
+    assert (code, out) == (2, "")
+    assert "PyTorch is not installed" in err and "pip install torch" in err
+
+
+def test_inside_an_mpi_job_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setattr(contest.launch, "job", lambda: contest.launch.Job(launcher="mpiexec", rank=0, size=2))
+    with pytest.raises(ConfigError, match="inside an MPI job"):
+        contest.hold(Contest(systems=("dpsim",)), print)
+
+
+def test_the_table_names_the_fastest_peer_and_the_setting_of_each() -> None:
+    def standing(system: str, devices: int, setting: Setting, step_s: float) -> Standing:
+        alone = (step_s / 2,) * 3 if devices > 1 else ()
+        return Standing(
+            system=system, devices=devices, setting=setting, gradient_error=0.0, loss_error=0.0,
+            tried=(Tried(setting=setting, step_s=step_s, choice=0),), step_s=(step_s,) * 3, alone_step_s=alone,
+        )  # fmt: skip
+
+    alone = TorchSetting(allreduce="none")
+    by_mpi = TorchSetting(allreduce="started", bucket_view=True, thread_level="single")
+    standings = [
+        standing("dpsim", 1, OwnSetting(), 0.02), standing("torch", 1, alone, 0.01),
+        standing("dpsim", 2, OwnSetting(), 0.02), standing("ddp-gloo", 2, GLOO, 0.05),
+        standing("ddp-mpi", 2, by_mpi, 0.03),
+    ]  # fmt: skip
+    held = Contest(local_batch=10)
+    points = result.points(held, standings)
+    assert [point["images_per_s_ratio"] for point in points] == [None, 0.5, None, 2.5, 1.5]
+    assert points[3]["exposed_communication_s"] == pytest.approx(0.025)
+    assert points[3]["images_per_s"] == pytest.approx(400)
+    told = result.summary(points)
+    assert told["best_peer"] == {"1": {"system": "torch", "ratio": 0.5}, "2": {"system": "ddp-mpi", "ratio": 1.5}}
+    rows = result.rows(points)
+    assert rows[3] == ("ddp-gloo", "2", "400", "50 ms", "25 ms", "25 ms", "2.50 (2.50 to 2.50)")
+    assert len(rows[0]) == len(result.COLUMNS)
+    assert "thread_level single" in result.notes(standings)[4]
+    assert "thread_level" not in result.notes(standings)[3]
+
+
+# With PyTorch.
+
+
+@needs_torch
+def test_every_system_trains_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "mlp:24,16", "--devices", "2", "--local-batch", "6", "--rounds", "2", "--steps", "2"]
+    code, out, err = command(capsys, *options, "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    systems = [(point["system"], point["devices"]) for point in told["points"]]
+    assert systems == [("dpsim", 1), ("torch", 1), ("dpsim", 2), ("ddp-gloo", 2), ("ddp-mpi", 2)]
+    for point in told["points"]:
+        assert point["gradient_error"] < 1e-4 and point["loss_error"] < 1e-4
+    assert set(told["summary"]["images_per_s_ratio"]) == {"torch-1", "ddp-gloo-2", "ddp-mpi-2"}
+
+
+@needs_torch
+@pytest.mark.parametrize("model", ["mlp:12,9", "resnet20"])
+def test_gradients_are_the_same_in_float64(model: str) -> None:
+    if model.startswith("resnet") and model not in MODELS:
+        pytest.skip("dpsim has no resnet20 yet")
+    import torch
+
+    from dpsim.experiments.peers.torch_models import build as build_in_torch
+
+    work = Work(model=model, devices=1)
+    module, names = build_in_torch(work)
+    network = build_model(work.token, work.shape, 10, np.float64)
+    parameters, gradients = bound(network)
+    x, labels = batch_for(network, 5, classes=10)
+    for name, value in module.double().named_parameters():
+        parameters[names[name]][...] = agreement.from_torch(value.detach().numpy())
+    sums = network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 5)), Recorder())
+    pictures = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
+    loss = torch.nn.functional.cross_entropy(module(pictures), torch.from_numpy(labels), reduction="sum")
+    loss.backward()
+    assert sums.loss == pytest.approx(loss.item(), rel=1e-10)
+    found = {names[name]: agreement.from_torch(value.grad.numpy()) for name, value in module.named_parameters()}
+    assert max(agreement.gradient_errors(found, gradients).values()) < 1e-9
+
+
+@needs_torch
+def test_resnet20_has_the_published_size() -> None:
+    import torch
+
+    from dpsim.experiments.peers.torch_models import resnet20
+
+    model = resnet20(3)
+    assert sum(value.numel() for value in model.parameters()) == 269_722
+    x = torch.randn(2, 3, 32, 32)
+    assert model(x).shape == (2, 10)
+    assert len([value for value in model.parameters() if value.ndim == 4]) == 19

@@ -1,0 +1,439 @@
+"""``dpsim bench allreduce``: what it checks, how calls begin together, what samples become, who takes part."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks_bench import AloneContender
+
+from dpsim import codec
+from dpsim.errors import CommunicationError, ConfigError, FileFormatError
+from dpsim.experiments import allreduce_targets, ladder_page
+from dpsim.harness.bench import entrants, measure, turns
+from dpsim.harness.bench.result import result
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.kernels.allreduce.registry import versions
+from dpsim.kernels.elementwise import scaling
+from dpsim.launch import jobs
+from dpsim.launch.resident_job import Job, Processes
+from dpsim.records import bench
+from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System, bench_algorithms
+from dpsim.report.bench.content import placements
+from dpsim.report.bench.terminal import lines
+
+Dpsim = Callable[..., tuple[int, str, str]]
+Python = Callable[..., subprocess.CompletedProcess[str]]
+ROOT = Path(__file__).parents[2]
+
+
+# What is asked.
+
+
+@given(low=st.integers(1, 10**6), high=st.integers(0, 10**9), factor=st.integers(2, 100))
+def test_sizes_grow_by_the_factor_from_the_smallest_up_to_the_largest(low: int, high: int, factor: int) -> None:
+    sizes = AllreduceBench(min_bytes=4 * low, max_bytes=4 * low + high, factor=factor).sizes()
+    assert sizes == [4 * low * factor**i for i in range(len(sizes))]
+    assert sizes[-1] <= 4 * low + high < sizes[-1] * factor
+
+
+def test_without_a_smallest_size_it_begins_at_one_element() -> None:
+    assert AllreduceBench().sizes()[0] == 4 and AllreduceBench().sizes()[-1] == 64 * 2**20
+    assert AllreduceBench(dtype="float64", max_bytes=8).sizes() == [8]
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "more"),
+    [
+        ("--min 1MiB --max 4B", "sizes from 1 MiB to 4 B", "exchange them"),
+        ("--min 3B", "sizes from 3 bytes", "multiples of 4 bytes"),
+        ("--min 0", "--min is '0'", "1 byte or more"),
+        ("--max inf", "--max is 'inf'", "64MiB"),
+        ("--factor 1", "factor is 1", "2 or more"),
+        ("--factor two", "--factor is 'two'", "a whole number"),
+        ("--devices 0", "devices is 0", "2 to 1024"),
+        ("--devices 1", "devices is 1", "2 to 1024"),
+        ("--algorithm two-shoot", "unknown algorithm 'two-shoot'", "did you mean 'two-shot'?"),
+        ("--algorithm hierarchical", "unknown algorithm 'hierarchical'", "ring"),
+        ("--algorithm ring,,mpi", "--algorithm is 'ring,,mpi'", "single commas"),
+        ("--dtype float16", "dtype float16 on backend cpu", "float32, float64"),
+        ("--dtype float31", "unknown dtype 'float31'", "did you mean 'float32'?"),
+        ("--peers goo", "unknown peer 'goo'", "did you mean 'gloo'?"),
+        ("--peers nccl --max 4B", "the peer nccl is not to be had here", "--backend cuda"),
+        ("--backend cuda", "backend 'cuda' finds no GPU here", "--backend cpu"),
+        ("--backend cuda --peers mpi", "the peer mpi on backend cuda", "nccl"),
+        ("--backend rocm", "--backend is 'rocm'", "cpu, cuda"),
+        ("--peer-env openmpi", "--peer-env is 'openmpi'", "NAME=FOLDER"),
+        ("--peer-env openmpi=/nowhere", "has no bin/python", "python -m venv"),
+        ("--peer-env mpi=/nowhere", "a peer environment named 'mpi'", "any name but"),
+        ("--max 3TiB --factor 1024 --peers none", "take", "smaller --max"),
+        ("--budget 0s", "the budget is 0.0 s", "more than 0 s"),
+        ("--plot bandwidth.gif", "cannot draw --plot bandwidth.gif", ".png, .svg"),
+        ("--plot /dev/null/x.png", "cannot write --plot", "choose another one with --plot"),
+        ("--output /dev/null/x", "cannot write --output", "choose another one with --output"),
+    ],
+)
+def test_a_mistake_is_explained_before_anything_starts(flags: str, given: str, more: str, dpsim: Dpsim) -> None:
+    code, out, err = dpsim("bench", "allreduce", *flags.split())
+    assert (code, out) == (2, "")
+    assert given in err and more in err
+
+
+def test_inside_an_mpi_job_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "job", lambda: jobs.Job(launcher="mpiexec", rank=0, size=2))
+    with pytest.raises(ConfigError, match="inside an MPI job"):
+        measure.measure(AllreduceBench(), lambda _: None)
+
+
+# How calls begin and are timed.
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    """Memory for the stamps of a few ranks, as a path."""
+    handle = os.memfd_create("test")
+    os.ftruncate(handle, 512)
+    yield f"/proc/{os.getpid()}/fd/{handle}"
+    os.close(handle)
+
+
+@pytest.mark.parametrize(("ranks", "crowded"), [(1, False), (2, False), (3, True), (4, True)])
+def test_nobody_begins_before_the_last_has_arrived(ranks: int, crowded: bool, page: str) -> None:
+    """Threads stand for ranks; nothing else holds them together, so that one may be a turn ahead of another."""
+    arrived = np.zeros((30, ranks), np.int64)
+    begun = np.zeros((30, ranks), np.int64)
+
+    def run(rank: int) -> None:
+        start, random = turns.Start(page, rank, ranks, crowded=crowded), np.random.default_rng(rank)
+        for turn in range(len(arrived)):
+            time.sleep(random.choice([0.0, 0.0, 1e-3]))
+            arrived[turn, rank] = turns.clock()
+            start.wait()
+            begun[turn, rank] = turns.clock()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (begun.min(axis=1) >= arrived.max(axis=1)).all()
+
+
+def rank_of(contender: turns.Contender, page: str) -> turns.Rank:
+    return turns.Rank(contender, turns.Start(page, 0, 1, crowded=False), 1, 4)
+
+
+def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_way_is_lost(page: str) -> None:
+    rank = rank_of(AloneContender(), page)
+    ways = rank.check(400, seed=1)["ways"]
+    assert [(w["algorithm"], w["in_place"], w["wrong"]) for w in ways] == [
+        (turns.SCALING, True, 0), ("right", True, 0), ("right", False, 0), ("broken", True, 0)
+    ]  # fmt: skip
+    told = rank.visit(400, seed=2, fresh=[3, 5, 2], cached=[2, 4, 1])
+    assert [len(times) for times in told["fresh"]] == [15] * 4
+    assert [len(times) for times in told["cached"]] == [8] * 4
+    assert all(0 < ns < 10**9 for times in told["fresh"] + told["cached"] for ns in times)
+    assert told["wrong"] == [0] * 4
+
+
+def test_wrong_sums_are_counted_in_the_check_and_while_timing(page: str) -> None:
+    assert [w["wrong"] for w in rank_of(AloneContender(wrong_calls=range(1)), page).check(400, 1)["ways"]] == [
+        0,
+        0,
+        0,
+        1,
+    ]
+    late = rank_of(AloneContender(wrong_calls=range(1, 1000)), page)
+    assert not any(way["wrong"] for way in late.check(400, 1)["ways"])
+    wrong = late.visit(400, seed=2, fresh=[3, 1, 0], cached=[1, 1, 0])["wrong"]
+    assert wrong[:3] == [0, 0, 0] and wrong[3] >= 2
+
+
+def test_the_script_for_other_pythons_needs_numpy_alone(python: Python) -> None:
+    program = (
+        f"import runpy, sys; runpy.run_path({turns.__file__!r});"
+        "print({'dpsim', 'msgspec', 'mpi4py', 'torch', 'scipy'} & sys.modules.keys())"
+    )
+    done = python("-I", "-c", program)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@settings(max_examples=20)
+@given(count=st.integers(0, 300))
+def test_scaling_multiplies_every_element_once(dtype: str, count: int) -> None:
+    x = np.arange(count + 1, dtype=dtype)
+    scaling(x[:count], 0.5)()
+    assert np.array_equal(x[:count], np.arange(count) / 2) and x[count] == count
+
+
+@pytest.mark.parametrize("share", [1.0, 0.2, 1e-6])
+def test_small_calls_come_in_bursts_and_large_ones_alone(share: float) -> None:
+    for size in (4, 2**16):
+        assert measure.effort(size, share).fresh[1] > 1
+    for size in (2**16 + 4, 2**20, 2**24, 2**28):
+        assert measure.effort(size, share).fresh[1:] == (1, 0)
+
+
+# What samples become.
+
+
+def series(system: str, algorithm: str, rounds_us: list[list[float]], **more: Any) -> Series:
+    rounds = tuple(tuple(round(1e3 * us) for us in calls) for calls in rounds_us)
+    plain: dict[str, Any] = {"size_bytes": 2**20, "in_place": True, "cached": False, "wrong": 0}
+    return Series(system=system, algorithm=algorithm, rounds_ns=rounds, **plain | more)
+
+
+def record(*found: Series, devices: int = 4) -> BenchRecord:
+    systems = [System(name="dpsim", peer="dpsim", kind="dpsim")]
+    systems += [System(name=f"mpich-{level}", peer="mpich", kind="mpi") for level in ("single", "multiple")]
+    systems += [
+        System(name="openmpi-single", peer="openmpi", kind="mpi"),
+        System(name="gloo", peer="gloo", kind="gloo"),
+    ]
+    return BenchRecord(
+        bench=AllreduceBench(devices=devices, min_bytes=2**20, max_bytes=2**20, algorithms=("two-shot", "mpi")),
+        environment=environment(), systems=tuple(systems), series=found, measured_from=stamp(), measured_until=stamp(),
+    )  # fmt: skip
+
+
+FULL = (
+    series("dpsim", "scaling", [[80, 80], [160]]),
+    series("dpsim", "scaling", [[10], [10]], cached=True),
+    series("dpsim", "two-shot", [[100, 100, 700], [200]], default=True),
+    series("dpsim", "two-shot", [[120], [210]], repeat=1, default=True),
+    series("dpsim", "two-shot", [[20], [20]], cached=True, default=True),
+    series("dpsim", "two-shot", [[300], [300]], in_place=False, default=True),
+    series("dpsim", "mpi", [[50], [500]]),
+    series("mpich-single", "mpi", [[400], [800]]),
+    series("mpich-single", "mpi", [[200], [401]], in_place=False),
+    series("mpich-multiple", "mpi", [[900], [900]]),
+    series("openmpi-single", "mpi", [[300], [600]]),
+    series("gloo", "gloo", [[1000], [2000]]),
+)
+
+
+def test_a_time_is_the_median_of_the_rounds_medians_and_the_bound_is_of_the_same_rounds() -> None:
+    points = {(p.system, p.algorithm, p.in_place, p.cached): p for p in result(record(*FULL)).points}
+    assert len(points) == len(FULL) - 3  # the scalings and the repeat are no points
+    one = points["dpsim", "two-shot", True, False]
+    assert one.time_s == pytest.approx(150e-6) and one.samples == 4 and one.default
+    assert one.p50_s == pytest.approx(150e-6) and one.p99_s == pytest.approx(700e-6, rel=0.05)
+    assert one.algbw_bytes_per_s == pytest.approx(2**20 / 150e-6)
+    assert one.busbw_bytes_per_s == pytest.approx(2**20 / 150e-6 * 2 * 3 / 4)
+    assert one.fraction_of_bound == pytest.approx(0.8)
+    assert one.bytes_moved == 8 * 2**20  # 2 n S
+    assert points["dpsim", "two-shot", True, True].fraction_of_bound == pytest.approx(0.5)
+    assert points["mpich-single", "mpi", True, False].fraction_of_bound == pytest.approx(0.2)
+
+
+def test_the_bound_of_small_sizes_is_left_out() -> None:
+    small = [series(s.system, s.algorithm, [[1.0]], default=s.default, size_bytes=64) for s in FULL[:3:2]]
+    changed = {"bench": {"min_bytes": 64, "max_bytes": 64}, "series": [codec.to_builtins(one) for one in small]}
+    found = result(codec.decode(codec.to_builtins(record(*FULL)) | changed, BenchRecord, "x"))
+    assert found.points[0].fraction_of_bound is None and found.sizes[0].bound_s is None
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (FULL[:2], "no series of dpsim's default at 1 MiB"),
+        ((*FULL[:4], series("gloo", "gloo", [[1000]])), "with 1 and 2 rounds"),
+    ],
+)
+def test_a_record_that_cannot_be_compared_is_refused(found: tuple[Series, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        record(*found)
+
+
+def test_each_peer_is_compared_at_its_fastest_mode_and_the_nearest_mpi_counts() -> None:
+    (size,) = result(record(*FULL)).sizes
+    assert (size.default, size.default_s) == ("two-shot", pytest.approx(150e-6))
+    assert (size.best, size.default_fraction, size.noise) == ("two-shot", pytest.approx(0.8), pytest.approx(0.1))
+    assert [(p.peer, p.system, p.in_place) for p in size.peers] == [
+        ("mpich", "mpich-single", False), ("openmpi", "openmpi-single", True), ("gloo", "gloo", True)
+    ]  # fmt: skip
+    assert [p.ratio for p in size.peers] == [pytest.approx(r, rel=0.01) for r in (2, 3, 10)]
+    assert size.best_mpi == size.peers[0] and size.best_mpi.low <= 2.01 <= 2.02 >= size.best_mpi.high - 0.01
+    assert size.bound_bytes_per_s == pytest.approx(2 * 4 * 2**20 / 120e-6)
+
+
+def test_what_was_wrong_has_a_row_and_no_times() -> None:
+    found = result(record(*FULL[:4], series("dpsim", "mpi", [], wrong=3)))
+    (wrong,) = [p for p in found.points if p.wrong]
+    assert (wrong.algorithm, wrong.time_s, wrong.busbw_bytes_per_s, wrong.samples) == ("mpi", None, None, 0)
+    assert found.wrong == 3
+    text = "\n".join(lines(record(*FULL), found))
+    assert "3 elements were not the sum (dpsim mpi)" in text
+
+
+def test_a_wrong_sum_ends_with_exit_code_1(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure", lambda *_: record(*FULL[:4], series("dpsim", "mpi", [], wrong=3)))
+    assert dpsim("bench", "allreduce")[0] == 1
+
+
+def test_a_row_has_both_placements_and_one_may_be_missing() -> None:
+    pairs = placements(result(record(*FULL)), cached=False)
+    shown = {(pair[1] or pair[0]).algorithm: [p is not None for p in pair] for pair in pairs if pair[1] or pair[0]}  # type: ignore[union-attr]
+    assert shown["two-shot"] == [True, True] and shown["gloo"] == [False, True]
+
+
+def test_a_record_survives_its_file_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / bench.RECORD
+    codec.write_text(path, codec.to_json(record(*FULL), indent=None))
+    assert bench.read(path).series == FULL
+    path.write_text(path.read_text().replace('"two-shot"', "2", 1))
+    with pytest.raises(FileFormatError):
+        bench.read(path)
+
+
+def test_targets_are_held_against_what_was_measured() -> None:
+    found = {(t.what, t.met) for t in allreduce_targets.targets(result(record(*FULL, devices=2)))}
+    assert found == {("over the best MPI", True)}
+    assert {t.what for t in allreduce_targets.targets(result(record(*FULL)))} == {"over mpich"}
+    (missing,) = allreduce_targets.targets(result(record(*FULL[:4], devices=2)))
+    assert missing.measured is None and not missing.met
+
+
+# Who takes part.
+
+
+def environment_with(folder: Path, modules: list[str], *, mpiexec: str = "") -> str:
+    """A folder that looks like a virtual environment whose Python has ``modules``."""
+    (folder / "bin").mkdir(parents=True)
+    scripts = {"python": f"#!/bin/sh\necho '{json.dumps(modules)}'\n"}
+    if mpiexec:
+        scripts["mpiexec"] = f"#!/bin/sh\n[ \"$1\" = --version ] && echo '{mpiexec}' && exit 0\necho broken; exit 3\n"
+    for name, text in scripts.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    return str(folder)
+
+
+def names(asked: AllreduceBench) -> list[str]:
+    return [entrant.system.name for entrant in entrants.entrants(asked)]
+
+
+def test_named_environments_bring_their_library_and_lists_choose(tmp_path: Path) -> None:
+    envs = {
+        "openmpi": environment_with(tmp_path / "o", ["numpy", "mpi4py"], mpiexec="Open MPI 5"),
+        "torch": environment_with(tmp_path / "t", ["numpy", "mpi4py", "torch"], mpiexec="HYDRA"),
+    }
+    everyone = names(AllreduceBench(peer_envs=envs))
+    assert everyone == [
+        "dpsim", "mpich-single", "mpich-multiple", "openmpi-single", "openmpi-multiple", "gloo", "gloo-free"
+    ]  # fmt: skip
+    assert names(AllreduceBench(peer_envs=envs, peers=())) == ["dpsim"]
+    assert names(AllreduceBench(peer_envs=envs, peers=("openmpi",))) == ["dpsim", "openmpi-single", "openmpi-multiple"]
+    assert names(AllreduceBench(peer_envs=envs, peers=("gloo",))) == ["dpsim", "gloo", "gloo-free"]
+    assert names(AllreduceBench(devices=64, peers=("mpi",))) == ["dpsim", "mpich-multiple", "mpich-multiple-throttled"]
+    for modules in (["mpi4py"], ["numpy"]):
+        with pytest.raises(ConfigError, match="of what a peer needs"):
+            names(AllreduceBench(peer_envs={"x": environment_with(tmp_path / str(modules), modules)}))
+
+
+def test_a_peer_that_does_not_start_is_left_out_with_a_warning_unless_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"max_bytes": 4, "budget_s": 0.01, "algorithms": ("two-shot",)}
+    envs = {"bad": environment_with(tmp_path / "bad", ["numpy", "mpi4py"], mpiexec="HYDRA")}
+    with pytest.raises(CommunicationError, match="bad-single ended with exit code 3: broken"):
+        measure.measure(AllreduceBench(peer_envs=envs, peers=("bad",), **asked), lambda _: None)  # type: ignore[arg-type]
+    two = entrants.entrants(AllreduceBench(peer_envs=envs, peers=("bad",)))[:2]
+    monkeypatch.setattr(measure, "entrants", lambda _: two)
+    told: list[str] = []
+    found = measure.measure(AllreduceBench(**asked), told.append)  # type: ignore[arg-type]
+    assert [system.name for system in found.systems] == ["dpsim"]
+    assert any(text.startswith("warning: bad-single takes no part") for text in told)
+
+
+def test_processes_that_fail_say_why_and_the_others_end(tmp_path: Path) -> None:
+    def start(_: str) -> Processes:
+        return Processes("two", [["sh", "-c", "echo the reason; exit 7"], ["sleep", "60"]], tmp_path, os.environ)
+
+    begin_s = time.monotonic()
+    with pytest.raises(CommunicationError, match="two ended with exit code 7: the reason"):
+        Job("two", 2, tmp_path, start)
+    assert time.monotonic() - begin_s < 10
+    assert not [p for p in psutil.Process().children() if p.name() == "sleep"]
+
+
+# On ranks.
+
+
+def run_json(dpsim: Dpsim, *more: str | Path) -> dict[str, Any]:
+    code, out, err = dpsim("bench", "allreduce", "--json", "--budget", "10ms", *more)
+    assert code == 0, err
+    told: dict[str, Any] = json.loads(out)
+    assert (told["schema"], told["command"]) == ("dpsim.output/1", "bench allreduce")
+    return told
+
+
+def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_and_figure(
+    dpsim: Dpsim, tmp_path: Path
+) -> None:
+    folder, plot = tmp_path / "report", tmp_path / "plot.svg"
+    more = ("--min", "4B", "--max", "256KiB", "--factor", "65536", "--peers", "mpi", "--output", folder, "--plot", plot)
+    told = run_json(dpsim, *more)
+    fixed = ("size_bytes devices algorithm in_place cached time_s p50_s p99_s algbw_bytes_per_s busbw_bytes_per_s"
+             " fraction_of_bound wrong")  # fmt: skip
+    assert all(set(fixed.split()) <= set(point) for point in told["points"])
+    assert not any(point["wrong"] for point in told["points"]) and told["summary"]["wrong"] == 0
+    found = {(p["system"], p["algorithm"], p["size_bytes"]) for p in told["points"]}
+    assert {("dpsim", name, 4) for name in bench_algorithms("cpu")} <= found
+    assert {("dpsim", name, 2**18) for name in bench_algorithms("cpu") if name != "one-shot"} <= found
+    assert {system for system, _, _ in found} == {"dpsim", "mpich-single", "mpich-multiple"}
+    kinds = {(p["in_place"], p["cached"]) for p in told["points"] if p["algorithm"] == "two-shot"}
+    assert len(kinds) == 4
+    assert {size["default"] for size in told["summary"]["sizes"]} <= {"one-shot", "two-shot"}  # as measured here
+    assert all(size["best_mpi"]["ratio"] > 0 for size in told["summary"]["sizes"])
+    assert plot.read_text().startswith("<?xml") and {p.name for p in folder.iterdir()} == {
+        "allreduce.json", "index.html", "report.md", "bandwidth.svg", "bandwidth.png"
+    }  # fmt: skip
+    kept = bench.read(folder / bench.RECORD)
+    assert all(series.rounds_ns for series in kept.series)
+    again = dpsim("report", folder, "--output", tmp_path / "again", "--json")
+    assert json.loads(again[1])["points"] == told["points"]
+    assert (tmp_path / "again" / "report.md").read_text() == (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("devices", [3, 4])
+def test_more_ranks_than_cores_are_right_and_come_to_an_end(devices: int, dpsim: Dpsim) -> None:
+    told = run_json(
+        dpsim, "--devices", str(devices), "--max", "8KiB", "--factor", "1024", "--peers", "none", "--algorithm",
+        "two-shot,ring,direct", "--dtype", "float64",
+    )  # fmt: skip
+    assert {(p["devices"], p["wrong"], p["dtype"]) for p in told["points"]} == {(devices, 0, "float64")}
+    assert {p["algorithm"] for p in told["points"]} >= {"two-shot", "ring", "direct"}
+
+
+# The page.
+
+
+def test_the_page_of_the_ladder_is_what_the_registry_says() -> None:
+    text = ladder_page.PAGE.read_text(encoding="utf-8")
+    assert text == ladder_page.page(text), "run: python -m dpsim.experiments.ladder_page"
+    assert all(f"| `{version.name}` | {version.backend} |" in text for version in versions())
+
+
+def test_the_page_takes_its_fractions_from_the_committed_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder_page, "RECORD", tmp_path / bench.RECORD)
+    assert ladder_page.measured() == ({}, "")
+    codec.write(tmp_path / bench.RECORD, record(*FULL))
+    found, where = ladder_page.measured()
+    assert found["cpu", "two-shot"] == pytest.approx(0.8) and where == "of the bound, 1 MiB, n = 4"
+    (row,) = [line for line in ladder_page.ladder(found, where).splitlines() if line.startswith("| `two-shot` | cpu")]
+    assert row.endswith("| 80.0% |")

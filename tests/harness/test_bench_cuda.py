@@ -1,0 +1,118 @@
+"""``dpsim bench allreduce --backend cuda`` in numba's CUDA simulator: record, points and report; wrong sums."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpsim.errors import ConfigError
+from dpsim.harness.bench import entrants
+from dpsim.harness.bench.turns import SCALING
+from dpsim.records import bench
+from dpsim.records.bench import AllreduceBench, bench_algorithms
+
+Dpsim = Callable[..., tuple[int, str, str]]
+Python = Callable[..., subprocess.CompletedProcess[str]]
+WAYS = [(in_place, cached) for in_place in (False, True) for cached in (False, True)]
+needs_numba_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed: pip install numba-cuda[cu13]"
+)
+
+
+@needs_numba_cuda
+def test_every_version_runs_in_the_simulator_and_everything_says_so(
+    dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    monkeypatch.setattr(entrants, "gpu_count", lambda: 2)
+    monkeypatch.setattr(entrants, "nccl_missing", lambda: "none here")
+    folder = tmp_path / "report"
+    code, out, err = dpsim(
+        "bench", "allreduce", "--backend", "cuda", "--devices", "2", "--min", "66B", "--max", "66B", "--dtype",
+        "bfloat16", "--budget", "10ms", "--json", "--output", folder,
+    )  # fmt: skip
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["summary"]["wrong"] == 0 and told["summary"]["simulated"] is True
+    given = {(p["dtype"], p["devices"], p["count"], p["wrong"], p["simulated"]) for p in told["points"]}
+    assert given == {("bfloat16", 2, 33, 0, True)}
+    found = {(p["system"], p["algorithm"], p["in_place"], p["cached"]) for p in told["points"]}
+    within = {("dpsim", name, *way) for name in bench_algorithms("cuda") for way in WAYS}
+    between = {(bench.BETWEEN, name, True, cached) for name in bench_algorithms("cuda") for cached in (False, True)}
+    assert found == within | between
+    assert all(p["time_s"] > 0 and p["fraction_of_bound"] is None for p in told["points"])
+    assert [size["default"] for size in told["summary"]["sizes"]] == ["two-shot"]
+    kept = bench.read(folder / bench.RECORD)
+    assert [system.simulated for system in kept.systems] == [True, True]
+    assert kept.systems[0].library.startswith("numba's CUDA simulator")
+    assert {series.cached for series in kept.series if series.algorithm == SCALING} == {False, True}
+    assert [(series.algorithm, series.cached) for series in kept.series if series.repeat] == [("two-shot", False)]
+    text = (folder / "report.md").read_text()
+    assert "on 2 devices, numba's CUDA simulator" in text and "times mean nothing" in text
+    assert "(simulator)" in (folder / "bandwidth.svg").read_text()
+
+
+WRONG = """
+import json, sys
+from dpsim.comm.cuda.simulator import SimulatedDevice
+from dpsim.errors import ConfigError
+from dpsim.harness.bench import cuda, logical
+sound = logical.Lane.sample
+def spoilt(lane, source, target, timed):
+    found = sound(lane, source, target, timed)
+    if target.nbytes and spoil:
+        target[0] ^= 1
+    return found
+
+logical.Lane.sample = spoilt
+told = {}
+for dtype in ("float16", "float32", "float64"):
+    alone = cuda.LogicalDevices(SimulatedDevice(), 3, dtype, ["ring"])
+    spoil = False
+    right = alone.check(256, 1)["ways"]
+    spoil = True
+    told[dtype] = [right, alone.check(256, 1)["ways"], alone.visit(256, 2, [1, 2, 1], [1, 2, 1])]
+small = SimulatedDevice()
+small.free_bytes = lambda: 1000
+try:
+    cuda.LogicalDevices(small, 2, "float32", []).check(256, 1)
+except ConfigError as error:
+    told["refused"] = str(error)
+print(json.dumps(told))
+"""
+
+
+@needs_numba_cuda
+def test_a_wrong_bit_is_counted_in_the_check_and_while_timing_and_what_does_not_fit_is_refused(python: Python) -> None:
+    done = python("-c", WRONG, env={"NUMBA_ENABLE_CUDASIM": "1"})
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    refused = told.pop("refused")
+    assert "arrays of 256 B on 2 logical devices take 2.25 KiB" in refused and "1000 B" in refused
+    for right, spoilt, visit in told.values():
+        ways = [(way["algorithm"], way["in_place"], way["repeat"]) for way in right]
+        assert ways == [
+            (SCALING, True, 0), ("ring", True, 0), ("ring", False, 0), ("two-shot", True, 0), ("two-shot", False, 0),
+            ("two-shot", True, 1),
+        ]  # fmt: skip
+        assert [way["wrong"] for way in right] == [0] * 6
+        assert [way["wrong"] for way in spoilt] == [1] * 6
+        assert visit["wrong"] == [1] * 6
+        assert [len(times) for times in visit["fresh"]] == [1] * 6  # in the simulator one call of each
+        assert [len(times) for times in visit["cached"]] == [1, 1, 1, 1, 1, 0]
+
+
+def test_the_simulator_takes_tiny_arrays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    with pytest.raises(ConfigError, match="every thread in Python"):
+        entrants.entrants(AllreduceBench(backend="cuda"))
+    with pytest.raises(ConfigError, match=r"nccl is not to be had here: 2 devices on a machine with 1 GPU"):
+        entrants.entrants(AllreduceBench(backend="cuda", max_bytes=64, peers=("nccl",)))
+    (own,) = entrants.entrants(AllreduceBench(backend="cuda", max_bytes=64))
+    assert (own.system.kind, own.processes) == ("dpsim", 1)

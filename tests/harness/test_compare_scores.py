@@ -1,0 +1,190 @@
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from report_factory import PACED, sweep
+
+from dpsim import codec
+from dpsim.harness.sweep.compare import compare, points_json, summary_json
+from dpsim.records.comparison import Comparison
+from dpsim.records.sweep import MeasuredPoint, Predictions, Results
+
+FIXED_POINT_NAMES = {
+    "devices", "layout", "global_batch", "local_batch", "fusion_rule", "fusion_threshold_bytes", "buckets",
+    "network", "emulated_compute", "emulated_network", "measured_step_s", "measured_low_s", "measured_high_s",
+    "predicted_step_s", "predicted_low_s", "predicted_high_s", "exposed_communication_s",
+    "predicted_exposed_communication_s", "error", "noise", "calibrated_on", "extrapolated",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compared() -> Comparison:
+    return compare(*sweep())
+
+
+def _with_runs(results: Results, points: list[MeasuredPoint]) -> Results:
+    return msgspec.structs.replace(results, points=tuple(points))
+
+
+def _sealed(predictions: Predictions, results: Results) -> tuple[Predictions, Results]:
+    return predictions, msgspec.structs.replace(results, predictions_sha256=codec.digest(predictions))
+
+
+def test_points_carry_the_names_programs_rely_on(compared: Comparison) -> None:
+    for point in points_json(compared):
+        assert set(point) >= FIXED_POINT_NAMES
+    assert {p["fusion_threshold_bytes"] for p in points_json(compared)} >= {"inf", 0.0}
+
+
+def test_summary_carries_the_names_programs_rely_on(compared: Comparison) -> None:
+    summary = summary_json(compared)
+    for name in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill", "regret"):
+        assert isinstance(summary[name], float)
+    assert codec.to_json(summary)
+
+
+def test_error_is_predicted_over_measured_minus_one(compared: Comparison) -> None:
+    for p in compared.points:
+        assert p.error == pytest.approx(p.predicted_step_s / p.measured_step_s - 1)
+
+
+def test_twins_are_pooled_and_their_difference_is_the_groups_noise() -> None:
+    predictions, results = sweep(networks=("node",))
+    runs = list(results.points)
+    for i, run in enumerate(runs):
+        if run.key.devices == 2:
+            runs[i] = msgspec.structs.replace(run, step_s=(0.0102 if run.key.repeat else 0.0100,) * len(run.step_s))
+    found = compare(predictions, _with_runs(results, runs))
+    twin = next(p for p in found.scored if p.repeat == 2)
+    assert twin.samples == 96
+    assert [p.noise for p in found.points if p.devices == 2] == [pytest.approx(0.02)] * 14
+    assert len([p for p in found.scored if p.devices == 2]) == 7
+
+
+def test_the_overlap_predicted_fastest_is_the_one_that_is_scored() -> None:
+    predictions, results = sweep()
+    assert compare(predictions, results).chosen_overlap == {"node": "thread", PACED: "thread"}
+    other = msgspec.structs.replace(
+        predictions, mechanisms={"node": {"off": 1.0, "thread": 2.0}, PACED: predictions.mechanisms[PACED]}
+    )
+    found = compare(*_sealed(other, results))
+    assert found.chosen_overlap["node"] == "off"
+    assert {p.overlap for p in found.scored if p.network == "node"} == {"off"}
+
+
+def test_without_a_stated_mechanism_the_overlap_with_most_points_is_scored() -> None:
+    predictions, results = sweep()
+    found = compare(*_sealed(msgspec.structs.replace(predictions, mechanisms={}), results))
+    assert set(found.chosen_overlap.values()) == {"thread"}
+
+
+def test_speedup_is_over_one_device_at_the_same_global_batch(compared: Comparison) -> None:
+    one = next(p for p in compared.points if p.devices == 1 and p.network == PACED)
+    for p in compared.points:
+        if p.network == PACED:
+            assert p.measured_speedup == pytest.approx(one.measured_step_s / p.measured_step_s)
+            assert p.efficiency == pytest.approx(one.measured_step_s / p.measured_step_s / p.devices)
+
+
+def test_one_device_measured_under_one_network_serves_the_others() -> None:
+    predictions, results = sweep()
+    runs = [r for r in results.points if not (r.key.devices == 1 and r.key.network == PACED)]
+    found = compare(predictions, _with_runs(results, runs))
+    assert all(p.measured_speedup is not None for p in found.points)
+    assert len(found.not_measured) == 1
+
+
+def test_the_constant_null_is_the_median_of_the_groups_measured_steps(compared: Comparison) -> None:
+    for group in compared.groups:
+        members = compared.members(group)
+        constant = np.median([p.measured_step_s for p in members])
+        errors = [abs(constant / p.measured_step_s - 1) for p in members]
+        assert members[0].null_step_s["constant"] == pytest.approx(constant)
+        assert group.step.null_errors["constant"] == pytest.approx(np.median(errors))
+
+
+def test_skill_is_one_minus_model_over_best_null(compared: Comparison) -> None:
+    for group in compared.groups:
+        for score in (group.step, group.exposed_communication):
+            assert set(score.null_errors) == {
+                "constant", "perfect_scaling", "alpha_beta_no_overlap", "largest_bucket",
+            }  # fmt: skip
+            best = min(score.null_errors.values())
+            assert score.null_median_abs_error == best == score.null_errors[score.null]
+            assert score.skill == pytest.approx(1 - score.median_abs_error / best)
+
+
+def test_one_device_is_scored_apart(compared: Comparison) -> None:
+    assert all(g.devices > 1 for g in compared.groups)
+    assert compared.single_device_median_abs_error is not None
+    only = compare(*sweep(devices=(1,)))
+    assert only.overall is None
+    assert only.groups == ()
+    assert summary_json(only)["median_abs_error"] is None
+
+
+def test_emulated_networks_are_marked_and_scored_apart(compared: Comparison) -> None:
+    assert {(p.network, p.emulated_network) for p in compared.points} == {("node", False), (PACED, True)}
+    assert [(n.network, n.emulated_network) for n in compared.networks] == [("node", False), (PACED, True)]
+
+
+def test_regret_is_taken_on_rounds_that_did_not_choose_the_best() -> None:
+    """A setting that is fast in even rounds only must not be its own yardstick there."""
+    predictions, results = sweep(networks=("node",), overlaps=("thread",))
+    runs = []
+    for run in results.points:
+        if run.key.devices == 2:
+            lucky = run.key.fusion_threshold_bytes == 4096.0
+            steps = tuple((0.004 if r % 2 == 0 else 0.012) if lucky else 0.008 for r in run.round)
+            run = msgspec.structs.replace(run, step_s=steps)
+        runs.append(run)
+    group = compare(predictions, _with_runs(results, runs)).groups[0]
+    assert group.regret_on_halves
+    assert group.regret == pytest.approx(((0.008 / 0.012 - 1) + 0.0) / 2)
+
+
+def test_regret_of_a_wrong_prediction_is_what_it_costs() -> None:
+    predictions, results = sweep(networks=(PACED,), overlaps=("thread",), noise=1e-9)
+    wrong = tuple(
+        msgspec.structs.replace(p, step_s=1e-3) if p.key.fusion_threshold_bytes == math.inf else p
+        for p in predictions.points
+    )
+    found = compare(*_sealed(msgspec.structs.replace(predictions, points=wrong), results))
+    group = found.groups[0]
+    best = next(p for p in found.scored if p.is_best_measured)
+    chosen = next(p for p in found.scored if p.is_best_predicted)
+    assert chosen.fusion_threshold_bytes == math.inf == group.best_predicted_threshold_bytes
+    assert group.regret == pytest.approx(chosen.measured_step_s / best.measured_step_s - 1, rel=1e-6)
+    assert found.overall is not None
+    assert found.overall.regret == group.regret
+
+
+def test_too_few_rounds_for_halves_is_said() -> None:
+    found = compare(*sweep(rounds=1))
+    assert not any(g.regret_on_halves for g in found.groups)
+    assert all(g.regret >= 0 for g in found.groups)
+
+
+def test_overlap_signs_are_judged_only_beyond_the_noise(compared: Comparison) -> None:
+    assert compared.overlap
+    for effect in compared.overlap:
+        if abs(effect.measured_effect) <= effect.noise:
+            assert effect.sign_right is None
+        else:
+            assert effect.sign_right is (effect.measured_effect * effect.predicted_effect > 0)
+    assert True in {e.sign_right for e in compared.overlap}
+
+
+def test_a_wrongly_predicted_sign_of_overlap_is_found() -> None:
+    predictions, results = sweep(networks=(PACED,))
+    slower = tuple(
+        msgspec.structs.replace(p, step_s=p.step_s * 2) if p.key.overlap == "thread" else p for p in predictions.points
+    )
+    found = compare(*_sealed(msgspec.structs.replace(predictions, points=slower), results))
+    assert False in {e.sign_right for e in found.overlap}
+    assert True not in {e.sign_right for e in found.overlap}
+
+
+def test_comparing_is_pure(compared: Comparison) -> None:
+    assert compare(*sweep()) == compared

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from dpsim.errors import ConfigError
+from dpsim.harness.measurement.statistics import median_interval
+
+
+def test_interval_holds_the_median_and_narrows_with_more_samples() -> None:
+    rng = np.random.default_rng(0)
+    few, many = median_interval(rng.normal(10, 1, 20).tolist()), median_interval(rng.normal(10, 1, 2000).tolist())
+    for found in (few, many):
+        assert found.low <= found.median <= found.high
+    assert many.high - many.low < (few.high - few.low) / 3
+
+
+def test_interval_covers_the_true_median_about_19_times_in_20() -> None:
+    rng = np.random.default_rng(1)
+    found = [median_interval(rng.normal(0.5, 0.1, 40).tolist(), resamples=400) for _ in range(200)]
+    assert 0.88 <= np.mean([i.low <= 0.5 <= i.high for i in found]) <= 1.0
+
+
+@pytest.mark.parametrize("samples", [[0.3], [0.3] * 7])
+def test_one_sample_or_equal_samples_give_no_width(samples: list[float]) -> None:
+    found = median_interval(samples)
+    assert (found.low, found.median, found.high) == (0.3, 0.3, 0.3)
+    assert found.relative_half_width == 0
+
+
+def test_ties_give_finite_ends() -> None:
+    found = median_interval([1.0, 1.0, 1.0, 2.0, 2.0])
+    assert np.isfinite([found.low, found.high]).all()
+
+
+def test_the_same_samples_give_the_same_interval() -> None:
+    samples = np.random.default_rng(3).random(50).tolist()
+    assert median_interval(samples) == median_interval(samples)
+
+
+@pytest.mark.parametrize("samples", [[], [1.0, float("nan")], [float("inf")]])
+def test_no_samples_or_samples_that_are_not_finite_are_refused(samples: list[float]) -> None:
+    with pytest.raises(ConfigError):
+        median_interval(samples)

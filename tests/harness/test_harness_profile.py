@@ -1,0 +1,72 @@
+"""``profile``: a workload with one time a local batch, whose parts add up to a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.harness.profile.profile import Profile, ProfileConfig, profile
+from dpsim.optimizer import AdamW
+from dpsim.workload import Workload
+
+BATCHES = (4, 16, 256)
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def profiled() -> Workload:
+    config = ProfileConfig(model="mlp:64,32", local_batches=(256, 4, 16, 4), seconds=0.5, optimizer=AdamW())
+    return profile(config, quiet)
+
+
+def test_a_workload_tells_how_much_its_optimizer_keeps(profiled: Workload) -> None:
+    assert profiled.optimizer_slots == 2
+
+
+def test_every_layer_has_one_time_a_local_batch(profiled: Workload) -> None:
+    assert profiled.local_batches == BATCHES
+    assert [layer.name for layer in profiled.layers] == ["flatten", "dense1", "relu1", "dense2", "relu2", "dense3"]
+    for layer in profiled.layers:
+        assert layer.gradient_ready_s is not None
+        for times in (layer.forward_s, layer.backward_s, layer.gradient_ready_s):
+            assert len(times) == len(BATCHES) and all(0 <= t < 1 for t in times)
+        assert all(r <= b * (1 + 1e-9) for r, b in zip(layer.gradient_ready_s, layer.backward_s, strict=True))
+
+
+def test_the_sums_are_plausible(profiled: Workload) -> None:
+    sums = [sum(layer.forward_s[i] + layer.backward_s[i] for layer in profiled.layers) for i in range(len(BATCHES))]
+    assert 1e-6 < sums[0] < sums[-1] < 1
+    assert 0 < profiled.update_s < 0.1 and 0 <= profiled.overhead_s < 0.1
+    assert profiled.gradient_bytes == 4 * (64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10)
+    assert not profiled.emulated_compute and "dpsim profile" in profiled.source
+
+
+def test_a_crowd_is_compared_with_one_device_at_the_same_batch(on_ranks: Callable[..., Any]) -> None:
+    config = ProfileConfig(model="mlp:8", local_batches=(8, 16), crowd=((2, 8),), seconds=0.2)
+    task = "dpsim.harness.profile.on_ranks:profile_on_ranks"
+    found = codec.decode(on_ranks(task, codec.to_builtins(config), devices=2), Profile, "profile")
+    (slowdown,) = found.compute_slowdown
+    assert slowdown.devices == 2 and 0.05 < slowdown.factor < 100
+    assert found.workload.local_batches == (8, 16)
+
+
+@pytest.mark.parametrize("batches", [(), (0, 4)])
+def test_impossible_local_batches_are_refused(batches: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="local batches"):
+        ProfileConfig(local_batches=batches)
+
+
+def test_a_local_batch_above_the_data_set_is_refused() -> None:
+    """Its time would be that of a smaller batch."""
+    config = ProfileConfig(
+        model="mlp:4", dataset="synthetic:2x2x1,classes=2,train=20,test=4", local_batches=(32,), seconds=0.1
+    )
+    with pytest.raises(ConfigError, match="32"):
+        profile(config, quiet)

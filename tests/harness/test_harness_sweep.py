@@ -1,0 +1,223 @@
+"""A small sweep from beginning to end: its files, its honesty, and what happens to a folder that is not empty."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples
+from dpsim.harness.sweep.sweep import completed, sweep
+from dpsim.lowering.fusion import fuse
+from dpsim.records.comparison import Comparison
+from dpsim.records.sweep import Experiment, read_predictions, read_results
+
+ROOT = Path(__file__).parents[2]
+TINY = Experiment(
+    name="tiny", model="mlp:16x3", devices=(1, 2), networks=("node", "paced:50us,1gbit"),
+    fusion_thresholds_bytes=(0.0, math.inf), global_batch=64, overlap="off", seed=11, budget_s=1.5, interval=1e-6,
+)  # fmt: skip
+"""No median gets as certain as ``interval`` asks, so the measuring takes the whole budget."""
+
+
+class Done(NamedTuple):
+    folder: Path
+    comparison: Comparison
+    told: list[str]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """The tiny sweep, run once for all tests of this module."""
+    folder, told = tmp_path_factory.mktemp("sweeps") / "tiny", []
+    return Done(folder, sweep(TINY, folder, told.append), told)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def test_all_files_are_there_and_no_samples_are_left_over(done: Done) -> None:
+    names = {path.name for path in done.folder.iterdir()}
+    assert {"predictions.json", "results.json", "index.html", "report.md", "step_time.svg"} <= names
+    assert "samples.json" not in names and not any("partial" in name or "tmp" in name for name in names)
+
+
+def test_the_prediction_came_first_and_is_the_one_that_was_hashed(done: Done) -> None:
+    predictions, results = (
+        read_predictions(done.folder / "predictions.json"),
+        read_results(done.folder / "results.json"),
+    )
+    assert predictions.predicted_at == results.predicted_at < results.measured_from < results.measured_until
+    assert codec.digest(predictions) == results.predictions_sha256
+    assert predictions.experiment == results.experiment == completed(TINY)
+
+
+def test_every_predicted_point_was_measured(done: Done) -> None:
+    predictions, results = (
+        read_predictions(done.folder / "predictions.json"),
+        read_results(done.folder / "results.json"),
+    )
+    assert [point.key for point in predictions.points] == [point.key for point in results.points]
+    expected = {(network, 1, math.inf, 0) for network in TINY.networks}
+    expected |= {(n, 2, t, repeat) for n in TINY.networks for t in (0.0, math.inf) for repeat in (0, 1)}
+    keys = [point.key for point in results.points]
+    assert {(k.network, k.devices, k.fusion_threshold_bytes, k.repeat) for k in keys} == expected
+    tensors = 2 * 4
+    for point in results.points:
+        most = tensors if point.key.fusion_threshold_bytes == 0 else 1
+        assert point.buckets == (0 if point.key.devices == 1 else most)
+        assert len(point.step_s) >= 30 and all(0 < s < 10 for s in point.step_s)
+        assert len(point.step_s) == len(point.exposed_communication_s) == len(point.round) == len(point.losses)
+        assert all(0 <= e <= s for e, s in zip(point.exposed_communication_s, point.step_s, strict=True))
+        assert (max(point.exposed_communication_s) == 0) == (point.key.devices == 1)
+        assert point.timeline is not None and point.timeline.source == "measured"
+        assert point.timeline.emulated_network == (point.key.network != "node")
+    assert results.recording_s_per_event > 0
+
+
+def test_the_comparison_has_every_threshold_of_every_network(done: Done) -> None:
+    points = [point for point in done.comparison.points if point.scored]
+    assert {group.network for group in done.comparison.groups} == set(TINY.networks)
+    found = {(point.network, point.devices, point.fusion_threshold_bytes) for point in points}
+    assert found >= {(network, 2, threshold) for network in TINY.networks for threshold in (0.0, math.inf)}
+
+
+def test_an_emulated_message_costs_what_the_link_says(done: Done) -> None:
+    """With a bucket a tensor, a ring on two devices waits for two latencies a bucket at least."""
+    results = read_results(done.folder / "results.json")
+    for point in results.points:
+        if point.key.network != "node" and point.key.devices == 2:
+            assert min(point.exposed_communication_s) > 0.9 * point.buckets * 2 * 50e-6
+
+
+def test_the_same_experiment_again_measures_nothing(done: Done) -> None:
+    before = {name: (done.folder / name).read_bytes() for name in ("predictions.json", "results.json")}
+    told: list[str] = []
+    start_s = time.monotonic()
+    again = sweep(TINY, done.folder, told.append)
+    assert time.monotonic() - start_s < 20 and "nothing is measured again" in told[0]
+    assert before == {name: (done.folder / name).read_bytes() for name in before}
+    assert again == done.comparison
+
+
+def test_another_experiment_into_the_same_folder_is_refused_and_changes_nothing(done: Done) -> None:
+    before = contents(done.folder)
+    with pytest.raises(ConfigError, match=r"another experiment: .*global_batch is 64 there, 32 here"):
+        sweep(msgspec.structs.replace(TINY, global_batch=32), done.folder, lambda _: None)
+    assert contents(done.folder) == before
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("ten years of work")
+    with pytest.raises(ConfigError, match=r"not empty \(thesis.tex\)"):
+        sweep(TINY, tmp_path, lambda _: None)
+    assert contents(tmp_path).keys() == {"thesis.tex"}
+
+
+def test_an_interrupted_sweep_goes_on_with_the_samples_it_has(done: Done, tmp_path: Path) -> None:
+    folder = tmp_path / "again"
+    folder.mkdir()
+    shutil.copy(done.folder / "predictions.json", folder)
+    samples = folder / "samples.json"
+    kill_when(folder, samples.exists)
+    assert not (folder / "results.json").exists()
+    before = codec.read(samples, Samples, "samples", SAMPLES_SCHEMA)
+    assert before.spent_s > 0
+
+    told: list[str] = []
+    sweep(TINY, folder, told.append)
+    assert any("continuing an interrupted sweep" in line for line in told)
+    results = read_results(folder / "results.json")
+    assert not samples.exists()
+    for old, new in zip(before.points, results.points, strict=True):
+        assert old.key == new.key
+        kept = len(old.step_s)
+        assert 0 < kept < len(new.step_s)
+        for name in ("step_s", "exposed_communication_s", "round", "losses"):
+            assert getattr(new, name)[:kept] == getattr(old, name)
+        assert min(new.round[kept:]) > max(old.round)
+
+
+def kill_when(folder: Path, happened: Callable[[], bool]) -> None:
+    """Run the tiny sweep in a process of its own; once something happened, kill it, and wait for its ranks to end."""
+    program = (
+        "import json, sys; from pathlib import Path; from dpsim.harness.sweep.sweep import sweep;"
+        "from dpsim.records.sweep import Experiment; from dpsim import codec;"
+        "sweep(codec.decode(json.loads(sys.argv[2]), Experiment, 'experiment'), Path(sys.argv[1]), print)"
+    )
+    argument = json.dumps(codec.to_builtins(TINY))
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder), argument],
+        env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        until_s = time.monotonic() + 60
+        while not happened():
+            assert process.poll() is None and time.monotonic() < until_s, "it never came to measure"
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+    until_s = time.monotonic() + 10
+    while still_measuring(folder):
+        assert time.monotonic() < until_s, "the ranks of a killed sweep go on"
+        time.sleep(0.02)
+
+
+def still_measuring(folder: Path) -> bool:
+    """Whether the samples still change; a round of the tiny sweep takes less than a second."""
+    before = (folder / "samples.json").stat().st_mtime_ns
+    time.sleep(1.0)
+    return (folder / "samples.json").stat().st_mtime_ns != before
+
+
+def test_thresholds_that_are_left_out_all_give_different_buckets() -> None:
+    experiment = completed(msgspec.structs.replace(TINY, model="mlp:64x20", fusion_thresholds_bytes=()))
+    thresholds = experiment.fusion_thresholds_bytes
+    assert thresholds[0] == 0 and thresholds[-1] == math.inf and 3 <= len(thresholds) <= 9
+    from dpsim.data import load_dataset
+    from dpsim.nn import build_model
+    from dpsim.runtime.describe import describe
+
+    data = load_dataset("digits")
+    order = describe(build_model("mlp:64x20", data.input_shape, data.classes), "model").ready_order
+    buckets = [len(fuse(order.size_bytes, "tarantella", t, dtype_code=order.dtype_code)) - 1 for t in thresholds]
+    assert len(set(buckets)) == len(buckets) and buckets[0] == len(order.size_bytes) and buckets[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"devices": (2, 2)}, "devices is"),
+        ({"networks": ()}, "networks is"),
+        ({"algorithms": ("ring", "ring", "ring")}, "3 algorithms for 2 networks"),
+        ({"algorithms": ("mpi",)}, "hides its messages"),
+        ({"fusion_rule": "one"}, "no threshold to sweep"),
+        ({"global_batch": 1}, "cannot feed 2 devices"),
+        ({"networks": ("ether",)}, "not understood"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_runs(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sweep(msgspec.structs.replace(TINY, **given), tmp_path / "new", lambda _: None)
+    assert message in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_global_batch_above_the_data_set_is_refused(tmp_path: Path) -> None:
+    """No step would ever have the whole batch, so nothing would be counted."""
+    with pytest.raises(ConfigError, match="5000"):
+        sweep(msgspec.structs.replace(TINY, global_batch=5000), tmp_path / "new", lambda _: None)

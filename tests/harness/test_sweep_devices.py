@@ -1,0 +1,290 @@
+"""``dpsim sweep devices``: speedup and drift, measured beside predicted; going on, refusing, and weak scaling."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpsim import codec
+from dpsim.cli import app
+from dpsim.data.sharding import largest_share
+from dpsim.errors import ConfigError, FileFormatError
+from dpsim.harness.profile.profile import ProfileConfig
+from dpsim.harness.sweep.compare import compare, warnings
+from dpsim.harness.sweep.drift import DRIFT, DRIFT_PREDICTIONS, drift, read_drift
+from dpsim.harness.sweep.experiment import completed, predict_experiment
+from dpsim.harness.sweep.sweep import declared, free_folder, sweep
+from dpsim.plan import Plan
+from dpsim.predict.step import local_share
+from dpsim.records.reproduce import DriftPredictions, ReproduceRecord
+from dpsim.records.sweep import (
+    Experiment,
+    MeasuredPoint,
+    Predictions,
+    Results,
+    Scaling,
+    read_predictions,
+    read_results,
+)
+from dpsim.report.content import told
+from dpsim.report.sweep.scaling import points_table
+from dpsim.runtime.passes import own_leaves
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sweep_devices")]
+
+Dpsim = Callable[..., tuple[int, str, str]]
+FLAGS = ("--model", "cnn:4,8", "--dataset", "synthetic:6x6x1,classes=3,train=72,test=3", "--devices", "2,3",
+         "--global-batch", "36", "--steps", "5", "--overlap", "off", "--budget", "0s")  # fmt: skip
+
+
+class Done(NamedTuple):
+    folder: Path
+    shown: dict[str, Any]
+    predictions: Predictions
+    results: Results
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
+    """The command run once for all tests of this module, calibrating as briefly as it can."""
+    folder, said = tmp_path_factory.mktemp("sweeps") / "devices", io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr("dpsim.harness.sweep.prepare._LEAST_S", 0.1)
+        assert app.run(["sweep", "devices", *FLAGS, "--output", str(folder), "--json"]) == 0
+    records = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
+    yield Done(folder, json.loads(said.getvalue()), *records)
+
+
+def test_the_folder_has_the_records_the_page_and_its_figures(done: Done) -> None:
+    records = {"predictions.json", "results.json", DRIFT, DRIFT_PREDICTIONS}
+    figures = ("speedup", "drift", "timeline", "where_time_goes")
+    expected = {"index.html", "report.md"} | {f"{name}.{kind}" for name in figures for kind in ("svg", "png")}
+    assert {path.name for path in done.folder.iterdir()} == records | expected
+    page, text = ((done.folder / name).read_text() for name in ("index.html", "report.md"))
+    assert "Drift from one device after 5 steps with batch norm local: parameters" in page and "speedup.svg" in text
+
+
+def test_everything_was_predicted_before_it_was_measured(done: Done) -> None:
+    predictions, results, summary = done.predictions, done.results, done.shown["summary"]
+    assert codec.digest(predictions) == results.predictions_sha256 == summary["predictions_sha256"]
+    assert predictions.predicted_at == results.predicted_at < results.measured_from
+    of_drift = codec.read(done.folder / DRIFT_PREDICTIONS, DriftPredictions, "drift", "dpsim.drift/1")
+    record = read_drift(predictions, done.folder)
+    assert record is not None and record.predictions == of_drift
+    assert codec.digest(of_drift) == record.predictions_sha256 == summary["drift_predictions_sha256"]
+    assert results.measured_until < record.measured_from < of_drift.predicted_at < record.measured_until
+
+
+def test_a_point_a_device_count_with_its_speedup(done: Done) -> None:
+    points = done.shown["points"]
+    assert [point["devices"] for point in points] == [1, 2, 3]
+    assert [point["fusion_threshold_bytes"] for point in points] == [None, 32768, 32768]
+    assert all(point["global_batch"] == 36 for point in points)
+    for point in points:
+        assert point["measured_speedup"] == pytest.approx(points[0]["measured_step_s"] / point["measured_step_s"])
+        assert point["predicted_speedup"] == pytest.approx(points[0]["predicted_step_s"] / point["predicted_step_s"])
+        assert point["efficiency"] == pytest.approx(point["measured_speedup"] / point["devices"])
+    assert [point["repeat"] for point in points] == [1, 2, 2]
+    for mark, time in (("is_best_measured", "measured_step_s"), ("is_best_predicted", "predicted_step_s")):
+        assert [point[mark] for point in points] == [p[time] == min(q[time] for q in points) for p in points]
+
+
+def test_scores_are_of_more_than_one_device_against_nulls_that_are_not_the_model(done: Done) -> None:
+    (group,) = done.shown["summary"]["groups"]
+    assert (group["devices"], group["points"]) == (0, 2)
+    assert set(group["step"]["null_errors"]) == {"constant", "perfect_scaling", "alpha_beta_no_overlap"}
+    one, *several = done.shown["points"]
+    for point in several:
+        assert point["null_step_s"]["perfect_scaling"] == pytest.approx(one["predicted_step_s"] / point["devices"])
+        assert point["null_step_s"]["constant"] == sorted(p["measured_step_s"] for p in done.shown["points"])[1]
+
+
+def test_drift_of_local_batch_norm_is_as_predicted(done: Done) -> None:
+    one, *several = done.shown["points"]
+    assert len({point["digest"] for point in done.shown["points"]}) == 3
+    assert one["measured_drift"] is one["measured_statistics_drift"] is None
+    for point in several:
+        assert point["measured_drift"] > 1e-5 and point["predicted_drift"] is None
+        assert point["measured_statistics_drift"] == pytest.approx(point["predicted_statistics_drift"], rel=0.5)
+
+
+def test_the_report_and_a_trace_come_again_from_the_folder(done: Done, dpsim: Dpsim, tmp_path: Path) -> None:
+    code, out, _ = dpsim("report", done.folder, "--output", tmp_path, "--json")
+    again = json.loads(out)
+    assert code == 0 and (again["points"], again["summary"]) == (done.shown["points"], done.shown["summary"])
+    assert (tmp_path / "speedup.svg").read_bytes() == (done.folder / "speedup.svg").read_bytes()
+    code, out, _ = dpsim("trace", done.folder, "--output", tmp_path / "trace.json")
+    assert code == 0 and "3 devices" in out
+
+
+def test_an_interrupted_sweep_measures_the_drift_that_is_missing(
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpsim.harness.sweep.sweep.write_report", lambda *_: [])
+    for name in ("predictions.json", "results.json"):
+        (tmp_path / name).write_bytes((done.folder / name).read_bytes())
+    told_: list[str] = []
+    comparison = sweep(done.predictions.experiment, tmp_path, told_.append)
+    assert [text.split(":")[0] for text in told_] == ["training 1 of 1", "training 1 of 2", "training 2 of 2",
+                                                     "writing the report"]  # fmt: skip
+    assert (tmp_path / "results.json").read_bytes() == (done.folder / "results.json").read_bytes()
+    assert [point.digest for point in comparison.points] == [point["digest"] for point in done.shown["points"]]
+
+
+def test_a_sweep_without_its_drift_is_not_complete(done: Done, tmp_path: Path) -> None:
+    folder = tmp_path / "devices"
+    folder.mkdir()
+    for name in ("predictions.json", "results.json"):
+        (folder / name).write_bytes((done.folder / name).read_bytes())
+    assert free_folder(tmp_path, done.predictions.experiment) == folder
+    (folder / DRIFT).write_bytes((done.folder / DRIFT).read_bytes())
+    assert free_folder(tmp_path, done.predictions.experiment) == tmp_path / "devices-2"
+
+
+def test_another_experiment_and_another_drift_are_refused(done: Done, tmp_path: Path) -> None:
+    other = msgspec.structs.replace(done.predictions.experiment, scaling=Scaling(steps=6, batch_norm="local"))
+    with pytest.raises(ConfigError, match=r"another experiment: scaling is .*steps=5\) there, .*steps=6\) here"):
+        sweep(other, done.folder, lambda _: None)
+    (tmp_path / DRIFT).write_bytes((done.folder / DRIFT).read_bytes())
+    with pytest.raises(FileFormatError, match="is not the drift of this sweep"):
+        read_drift(msgspec.structs.replace(done.predictions, experiment=other), tmp_path)
+    record = codec.read(tmp_path / DRIFT, ReproduceRecord, "drift", "dpsim.records.reproduce/1")
+    codec.write(tmp_path / DRIFT, msgspec.structs.replace(record, predictions_sha256="0" * 64))
+    with pytest.raises(FileFormatError, match="or is not what was predicted"):
+        read_drift(done.predictions, tmp_path)
+
+
+def resealed(done: Done, experiment: Experiment) -> tuple[Predictions, Results]:
+    """The records as if they were of another experiment."""
+    predictions = msgspec.structs.replace(done.predictions, experiment=experiment)
+    sha = codec.digest(predictions)
+    return predictions, msgspec.structs.replace(done.results, experiment=experiment, predictions_sha256=sha)
+
+
+def test_reproducible_training_drifts_by_nothing(
+    done: Done, tmp_path: Path, dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = Scaling(batch_norm="leaf", leaves=8, steps=3)
+    records = resealed(done, msgspec.structs.replace(done.predictions.experiment, scaling=scaling))
+    record = drift(records[0], tmp_path, lambda _: None)
+    assert record is not None and record.predictions is None and not (tmp_path / DRIFT_PREDICTIONS).exists()
+    found = compare(*records, record)
+    assert found.identical is True
+    assert len({point.digest for point in found.points}) == 1
+    assert [(p.measured_drift, p.predicted_drift) for p in found.points] == [(None, None), (0.0, 0.0), (0.0, 0.0)]
+    sentence = "The training is the same to the bit as on one device after 3 steps with batch norm leaf and 8 leaves"
+    assert f"{sentence}, on 2, 3 devices: digest {found.points[0].digest[:8]}." in told(found)
+
+    apart = msgspec.structs.replace(record.runs[-1], ranks_agree=False)
+    broken = compare(*records, msgspec.structs.replace(record, runs=(*record.runs[:-1], apart)))
+    assert broken.identical is False and broken.points[-1].measured_drift is None
+    assert "not-identical" in {warning.kind for warning in warnings(broken)}
+    assert any("NOT THE SAME, as promised" in sentence for sentence in told(broken))
+    monkeypatch.setattr("dpsim.harness.sweep.sweep.sweep", lambda *_: broken)
+    assert dpsim("sweep", "devices", *FLAGS, "--output", tmp_path / "new")[0] == 1
+
+
+def test_more_devices_than_cores_is_said(done: Done) -> None:
+    found = compare(done.predictions, done.results, read_drift(done.predictions, done.folder))
+    for cores, crowded in ((1, "2 and 3 devices"), (2, "3 devices")):
+        texts = {w.kind: w.text for w in warnings(msgspec.structs.replace(found, cores=cores))}
+        assert texts["shared-cores"].startswith(f"{crowded} are more than this machine has cores ({cores})")
+    assert "shared-cores" not in {w.kind for w in warnings(msgspec.structs.replace(found, cores=3))}
+
+
+def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> None:
+    before = done.predictions
+    weak = completed(msgspec.structs.replace(before.experiment, global_batch=12, scaling=Scaling(kind="weak")))
+    predictions = predict_experiment(weak, before.workload, {m.network: m for m in before.machines}, before.environment)
+    assert {(p.key.devices, p.key.global_batch) for p in predictions.points} == {(1, 12), (2, 24), (3, 36)}
+    alone = predictions.points[0].step_s
+    assert all(p.null_step_s["perfect_scaling"] == alone for p in predictions.points)
+    points = tuple(
+        MeasuredPoint(
+            key=p.key, buckets=p.buckets, step_s=(0.01 * p.key.devices**0.5,) * 12,
+            exposed_communication_s=(0.0,) * 12, round=tuple(range(12)), losses=(1.0,) * 12,
+        )
+        for p in predictions.points
+    )  # fmt: skip
+    sha = codec.digest(predictions)
+    results = msgspec.structs.replace(
+        done.results, experiment=weak, predictions_sha256=sha, points=points, predicted_at=predictions.predicted_at,
+        measured_from=predictions.predicted_at,
+    )  # fmt: skip
+    found = compare(predictions, results)
+    assert [p.measured_speedup for p in found.points] == pytest.approx([1, 2**0.5, 3**0.5])
+    assert [p.is_best_measured for p in found.points] == [False, False, True]
+    assert any("Drift is not measured under weak scaling" in sentence for sentence in told(found))
+    assert "drift" not in {column.head for column in points_table(found).columns}
+    assert drift(predictions, Path("nowhere"), lambda _: None) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--devices", "1"), "at least one count above 1"),
+        (("--fusion-rule", "one"), "has no threshold to sweep"),
+        (("--steps", "0"), "steps is 0"),
+        (("--reproducible", "--batch-norm", "local"), "reproducible training with batch_norm local"),
+        (("--batch-norm", "leaf"), "batch_norm is leaf, and there are no leaves"),
+        (("--reproducible", "--devices", "9"), "8 leaves cannot feed 9 devices"),
+        (("--scaling", "weak", "--reproducible"), "weak scaling with 8 leaves"),
+        (("--local-batch", "8"), "--local-batch 8 under strong scaling"),
+        (("--scaling", "weak", "--local-batch", "8", "--global-batch", "9"), "--local-batch 8 and --global-batch 9"),
+        (("--scaling", "weak", "--local-batch", "1000"), "a global batch of 2000 samples"),
+        (("--scaling", "super"), "strong, weak"),
+        (("--network", "paced:50us,1gbit", "--algorithm", "mpi"), "hides its messages"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_before_anything_runs(
+    flags: tuple[str, ...], message: str, dpsim: Dpsim, tmp_path: Path
+) -> None:
+    code, out, err = dpsim("sweep", "devices", *flags, "--output", tmp_path / "new")
+    assert (code, out) == (2, "")
+    assert message in err and "allowed:" in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_each_sweep_takes_experiments_of_its_kind(dpsim: Dpsim, tmp_path: Path) -> None:
+    path = tmp_path / "declared.json"
+    codec.write(path, declared("devices"))
+    code, _, err = dpsim("sweep", "fusion-threshold", "--experiment", path, "--output", tmp_path / "new")
+    assert code == 2 and "it is a sweep over the number of devices" in err and "dpsim sweep devices" in err
+    thresholds = msgspec.structs.replace(declared("devices"), fusion_thresholds_bytes=(0.0, 1024.0))
+    with pytest.raises(ConfigError, match="at 2 fusion thresholds"):
+        completed(thresholds)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 12))
+def test_the_largest_share_is_that_of_the_slowest_device(batch: int, devices: int, more: int) -> None:
+    batch += devices
+    for leaves in (0, devices + more):
+        plan = Plan(devices=devices, global_batch=batch, leaves=leaves, batch_norm="leaf" if leaves else "local")
+        shares = [own_leaves(plan, rank, batch) for rank in range(devices)]
+        assert largest_share(batch, devices, leaves) == local_share(plan) == max(s[-1] - s[0] for s in shares)
+
+
+def test_a_profile_has_as_many_leaves_of_a_share_as_a_device_computes() -> None:
+    for batch, leaves, devices in itertools.product((64, 100), (0, 8, 12), (1, 2, 3, 4, 5, 8)):
+        shares = {n: largest_share(batch, n, leaves) for n in (1, devices)}
+        config = ProfileConfig(local_batches=tuple(set(shares.values())), leaves=leaves)
+        assert config.leaves_of(shares[devices]) == -(-leaves // devices)
+
+
+@pytest.mark.parametrize("seed", ["1", "8"])
+def test_the_committed_report_is_made_again_whatever_the_order_of_sets(
+    seed: str, python: Callable[..., Any], tmp_path: Path
+) -> None:
+    report = Path(__file__).parents[2] / "reports" / "devices"
+    done = python("-m", "dpsim", "report", str(report), "--output", str(tmp_path), env={"PYTHONHASHSEED": seed})
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,162 @@
+"""Kills and Ctrl-C, from outside and at any time: the job ends, says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dpsim.launch import jobs
+from dpsim.launch.scratch_keeper import shared_files
+
+ROOT = Path(__file__).parents[2]
+OnRanks = Callable[..., Any]
+WITHIN_S = 10.0
+
+
+@pytest.mark.parametrize(
+    ("devices", "phase", "overlap"),
+    [
+        (2, "start", "off"),
+        (2, "training", "thread"),
+        (3, "training", "off"),
+        (4, "training", "poll"),
+        (3, "evaluation", "off"),
+    ],
+)
+def test_a_rank_killed_in_any_phase_is_named_at_once(devices: int, phase: str, overlap: str, on_ranks: OnRanks) -> None:
+    begin_s = time.monotonic()
+    with pytest.raises(jobs.JobFailed, match=f"rank {devices - 1} of {devices} was killed by SIGKILL") as caught:
+        on_ranks("ranks_faults:killed", {"phase": phase, "overlap": overlap}, devices=devices)
+    assert caught.value.rank == devices - 1
+    assert time.monotonic() - begin_s < 2 * WITHIN_S  # with the start
+
+
+def begun(tmp_path: Path, *before: str, epochs: int = 10_000) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+    """A training command in a process group of its own, as a shell starts it, once it trains; and its processes."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = [*before, sys.executable, "-m", "dpsim", "train", "--model", "mlp:6", "--epochs", str(epochs)]
+    process = subprocess.Popen(
+        [*command, "--devices", "2"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    while (line := process.stderr.readline()) and not line.startswith(b"epoch"):
+        pass
+    assert line, "it ended early"
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+def ranks_of(family: list[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in family if one.cmdline()[0] == sys.executable and "-m" in one.cmdline()]
+
+
+def all_gone(family: list[psutil.Process]) -> bool:
+    _, left = psutil.wait_procs(family, timeout=WITHIN_S)
+    return not left
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ("Ctrl-C", 130),
+        ("Ctrl-C three times", 130),
+        ("SIGTERM to the parent", 143),
+        ("SIGHUP to the parent", 129),
+        ("SIGKILL to the parent", -9),
+        ("SIGKILL to a rank", 1),
+    ],
+)
+def test_however_a_job_ends_no_process_and_no_file_is_left(ending: str, expected: int, tmp_path: Path) -> None:
+    process, family = begun(tmp_path)
+    ranks = ranks_of(family)
+    assert [shared_files(rank.pid) for rank in ranks] == [set(), set()]  # nothing has a name: nothing can be left
+    if ending.startswith("Ctrl-C"):
+        for _ in range(3 if "three" in ending else 1):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+    else:
+        number = signal.Signals[ending.split()[0]]
+        os.kill(process.pid if "parent" in ending else ranks[1].pid, number)
+    begin_s = time.monotonic()
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, b"Traceback" in said) == (expected, False), said.decode()
+    assert all_gone(family)
+    assert time.monotonic() - begin_s < WITHIN_S
+    assert list(tmp_path.iterdir()) == []
+    last = {130: "dpsim: interrupted", 1: "dpsim: rank 1 of 2 was killed by SIGKILL"}.get(expected, "")
+    assert last in said.decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "reason"),
+    [
+        ("mpiexec", signal.SIGKILL, "mpiexec was killed by SIGKILL"),
+        ("hydra", signal.SIGKILL, "hydra_pmi_proxy (process {}"),
+        ("rank", signal.SIGINT, "rank 1 of 2 was killed by SIGINT"),
+    ],
+)
+def test_what_ended_a_job_is_named_also_where_it_is_no_rank(
+    name: str, number: signal.Signals, reason: str, tmp_path: Path
+) -> None:
+    process, family = begun(tmp_path)
+    culprit = ranks_of(family)[1] if name == "rank" else next(one for one in family if one.name().startswith(name))
+    culprit.send_signal(number)
+    begin_s = time.monotonic()
+    _, said = process.communicate(timeout=30)
+    assert f"dpsim: {reason.format(culprit.pid)}" in said.decode()
+    assert (process.returncode, b"Traceback" in said) == (1, False)
+    assert time.monotonic() - begin_s < WITHIN_S
+    assert all_gone(family)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stopped", ["mpiexec", "hydra", "rank"])
+def test_a_killed_launcher_takes_everything_along_also_what_is_stopped(stopped: str, tmp_path: Path) -> None:
+    process, family = begun(tmp_path)
+    for one in ranks_of(family)[1:] if stopped == "rank" else family:
+        if stopped == "rank" or one.name().startswith(stopped):
+            one.suspend()
+    process.kill()
+    process.communicate(timeout=30)
+    assert all_gone(family)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_whose_mpiexec_is_stopped_ends_with_its_result(tmp_path: Path) -> None:
+    process, family = begun(tmp_path, epochs=150)
+    next(one for one in family if one.name() == "mpiexec").suspend()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert all_gone(family)
+
+
+def test_under_a_launcher_a_killed_rank_ends_the_others_and_can_be_told_by_its_process(tmp_path: Path) -> None:
+    mpiexec = jobs.mpiexec_path()
+    assert mpiexec is not None
+    process, family = begun(tmp_path, mpiexec, "-n", "2")
+    ranks = ranks_of(family)
+    assert [shared_files(rank.pid) for rank in ranks] == [set(), set()]
+    ranks[1].kill()
+    process.communicate(timeout=WITHIN_S)
+    assert process.returncode != 0
+    assert all_gone(family)
+
+
+def test_under_a_launcher_ctrl_c_is_one_line(tmp_path: Path) -> None:
+    mpiexec = jobs.mpiexec_path()
+    assert mpiexec is not None
+    process, family = begun(tmp_path, mpiexec, "-n", "2")
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=WITHIN_S)
+    assert said.decode().count("dpsim: interrupted") == 1
+    assert "Traceback" not in said.decode()
+    assert all_gone(family)

@@ -1,0 +1,195 @@
+"""Every fusion rule against its published statement, on fixed and on random tensors."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpsim.errors import ConfigError
+from dpsim.experiments.bench_predict import resnet50
+from dpsim.lowering import fusion
+from dpsim.lowering.fusion import DDP_FIRST_BUCKET_BYTES, HorovodCycle, fuse
+
+MIB = 2**20
+QUICK = settings(max_examples=150)
+SIZES = st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=40)
+THRESHOLDS = st.one_of(st.sampled_from([0.0, 1.0, 4096.0, float(MIB), math.inf]), st.integers(0, 4 * MIB).map(float))
+
+
+def buckets_of(sizes: list[int], rule: str, threshold: float = 0.0, **options: object) -> list[list[int]]:
+    start = fuse(np.array(sizes, np.int64), rule, threshold, **options)  # type: ignore[arg-type]
+    return [sizes[a:b] for a, b in pairwise(start)]
+
+
+@QUICK
+@given(SIZES, THRESHOLDS, st.sampled_from(["tarantella", "ddp", "per-tensor", "one"]), st.integers(0, 2**32 - 1))
+def test_every_tensor_is_in_exactly_one_bucket_of_one_dtype(
+    sizes: list[int], threshold: float, rule: str, seed: int
+) -> None:
+    codes = np.random.default_rng(seed).integers(0, 2, len(sizes))
+    start = fuse(np.array(sizes, np.int64), rule, threshold, dtype_code=codes)
+    assert start[0] == 0 and start[-1] == len(sizes) and np.all(np.diff(start) > 0)
+    assert all(len(set(codes[a:b])) == 1 for a, b in pairwise(start))
+
+
+@QUICK
+@given(SIZES, THRESHOLDS)
+def test_tarantella_closes_a_bucket_as_soon_as_it_holds_the_threshold(sizes: list[int], threshold: float) -> None:
+    buckets = buckets_of(sizes, "tarantella", threshold)
+    assert all(sum(bucket) >= threshold for bucket in buckets[:-1])
+    assert all(sum(bucket[:-1]) < threshold or len(bucket) == 1 for bucket in buckets)
+
+
+@QUICK
+@given(SIZES, THRESHOLDS)
+def test_ddp_is_its_reference_implementation(sizes: list[int], threshold: float) -> None:
+    limits = [min(DDP_FIRST_BUCKET_BYTES, threshold), threshold]
+    expected, bucket = [], []
+    for size in sizes:
+        bucket.append(size)
+        if sum(bucket) >= limits[0]:
+            expected.append(bucket)
+            bucket = []
+            limits = limits[-1:]
+    assert buckets_of(sizes, "ddp", threshold) == expected + ([bucket] if bucket else [])
+
+
+def test_the_extremes_of_the_threshold() -> None:
+    sizes = [10, 0, 2 * MIB, 5, 7]
+    for rule in ("tarantella", "ddp"):
+        assert buckets_of(sizes, rule, 0.0) == [[size] for size in sizes]
+    assert buckets_of(sizes, "tarantella", math.inf) == [sizes]
+    assert buckets_of(sizes, "ddp", math.inf) == [[10, 0, 2 * MIB], [5, 7]]
+    assert buckets_of(sizes, "one") == [sizes]
+    assert buckets_of(sizes, "per-tensor") == [[size] for size in sizes]
+    assert buckets_of([], "one") == []
+
+
+def test_ddp_buckets_of_resnet50() -> None:
+    """25 MiB: the dense layer alone overshoots the first bucket's 1 MiB, then each bucket overshoots 25 MiB."""
+    sizes = resnet50().ready_order.size_bytes
+    assert len(sizes) == 161 and sizes.sum() == 4 * 25_557_032
+    start = fuse(sizes, "ddp", 25.0 * MIB)
+    buckets = np.add.reduceat(sizes, start[:-1])
+    assert buckets[0] == 4 * (1000 + 1000 * 2048)
+    assert len(buckets) == 5
+    assert np.all(buckets[1:-1] >= 25 * MIB)
+    assert np.all(buckets[1:-1] - sizes[start[2:-1] - 1] < 25 * MIB)
+
+
+def test_horovod_packs_in_ready_order_and_looks_past_what_does_not_fit() -> None:
+    cycle = HorovodCycle(threshold_bytes=64.0, cycle_s=1e-3)
+    # padded sizes: 32, 48, 16, 112, 16
+    assert cycle.pack([30, 40, 8, 100, 16]) == ((0, 2, 4), (1,), (3,))
+    assert cycle.pack([16, 16, 16], [0, 1, 0]) == ((0, 2), (1,))
+    assert cycle.pack([]) == ()
+    assert HorovodCycle(threshold_bytes=0.0, cycle_s=1e-3).pack([0, 0, 5]) == ((0,), (1,), (2,))
+    assert HorovodCycle(threshold_bytes=math.inf, cycle_s=1e-3).pack([1, 2, 3]) == ((0, 1, 2),)
+
+
+@QUICK
+@given(SIZES, THRESHOLDS, st.integers(0, 2**32 - 1))
+def test_horovod_buckets_hold_every_tensor_once_and_no_more_than_the_threshold(
+    sizes: list[int], threshold: float, seed: int
+) -> None:
+    codes = np.random.default_rng(seed).integers(0, 2, len(sizes)).tolist()
+    buckets = HorovodCycle(threshold_bytes=threshold, cycle_s=1e-3).pack(sizes, codes)
+    assert sorted(i for bucket in buckets for i in bucket) == list(range(len(sizes)))
+    assert [bucket[0] for bucket in buckets] == sorted(bucket[0] for bucket in buckets)
+    for bucket in buckets:
+        assert list(bucket) == sorted(bucket) and len({codes[i] for i in bucket}) == 1
+        assert len(bucket) == 1 or sum(-(-sizes[i] // 16) * 16 for i in bucket) <= threshold
+
+
+def merge_as_published(sizes: list[float], ready: list[float], alpha: float, beta: float) -> list[int]:
+    """The O(L^2) loop of MG-WFBP's optimizer, restated: layers 0..L-1 forward, tau computed anew after each merge."""
+    p, r, count = sizes[::-1], ready[::-1], len(sizes)
+    tc = [alpha + beta * size for size in p]
+
+    def begins() -> list[float]:
+        tau = [0.0] * count
+        tau[count - 1] = r[count - 1]
+        for layer in range(count - 2, -1, -1):
+            tau[layer] = max(tau[layer + 1] + tc[layer + 1], r[layer])
+        return tau
+
+    tau, starts = begins(), [0]
+    for layer in range(count - 1, 0, -1):
+        before = r[layer - 1]
+        if before < tau[layer] + tc[layer] and (tau[layer] > before or before - tau[layer] < alpha):
+            p[layer - 1] += p[layer]
+            tc[layer], tc[layer - 1] = 0.0, alpha + beta * p[layer - 1]
+            tau = begins()
+        else:
+            starts.append(count - layer)
+    return [*starts, count]
+
+
+def end_of(sizes: list[int], ready: list[float], start: list[int], alpha: float, beta: float) -> float:
+    end = 0.0
+    for a, b in pairwise(start):
+        end = max(end, ready[b - 1]) + alpha + beta * sum(sizes[a:b])
+    return end
+
+
+INSTANCES = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 200)), min_size=1, max_size=25)
+
+
+@QUICK
+@given(INSTANCES, st.integers(1, 256), st.sampled_from([0.0, 0.015625, 0.125]))
+def test_mg_wfbp_merges_exactly_as_published(instance: list[tuple[int, int]], alpha: int, beta: float) -> None:
+    """Whole numbers of seconds and powers of two keep every sum exact, so that ties fall alike."""
+    sizes = [size for size, _ in instance]
+    ready = np.cumsum([wait for _, wait in instance]).astype(float)
+    start = fuse(np.array(sizes, np.int64), "mg-wfbp", 0.0, ready_s=ready, alpha_s=float(alpha), beta_s_per_byte=beta)
+    assert start.tolist() == merge_as_published([float(s) for s in sizes], ready.tolist(), float(alpha), beta)
+
+
+@QUICK
+@given(INSTANCES, st.integers(1, 256), st.sampled_from([0.0, 0.015625, 0.125]))
+def test_mg_wfbp_is_never_slower_than_one_bucket_a_tensor_in_its_own_model(
+    instance: list[tuple[int, int]], alpha: int, beta: float
+) -> None:
+    sizes = [size for size, _ in instance]
+    ready = np.cumsum([wait for _, wait in instance]).astype(float).tolist()
+    start = fuse(
+        np.array(sizes, np.int64), "mg-wfbp", 0.0,
+        ready_s=np.array(ready), alpha_s=float(alpha), beta_s_per_byte=beta,
+    ).tolist()  # fmt: skip
+    merged = end_of(sizes, ready, start, alpha, beta)
+    count = len(sizes)
+    assert merged <= end_of(sizes, ready, list(range(count + 1)), alpha, beta) + 1e-9
+    assert merged <= end_of(sizes, ready, [0, count], alpha, beta) + 1e-9
+
+
+def test_mistakes_say_what_is_allowed() -> None:
+    sizes = np.array([4, 8], np.int64)
+    with pytest.raises(ConfigError, match="did you mean 'tarantella'"):
+        fuse(sizes, "tarantela", 0.0)
+    with pytest.raises(ConfigError, match="HorovodCycle"):
+        fuse(sizes, "horovod", 0.0)
+    with pytest.raises(ConfigError, match="ready_s"):
+        fuse(sizes, "mg-wfbp", 0.0)
+    with pytest.raises(ConfigError, match="threshold"):
+        fuse(sizes, "ddp", math.nan)
+    with pytest.raises(ConfigError, match="one for each tensor"):
+        fuse(sizes, "mg-wfbp", 0.0, ready_s=np.zeros(3), alpha_s=1.0, beta_s_per_byte=0.0)
+    with pytest.raises(ConfigError, match="cycle_s"):
+        HorovodCycle(threshold_bytes=1.0, cycle_s=0.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 1)), max_size=30), st.floats(0, 1e4))
+def test_the_compiled_loops_and_the_plain_ones_fuse_alike(tensors: list[tuple[int, int]], threshold: float) -> None:
+    sizes = np.array([size for size, _ in tensors], np.int64)
+    codes = np.array([code for _, code in tensors], np.int64)
+    ready = np.arange(len(tensors)) * 1e-4
+    calls = (fusion._close_at, (sizes, threshold, threshold, codes)), (
+        fusion._merge_mg_wfbp, (sizes, ready, 1e-4, 1e-7, codes),
+    )  # fmt: skip
+    for loop, arguments in calls:
+        assert np.array_equal(loop(*arguments), loop.py_func(*arguments))

@@ -1,0 +1,80 @@
+"""The lowering: what a plan makes of a workload, on random ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from predict_cases import plans, workloads
+
+from dpsim.errors import ConfigError
+from dpsim.lowering.data_parallel import lower, ready_times
+from dpsim.plan import Plan
+from dpsim.schedule import ALLREDUCE, BACKWARD, COMMUNICATION, COMPUTE, FORWARD, UPDATE
+from dpsim.workload import Layer, Tensor, Workload
+
+QUICK = settings(max_examples=100)
+
+
+@QUICK
+@given(workloads(dtypes=("float32", "float64")), plans())
+def test_a_schedule_holds_every_tensor_once_and_communicates_it_in_the_last_micro_batch(
+    workload: Workload, plan: Plan
+) -> None:
+    schedule = lower(workload, plan, alpha_s=1e-4, beta_s_per_byte=1e-8)
+    kind, layers = schedule.kind, len(workload.layers)
+    assert sorted(schedule.tensor_order) == list(range(len(workload.tensors)))
+    names = [name for bucket in range(schedule.buckets) for name in schedule.bucket_tensors(bucket)]
+    assert sorted(names) == sorted(tensor.name for tensor in workload.tensors)
+    assert schedule.bucket_size_bytes.sum() == workload.gradient_bytes
+    dtypes = {tensor.name: tensor.dtype for tensor in workload.tensors}
+    for bucket in range(schedule.buckets):
+        assert len({dtypes[name] for name in schedule.bucket_tensors(bucket)}) == 1
+
+    compute = 2 * layers * plan.accumulate
+    one_pass = [(FORWARD, i) for i in range(layers)] + [(BACKWARD, i) for i in reversed(range(layers))]
+    passes = list(zip(kind[:compute], schedule.layer[:compute], strict=True))
+    assert passes == one_pass * plan.accumulate
+    assert schedule.micro_batch[:compute].tolist() == [m for m in range(plan.accumulate) for _ in one_pass]
+    assert kind[-1] == UPDATE and schedule.lane[-1] == COMPUTE
+
+    collectives = np.flatnonzero(kind == ALLREDUCE)
+    silent = plan.devices == 1 or schedule.dynamic
+    assert schedule.dynamic == (plan.fusion_rule == "horovod" and plan.devices > 1)
+    assert len(collectives) == (0 if silent else schedule.buckets)
+    assert schedule.after[-1] == (collectives[-1] if len(collectives) else -1)
+    layer_of = {tensor.name: i for i, layer in enumerate(workload.layers) for tensor in layer.tensors}
+    for k, operation in enumerate(collectives):
+        after = schedule.after[operation]
+        assert schedule.lane[operation] == COMMUNICATION and schedule.bucket[operation] == k
+        assert schedule.size_bytes[operation] == schedule.bucket_size_bytes[k]
+        assert kind[after] == BACKWARD and schedule.micro_batch[after] == plan.accumulate - 1
+        assert schedule.layer[after] == min(layer_of[name] for name in schedule.bucket_tensors(k))
+
+
+def two_layers() -> Workload:
+    wa, wb, bb = Tensor(name="wa", shape=(4,)), Tensor(name="wb", shape=(8,)), Tensor(name="bb", shape=(1,))
+    layers = (
+        Layer(name="a", forward_s=(1.0,), backward_s=(3.0,), gradient_ready_s=(2.0,), tensors=(wa,)),
+        Layer(name="b", forward_s=(1.0,), backward_s=(5.0,), tensors=(wb, bb)),
+    )
+    return Workload(name="two", local_batches=(4,), layers=layers)
+
+
+def test_ready_times_count_from_the_start_of_backward() -> None:
+    assert ready_times(two_layers(), 4.0).tolist() == [5.0, 5.0, 7.0]
+    assert ready_times(two_layers(), 8.0).tolist() == [10.0, 10.0, 14.0]
+
+
+def test_mg_wfbp_takes_its_ready_times_from_the_workload_unless_they_are_given() -> None:
+    plan = Plan(devices=2, global_batch=8, fusion_rule="mg-wfbp")
+    cheap = {"alpha_s": 0.5, "beta_s_per_byte": 0.0}
+    assert lower(two_layers(), plan, **cheap).bucket_start.tolist() == [0, 2, 3]
+    assert lower(two_layers(), plan, np.array([0.0, 0.0, 0.1]), **cheap).bucket_start.tolist() == [0, 3]
+    with pytest.raises(ConfigError, match="alpha_beta"):
+        lower(two_layers(), plan)
+
+
+def test_one_device_needs_no_machine_and_communicates_nothing() -> None:
+    schedule = lower(two_layers(), Plan(devices=1, global_batch=4, fusion_rule="mg-wfbp"))
+    assert schedule.buckets == 1 and not (schedule.kind == ALLREDUCE).any()

@@ -1,0 +1,93 @@
+"""The extra sums of batch norm over devices: where a schedule has them, and what the model charges for them."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from predict_cases import machines, workloads
+
+from dpsim.lowering.data_parallel import lower
+from dpsim.machine import AllreduceCost, Machine
+from dpsim.nn import build_model
+from dpsim.plan import OVERLAPS, Plan
+from dpsim.predict import predict, timeline
+from dpsim.runtime.describe import describe
+from dpsim.schedule import SYNCHRONISE
+from dpsim.workload import Layer, Tensor, Workload
+
+LOCAL = Plan(devices=2, global_batch=16)
+GLOBAL = msgspec.structs.replace(LOCAL, batch_norm="global")
+LEAF = msgspec.structs.replace(LOCAL, batch_norm="leaf", leaves=8)
+
+
+def with_batch_norm(workload: Workload, channels: int = 5) -> Workload:
+    """The workload with a batch norm after its first layer."""
+    tensors = tuple(Tensor(name=f"bn.{role}", shape=(channels,)) for role in ("gamma", "beta"))
+    norm = Layer(
+        name="bn",
+        forward_s=(1e-3,),
+        backward_s=(2e-3,),
+        tensors=tensors,
+        batch_norm_channels=channels,
+        kind="batch-norm",
+    )
+    return msgspec.structs.replace(workload, layers=(workload.layers[0], norm, *workload.layers[1:]))
+
+
+def test_a_schedule_has_the_sums_that_the_layers_ask_for() -> None:
+    workload = describe(build_model("cnn:4,6", (8, 8, 1), 3), "cnn")
+    schedule = lower(workload, GLOBAL)
+    stops = np.flatnonzero(schedule.kind == SYNCHRONISE)
+    assert [schedule.operation_name(i - 1) for i in stops] == [
+        "forward bn1", "forward bn2", "backward bn2", "backward bn1"
+    ]  # fmt: skip
+    assert schedule.operation_name(int(stops[0])) == "synchronise bn1"
+    assert schedule.size_bytes[stops].tolist() == [8 * 9, 8 * 13, 4 * 12, 4 * 8]
+    schedule = lower(workload, LEAF)
+    (stop,) = np.flatnonzero(schedule.kind == SYNCHRONISE)
+    assert schedule.size_bytes[stop] == 8 * 9 + 8 * 13 and schedule.layer[stop] == -1
+    for plan in (LOCAL, msgspec.structs.replace(GLOBAL, devices=1), msgspec.structs.replace(LEAF, devices=1)):
+        assert not (lower(workload, plan).kind == SYNCHRONISE).any()
+    assert not (lower(describe(build_model("mlp:4", (8, 8, 1), 3), "mlp"), GLOBAL).kind == SYNCHRONISE).any()
+
+
+def test_a_step_takes_as_much_longer_as_the_sums_cost() -> None:
+    layer = Layer(name="a", forward_s=(1.0,), backward_s=(2.0,), tensors=(Tensor(name="wa", shape=(100,)),))
+    workload = with_batch_norm(Workload(name="w", local_batches=(8,), layers=(layer,), update_s=1.0))
+    table = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(10, 1000), time_s=(1.0, 2.0))
+    machine = Machine(name="m", allreduce=(table,))
+    cost = {size: float(np.interp(size, (10, 1000), (1, 2))) for size in (88, 40)}
+    local = predict(workload, machine, LOCAL)
+    for plan, extra in ((GLOBAL, cost[88] + cost[40]), (LEAF, cost[88])):
+        found = predict(workload, machine, plan)
+        assert found.step_s == pytest.approx(local.step_s + extra)
+        assert found.exposed_communication_s == pytest.approx(local.exposed_communication_s + extra)
+        assert (found.forward_s, found.backward_s) == pytest.approx((local.forward_s, local.backward_s))
+    line = timeline(workload, machine, GLOBAL)
+    spans = {line.operations[o]: (s, e) for o, s, e in zip(line.operation, line.start_s, line.end_s, strict=True)}
+    assert spans["synchronise bn"][1] <= spans["update"][0]
+
+
+@settings(max_examples=60)
+@given(
+    workload=workloads(launches=False), machine=machines(), overlap=st.sampled_from(OVERLAPS),
+    rule=st.sampled_from(["per-tensor", "one", "horovod"]), base=st.sampled_from([GLOBAL, LEAF]),
+)  # fmt: skip
+def test_a_step_is_the_sum_of_its_parts_under_every_overlap(
+    workload: Workload, machine: Machine, overlap: str, rule: str, base: Plan
+) -> None:
+    if (overlap, rule, base) == ("inline", "horovod", GLOBAL):
+        return
+    workload = with_batch_norm(workload)
+    plan = msgspec.structs.replace(base, overlap=overlap, fusion_rule=rule, cycle_s=1e-4)
+    found, local = predict(workload, machine, plan), predict(
+        workload, machine, msgspec.structs.replace(plan, batch_norm="local", leaves=0)
+    )  # fmt: skip
+    factor = 1.0 if not machine.compute_slowdown else machine.compute_slowdown[0].factor
+    parts = found.forward_s + found.backward_s + found.update_s + found.exposed_communication_s
+    assert found.step_s == pytest.approx(parts + workload.overhead_s * factor, rel=1e-6, abs=1e-9)
+    if overlap in ("off", "inline"):
+        assert found.step_s >= local.step_s * (1 - 1e-12)

@@ -1,0 +1,394 @@
+"""What the model says in cases whose answer is known, and what it says of costs, memory, nulls and mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from predict_cases import machines, plans, workloads
+from small_step import machine, plan, workload
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.experiments.bench_predict import machine as bench_machine
+from dpsim.experiments.bench_predict import resnet50
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, OverlapCost
+from dpsim.optimizer import AdamW, Optimizer, Sgd
+from dpsim.plan import OVERLAPS, Plan
+from dpsim.predict import (
+    alpha_beta,
+    choose_overlap,
+    collective_cost,
+    compute_slowdown,
+    interval,
+    memory,
+    nulls,
+    predict,
+    predict_points,
+    timeline,
+)
+from dpsim.predict.cost import at, beside_curve
+from dpsim.predict.formulas import rounds
+from dpsim.predict.link_fit import fitted_link
+from dpsim.workload import Workload
+
+QUICK = settings(max_examples=60)
+
+
+def test_closed_forms_of_one_small_step() -> None:
+    compute = 0.5 + 3 + 6 + 1
+    alone = predict(workload(), machine(), plan(devices=1, global_batch=4))
+    assert (alone.step_s, alone.exposed_communication_s, alone.images_per_s) == (compute, 0.0, 4 / compute)
+    assert predict(workload(), machine(), plan()).step_s == compute + 2 * 5
+    assert predict(workload(), machine(), plan(overlap="inline")).step_s == compute + 2 * 5
+    # one bucket of 800 bytes: beyond the table, 5 s + 400 bytes x 0.01 s
+    one = predict(workload(), machine(), plan(fusion_rule="one"))
+    assert (one.step_s, one.buckets, one.extrapolated) == (compute + 9, 1, True)
+    # b's allreduce (5 s) starts when b is ready, 2 s before backward ends; 3 + 5 s are exposed
+    beside = predict(workload(), machine(), plan(overlap="thread"))
+    assert (beside.step_s, beside.exposed_communication_s) == (compute + 8, 8.0)
+    assert not beside.extrapolated
+
+
+def test_a_thread_slows_both_lanes_as_its_table_says() -> None:
+    """Beside backward 10 s instead of 5, taking half of it: a's 2 s take 4, and 0.4 of b's message is then done."""
+    table = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(10.0,), compute_loss_s=(5.0,)
+    )
+    p = predict(workload(), machine(overlap=(table,)), plan(overlap="thread"))
+    assert p.backward_s == pytest.approx(4 + 4)
+    assert p.exposed_communication_s == pytest.approx(0.6 * 5 + 5)
+
+
+def test_polling_starts_a_stage_only_where_someone_looks() -> None:
+    """Direct is 2 stages of 2.5 s: b's first is noticed when a is ready (2 s later: not ended), the rest follows."""
+    table = AllreduceCost(algorithm="direct", devices=2, sizes_bytes=(400,), time_s=(3.0,))
+    beside = OverlapCost(
+        algorithm="direct", devices=2, overlap="poll", sizes_bytes=(400,), time_s=(3.0,), compute_loss_s=(0.25,),
+        poll_s=0.125,
+    )  # fmt: skip
+    m = machine(allreduce=(table,), overlap=(beside,))
+    p = predict(workload(), m, plan(overlap="poll", algorithm="direct"))
+    # b: starts at 7.5, computes 0.25 less, a poll at its end; first stage ends at 9, noticed at 9.875 + poll = 10
+    assert p.backward_s == pytest.approx(4 + 0.25 + 0.125 + 2 + 0.125 + 0.125)
+    assert p.exposed_communication_s == pytest.approx(1.5 - 0.125 + 3)
+
+
+def test_launches_hold_the_device_back() -> None:
+    layers = tuple(msgspec.structs.replace(layer, launch_s=5.0) for layer in workload().layers)
+    p = predict(workload(layers=layers), machine(), plan(devices=1, global_batch=4))
+    assert p.step_s == 0.5 + 4 * 5 + 2 + 1
+
+
+def test_the_slowest_device_has_the_largest_share_and_accumulation_splits_it() -> None:
+    free = machine(allreduce=(), link=Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf))
+    for batch, devices, accumulate, share in ((8, 2, 1, 4.0), (9, 2, 1, 5.0), (9, 4, 1, 3.0), (10, 2, 2, 2.5)):
+        p = predict(workload(), free, plan(global_batch=batch, devices=devices, accumulate=accumulate))
+        assert p.forward_s == pytest.approx(accumulate * 3 * share / 4)
+        assert p.step_s == pytest.approx(0.5 + accumulate * 9 * share / 4 + 1)
+
+
+def test_compute_slowdown_between_and_beyond_calibrated_device_counts() -> None:
+    m = machine(compute_slowdown=(ComputeSlowdown(devices=2, factor=1.5), ComputeSlowdown(devices=4, factor=2.5)))
+    assert [compute_slowdown(m, n) for n in (1, 2, 3, 4, 8)] == [
+        (1.0, False), (1.5, False), (2.0, False), (2.5, False), (2.5, True),
+    ]  # fmt: skip
+    assert compute_slowdown(machine(), 64) == (1.0, False)
+    assert predict(workload(), m, plan()).forward_s == 4.5
+
+
+def test_devices_that_share_cores_are_slower_at_least_by_their_ratio() -> None:
+    m = machine(
+        cores=2, compute_slowdown=(ComputeSlowdown(devices=2, factor=1.25), ComputeSlowdown(devices=4, factor=1.0))
+    )
+    assert [compute_slowdown(m, n) for n in (1, 2, 4, 8)] == [(1.0, False), (1.25, False), (2.0, False), (4.0, True)]
+    assert compute_slowdown(machine(cores=2), 8) == (4.0, True)
+    assert compute_slowdown(machine(cores=2), 8, "4x2") == (1.0, False)
+    assert compute_slowdown(machine(cores=2, emulated_network=True), 8, "4x2") == (4.0, True)
+    link = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
+    _, summary = predict_points(workload(), machine(cores=2, link=link), [2, 8], [], global_batch=16)
+    assert summary["best"][1]["speedup"] <= 2.01
+    assert any("8 devices share 2 cores" in sentence for sentence in summary["cautions"])
+
+
+def test_what_a_prediction_assumes_is_said() -> None:
+    ethernet = Machine(name="e", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
+    points, summary = predict_points(workload(), ethernet, [4], [], global_batch=16, algorithm="one-shot")
+    told = " ".join(summary["cautions"])
+    assert points[0]["extrapolated"] and points[0]["predicted_interval"] == "assumed"
+    assert "one-shot works in memory" in told and "no overlap tables" in told and "machine file states" in told
+    fitted = machine(link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0, fitted_to="mpi on 2", median_residual=0.05))
+    _, summary = predict_points(workload(), fitted, [4], [], global_batch=16)
+    assert any("link fitted to mpi on 2 devices (residual 5% in the median" in one for one in summary["cautions"])
+    assert predict_points(workload(), machine(), [1], [], global_batch=4)[1]["cautions"] == []
+
+
+def test_shared_memory_algorithms_between_nodes_cost_what_the_librarys_own_does() -> None:
+    link = Link(latency_s=1.0, bandwidth_bytes_per_s=10.0)
+    m = Machine(name="m", link=link)
+    assert [m.priced(name, 4, "2x2") for name in ("auto", "one-shot", "ring")] == ["mpi", "mpi", "ring"]
+    assert m.priced("one-shot", 4) == "one-shot"
+
+
+def test_overlap_beyond_the_calibrated_device_counts_costs_what_it_does_at_the_nearest() -> None:
+    table = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(10.0,), compute_loss_s=(5.0,)
+    )
+    link = Link(latency_s=1.0, bandwidth_bytes_per_s=100.0)
+    m = machine(link=link, overlap=(table,))
+    curve, _ = beside_curve(m, "mpi", 4, "thread")
+    alone = collective_cost(m, "mpi", 4, 400)[0]
+    assert at(curve.points, 1, 400.0) == pytest.approx(2 * alone) and at(curve.points, 2, 400.0) == 5.0
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "mpi", "hierarchical"])
+def test_the_fitted_link_is_the_one_that_made_the_tables(algorithm: str) -> None:
+    link = Link(latency_s=2e-5, bandwidth_bytes_per_s=1e9)
+    source = Machine(name="m", link=link)
+    sizes = (4, 1024, 65536, 2**20)
+    tables = tuple(
+        AllreduceCost(
+            algorithm=algorithm, devices=count, layout=layout, sizes_bytes=sizes,
+            time_s=tuple(collective_cost(source, algorithm, count, size, layout=layout)[0] for size in sizes),
+        )
+        for count, layout in ((4, "2x2"), (8, "2x4"))
+    )  # fmt: skip
+    found = fitted_link(tables)
+    assert found is not None and found.largest_residual < 1e-6
+    assert found.latency_s == pytest.approx(link.latency_s)
+    assert found.bandwidth_bytes_per_s == pytest.approx(link.bandwidth_bytes_per_s)
+
+
+def test_costs_within_below_and_beyond_a_table() -> None:
+    m = machine()
+    for size, expected in ((0, 0.0), (10, 1.1), (100, 2.0), (150, 2.5), (400, 5.0), (800, 9.0)):
+        cost, extrapolated = collective_cost(m, "mpi", 2, size)
+        assert cost == pytest.approx(expected) and extrapolated == (size in (10, 800))
+    assert collective_cost(m, "ring", 1, 800) == (0.0, False)
+    noisy = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(100, 200, 399, 400), time_s=(2.0, 3.0, 5.9, 5.0))
+    assert collective_cost(machine(allreduce=(noisy,)), "mpi", 2, 800) == (9.0, True)
+    single = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(100,), time_s=(2.0,))
+    assert [collective_cost(machine(allreduce=(single,)), "mpi", 2, s)[0] for s in (50, 100, 300)] == [1.0, 2.0, 6.0]
+
+
+def test_the_links_formula_where_no_table_covers_the_case() -> None:
+    m = machine(link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0, reduce_s_per_byte=0.01))
+    a, b, g, size = 1.0, 0.1, 0.01, 600
+    expected = {
+        ("ring", 3): 4 * a + 4 / 3 * size * b + 2 / 3 * size * g,
+        ("direct", 3): 4 * a + 4 / 3 * size * b + 2 / 3 * size * g,
+        ("recursive-doubling", 4): 2 * (a + size * b + size * g),
+        ("recursive-doubling", 5): 2 * (a + size * b + size * g) + 2 * (a + size * b) + size * g,
+        ("halving-doubling", 4): 4 * a + 1.5 * size * b + 0.75 * size * g,
+        ("halving-doubling", 6): 4 * a + 1.5 * size * b + 0.75 * size * g + 2 * (a + size * b) + size * g,
+    }
+    for (algorithm, devices), seconds in expected.items():
+        cost, extrapolated = collective_cost(m, algorithm, devices, size)
+        assert (cost, extrapolated) == (pytest.approx(seconds), True)
+    for size in (1, 10, 100, 1000):
+        both = [collective_cost(m, name, 4, size)[0] for name in ("recursive-doubling", "halving-doubling")]
+        assert collective_cost(m, "mpi", 4, size)[0] == pytest.approx(min(both))
+    only_link = Machine(name="l", link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0))
+    assert collective_cost(only_link, "ring", 3, 10)[1]
+
+
+def test_rounds_of_the_algorithms() -> None:
+    names = ("mpi", "direct", "ring", "recursive-doubling", "halving-doubling")
+    assert [[rounds(name, n) for name in names] for n in (2, 3, 4, 6)] == [
+        [1, 2, 2, 1, 2], [1, 2, 4, 3, 4], [1, 2, 6, 2, 4], [1, 2, 10, 4, 6],
+    ]  # fmt: skip
+
+
+def test_alpha_and_beta_are_the_line_through_a_straight_table() -> None:
+    assert alpha_beta(machine(), "mpi", 2) == (pytest.approx(1.0), pytest.approx(0.01))
+    assert alpha_beta(machine(), "mpi", 1) == (0.0, 0.0)
+    link = machine(link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0))
+    assert alpha_beta(link, "ring", 4) == (pytest.approx(6.0), pytest.approx(0.15))
+    falling = AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(100, 200), time_s=(2.0, 1.0))
+    alpha_s, beta = alpha_beta(machine(allreduce=(falling,)), "mpi", 2)
+    assert beta == 0.0 and 1.0 < alpha_s < 2.0
+
+
+def test_nulls() -> None:
+    found = nulls(workload(), machine(), plan(overlap="thread"))
+    assert found["perfect_scaling"] == ((0.5 + 2 * 9 + 1) / 2, 0.0)
+    assert found["alpha_beta_no_overlap"] == (pytest.approx(10.5 + 10), pytest.approx(10.0))
+    assert found["largest_bucket"] == (10.5 + 9, 9.0)
+
+
+def test_overlap_off_wins_a_tie() -> None:
+    assert choose_overlap(workload(), machine(), [plan()], ["off", "inline"]) == ("off", {"off": 20.5, "inline": 20.5})
+
+
+def test_a_machine_without_overlap_tables_is_taken_to_overlap_freely() -> None:
+    assert choose_overlap(workload(), machine(), [plan()]) == ("thread", {"thread": 18.5})
+    assert choose_overlap(workload(), machine(), [plan(devices=1)]) == ("off", {})
+
+
+def test_one_mechanism_is_chosen_for_all_points_that_are_compared() -> None:
+    """A thread hides what comes early and takes compute time from every message: per row the two would mix."""
+    table = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(5.0,), compute_loss_s=(0.0,)
+    )
+    slow = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(100, 400, 800), time_s=(5.0, 5.0, 90.0),
+        compute_loss_s=(0.0, 0.0, 90.0),
+    )  # fmt: skip
+    for tables in ((table,), (slow,)):
+        m = machine(overlap=tables)
+        points, _ = predict_points(workload(), m, [1, 2], [0.0, 100.0, math.inf], global_batch=8)
+        assert {point["overlap"] for point in points} == {"thread"}
+    single = [choose_overlap(workload(), m, [plan(fusion_rule=rule)])[0] for rule in ("per-tensor", "one")]
+    assert single == ["thread", "off"]
+
+
+def test_thresholds_within_the_uncertainty_of_the_best_are_named() -> None:
+    def best(**given: Any) -> dict[str, Any]:
+        _, summary = predict_points(
+            workload(), machine(), [2], [0.0, 100.0, math.inf], global_batch=8, overlap="off", **given
+        )
+        found: dict[str, Any] = summary["best"][0]
+        return found
+
+    assert (best()["fusion_threshold_bytes"], best()["equally_fast_bytes"]) == (math.inf, [])
+    rough = best(relative_uncertainty=0.1)
+    assert rough["equally_fast_bytes"] == [0.0, 100.0] and rough["any_threshold"]
+
+
+def test_only_measured_mechanisms_are_tried_where_some_were_measured() -> None:
+    table = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(5.0,), compute_loss_s=(0.0,)
+    )
+    best, steps = choose_overlap(workload(), machine(overlap=(table,)), [plan()])
+    assert best == "thread" and steps["thread"] == 18.5 and list(steps) == ["off", "inline", "thread"]
+    with pytest.raises(ConfigError, match="thread"):
+        choose_overlap(workload(), machine(), [plan()], ["thred"])
+
+
+def test_interval_widens_with_uncertainty_and_with_extrapolation() -> None:
+    inside = predict(workload(), machine(), plan())
+    assert interval(inside, machine(), workload()) == (20.5 * 0.97, 20.5 * 1.03)
+    outside = predict(workload(), machine(), plan(fusion_rule="one"))
+    assert interval(outside, machine(), workload(), 0.1) == (19.5 * 0.8, 19.5 * 1.2)
+    with pytest.raises(ConfigError, match="uncertainty"):
+        interval(inside, machine(), workload(), -1.0)
+
+
+def test_memory_that_nobody_stated_is_unknown() -> None:
+    needed = memory(workload(), plan(), machine(memory_bytes=1e9))
+    assert (needed.activations, needed.fits) == (None, None)
+    assert memory(workload(), plan(), machine(memory_bytes=100)).fits is False
+    layers = tuple(msgspec.structs.replace(layer, activation_bytes_per_sample=10.0) for layer in workload().layers)
+    assert memory(workload(layers=layers), plan(), machine()).fits is None
+
+
+def test_memory_by_part() -> None:
+    layers = tuple(msgspec.structs.replace(layer, activation_bytes_per_sample=10.0) for layer in workload().layers)
+    w = workload(layers=layers, state_bytes=7, optimizer_slots=2)
+    needed = memory(w, plan(global_batch=9), machine(memory_bytes=3707))
+    assert needed.parts() == {
+        "parameters": 807, "gradients": 800, "optimizer_state": 1600, "activations": 100, "communication_buffers": 400,
+    }  # fmt: skip
+    assert needed.total == 3707 and needed.fits
+    assert not memory(w, plan(global_batch=9), machine(memory_bytes=3706)).fits
+    assert memory(w, plan(devices=1), machine()).communication_buffers == 0
+    assert memory(w, plan(fusion_rule="horovod"), machine()).communication_buffers == 800
+    assert memory(w, plan(accumulate=2), machine()).activations == 40
+
+
+@pytest.mark.parametrize(("optimizer", "slots"), [(Sgd(), 1), (AdamW(), 2)])
+def test_memory_counts_the_optimizers_slots(optimizer: Optimizer, slots: int) -> None:
+    assert memory(workload(), plan(optimizer=optimizer), machine()).optimizer_state == slots * 800
+    assert memory(workload(optimizer_slots=3), plan(optimizer=optimizer), machine()).optimizer_state == 3 * 800
+
+
+def test_points_have_the_fixed_names_and_one_device_is_predicted_once() -> None:
+    points, summary = predict_points(workload(), machine(), [1, 2], [0.0, math.inf], global_batch=8, overlap="off")
+    assert [(p["devices"], p["fusion_threshold_bytes"], p["buckets"]) for p in points] == [
+        (1, None, 1), (2, 0.0, 2), (2, math.inf, 1),
+    ]  # fmt: skip
+    names = (
+        "devices", "layout", "global_batch", "local_batch", "fusion_rule", "fusion_threshold_bytes", "buckets",
+        "network", "emulated_compute", "emulated_network", "predicted_step_s", "predicted_low_s", "predicted_high_s",
+        "predicted_exposed_communication_s", "calibrated_on", "extrapolated", "memory_bytes", "fits",
+    )  # fmt: skip
+    assert all(set(names) <= set(point) for point in points)
+    best = summary["best"][1]
+    assert best["fusion_threshold_bytes"] == math.inf and best["speedup"] == pytest.approx(19.5 / 19.5)
+    assert '"fusion_threshold_bytes": "inf"' in codec.to_json(points)
+    json.loads(codec.to_json(summary))
+
+
+def test_what_the_machine_does_not_know_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"'mpi' on 3 devices[\s\S]*mpi on 2[\s\S]*\[link\]"):
+        predict(workload(), machine(), plan(devices=3, global_batch=9))
+    with pytest.raises(ConfigError, match="algorithm"):
+        collective_cost(machine(), "rink", 2, 4)
+    with pytest.raises(ConfigError, match="1 or more"):
+        predict_points(workload(), machine(), [0], [], global_batch=8)
+    with pytest.raises(ConfigError, match="takes no threshold"):
+        predict_points(workload(), machine(), [2], [1.0], "one", global_batch=8)
+    with pytest.raises(ConfigError, match="overlap"):
+        predict_points(workload(), machine(), [2], [], global_batch=8, overlap="always")
+
+
+@QUICK
+@given(workloads(), machines(), plans())
+def test_a_faster_network_or_more_overlap_is_never_slower(w: Workload, m: Machine, p: Plan) -> None:
+    """Free allreduces leave computation alone; without overlap, dearer allreduces never shorten a step."""
+    link = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
+    free = Machine(name="free", link=link, compute_slowdown=m.compute_slowdown)
+    alone = predict(w, free, p)
+    assert alone.exposed_communication_s == 0.0
+    off = msgspec.structs.replace(p, overlap="off", fusion_rule="per-tensor", fusion_threshold_bytes=None)
+    dearer = tuple(msgspec.structs.replace(t, time_s=tuple(2 * x for x in t.time_s)) for t in m.allreduce)
+    first, second = predict(w, m, off), predict(w, msgspec.structs.replace(m, allreduce=dearer), off)
+    assert alone.step_s <= first.step_s + 1e-12 and first.step_s <= second.step_s + 1e-12
+    without_tables = msgspec.structs.replace(m, overlap=())
+    thread = predict(w, without_tables, msgspec.structs.replace(off, overlap="thread"))
+    assert thread.step_s <= first.step_s + 1e-12
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_horovods_cycle_decides_the_buckets_of_the_model(overlap: str) -> None:
+    """ResNet-50 at 2 ms a backward layer: a cycle of 20 ms joins what became ready in it, a short one less."""
+
+    def buckets(cycle_s: float, threshold: float = math.inf) -> int:
+        p = Plan(
+            devices=8, global_batch=256, fusion_rule="horovod", overlap=overlap, cycle_s=cycle_s,  # type: ignore[arg-type]
+            fusion_threshold_bytes=threshold,
+        )  # fmt: skip
+        events = timeline(resnet50(), bench_machine(), p)
+        assert events.size_bytes.sum() == resnet50().gradient_bytes
+        return predict(resnet50(), bench_machine(), p).buckets
+
+    assert buckets(1e-3, 0.0) == 161
+    assert buckets(1e-3) == (1 if overlap == "off" else 107)
+    assert 1 <= buckets(20e-3) <= 20
+
+
+def test_a_thousand_plans_are_predicted_in_far_less_than_a_second() -> None:
+    """Best of three, with room for a busy machine; ``dpsim.experiments.bench_predict`` measures the real number."""
+    w, m = resnet50(), bench_machine()
+    some = [Plan(devices=8, global_batch=256, fusion_threshold_bytes=float(10_000 * i)) for i in range(1000)]
+    best = math.inf
+    for _ in range(3):
+        begin = time.perf_counter()
+        for p in some:
+            predict(w, m, p)
+        best = min(best, time.perf_counter() - begin)
+    assert best < 0.25
+
+
+def test_importing_the_model_loads_no_mpi_torch_or_matplotlib() -> None:
+    heavy = ("mpi4py", "matplotlib", "torch", "cupy", "pandas", "sklearn")
+    code = f"import dpsim.predict, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,166 @@
+import html
+import io
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+from matplotlib.text import Annotation
+from report_factory import PACED, sweep
+from rich.console import Console
+
+from dpsim.errors import ConfigError
+from dpsim.harness.sweep.compare import compare
+from dpsim.records.comparison import Comparison
+from dpsim.report import write_report
+from dpsim.report.figures import step_time
+from dpsim.report.sweep.terminal import table
+from dpsim.report.words import answers, percent
+
+
+@pytest.fixture(scope="module")
+def compared() -> Comparison:
+    return compare(*sweep())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, compared: Comparison) -> Path:
+    path = tmp_path_factory.mktemp("report")
+    predictions, results = sweep()
+    written = write_report(path, predictions, results, compared)
+    assert all(p.is_file() for p in written)
+    return path
+
+
+def test_all_files_are_written(folder: Path) -> None:
+    figures = {f"{name}.{kind}" for name in ("step_time", "timeline", "where_time_goes") for kind in ("svg", "png")}
+    assert {p.name for p in folder.iterdir()} == figures | {"index.html", "report.md"}
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href"):
+                self.links.append(value or "")
+
+
+def test_the_page_needs_nothing_from_elsewhere(folder: Path) -> None:
+    page = _Page()
+    text = (folder / "index.html").read_text()
+    page.feed(text)
+    assert page.scripts == 0
+    elsewhere = [link for link in page.links if not link.startswith("#")]
+    assert elsewhere == ["report.md"] and (folder / "report.md").is_file()
+    assert "@import" not in text
+    assert set(re.findall(r"url\(([^)]*)\)", text)) <= {f"#{name}" for name in page.ids}
+
+
+def test_ids_of_the_page_are_unique_and_references_resolve(folder: Path) -> None:
+    page = _Page()
+    page.feed((folder / "index.html").read_text())
+    assert len(set(page.ids)) == len(page.ids)
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+
+
+def test_page_and_markdown_tell_the_answer_and_mark_emulation(folder: Path, compared: Comparison) -> None:
+    for name in ("index.html", "report.md"):
+        text = html.unescape((folder / name).read_text())
+        for sentence in answers(compared):
+            assert sentence in text
+        assert f"{PACED} (emulated)" in text
+        assert compared.predictions_sha256 in text
+        assert compared.predicted_at in text
+
+
+def test_labels_of_the_best_points_stand_clear_of_what_is_drawn_and_lead_to_it(compared: Comparison) -> None:
+    figure = step_time.draw(compared)
+    figure.canvas.draw()
+    for axis, group in zip(figure.axes, compared.groups, strict=True):
+        assert axis.get_ylim()[0] >= 0
+        several = [p for p in compared.members(group) if p.devices > 1]
+        drawn = [1e3 * y for p in several for y in (p.measured_low_s, p.measured_high_s, p.predicted_low_s)]
+        marks = [1e3 * y for p in several for y in (p.measured_step_s, p.predicted_step_s)]
+        notes = [child for child in axis.get_children() if isinstance(child, Annotation) and child.arrow_patch]
+        assert 1 <= len(notes) <= 2
+        for note in notes:
+            height = note.get_position()[1]
+            assert not min(drawn) <= height <= max(drawn)
+            assert note.xy[1] in [pytest.approx(y) for y in marks]
+
+
+def test_a_figure_is_described_by_its_caption(folder: Path) -> None:
+    text = (folder / "index.html").read_text()
+    for label in re.findall(r'<svg role="img" aria-label="([^"]*)"', text):
+        assert len(label) > 60
+
+
+def test_figures_mark_emulation(folder: Path) -> None:
+    for name in ("step_time", "timeline", "where_time_goes"):
+        assert f"{PACED} (emulated)" in (folder / f"{name}.svg").read_text()
+
+
+def test_writing_twice_gives_the_same_page(folder: Path, tmp_path: Path, compared: Comparison) -> None:
+    predictions, results = sweep()
+    write_report(tmp_path, predictions, results, compared)
+    for name in ("index.html", "report.md", "step_time.svg"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("options", [{"timelines": False}, {"devices": (1,)}, {"rounds": 1}, {"networks": ("node",)}])
+def test_poor_sweeps_still_give_a_report(tmp_path: Path, options: dict[str, object]) -> None:
+    predictions, results = sweep(**options)  # type: ignore[arg-type]
+    written = {p.name for p in write_report(tmp_path, predictions, results, compare(predictions, results))}
+    assert {"index.html", "report.md"} <= written
+    assert ("timeline.svg" in written) is (options not in ({"timelines": False}, {"devices": (1,)}))
+
+
+def test_text_from_records_is_escaped(tmp_path: Path) -> None:
+    predictions, results = sweep(networks=("node",), rounds=1)
+    results = msgspec.structs.replace(results, warnings=("<script>alert(1)</script>",))
+    write_report(tmp_path, predictions, results, compare(predictions, results))
+    assert "<script>" not in (tmp_path / "index.html").read_text()
+    assert "<script>" not in (tmp_path / "report.md").read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_told_kindly(tmp_path: Path, compared: Comparison) -> None:
+    (tmp_path / "file").write_text("in the way")
+    predictions, results = sweep()
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_report(tmp_path / "file", predictions, results, compared)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_terminal_table_fits_and_keeps_what_matters(compared: Comparison, width: int) -> None:
+    text = _shown(compared, width)
+    assert max(map(len, text.splitlines())) <= width
+    for words in ("measured", "predicted", "speedup", "(emulated)", "★", "◆", "skill"):
+        assert words in text
+    assert "…" not in text
+
+
+def _shown(comparison: Comparison, width: int) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(table(comparison))
+    return out.getvalue()
+
+
+def test_percent_reads_like_a_person_writes() -> None:
+    assert [percent(0.0123), percent(-0.5, sign=True), percent(12.0)] == ["1.2%", "-50.0%", "1200%"]
+
+
+def test_importing_comparison_and_report_loads_no_matplotlib() -> None:
+    code = "import sys, dpsim.harness.sweep.compare, dpsim.report.sweep.terminal; print('matplotlib' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

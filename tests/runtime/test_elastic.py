@@ -1,0 +1,203 @@
+"""Reproducible runs that lose devices, or go on with more or fewer: the bits of the run that nothing happened to."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpsim import codec
+from dpsim.errors import CommunicationError, ConfigError
+from dpsim.harness.train.resume import check_same_training, run_of, survivors
+from dpsim.harness.train.train import TrainConfig, train
+from dpsim.launch import jobs
+from dpsim.launch.jobs import JobFailed
+from dpsim.learning_rate import Cosine, RateSchedule, learning_rate
+from dpsim.optimizer import AdamW, Optimizer, Sgd
+from dpsim.plan import Plan
+from dpsim.runtime.checkpoint import Checkpoint, CheckpointFolder, Header
+
+OnRanks = Callable[..., Any]
+Dpsim = Callable[..., tuple[int, str, str]]
+Python = Callable[..., subprocess.CompletedProcess[str]]
+ROUNDS, STEPS = 18, 12
+NESTEROV, ADAMW = Sgd(learning_rate=0.05, momentum=0.9, nesterov=True), AdamW(learning_rate=0.01)
+
+
+def case(model: str, mode: str, optimizer: Optimizer, batch: int) -> dict[str, Any]:
+    """25 samples in batches that neither divide them nor are divided by the leaves; the rate warms up and falls."""
+    schedule = RateSchedule(warmup_epochs=1.5, decay=Cosine(final_fraction=0.1))
+    per_epoch = -(-25 // batch)
+    rates = [
+        learning_rate(
+            schedule, optimizer.learning_rate, step, global_batch=batch, steps_per_epoch=per_epoch, total_steps=STEPS
+        )
+        for step in range(STEPS)
+    ]
+    plan = {"global_batch": batch, "leaves": 8, "batch_norm": mode, "optimizer": codec.to_builtins(optimizer)}
+    dataset = "synthetic:6x5x2,classes=3,train=25,test=6"
+    return {"name": f"{model} {mode}", "model": model, "dataset": dataset, "seed": 5, "plan": plan, "rates": rates}
+
+
+CASES = (
+    case("cnn:3,4", "leaf", ADAMW, 10),
+    case("cnn:3,4", "global", NESTEROV, 11),
+    case("mlp:6,5,dropout=0.3", "leaf", ADAMW, 7),
+)
+
+
+def one_round(number: int) -> dict[str, Any]:
+    """Two or three parts on random devices, each in a way of its own; some steps are done again after a stop."""
+    moments = random.Random(number)
+    stops = sorted(moments.sample(range(1, STEPS), moments.randint(1, 2)))
+    parts = [
+        (
+            moments.randint(1, 4),
+            {
+                "overlap": moments.choice(["off", "inline", "poll", "thread"]),
+                "fusion_threshold_bytes": moments.choice([0, 100, "inf"]),
+                "algorithm": moments.choice(["auto", "direct", "ring"]),
+            },
+            stop, moments.randint(0, STEPS - stop),
+        )
+        for stop in (*stops, STEPS)
+    ]  # fmt: skip
+    return {"case": CASES[number % len(CASES)], "parts": parts}
+
+
+def test_a_run_that_is_handed_on_to_other_devices_ends_in_the_same_bits(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """With two rounds of real kills below: 20 rounds."""
+    rounds = [one_round(number) for number in range(ROUNDS)]
+    argument = {"rounds": rounds, "steps": STEPS, "folder": str(tmp_path)}
+    found = on_ranks("ranks_resume:moved", argument, devices=4)
+    for one, (expected, result) in zip(rounds, found, strict=True):
+        assert len(expected[1]) == STEPS
+        assert result == expected, one
+    assert len({digest for (digest, _), _ in found}) == len(CASES)
+    assert len({part[0] for one in rounds for part in one["parts"]}) == 4
+
+
+@pytest.mark.timeout(240)
+def test_a_run_whose_ranks_are_killed_ends_in_the_same_bits(python: Python) -> None:
+    """In these two rounds one of 3 ranks is killed after some checkpoints and the run goes on; then both of 2."""
+    done = python("-m", "dpsim.experiments.stress.kill_resume", "--rounds", "2", "--seed", "1346", timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    assert "2 kills of 3 ranks; 2 after a checkpoint, 1 gone on from by themselves; all ended" in done.stdout
+
+
+CONFIG = TrainConfig(model="mlp:4", global_batch=32, devices=3, leaves=8, checkpoint="run", elastic=True)
+
+
+def with_changes(**changes: Any) -> TrainConfig:
+    return msgspec.structs.replace(CONFIG, **changes)
+
+
+def test_who_was_killed_and_how_it_goes_on_is_told_in_one_line_until_one_device_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    def killed(task: str, argument: dict[str, Any], *, devices: int, watch: bool, **_: Any) -> Any:
+        assert watch
+        asked.append(devices)
+        if devices == 4:
+            raise JobFailed("rank 1 of 4 was killed by SIGKILL", rank=1, lost=1)
+        write(tmp_path / "run", 6)
+        raise JobFailed("ranks were killed by SIGKILL", lost=3)
+
+    monkeypatch.setattr("dpsim.harness.train.train.on_ranks", killed)
+    told: list[str] = []
+    with pytest.raises(JobFailed):
+        train(with_changes(devices=4, checkpoint=str(tmp_path / "run")), told.append)
+    assert asked == [4, 3, 1]
+    assert told == [
+        "warning: rank 1 of 4 was killed by SIGKILL; going on from the beginning on 3 devices",
+        "warning: ranks were killed by SIGKILL; going on from step 6 on 1 device",
+    ]
+
+
+def write(folder: Path, step: int) -> Path:
+    """A checkpoint of which only its step is of interest."""
+    header = Header(
+        step=step, epoch=0, batch=step, seed=0, training_samples=9, plan=Plan(devices=1, global_batch=8), run={}
+    )
+    opened = CheckpointFolder(folder, step)
+    opened.write(Checkpoint(header=header, tensors={}))
+    opened.close()
+    return folder / f"checkpoint-{step}.safetensors"
+
+
+def test_survivors_are_of_no_known_nodes_and_go_on_from_the_newest_checkpoint_or_where_they_began(
+    tmp_path: Path,
+) -> None:
+    folder, before = tmp_path / "run", write(tmp_path / "before", 4)
+    config = with_changes(devices=4, layout="2x2", algorithm="hierarchical", checkpoint=str(folder), resume=str(before))
+    left, step = survivors(config, 1)
+    assert (left.devices, left.layout, left.algorithm, left.resume, step) == (3, "", "auto", str(before), 4)
+    path = write(folder, 7)
+    left, step = survivors(left, 9)
+    assert (left.devices, left.resume, step) == (1, str(path), 7)
+    assert survivors(with_changes(checkpoint=str(tmp_path / "none")), 1)[0].resume is None
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        CommunicationError("no mpiexec"),
+        JobFailed("rank 0 of 3 failed: ZeroDivisionError", rank=0),
+        JobFailed("rank 2 of 3 was killed by SIGSEGV", rank=2),
+    ],
+)
+def test_a_run_that_fails_for_another_reason_does_not_go_on(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise failure
+
+    monkeypatch.setattr("dpsim.harness.train.train.on_ranks", failing)
+    told: list[str] = []
+    with pytest.raises(type(failure)):
+        train(with_changes(checkpoint=str(tmp_path / "run")), told.append)
+    assert told == []
+
+
+def test_an_elastic_run_that_diverges_does_not_begin_again(dpsim: Dpsim, tmp_path: Path) -> None:
+    data = ["--dataset", "synthetic:3x3x1,classes=2,train=40,test=9", "--global-batch", "20", "--devices", "2"]
+    flags = ["--reproducible", "--elastic", "--checkpoint", tmp_path, "--learning-rate", "1e38"]
+    code, out, err = dpsim("train", "--model", "mlp:4", *data, *flags)
+    assert (code, out) == (2, "")
+    assert "the loss is nan" in err and "going on" not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--elastic", "elastic training without leaves"),
+        ("--elastic --checkpoint x", "elastic training without leaves"),
+        ("--elastic --reproducible", "elastic training without a folder for checkpoints"),
+    ],
+)
+def test_what_elastic_needs_is_said(flags: str, message: str, dpsim: Dpsim) -> None:
+    code, out, err = dpsim("train", *flags.split())
+    assert (code, out) == (2, "")
+    assert message in err and "to do:   add --reproducible and --checkpoint" in err
+
+
+def test_in_a_job_of_somebody_elses_elastic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert jobs.job() is not None
+    with pytest.raises(ConfigError, match="a killed rank ends such a job"):
+        train(CONFIG, lambda _: None)
+
+
+def test_elastic_is_not_kept_and_leaves_and_batch_norm_are_part_of_the_training() -> None:
+    assert run_of(CONFIG)["elastic"] is False
+    check_same_training(CONFIG, with_changes(elastic=False, devices=5, algorithm="ring", overlap="poll"))
+    for change in ({"leaves": 16}, {"batch_norm": "global"}):
+        with pytest.raises(ConfigError, match="this is not the run that the checkpoint is of"):
+            check_same_training(CONFIG, with_changes(**change))

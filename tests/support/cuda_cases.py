@@ -1,0 +1,195 @@
+"""Cases for the CUDA kernels, in the simulator and on a GPU: what is given, and what the reference makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from wire_reference import rounded
+
+from dpsim.kernels.allreduce import reference
+from dpsim.kernels.allreduce.cuda.versions import Codes, Momentum
+from dpsim.kernels.allreduce.tree import Slots, slots
+
+Array = Any
+VERSIONS = ("ring", "halving-doubling", "one-shot", "two-shot")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+BOUNDS = {
+    1: [0, 1], 2: [0, 1, 2], 3: [0, 1, 2, 3], 4: [0, 1, 2, 3, 4], 5: [0, 1, 2, 3, 4, 5], 8: list(range(9)),
+    # ranks that hold several slots: 2 of 3 and 5 leaves, 3 of 3, 2 and 3
+    102: [0, 3, 8], 103: [0, 3, 5, 8],
+}  # fmt: skip
+"""Leaves of ranks; below 100: one a rank."""
+GUARD = 64
+"""Bytes before and after each array that nobody may write."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """``ranks``: a key of BOUNDS; ``shifts``: elements by which the slots' arrays start off a multiple of 16 bytes."""
+
+    version: str
+    dtype: str
+    ranks: int
+    length: int
+    shifts: tuple[int, ...] = (0,)
+    variant: str = "scale"
+    apart: bool = False
+    scale: float = 1.0
+
+    @property
+    def slots(self) -> Slots:
+        return slots(BOUNDS[self.ranks])
+
+
+def covering() -> Iterator[Case]:
+    """Every version, dtype and rank count, with lengths and alignments that differ from one to the next."""
+    lengths = itertools.cycle((33, 1, 0, 100, 7, 64, 259))
+    shifts = itertools.cycle(((0,), (1,), (3,), (0, 1)))
+    apart = itertools.cycle((False, True, False))
+    scales = itertools.cycle((1.0, 1 / 3))
+    for dtype, version, ranks in itertools.product(DTYPES, VERSIONS, BOUNDS):
+        yield Case(version, dtype, ranks, next(lengths), next(shifts), "scale", next(apart), next(scales))
+    for variant, ranks in itertools.product(("float16", "bfloat16", "sgd"), BOUNDS):
+        yield Case("two-shot", "float32", ranks, next(lengths), next(shifts), variant, next(apart), next(scales))
+    yield Case("two-shot", "float64", 3, 45, (1,), "sgd", False, 1 / 7)
+
+
+def shared(data: Array) -> Array:
+    """A copy in memory that processes forked later see too, and that begins at a page."""
+    copy = np.frombuffer(mmap.mmap(-1, max(data.nbytes, 1)), data.dtype, data.size)
+    copy[:] = data
+    return copy
+
+
+class View:
+    """Numbers inside a buffer of device memory, as kernels are given them."""
+
+    def __init__(self, buffer: Array, start: int, like: Array) -> None:
+        self.buffer, self.dtype, self.shape = buffer, like.dtype, like.shape
+        address = buffer.__cuda_array_interface__["data"][0] + start
+        self.__cuda_array_interface__ = {
+            "shape": like.shape, "typestr": like.dtype.str, "data": (address, False), "strides": None, "version": 3,
+        }  # fmt: skip
+
+
+class Host:
+    """Bytes of the host that claim to be in device memory: for what is prepared and never run."""
+
+    def __init__(self, data: Array) -> None:
+        self.data, self.dtype, self.shape = data, data.dtype, data.shape
+        self.__cuda_array_interface__ = data.__array_interface__
+
+
+def host_view(buffer: Array, start: int, like: Array) -> Array:
+    return buffer[start : start + like.nbytes].view(like.dtype)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An array somewhere inside a buffer whose rest nobody may write; ``before``: the buffer's bytes at first."""
+
+    array: Array
+    buffer: Array
+    before: Array
+    start: int
+    dtype: Any
+    nbytes: int
+
+
+class Memory:
+    """The arrays of a case.
+
+    ``place(bytes)`` puts a buffer of bytes where the kernels are to find it, at a multiple of 16; ``view`` makes an
+    array of a part of it.
+    """
+
+    def __init__(self, case: Case, place: Callable[[Array], Array], view: Callable[..., Array] = host_view) -> None:
+        self.case, self.place, self.view = case, place, view
+        self.random = np.random.default_rng([case.ranks, DTYPES.index(case.dtype), case.length])
+        owners = case.slots.owners
+        self.inputs = [self._numbers() for _ in owners]
+        self.slots = [self._placed(values, i) for i, values in enumerate(self.inputs)]
+        self.start_w, self.start_v = self._numbers(), self._numbers()
+        every = range(len(set(owners)) if case.variant == "sgd" else 0)
+        self.w, self.v = ([self._placed(values, 0) for _ in every] for values in (self.start_w, self.start_v))
+        coded = range(len(owners) if case.variant in ("float16", "bfloat16") else 0)
+        self.codes = [self._placed(np.zeros(case.length, np.uint16), i) for i in coded]
+
+    def _numbers(self) -> Array:
+        """Numbers of many sizes, of which sums depend on the order."""
+        numbers = self.random.standard_normal(self.case.length) * 2.0 ** self.random.integers(-12, 12, self.case.length)
+        if self.case.dtype == "bfloat16":
+            return reference.round_to_bfloat16(numbers.astype(np.float32))
+        return numbers.astype(self.case.dtype)
+
+    def _placed(self, values: Array, number: int) -> Placed:
+        start = GUARD + self.case.shifts[number % len(self.case.shifts)] * values.itemsize
+        host = np.full(start + values.nbytes + GUARD, 0xA5, np.uint8)
+        host[start : start + values.nbytes] = values.view(np.uint8)
+        buffer = self.place(host)
+        return Placed(self.view(buffer, start, values), buffer, host, start, values.dtype, values.nbytes)
+
+    @property
+    def arrays(self) -> list[Array]:
+        return [placed.array for placed in self.slots]
+
+    def options(self) -> dict[str, Any]:
+        """What ``make`` is given besides arrays, slots, rank, mode and flags."""
+        options: dict[str, Any] = {"scale": self.case.scale}
+        if self.w:
+            w, v = ([placed.array for placed in several] for several in (self.w, self.v))
+            options["sgd"] = Momentum(w=w, v=v, momentum=0.9, rate=0.1)
+        if self.codes:
+            codes = [placed.array for placed in self.codes]
+            options["wire"] = Codes(dtype=self.case.variant, scale=self._wire_scale, arrays=codes)
+        return options
+
+    @property
+    def _wire_scale(self) -> float:
+        return 2.0**-6 if self.case.variant == "float16" else 1.0
+
+    def _result(self) -> Array:
+        """The scaled sum, in the tree's order."""
+        case, tree = self.case, self.case.slots
+        if self.codes:
+            sent = [rounded(values, case.variant, self._wire_scale) for values in self.inputs]
+            return rounded(reference.allreduce(sent, tree), case.variant, self._wire_scale) * np.float32(case.scale)
+        if case.dtype == "bfloat16":
+            decoded = [reference.from_bfloat16(codes) for codes in self.inputs]
+            return reference.round_to_bfloat16(reference.allreduce(decoded, tree, case.scale))
+        if case.dtype == "float16":
+            decoded = [values.astype(np.float32) for values in self.inputs]
+            return reference.allreduce(decoded, tree, case.scale).astype(np.float16)
+        return reference.allreduce(self.inputs, tree, case.scale)
+
+    def _expected(self) -> Iterator[tuple[str, Placed, Array]]:
+        """What arrays shall hold afterwards."""
+        case, tree = self.case, self.case.slots
+        if self.w:
+            new = reference.sgd(self.inputs, tree, self.start_w, self.start_v, scale=case.scale, momentum=0.9, rate=0.1)
+            for name, several, values in zip("wv", (self.w, self.v), new, strict=True):
+                yield from ((f"{name} of rank {rank}", placed, values) for rank, placed in enumerate(several))
+            yield from ((f"slot {i}", self.slots[i], values) for i, values in enumerate(self.inputs))
+            return
+        result = self._result()
+        for rank in range(len(set(tree.owners))):
+            yield f"the result of rank {rank}", self.slots[tree.of(rank)[0]], result
+
+    def wrong(self, fetch: Callable[[Array], Array] = np.asarray) -> str | None:
+        """What differs from what is expected, to the bit, or was written and should not have been."""
+        for name, placed, expected in self._expected():
+            found = fetch(placed.buffer)[placed.start : placed.start + placed.nbytes].view(placed.dtype)
+            if found.tobytes() != expected.tobytes():
+                at = int(np.flatnonzero(found != expected)[0])
+                return f"{name} at {at} is {found[at]}, not {expected[at]}"
+        for placed in (*self.slots, *self.w, *self.v, *self.codes):
+            outside = np.ones(len(placed.before), bool)
+            outside[placed.start : placed.start + placed.nbytes] = False
+            if (fetch(placed.buffer)[outside] != placed.before[outside]).any():
+                return f"something was written outside of an array of {placed.dtype} [{self.case.length}]"
+        return None

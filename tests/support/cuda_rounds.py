@@ -1,0 +1,97 @@
+"""Rounds of allreduce on GPUs, with numbers that differ from round to round and are checked on the GPU.
+
+``python cuda_rounds.py ROUNDS``: ranks are processes, two or one a GPU, that share memory by CUDA IPC and wait for each
+other by flags; prints how many numbers were wrong, by version, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+import warnings
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from dpsim.kernels.allreduce import registry
+from dpsim.kernels.allreduce.cuda.versions import flag_words
+from dpsim.kernels.allreduce.tree import slots
+
+LENGTH = 70_001
+
+
+@cuda.jit
+def _fill_and_check(number, rank, ranks, array, wrong):  # type: ignore[no-untyped-def]
+    i = cuda.grid(1)
+    if i < array.size:
+        if number > 0:
+            expected = 0
+            for other in range(ranks):
+                expected += ((number - 1) * 7 + other * 13 + i) % 1000
+            if array[i] != expected:
+                cuda.atomic.add(wrong, 0, 1)
+        array[i] = (number * 7 + rank * 13 + i) % 1000
+
+
+def fill_and_check(number: int, rank: int, ranks: int, array: Any, wrong: Any) -> None:
+    """Count where ``array`` is not the sum of round ``number`` - 1, then write a rank's numbers of round ``number``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numba's advice to start more blocks
+        configured = _fill_and_check[-(-array.size // 256), 256]
+    configured(number, rank, ranks, array, wrong)
+
+
+def run_rank(rank: int, ranks: int, rounds: int, pipe: Connection, barrier: Any) -> None:
+    """One rank: shares its memory with the others, does its rounds of each version, sends what was wrong."""
+    cuda.select_device(rank % len(cuda.gpus))
+    own = [cuda.to_device(np.zeros(LENGTH, np.float32)), cuda.to_device(np.zeros(flag_words(ranks), np.uint32))]
+    cuda.synchronize()
+    pipe.send([array.get_ipc_handle() for array in own])
+    opened = {peer: handles for peer, handles in enumerate(pipe.recv()) if peer != rank}
+    memory = {peer: [handle.open() for handle in handles] for peer, handles in opened.items()} | {rank: own}
+    arrays, flags = ([memory[peer][which] for peer in range(ranks)] for which in (0, 1))
+    found = {}
+    for version in registry.versions("cuda"):
+        launch = version.make(arrays, slots(range(ranks + 1)), rank=rank, mode="flags", flags=flags)
+        wrong = cuda.to_device(np.zeros(1, np.int32))
+        barrier.wait()  # compiled everywhere: the kernels' waiting is for kernels alone
+        for number in range(rounds):
+            fill_and_check(number, rank, ranks, own[0], wrong)
+            for stage in launch.stages:
+                stage(0)
+        fill_and_check(rounds, rank, ranks, own[0], wrong)
+        found[version.name] = int(wrong.copy_to_host()[0])
+        barrier.wait()
+    for handles in opened.values():
+        for handle in handles:
+            handle.close()
+    barrier.wait()  # all are closed: now memory may go
+    pipe.send(found)
+
+
+def main() -> None:
+    ranks, rounds = max(2, len(cuda.gpus)), int(sys.argv[1])
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(ranks, timeout=60)
+    pipes = [context.Pipe() for _ in range(ranks)]
+    processes = [
+        context.Process(target=run_rank, args=(rank, ranks, rounds, pipes[rank][1], barrier), daemon=True)
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    handles = [pipe.recv() for pipe, _ in pipes]
+    for pipe, _ in pipes:
+        pipe.send(handles)
+    found = [pipe.recv() for pipe, _ in pipes]
+    for process in processes:
+        process.join()
+    wrong = {f"{name} rank {rank}": count for rank, each in enumerate(found) for name, count in each.items()}
+    print(json.dumps({"wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main()

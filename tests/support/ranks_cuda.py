@@ -1,0 +1,123 @@
+"""Tasks of the tests of CUDA in the runtime; the ranks run in numba's CUDA simulator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from mpi4py import MPI
+from ranks_runtime import open_trainer
+
+from dpsim.comm.allreduce import Rounds, allreduce
+from dpsim.comm.compression import Wire
+from dpsim.comm.cuda import transport as transport_module
+from dpsim.comm.cuda.access import Access, find_access, writes_arrive
+from dpsim.comm.cuda.device import PeerMemory, open_device
+from dpsim.comm.cuda.transport import CudaTransport
+from dpsim.comm.transport import Array, MpiTransport, aligned_bytes
+from dpsim.kernels.allreduce import reference, tree
+from dpsim.runtime import trainer as trainer_module
+
+Report = Callable[[str], None]
+
+
+class TreeTransport(MpiTransport):
+    """Sums by the reference, in the fixed order, of what every rank has sent to all."""
+
+    def allocate(self, size_bytes: int) -> Array:
+        return aligned_bytes(size_bytes)
+
+    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds:
+        data[...] = reference.allreduce(self.comm.allgather(data.copy()), tree.slots(range(self.size + 1)))
+        yield from ()
+
+
+def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+    """All that the tests ask of ranks, in one job: see the functions below."""
+    return {
+        "trained": [trained(comm, case, argument["steps"]) for case in argument["cases"]],
+        "reached": reached(comm), "moved": moved(comm),
+    }  # fmt: skip
+
+
+def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, Any]:
+    """A case trained for some steps by each transport that it names: digests, losses, and how it was reduced.
+
+    ``flags`` is ``cuda`` with kernels that wait inside, for ranks that are processes can do so in the simulator too.
+    """
+    ran: dict[str, Any] = {}
+    for name in case["transports"]:
+        with contextlib.ExitStack() as stack:
+            if name == "tree":
+                tree_transport = TreeTransport(comm.Dup())
+                stack.enter_context(mock.patch.object(trainer_module, "transport", lambda *_: tree_transport))  # noqa: B023
+            if name == "flags":
+                access = Access(way=open_device(comm.rank).ways[0], mode="flags")
+                stack.enter_context(mock.patch.object(transport_module, "find_access", lambda *_: access))  # noqa: B023
+            backend = "cuda" if name in ("cuda", "flags") else "cpu"
+            trainer = open_trainer(comm, case | {"backend": backend})
+        losses = [trainer.step().sums.loss for _ in range(steps)]
+        test = trainer.evaluate()
+        launches = trainer.transport._launches.values() if isinstance(trainer.transport, CudaTransport) else ()
+        stages = sorted({len(launch.stages) for launch in launches})
+        trainer.close()
+        ran[name] = {
+            "digests": comm.allgather(trainer.digest()), "losses": comm.allgather(losses), "test": test.loss,
+            "stages": stages,
+        }  # fmt: skip
+    return ran
+
+
+def reached(comm: MPI.Intracomm) -> dict[str, Any]:
+    """What the ranks find of each other's memory, and what they would find if a rank's writes did not arrive."""
+    device = open_device(comm.rank)
+    access = find_access(device, comm)
+    memory = device.share(comm, 1000, access.way)
+    assert memory is not None
+    own = memory.ranks[comm.rank]
+    own[:] = comm.rank + 1
+    device.settle()
+    comm.Barrier()
+    seen = [sorted(set(array.tolist())) for array in memory.ranks]
+    lost = PeerMemory(
+        ranks=tuple(own if rank == comm.rank else device.memory(len(own)) for rank in range(comm.size)),
+        way=access.way, close=memory.close,
+    )  # fmt: skip
+    comm.Barrier()
+    arrive = writes_arrive(device, comm, memory)
+    comm.Barrier()
+    own[:] = 0
+    device.settle()
+    found = {
+        "way": access.way, "mode": access.mode, "seen": comm.allgather(seen), "sizes": [len(a) for a in memory.ranks],
+        "arrive": comm.allgather(arrive), "arrive_if_lost": comm.allgather(writes_arrive(device, comm, lost)),
+    }  # fmt: skip
+    memory.close()
+    return found
+
+
+def moved(comm: MPI.Intracomm) -> dict[str, Any]:
+    """What is in memory of the transport's own is reduced there; what is not travels by messages."""
+    transport = CudaTransport(comm.Dup())
+    memory = transport.allocate(4000)
+    data, elsewhere = memory.view(np.float32), np.full(7, comm.rank, np.float32)
+    right = []
+    for step, (low, high) in enumerate(((0, 1000), (16, 17), (3, 998), (0, 1000))):
+        before = np.arange(1000, dtype=np.float32) * (comm.rank + step)
+        data[...] = before
+        allreduce(transport, data[low:high], "direct")
+        factor = sum(rank + step for rank in range(comm.size))
+        expected = before.copy()
+        expected[low:high] = np.arange(1000, dtype=np.float32)[low:high] * factor
+        right.append(bool((data == expected).all()))
+    allreduce(transport, elsewhere, "ring")
+    found = {
+        "right": all(all(steps) for steps in comm.allgather(right)), "elsewhere": elsewhere.tolist(),
+        "launches": len(transport._launches), "aligned": memory.ctypes.data % 64,
+    }  # fmt: skip
+    transport.close()
+    transport.close()
+    return found

@@ -1,0 +1,17 @@
+"""Tasks of the tests of ``reproduce``: several trainings in one job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from dpsim.harness.reproduce.on_ranks import train_on_ranks
+
+Report = Callable[[str], None]
+
+
+def several(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[Any]:
+    """Every task, one after another."""
+    return [train_on_ranks(comm, task, report) for task in argument["tasks"]]
