@@ -63,7 +63,7 @@ def fit(
     for name in plan:
         if name not in Plan.__struct_fields__ or name == "devices":
             raise unknown("argument of fit:", name, [field for field in Plan.__struct_fields__ if field != "devices"])
-    usual = {"algorithm": where.usual_algorithm(), "batch_norm": Plan.usual_batch_norm(plan.get("leaves", 0))}
+    usual = {"algorithm": where.default_algorithm(), "batch_norm": Plan.default_batch_norm(plan.get("leaves", 0))}
     chosen = Plan(devices=comm.size, global_batch=global_batch, **(usual | plan))
     check_algorithm(chosen.algorithm, where)
     data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset

@@ -14,9 +14,13 @@ from dpsim.machine import Selection
 
 SCHEMA = "dpsim.choices/1"
 Operation = Literal[
-    "product", "product_with_transposed", "transposed_product",
-    "conv2d", "conv2d_input_gradient", "conv2d_weight_gradient",
-]  # fmt: skip
+    "product",
+    "product_with_transposed",
+    "transposed_product",
+    "conv2d",
+    "conv2d_input_gradient",
+    "conv2d_weight_gradient",
+]
 """Operations of ``dpsim.nn.ops.Ops`` that more than one implementation can compute."""
 CONVOLUTIONS: tuple[Operation, ...] = ("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient")
 _MOST_ROWS = 256

@@ -33,7 +33,7 @@ class Network(Noun, frozen=True):
     def emulated(self) -> bool:
         return self.token != NODE
 
-    def usual_algorithm(self, wire_dtype: str | None = None) -> str:
+    def default_algorithm(self, wire_dtype: str | None = None) -> str:
         """The algorithm taken when none is named: the fastest by size; on a link ``ring``, or what can send 16 bits."""
         if not self.emulated:
             return "auto"

@@ -11,7 +11,7 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.wire_dtype import WireDtype, check_wire
+from dpsim.wire_dtype import WireDtype, check_compression
 
 Overlap = Literal["off", "inline", "poll", "thread"]
 BatchNormMode = Literal["local", "leaf", "global"]
@@ -63,7 +63,7 @@ class Plan(Noun, frozen=True):
         check_layout(self.layout, self.devices)
         check_hierarchy(self.algorithm, self.devices, self.layout)
         if not self.leaves:
-            check_wire(self.wire_dtype, self.algorithm)
+            check_compression(self.wire_dtype, self.algorithm)
         if self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate}", allowed="1 or more")
         if self.global_batch < self.devices * self.accumulate:
@@ -125,7 +125,7 @@ class Plan(Noun, frozen=True):
             )
 
     @staticmethod
-    def usual_batch_norm(leaves: int) -> BatchNormMode:
+    def default_batch_norm(leaves: int) -> BatchNormMode:
         """The mode where none is named: ``leaf`` with leaves, else ``local``."""
         return "leaf" if leaves else "local"
 

@@ -20,7 +20,7 @@ from dpsim.workload import Tensor
 Array = NDArray[Any]
 Leaves = tuple[int, ...]
 """Boundaries of the leaves of a rank's batch: leaf i is samples ``leaves[i]:leaves[i + 1]``; one leaf is ``(0, b)``."""
-SlotSum = Callable[[Sequence[Array]], Array]
+OrderedSum = Callable[[Sequence[Array]], Array]
 """(one array a slot of this rank) -> the sum over all ranks' slots along the tree; every rank calls it together."""
 
 
@@ -138,7 +138,7 @@ class LeafReplica(Replica, Protocol):
 class BatchNormReplica(LeafReplica, Protocol):
     """A replica with batch norm whose statistics may be of more or fewer samples than the device's."""
 
-    def normalise_batches(self, mode: str, slot_sum: SlotSum) -> None:
+    def normalise_batches(self, mode: str, ordered_sum: OrderedSum) -> None:
         """Take statistics of each leaf (``leaf``) or of all ranks' samples (``global``); ``local``: of the device's.
 
         With ``global``, every rank asks for the same sums in the same order in ``forward_backward``, with no samples

@@ -59,10 +59,17 @@ class Timeline:
         if rank is not None:
             keep &= self.rank == rank
         return Timeline(
-            source=self.source, operations=self.operations, step=self.step[keep], rank=self.rank[keep],
-            lane=self.lane[keep], operation=self.operation[keep], start_s=self.start_s[keep],
-            end_s=self.end_s[keep], size_bytes=self.size_bytes[keep], emulated_network=self.emulated_network,
-        )  # fmt: skip
+            source=self.source,
+            operations=self.operations,
+            step=self.step[keep],
+            rank=self.rank[keep],
+            lane=self.lane[keep],
+            operation=self.operation[keep],
+            start_s=self.start_s[keep],
+            end_s=self.end_s[keep],
+            size_bytes=self.size_bytes[keep],
+            emulated_network=self.emulated_network,
+        )
 
     def exposed_communication_s(self) -> float:
         """Communication time not hidden by computation: the measure of the communication lane outside the compute lane.
@@ -81,12 +88,17 @@ class Timeline:
             return tuple(int(v) for v in values)
 
         return TimelineRecord(
-            source=self.source, operations=self.operations, step=whole(self.step), rank=whole(self.rank),
-            lane=whole(self.lane), operation=whole(self.operation),
+            source=self.source,
+            operations=self.operations,
+            step=whole(self.step),
+            rank=whole(self.rank),
+            lane=whole(self.lane),
+            operation=whole(self.operation),
             start_s=tuple(round(float(t), 8) for t in self.start_s),
             end_s=tuple(round(float(t), 8) for t in self.end_s),
-            size_bytes=whole(self.size_bytes), emulated_network=self.emulated_network,
-        )  # fmt: skip
+            size_bytes=whole(self.size_bytes),
+            emulated_network=self.emulated_network,
+        )
 
     @staticmethod
     def from_record(record: TimelineRecord) -> Timeline:

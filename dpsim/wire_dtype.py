@@ -18,7 +18,7 @@ def sixteen_bit_algorithms() -> tuple[str, ...]:
     return tuple(name for name, one in ALGORITHMS.items() if one.sixteen_bits)
 
 
-def check_wire(wire_dtype: str | None, algorithm: str) -> None:
+def check_compression(wire_dtype: str | None, algorithm: str) -> None:
     """Refuse 16 bits with an algorithm that would round every partial sum on its way, where there are no leaves."""
     if wire_dtype in SIXTEEN_BITS and not ALGORITHMS.find(algorithm).sixteen_bits:
         raise ConfigError(

@@ -19,8 +19,13 @@ from dpsim.records.bench_result import BenchResult, BenchSize, Ratio
 from dpsim.units import format_size
 
 KIB, MIB = 2**10, 2**20
-MPI_TARGETS = ((4, KIB, 1.0), (64 * KIB, MIB, 1.5), (4 * MIB, 4 * MIB, 1.15), (16 * MIB, 16 * MIB, 1.4),
-               (64 * MIB, 64 * MIB, 2.5))  # fmt: skip
+MPI_TARGETS = (
+    (4, KIB, 1.0),
+    (64 * KIB, MIB, 1.5),
+    (4 * MIB, 4 * MIB, 1.15),
+    (16 * MIB, 16 * MIB, 1.4),
+    (64 * MIB, 64 * MIB, 2.5),
+)
 """(sizes from, to, at least) of the best MPI's time over the default algorithm's."""
 LARGE_BYTES, OF_BOUND, OVER_GLOO, CROWDED_DEVICES = 64 * MIB, 0.85, 8.0, 4
 

@@ -49,11 +49,13 @@ def resnet50() -> Workload:
     """ResNet-50's tensors with made-up times (1 ms a forward, 2 ms a backward): for speed, not for prediction."""
     layers = [
         Layer(
-            name=name, forward_s=(1e-3,), backward_s=(2e-3,),
+            name=name,
+            forward_s=(1e-3,),
+            backward_s=(2e-3,),
             tensors=tuple(Tensor(name=f"{name}.{i}", shape=shape) for i, shape in enumerate(shapes)),
         )
         for name, shapes in resnet50_shapes()
-    ]  # fmt: skip
+    ]
     return Workload(name="resnet50 shapes", local_batches=(32,), layers=tuple(layers), update_s=1e-3, overhead_s=1e-3)
 
 
@@ -66,11 +68,15 @@ def machine(devices: int = 8) -> Machine:
         allreduce=(AllreduceCost(algorithm="mpi", devices=devices, sizes_bytes=sizes, time_s=times),),
         overlap=(
             OverlapCost(
-                algorithm="mpi", devices=devices, overlap="thread", sizes_bytes=sizes, time_s=times,
+                algorithm="mpi",
+                devices=devices,
+                overlap="thread",
+                sizes_bytes=sizes,
+                time_s=times,
                 compute_loss_s=tuple(0.2 * t for t in times),
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 def _median_s(run: Callable[[], object]) -> float:
@@ -89,11 +95,14 @@ def main() -> None:
     for rule, overlap in (("tarantella", "off"), ("tarantella", "thread"), ("ddp", "thread"), ("mg-wfbp", "thread")):
         plans = [
             Plan(
-                devices=8, global_batch=256, fusion_rule=rule, overlap=overlap,  # type: ignore[arg-type]
+                devices=8,
+                global_batch=256,
+                fusion_rule=rule,
+                overlap=overlap,  # type: ignore[arg-type]
                 fusion_threshold_bytes=None if rule == "mg-wfbp" else float(1000 * i),
             )
             for i in range(PLANS)
-        ]  # fmt: skip
+        ]
         times_s = _median_s(lambda plans=plans: step_times(workload, bench, plans))  # type: ignore[misc]
         predict_s = _median_s(lambda plans=plans: [predict(workload, bench, plan) for plan in plans])  # type: ignore[misc]
         print(f"{rule:10} {overlap:6}  step_times {times_s:.3f} s   predict {predict_s:.3f} s")

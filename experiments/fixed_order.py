@@ -20,22 +20,22 @@ from mpi4py import MPI
 from dpsim.comm.clock import now
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import DpsimError
-from dpsim.kernels.allreduce.cpu import Meeting
+from dpsim.kernels.allreduce.cpu import SharedGroup
 from dpsim.kernels.allreduce.registry import find, floor_bytes
-from dpsim.kernels.allreduce.tree import Slots, Tree, slots
+from dpsim.kernels.allreduce.tree import PartialSums, Tree, slots
 from dpsim.launch.jobs import on_ranks
 from dpsim.units import format_size, parse_size
 
 PLAIN, TREE = "plain", "tree"
 
 
-def orders(devices: int, leaves: int) -> dict[str, Slots]:
+def orders(devices: int, leaves: int) -> dict[str, PartialSums]:
     """What is compared, by name."""
     one_after_another: Tree = 0
     for rank in range(1, devices):
         one_after_another = (one_after_another, rank)
     return {
-        PLAIN: Slots(tuple(range(devices)), one_after_another),
+        PLAIN: PartialSums(tuple(range(devices)), one_after_another),
         TREE: slots(range(devices + 1)),
         f"tree of {leaves}": slots([rank * leaves // devices for rank in range(devices + 1)]),
     }
@@ -46,8 +46,11 @@ def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str
     kinds = orders(comm.size, argument["leaves"])
     most = max(len(order.owners) for order in kinds.values())
     two_shot = find("cpu", "two-shot")
-    meeting = Meeting(
-        comm.rank, comm.size, _shared(comm, Meeting.control_bytes(comm.size)), crowded=comm.size > (os.cpu_count() or 1)
+    meeting = SharedGroup(
+        comm.rank,
+        comm.size,
+        _shared(comm, SharedGroup.control_bytes(comm.size)),
+        oversubscribed=comm.size > (os.cpu_count() or 1),
     )
     rows = []
     for size in argument["sizes"]:

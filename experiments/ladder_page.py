@@ -35,9 +35,14 @@ def _row(version: Version, measured: dict[tuple[str, str], float]) -> tuple[str,
     most = "" if version.most_bytes is None else f", up to {format_size(version.most_bytes)}"
     fraction = measured.get((version.backend, version.name))
     return (
-        f"`{version.name}`", version.backend, version.summary + most, moved, waits, ", ".join(version.variants) or "-",
+        f"`{version.name}`",
+        version.backend,
+        version.summary + most,
+        moved,
+        waits,
+        ", ".join(version.variants) or "-",
         "-" if fraction is None else percent(fraction),
-    )  # fmt: skip
+    )
 
 
 def measured() -> tuple[dict[tuple[str, str], float], str]:

@@ -79,11 +79,15 @@ def _row(
     took_s = (every_end.max(axis=0) - every_start.max(axis=0)) / 2
     waits = np.diff(core)[:: 2 if overlap == "inline" else 1]
     return {
-        "size_bytes": size_bytes, "overlap": overlap, "beside": beside, "due_s": due_s,
-        "time_s": float(np.median(took_s)), "undisturbed_s": float(np.quantile(took_s, 0.1)),
+        "size_bytes": size_bytes,
+        "overlap": overlap,
+        "beside": beside,
+        "due_s": due_s,
+        "time_s": float(np.median(took_s)),
+        "undisturbed_s": float(np.quantile(took_s, 0.1)),
         "earliest_s": float((every_end - every_start).min()) / 2 - due_s,
         "core_s": None if overlap == "poll" else float(statistics.median(waits)) / 2,
-    }  # fmt: skip
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:

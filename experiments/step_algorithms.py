@@ -36,9 +36,11 @@ def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str
     for name in (first, *others, f"{first}'"):
         replica = build_model(argument["model"], dataset.input_shape, dataset.classes)
         plan = Plan(
-            devices=comm.size, global_batch=argument["global_batch"], algorithm=name.rstrip("'"),
+            devices=comm.size,
+            global_batch=argument["global_batch"],
+            algorithm=name.rstrip("'"),
             fusion_threshold_bytes=argument["threshold_bytes"],
-        )  # fmt: skip
+        )
         trainers[name] = Trainer(replica, dataset, plan, comm, Network())
     found = steps_in_turn(comm, trainers, seconds=argument["seconds"], counted=_COUNTED)
     for trainer in trainers.values():
@@ -59,9 +61,13 @@ def main() -> int:
     told = parser.parse_args()
     try:
         argument = {
-            "model": told.model, "dataset": told.dataset, "global_batch": told.global_batch, "seconds": told.seconds,
-            "algorithms": told.algorithm, "threshold_bytes": parse_size(told.fusion_threshold),
-        }  # fmt: skip
+            "model": told.model,
+            "dataset": told.dataset,
+            "global_batch": told.global_batch,
+            "seconds": told.seconds,
+            "algorithms": told.algorithm,
+            "threshold_bytes": parse_size(told.fusion_threshold),
+        }
         found = on_ranks("dpsim.experiments.step_algorithms:measure", argument, devices=told.devices, pin=True)
     except DpsimError as error:
         print(f"step_algorithms: {error}", file=sys.stderr)

@@ -154,9 +154,15 @@ def _write_product(k: Kernel, reach: _Reach, inputs: int, outputs: int, size: in
 
 
 def _add_taps(
-    k: Kernel, corner: Value, weight_row: Value, taps: _Taps, sums: list[list[Variable]],
-    o: Value, parts: list[tuple[int, int]], channels: tuple[int, int],
-) -> None:  # fmt: skip
+    k: Kernel,
+    corner: Value,
+    weight_row: Value,
+    taps: _Taps,
+    sums: list[list[Variable]],
+    o: Value,
+    parts: list[tuple[int, int]],
+    channels: tuple[int, int],
+) -> None:
     """Add the products of one kernel element with the source pixels it meets, channel by channel."""
     inputs, outputs = channels
     if not taps:

@@ -51,8 +51,10 @@ def _round_sum(dtype: str) -> Kernel:
     return kernel
 
 
-def rounded(value: Value, wire: str) -> Value:
-    """float32 numbers rounded to float16 or bfloat16, ties to even; as ``kernels.wire`` encodes and decodes them."""
+def rounded(value: Value, compression: str) -> Value:
+    """float32 numbers rounded to float16 or bfloat16, ties to even; as ``kernels.compression`` encodes and decodes
+    them.
+    """
     kernel, build = value.kernel, value.kernel.builder
     vector = isinstance(value.ir.type, ir.VectorType)
     kind = ir.VectorType(_INT, value.ir.type.count) if vector else _INT
@@ -70,7 +72,7 @@ def rounded(value: Value, wire: str) -> Value:
     size = build.and_(bits, whole(0x7FFF_FFFF))
     sign = build.and_(bits, whole(0x8000_0000))
     nan = build.icmp_unsigned(">", size, whole(0x7F80_0000))
-    if wire == "bfloat16":
+    if compression == "bfloat16":
         quiet = build.and_(build.or_(bits, whole(0x0040_0000)), whole(0xFFFF_0000))
         found = build.select(nan, quiet, cut(bits, 16))
     else:

@@ -25,9 +25,19 @@ def sgd(w: Array, g: Array, v: Array, scale: float, momentum: float, decay: floa
 
 
 def adamw(
-    w: Array, g: Array, m: Array, v: Array, scale: float, beta1: float, beta2: float, epsilon: float, decay: float,
-    rate: float, correction1: float, correction2: float,
-) -> None:  # fmt: skip
+    w: Array,
+    g: Array,
+    m: Array,
+    v: Array,
+    scale: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+    rate: float,
+    correction1: float,
+    correction2: float,
+) -> None:
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), in PyTorch's form.
 
     d = scale g; m = beta1 m + (1 - beta1) d; v = beta2 v + (1 - beta2) d d;

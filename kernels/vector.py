@@ -140,9 +140,14 @@ class Kernel:
     """
 
     def __init__(
-        self, dtype: DTypeLike, arrays: tuple[str, ...], indices: tuple[str, ...] = (), numbers: tuple[str, ...] = (),
-        *, returns_index: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        dtype: DTypeLike,
+        arrays: tuple[str, ...],
+        indices: tuple[str, ...] = (),
+        numbers: tuple[str, ...] = (),
+        *,
+        returns_index: bool = False,
+    ) -> None:
         self.dtype = np.dtype(dtype)
         self.lanes = lanes(dtype)
         self.number = _NUMBERS[self.dtype.name]
@@ -268,11 +273,12 @@ class Kernel:
         while (half := total.type.count // 2) >= 1:
             parts = [
                 build.shuffle_vector(
-                    total, ir.Constant(total.type, ir.Undefined),
+                    total,
+                    ir.Constant(total.type, ir.Undefined),
                     ir.Constant(ir.VectorType(lane, half), [ir.Constant(lane, first + i) for i in range(half)]),
                 )
                 for first in (0, half)
-            ]  # fmt: skip
+            ]
             total = build.fadd(*parts)
         return Value(self, build.extract_element(total, ir.Constant(lane, 0)))
 

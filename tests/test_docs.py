@@ -34,9 +34,14 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
             done = subprocess.run(
                 ["bash", "-e", "-o", "pipefail", "-c", text],
-                cwd=tmp_path, env=os.environ | {"PATH": path, "COLUMNS": "120"}, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, timeout=300, check=False,
-            )  # fmt: skip
+                cwd=tmp_path,
+                env=os.environ | {"PATH": path, "COLUMNS": "120"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
             assert "Traceback" not in done.stderr, f"{text}\n{done.stderr}"
             ran += 1
@@ -59,9 +64,15 @@ def test_the_readmes_commands_run_one_after_the_other(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for command in chosen:
         done = subprocess.run(
-            ["bash", "-e", "-c", command], cwd=tmp_path, env=os.environ | {"PATH": path}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+            ["bash", "-e", "-c", command],
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 

@@ -64,10 +64,13 @@ Examples:
 def build() -> App:
     """The application. Commands are small: each imports what it needs when it runs."""
     app = App(
-        name="dpsim", help="Data-parallel training, predicted and measured in the same run.",
-        version=dpsim.__version__, help_format="plaintext", help_epilogue=_EXAMPLES,
+        name="dpsim",
+        help="Data-parallel training, predicted and measured in the same run.",
+        version=dpsim.__version__,
+        help_format="plaintext",
+        help_epilogue=_EXAMPLES,
         suppress_keyboard_interrupt=False,
-    )  # fmt: skip
+    )
     app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES)
     app.command(train.train, help_epilogue=train.EXAMPLES)
     app.command(reproduce.reproduce, help_epilogue=reproduce.EXAMPLES)
@@ -77,16 +80,20 @@ def build() -> App:
     app.command(report.report, help_epilogue=report.EXAMPLES)
     app.command(trace.trace, help_epilogue=trace.EXAMPLES)
     sweeps = App(
-        name="sweep", help="Predict, then measure, then compare over a range of settings.",
-        help_format="plaintext", help_epilogue=_SWEEP_EXAMPLES,
-    )  # fmt: skip
+        name="sweep",
+        help="Predict, then measure, then compare over a range of settings.",
+        help_format="plaintext",
+        help_epilogue=_SWEEP_EXAMPLES,
+    )
     sweeps.command(sweep.fusion_threshold, help_epilogue=sweep.EXAMPLES)
     sweeps.command(sweep.devices, help_epilogue=sweep.DEVICES_EXAMPLES)
     app.command(sweeps)
     benches = App(
-        name="bench", help="How fast one operation is here, against memory's limit and against its peers.",
-        help_format="plaintext", help_epilogue=_BENCH_EXAMPLES,
-    )  # fmt: skip
+        name="bench",
+        help="How fast one operation is here, against memory's limit and against its peers.",
+        help_format="plaintext",
+        help_epilogue=_BENCH_EXAMPLES,
+    )
     benches.command(bench.allreduce, help_epilogue=bench.EXAMPLES)
     app.command(benches)
     machines = App(
@@ -100,9 +107,11 @@ def build() -> App:
     machines.command(machine.merge, help_epilogue=machine.MERGE_EXAMPLES)
     app.command(machines)
     launches = App(
-        name="launch", help="Run a script or a command on ranks, here or by a scheduler.", help_format="plaintext",
+        name="launch",
+        help="Run a script or a command on ranks, here or by a scheduler.",
+        help_format="plaintext",
         help_epilogue=_LAUNCH_EXAMPLES,
-    )  # fmt: skip
+    )
     launches.command(launching.local, help_epilogue=launching.LOCAL_EXAMPLES)
     launches.command(launching.slurm, help_epilogue=launching.SLURM_EXAMPLES)
     launches.command(launching.pbs, help_epilogue=launching.PBS_EXAMPLES)

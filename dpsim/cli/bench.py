@@ -68,11 +68,18 @@ def allreduce(
     flags.writable(plot, flag="--plot")
     check_plot(plot)
     chosen: dict[str, Any] = flags.given(
-        devices=devices, min_bytes=_size("--min", min), max_bytes=_size("--max", max), factor=factor,
+        devices=devices,
+        min_bytes=_size("--min", min),
+        max_bytes=_size("--max", max),
+        factor=factor,
         algorithms=None if algorithm in (None, _ALL) else flags.listed("--algorithm", algorithm, str),
-        dtype=dtype, backend=backend, peers=_peers(peers), peer_envs=_environments(peer_env),
-        budget_s=flags.budget(budget), seed=seed,
-    )  # fmt: skip
+        dtype=dtype,
+        backend=backend,
+        peers=_peers(peers),
+        peer_envs=_environments(peer_env),
+        budget_s=flags.budget(budget),
+        seed=seed,
+    )
     with locked(output):
         with show.progress() as tell:
             record = measure(AllreduceBench(**chosen), tell)

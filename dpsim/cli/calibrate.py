@@ -72,7 +72,7 @@ def calibrate(
     from dpsim.harness.machines import points as points_of
 
     flags.writable(output)
-    algorithm = flags.usual_algorithm(algorithm, network, wire_dtype)
+    algorithm = flags.default_algorithm(algorithm, network, wire_dtype)
     chosen: dict[str, Any] = flags.given(
         network=network,
         devices=flags.listed("--devices", devices, flags.devices_or_layout),

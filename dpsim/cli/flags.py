@@ -214,11 +214,13 @@ def devices_or_layout(text: str) -> int | str:
     return of_nodes or devices
 
 
-def usual_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
+def default_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
     """The algorithm that was named; else the one that a network (and a 16-bit wire on it) asks for."""
     from dpsim.machine import Network
 
-    return algorithm if algorithm is not None or network is None else Network.parse(network).usual_algorithm(wire_dtype)
+    return (
+        algorithm if algorithm is not None or network is None else Network.parse(network).default_algorithm(wire_dtype)
+    )
 
 
 def networks(text: str | None) -> tuple[str, ...] | None:

@@ -43,14 +43,16 @@ def local(*command: Command, devices: int = 1, hostfile: flags.Hostfile = None) 
 
     if not command:
         raise ConfigError(
-            "there is no script to run", allowed="a Python script after --",
+            "there is no script to run",
+            allowed="a Python script after --",
             remedy=f"dpsim launch local --devices {devices} -- train.py",
-        )  # fmt: skip
+        )
     if command[0] in _commands():
         raise ConfigError(
-            f"{command[0]!r} is a dpsim command", allowed="a Python script",
+            f"{command[0]!r} is a dpsim command",
+            allowed="a Python script",
             remedy=f"dpsim commands start their ranks themselves: dpsim {command[0]} --devices {devices}",
-        )  # fmt: skip
+        )
     with hosts.hostfile(hostfile):
         run_script(command[0], command[1:], devices=devices)
 
@@ -68,9 +70,17 @@ def slurm(
 ) -> None:
     """Hand in a job for Slurm that runs a dpsim command or a Python script on its ranks."""
     _hand_in(
-        "slurm", command, dry_run, devices=devices, cpus=cpus, time=time, name=name, output=output,
-        account=account, queue=queue,
-    )  # fmt: skip
+        "slurm",
+        command,
+        dry_run,
+        devices=devices,
+        cpus=cpus,
+        time=time,
+        name=name,
+        output=output,
+        account=account,
+        queue=queue,
+    )
 
 
 def pbs(
@@ -86,9 +96,17 @@ def pbs(
 ) -> None:
     """Hand in a job for PBS that runs a dpsim command or a Python script on its ranks."""
     _hand_in(
-        "pbs", command, dry_run, devices=devices, cpus=cpus, time=time, name=name, output=output,
-        account=account, queue=queue,
-    )  # fmt: skip
+        "pbs",
+        command,
+        dry_run,
+        devices=devices,
+        cpus=cpus,
+        time=time,
+        name=name,
+        output=output,
+        account=account,
+        queue=queue,
+    )
 
 
 def _hand_in(scheduler: str, command: tuple[str, ...], dry_run: bool, **asked: str | int) -> None:

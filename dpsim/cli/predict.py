@@ -53,11 +53,15 @@ def predict(
     of_workload, of_machine = workloads.read(workload), machines.read(machine)
     whole = flags.whole("--global-batch"), flags.whole("--local-batch")
     chosen: dict[str, Any] = flags.given(
-        rule=flags.listed("--fusion-rule", fusion_rule, str), algorithm=flags.listed("--algorithm", algorithm, str),
+        rule=flags.listed("--fusion-rule", fusion_rule, str),
+        algorithm=flags.listed("--algorithm", algorithm, str),
         global_batch=flags.listed("--global-batch", global_batch, whole[0]),
         local_batch=flags.listed("--local-batch", local_batch, whole[1]),
-        overlap=overlap, accumulate=accumulate, wire_dtype=wire_dtype, cycle_s=flags.duration(cycle),
-    )  # fmt: skip
+        overlap=overlap,
+        accumulate=accumulate,
+        wire_dtype=wire_dtype,
+        cycle_s=flags.duration(cycle),
+    )
     counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold) or ()
     points, summary = predict_points(of_workload, of_machine, counts, thresholds, **chosen)
@@ -112,12 +116,17 @@ def _table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> Any:
     for point in points:
         threshold = point["fusion_threshold_bytes"]
         table.add_row(
-            point["layout"], *(f"{point[key]:g}" if key == batch else point[key] for key in several),
-            "-" if threshold is None else format_size(threshold), str(point["buckets"]), point["overlap"],
-            format_duration(point["predicted_step_s"]), _band(point["predicted_low_s"], point["predicted_high_s"]),
-            format_duration(point["predicted_exposed_communication_s"]), _memory(point["memory_bytes"]),
+            point["layout"],
+            *(f"{point[key]:g}" if key == batch else point[key] for key in several),
+            "-" if threshold is None else format_size(threshold),
+            str(point["buckets"]),
+            point["overlap"],
+            format_duration(point["predicted_step_s"]),
+            _band(point["predicted_low_s"], point["predicted_high_s"]),
+            format_duration(point["predicted_exposed_communication_s"]),
+            _memory(point["memory_bytes"]),
             ("does not fit " if point["fits"] is False else "") + ("extrapolated" if point["extrapolated"] else ""),
-        )  # fmt: skip
+        )
     return table
 
 

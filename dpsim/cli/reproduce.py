@@ -72,13 +72,19 @@ def reproduce(
     flags.writable(output, folder=True)
     settings = flags.given(learning_rate=learning_rate)
     chosen: dict[str, Any] = flags.given(
-        model=model, dataset=dataset, devices=flags.listed("--devices", devices, flags.devices_or_layout),
+        model=model,
+        dataset=dataset,
+        devices=flags.listed("--devices", devices, flags.devices_or_layout),
         fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, flags.threshold),
         algorithms=algorithms_in(*RUNNABLE) if algorithm == _ALL else flags.listed("--algorithm", algorithm, str),
         overlaps=OVERLAPS if overlap == _ALL else flags.listed("--overlap", overlap, str),
-        batch_norms=flags.listed("--batch-norm", batch_norm, str), steps=steps, leaves=leaves,
-        global_batch=global_batch, seed=seed, wire_dtype=wire_dtype,
-    )  # fmt: skip
+        batch_norms=flags.listed("--batch-norm", batch_norm, str),
+        steps=steps,
+        leaves=leaves,
+        global_batch=global_batch,
+        seed=seed,
+        wire_dtype=wire_dtype,
+    )
     if leaves == 0:
         chosen.setdefault("batch_norms", ("local",))
     reproduction = Reproduction(**chosen, optimizer=changed(Reproduction().optimizer, optimizer, settings))

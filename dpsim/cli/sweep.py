@@ -138,12 +138,19 @@ def devices(
     if leaves is not None and batch_norm is None:
         over["batch_norm"] = None  # the usual one
     chosen: dict[str, Any] = flags.given(
-        model=model, dataset=dataset, devices=flags.listed("--devices", devices, flags.devices_or_layout),
-        networks=flags.networks(network), fusion_rule=fusion_rule,
+        model=model,
+        dataset=dataset,
+        devices=flags.listed("--devices", devices, flags.devices_or_layout),
+        networks=flags.networks(network),
+        fusion_rule=fusion_rule,
         fusion_thresholds_bytes=None if fusion_threshold is None else (flags.threshold(fusion_threshold),),
-        global_batch=global_batch, algorithms=flags.listed("--algorithm", algorithm, str), overlap=overlap, seed=seed,
-        wire_dtype=wire_dtype, budget_s=flags.budget(budget),
-    )  # fmt: skip
+        global_batch=global_batch,
+        algorithms=flags.listed("--algorithm", algorithm, str),
+        overlap=overlap,
+        seed=seed,
+        wire_dtype=wire_dtype,
+        budget_s=flags.budget(budget),
+    )
     chosen["scaling"] = msgspec.structs.replace(base.scaling or Scaling(), **over)
     if local_batch is not None:
         chosen["global_batch"] = _of_one_device(local_batch, global_batch, weak=chosen["scaling"].kind == "weak")

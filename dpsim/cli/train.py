@@ -80,19 +80,34 @@ def train(
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
     flags.reproducible_leaves(reproducible, leaves)
-    algorithm = flags.usual_algorithm(algorithm, network, wire_dtype)
+    algorithm = flags.default_algorithm(algorithm, network, wire_dtype)
     count, layout = (None, None) if devices is None else flags.layout(devices)
     threshold = None if fusion_threshold is None else flags.threshold(fusion_threshold)
     chosen: dict[str, Any] = flags.given(
-        model=model, dataset=dataset, devices=count, layout=layout, global_batch=global_batch, accumulate=accumulate,
-        fusion_rule=fusion_rule, fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap,
+        model=model,
+        dataset=dataset,
+        devices=count,
+        layout=layout,
+        global_batch=global_batch,
+        accumulate=accumulate,
+        fusion_rule=fusion_rule,
+        fusion_threshold_bytes=threshold,
+        algorithm=algorithm,
+        overlap=overlap,
         wire_dtype=wire_dtype,
-        network=network, steps=steps, epochs=epochs, seed=seed,
-        checkpoint=None if checkpoint is None else str(checkpoint), checkpoint_every=checkpoint_every,
-        stall_after_s=stall_after, label_smoothing=label_smoothing, batch_norm=batch_norm, backend=backend,
+        network=network,
+        steps=steps,
+        epochs=epochs,
+        seed=seed,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        checkpoint_every=checkpoint_every,
+        stall_after_s=stall_after,
+        label_smoothing=label_smoothing,
+        batch_norm=batch_norm,
+        backend=backend,
         leaves=DEFAULT_LEAVES if reproducible and leaves is None else leaves,
         elastic=elastic,
-    )  # fmt: skip
+    )
     settings = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     decay = None if schedule is None else parse_decay(schedule)
     rate = flags.given(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)

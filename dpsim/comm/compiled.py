@@ -9,15 +9,15 @@ from mpi4py import MPI
 from dpsim.comm.group import quiet_barrier
 
 
-def compile_once(rehearse: Callable[[], object], comm: MPI.Intracomm) -> None:
-    """``rehearse`` what needs kernels on each node's first rank, then on the others, which find everything compiled.
+def compile_once(warm_up: Callable[[], object], comm: MPI.Intracomm) -> None:
+    """``warm_up`` what needs kernels on each node's first rank, then on the others, which find everything compiled.
 
     Waiting ranks sleep instead of spinning. Collective over ``comm``.
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     for turn in (node.rank == 0, node.rank > 0):
         if turn:
-            rehearse()
+            warm_up()
         quiet_barrier(comm)
     node.Free()
 
@@ -26,7 +26,7 @@ def compile_among(rehearsals: Sequence[Callable[[], object]], comm: MPI.Intracom
     """The same for several rehearsals, of which each rank of a node compiles some; then all run all. Collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     for mine in (rehearsals[node.rank :: node.size], rehearsals):
-        for rehearse in mine:
-            rehearse()
+        for warm_up in mine:
+            warm_up()
         quiet_barrier(comm)
     node.Free()

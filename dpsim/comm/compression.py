@@ -43,7 +43,7 @@ def _kernels(dtype: str) -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 @dataclass(frozen=True)
-class Wire:
+class Compression:
     """Codes of ``dtype`` (float16 or bfloat16) for float32 numbers, scaled by a power of two."""
 
     dtype: str
@@ -82,7 +82,7 @@ class Wire:
         self._kernels[1](coded, values, self._up)
 
 
-def wire(wire_dtype: str | None, dtype: np.dtype[Any], global_batch: int) -> Wire | None:
+def compression(wire_dtype: str | None, dtype: np.dtype[Any], global_batch: int) -> Compression | None:
     """The 16-bit wire of a plan for arrays of ``dtype``; None where they travel as they are. Raises ``ConfigError``."""
     if wire_dtype is None or wire_dtype == dtype.name:
         return None
@@ -91,4 +91,4 @@ def wire(wire_dtype: str | None, dtype: np.dtype[Any], global_batch: int) -> Wir
             f"wire dtype {wire_dtype} for gradients in {dtype.name}",
             allowed=f"{dtype.name}" + (f", {', '.join(SIXTEEN_BITS)}" if dtype == np.float32 else ""),
         )
-    return Wire(wire_dtype, 2.0 ** -(global_batch - 1).bit_length() if wire_dtype == "float16" else 1.0)
+    return Compression(wire_dtype, 2.0 ** -(global_batch - 1).bit_length() if wire_dtype == "float16" else 1.0)

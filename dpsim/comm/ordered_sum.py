@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpsim.comm.transport import Array, Transport, wait
-from dpsim.kernels.allreduce.tree import Slots, fold
-from dpsim.replica import SlotSum
+from dpsim.kernels.allreduce.tree import PartialSums, fold
+from dpsim.replica import OrderedSum
 
 
-def slot_sum(t: Transport, slots: Slots) -> SlotSum:
+def ordered_sum(t: Transport, slots: PartialSums) -> OrderedSum:
     """The blocking sum over the slots of all ranks of ``t``, along their tree; the same bits on every rank.
 
     Every rank sends its slots' arrays (of one dtype and shape) to every other one in one message, and adds for itself:

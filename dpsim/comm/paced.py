@@ -15,7 +15,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
-from dpsim.comm.transport import Array, MpiTransport, Pending
+from dpsim.comm.transport import Array, MpiTransport, Request
 from dpsim.machine import Network, check_algorithm
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
@@ -83,7 +83,7 @@ class PacedTransport(MpiTransport):
         """Whether that rank is on this rank's node."""
         return rank // self.devices_a_node == self.rank // self.devices_a_node
 
-    def send(self, data: Array, to: int) -> Pending:
+    def send(self, data: Array, to: int) -> Request:
         if self._beside(to):
             return super().send(data, to)
         transmission_s = data.nbytes / self.network.bandwidth_bytes_per_s
@@ -92,7 +92,7 @@ class PacedTransport(MpiTransport):
         requests = [self.comm.Isend(header, to, _HEADER_TAG), self.comm.Isend(data, to, _PAYLOAD_TAG)]
         return _Outgoing(requests, header)
 
-    def receive(self, data: Array, source: int) -> Pending:
+    def receive(self, data: Array, source: int) -> Request:
         if self._beside(source):
             return super().receive(data, source)
         header = np.empty(2)
@@ -107,6 +107,6 @@ class PacedTransport(MpiTransport):
     def native_allreduce(self, data: Array) -> None:
         check_algorithm("mpi", self.network)
 
-    def start_native_allreduce(self, data: Array) -> Pending:
+    def start_native_allreduce(self, data: Array) -> Request:
         check_algorithm("mpi", self.network)
         raise AssertionError("unreachable: check_algorithm refuses it")

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from dpsim.comm.allreduce import Fixed, Rounds, allreduce, start
+from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, allreduce, start
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
-from dpsim.comm.compression import Wire
-from dpsim.comm.transport import Array, Pending, Transport
+from dpsim.comm.compression import Compression
+from dpsim.comm.transport import Array, Request, Transport
 
 LOOK_S = 40e-6
 """How long the communication thread sleeps when nothing is due at a known time."""
@@ -31,7 +31,7 @@ class Progress(Protocol):
     @property
     def bucket(self) -> int: ...
 
-    def submit(self, bucket: int, data: Array, fixed: Fixed | None = None) -> None:
+    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
         """A bucket is complete: its allreduce may start."""
 
     def poll(self) -> None:
@@ -47,15 +47,17 @@ class Progress(Protocol):
 class Inline:
     """Each allreduce runs at once, on the calling thread."""
 
-    def __init__(self, transport: Transport, algorithm: str, finished: Finished, wire: Wire | None = None) -> None:
-        self._wire = wire
+    def __init__(
+        self, transport: Transport, algorithm: str, finished: Finished, compression: Compression | None = None
+    ) -> None:
+        self._compression = compression
         self._transport, self._algorithm, self._finished = transport, algorithm, finished
         self.bucket = -1
 
-    def submit(self, bucket: int, data: Array, fixed: Fixed | None = None) -> None:
+    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
         self.bucket = bucket
         begin_s = now()
-        allreduce(self._transport, data, self._algorithm, self._wire, fixed)
+        allreduce(self._transport, data, self._algorithm, self._compression, fixed)
         self._finished(bucket, data.nbytes, begin_s, now())
         self.bucket = -1
 
@@ -72,15 +74,17 @@ class Inline:
 class Polled:
     """A queue of allreduces that moves on whenever ``poll`` is called."""
 
-    def __init__(self, transport: Transport, algorithm: str, finished: Finished, wire: Wire | None = None) -> None:
-        self._wire = wire
+    def __init__(
+        self, transport: Transport, algorithm: str, finished: Finished, compression: Compression | None = None
+    ) -> None:
+        self._compression = compression
         self._transport, self._algorithm, self._finished = transport, algorithm, finished
-        self._queue: deque[tuple[int, Array, Fixed | None]] = deque()
-        self._rounds: Rounds | None = None
-        self._pending: list[Pending] = []
+        self._queue: deque[tuple[int, Array, SummationOrder | None]] = deque()
+        self._rounds: CollectiveSteps | None = None
+        self._pending: list[Request] = []
         self.bucket, self._size_bytes, self._begin_s = -1, 0, 0.0
 
-    def submit(self, bucket: int, data: Array, fixed: Fixed | None = None) -> None:
+    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
         self._queue.append((bucket, data, fixed))
         self._advance()
 
@@ -90,7 +94,7 @@ class Polled:
 
     def finish(self) -> None:
         while not self._advance():
-            if self._transport.crowded:
+            if self._transport.oversubscribed:
                 os.sched_yield()
 
     def close(self) -> None:
@@ -108,7 +112,7 @@ class Polled:
                     return True
                 self.bucket, data, fixed = self._queue.popleft()
                 self._size_bytes, self._begin_s = data.nbytes, now()
-                self._rounds = start(self._transport, data, self._algorithm, self._wire, fixed)
+                self._rounds = start(self._transport, data, self._algorithm, self._compression, fixed)
             step = next(self._rounds, None)
             if step is None:
                 self._rounds = None
@@ -126,8 +130,10 @@ class Polled:
 class Threaded(Polled):
     """The same queue moved on by a thread of its own while the calling thread computes."""
 
-    def __init__(self, transport: Transport, algorithm: str, finished: Finished, wire: Wire | None = None) -> None:
-        super().__init__(transport, algorithm, finished, wire)
+    def __init__(
+        self, transport: Transport, algorithm: str, finished: Finished, compression: Compression | None = None
+    ) -> None:
+        super().__init__(transport, algorithm, finished, compression)
         self._turn = threading.Lock()
         self._work = threading.Semaphore(0)
         self._computing = True
@@ -136,7 +142,7 @@ class Threaded(Polled):
         self._thread = threading.Thread(target=self._serve, name="dpsim-communication", daemon=True)
         self._thread.start()
 
-    def submit(self, bucket: int, data: Array, fixed: Fixed | None = None) -> None:
+    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
         self._computing = True
         with self._turn:
             self._queue.append((bucket, data, fixed))
@@ -188,8 +194,8 @@ class Threaded(Polled):
 
 
 def progress(
-    transport: Transport, algorithm: str, overlap: str, finished: Finished, wire: Wire | None = None
+    transport: Transport, algorithm: str, overlap: str, finished: Finished, compression: Compression | None = None
 ) -> Progress:
     """The mechanism of an ``overlap`` token (``off`` is ``inline``: the caller hands buckets in after backward)."""
     kinds: dict[str, type[Inline | Polled]] = {"off": Inline, "inline": Inline, "poll": Polled, "thread": Threaded}
-    return kinds[overlap](transport, algorithm, finished, wire)
+    return kinds[overlap](transport, algorithm, finished, compression)

@@ -12,7 +12,7 @@ from dpsim.comm.allreduce import allreduce
 from dpsim.comm.clock import now
 from dpsim.comm.compiled import compile_once
 from dpsim.comm.transport import transport
-from dpsim.kernels.allreduce.cpu import STAGE_BYTES
+from dpsim.kernels.allreduce.cpu import STAGING_BYTES
 from dpsim.machine import Network, Selection
 
 _ROUNDS = 40
@@ -25,8 +25,8 @@ def select(group: MPI.Intracomm) -> Selection | None:
     None where the ranks share no memory.
     """
     link = transport(group, Network())
-    points = [size for size in sizes(STAGE_BYTES) if size <= STAGE_BYTES]
-    memory = link.allocate(STAGE_BYTES).view(np.float32)
+    points = [size for size in sizes(STAGING_BYTES) if size <= STAGING_BYTES]
+    memory = link.allocate(STAGING_BYTES).view(np.float32)
     compile_once(lambda: [link.prepare(memory, name, None) for name in ("one-shot", "two-shot")], group)
     if link.prepare(memory, "two-shot", None) is None:
         return None

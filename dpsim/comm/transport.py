@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 from dpsim.backend import Backend
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce.cpu import STAGE_BYTES, Meeting
+from dpsim.kernels.allreduce.cpu import STAGING_BYTES, SharedGroup
 from dpsim.kernels.allreduce.registry import find
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import Network, Selection
 from dpsim.units import format_size
 
 if TYPE_CHECKING:
-    from dpsim.comm.allreduce import Fixed
-    from dpsim.comm.compression import Wire
+    from dpsim.comm.allreduce import SummationOrder
+    from dpsim.comm.compression import Compression
 
 Array = NDArray[Any]
 ALIGNMENT_BYTES = 64
 _PAYLOAD_TAG = 2
 
 
-class Pending(Protocol):
+class Request(Protocol):
     """A message under way."""
 
     def done(self) -> bool:
@@ -40,11 +40,11 @@ class Pending(Protocol):
         """When it will be done, on the shared clock, where that is known already."""
 
 
-Rounds = Generator[Sequence[Pending], None, None]
+CollectiveSteps = Generator[Sequence[Request], None, None]
 """Yields the messages of one round after another; the data is reduced when it ends."""
 
 
-class Prepared(Protocol):
+class PersistentAllreduce(Protocol):
     """An allreduce of one array that can be done again and again, with nothing left to find out."""
 
     run: Callable[[], None]
@@ -57,37 +57,39 @@ class Prepared(Protocol):
 class Transport(Protocol):
     """Point-to-point messages between the ranks of one group, in order for each pair.
 
-    ``crowded``: there are more ranks than cores here, so who waits must let the others have the core.
+    ``oversubscribed``: there are more ranks than cores here, so who waits must let the others have the core.
     ``devices_a_node``: rank r is on node r // devices_a_node of the layout; 1 in a flat one.
     """
 
     rank: int
     size: int
     network: Network
-    crowded: bool
+    oversubscribed: bool
     devices_a_node: int
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """Zeroed memory for gradients, ``ALIGNMENT_BYTES`` aligned; collective, of the same size on every rank."""
 
-    def prepare(self, data: Array, algorithm: str, wire: Wire | None, fixed: Fixed | None = None) -> Prepared | None:
+    def prepare(
+        self, data: Array, algorithm: str, compression: Compression | None, fixed: SummationOrder | None = None
+    ) -> PersistentAllreduce | None:
         """An allreduce in shared memory: ``one-shot``, ``two-shot``, or ``auto`` for the faster one at that size.
 
         ``data`` (and what is extra in ``fixed``) is a part of allocated memory, the same on every rank; None where that
         is not shared.
         """
 
-    def send(self, data: Array, to: int) -> Pending: ...
+    def send(self, data: Array, to: int) -> Request: ...
 
-    def receive(self, data: Array, source: int) -> Pending: ...
+    def receive(self, data: Array, source: int) -> Request: ...
 
     def native_allreduce(self, data: Array) -> None:
         """The transport's own allreduce, in place, blocking. Raises ``ConfigError`` where it has none."""
 
-    def start_native_allreduce(self, data: Array) -> Pending:
+    def start_native_allreduce(self, data: Array) -> Request:
         """The same, non-blocking."""
 
-    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds | None:
+    def own_rounds(self, data: Array, algorithm: str, compression: Compression | None) -> CollectiveSteps | None:
         """The allreduce of ``data`` where this transport has one of its own; None: messages and shared memory do it."""
 
     def close(self) -> None:
@@ -102,7 +104,7 @@ def aligned_bytes(size_bytes: int) -> NDArray[np.uint8]:
 
 
 class MpiPending:
-    """MPI requests as one ``Pending``."""
+    """MPI requests as one ``Request``."""
 
     __slots__ = ("_requests",)
 
@@ -128,13 +130,13 @@ class MpiTransport:
         self.size: int = comm.size
         self.network = Network()
         here = _ranks_here(comm)
-        self.crowded = here > (os.cpu_count() or 1)
+        self.oversubscribed = here > (os.cpu_count() or 1)
         self.devices_a_node = devices_a_node
         self._one_node = here == comm.size > 1
         self._shared: list[list[NDArray[np.uint8]]] = []
-        self._meeting: Meeting | None = None
+        self._meeting: SharedGroup | None = None
         self._selection = selection or Selection.usual(self.size)
-        self._prepared: dict[tuple[int, int, str, str, Wire | None, bool], Prepared] = {}
+        self._prepared: dict[tuple[int, int, str, str, Compression | None, bool], PersistentAllreduce] = {}
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """On one node all ranks see it."""
@@ -143,10 +145,10 @@ class MpiTransport:
         if whole is None:
             return aligned_bytes(size_bytes)
         if self._meeting is None:
-            control = self._memory(Meeting.control_bytes(self.size), "dpsim-meeting")
+            control = self._memory(SharedGroup.control_bytes(self.size), "dpsim-meeting")
             if control is None:
                 return aligned_bytes(size_bytes)
-            self._meeting = Meeting(self.rank, self.size, control, crowded=self.crowded)
+            self._meeting = SharedGroup(self.rank, self.size, control, oversubscribed=self.oversubscribed)
         self._shared.append([whole[rank * extent : rank * extent + size_bytes] for rank in range(self.size)])
         return self._shared[-1][self.rank]
 
@@ -164,17 +166,25 @@ class MpiTransport:
             )
         return None
 
-    def prepare(self, data: Array, algorithm: str, wire: Wire | None, fixed: Fixed | None = None) -> Prepared | None:
+    def prepare(
+        self, data: Array, algorithm: str, compression: Compression | None, fixed: SummationOrder | None = None
+    ) -> PersistentAllreduce | None:
         address = data.ctypes.data
-        key = (address, data.nbytes, data.dtype.char, algorithm, wire, fixed is None)
+        key = (address, data.nbytes, data.dtype.char, algorithm, compression, fixed is None)
         if (found := self._prepared.get(key)) is None:
             own = [data, *(fixed.extra if fixed is not None else ())]
             everyones = [self._everyones(array) for array in own]
             if None not in everyones:
-                found = self._prepared[key] = self._make(everyones, algorithm, wire, fixed)  # type: ignore[arg-type]
+                found = self._prepared[key] = self._make(everyones, algorithm, compression, fixed)  # type: ignore[arg-type]
         return found
 
-    def _make(self, everyones: list[list[Array]], algorithm: str, wire: Wire | None, fixed: Fixed | None) -> Prepared:
+    def _make(
+        self,
+        everyones: list[list[Array]],
+        algorithm: str,
+        compression: Compression | None,
+        fixed: SummationOrder | None,
+    ) -> PersistentAllreduce:
         """``everyones``: by number of a rank's slot, then by rank."""
         order = fixed.slots if fixed is not None else slots(range(self.size + 1))
         arrays = [everyones[order.of(owner).index(slot)][owner] for slot, owner in enumerate(order.owners)]
@@ -182,7 +192,7 @@ class MpiTransport:
         most = size_bytes * max(map(order.owners.count, order.owners))
         name = algorithm
         if algorithm == "auto":
-            name = self._selection.algorithm(size_bytes) if most <= STAGE_BYTES else "two-shot"
+            name = self._selection.algorithm(size_bytes) if most <= STAGING_BYTES else "two-shot"
         version = find("cpu", name)
         if version.most_bytes is not None and most > version.most_bytes:
             raise ConfigError(
@@ -190,9 +200,9 @@ class MpiTransport:
                 allowed=f"at most {format_size(version.most_bytes)}",
                 remedy="lower --fusion-threshold, or choose auto or two-shot with --algorithm",
             )
-        codes = (wire.dtype, wire.scale) if wire is not None else None
+        codes = (compression.dtype, compression.scale) if compression is not None else None
         each_sum = codes is not None and fixed is not None
-        made: Prepared = version.make(self._meeting, arrays, order, wire=codes, each_sum=each_sum)
+        made: PersistentAllreduce = version.make(self._meeting, arrays, order, compression=codes, each_sum=each_sum)
         return made
 
     def _everyones(self, data: Array) -> list[Array] | None:
@@ -204,19 +214,19 @@ class MpiTransport:
                 return [memory[first : first + data.nbytes].view(data.dtype) for memory in ranks]
         return None
 
-    def send(self, data: Array, to: int) -> Pending:
+    def send(self, data: Array, to: int) -> Request:
         return MpiPending([self.comm.Isend(data, to, _PAYLOAD_TAG)])
 
-    def receive(self, data: Array, source: int) -> Pending:
+    def receive(self, data: Array, source: int) -> Request:
         return MpiPending([self.comm.Irecv(data, source, _PAYLOAD_TAG)])
 
     def native_allreduce(self, data: Array) -> None:
         self.comm.Allreduce(MPI.IN_PLACE, data)
 
-    def start_native_allreduce(self, data: Array) -> Pending:
+    def start_native_allreduce(self, data: Array) -> Request:
         return MpiPending([self.comm.Iallreduce(MPI.IN_PLACE, data)])
 
-    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds | None:
+    def own_rounds(self, data: Array, algorithm: str, compression: Compression | None) -> CollectiveSteps | None:
         return None
 
     def close(self) -> None:
@@ -231,7 +241,7 @@ def _ranks_here(comm: MPI.Intracomm) -> int:
     return ranks
 
 
-def wait(t: Transport, pending: Sequence[Pending]) -> None:
+def wait(t: Transport, pending: Sequence[Request]) -> None:
     """Return when every message is done.
 
     Waiting looks again and again without a pause, for a yielded core may go to any other program for
@@ -239,12 +249,12 @@ def wait(t: Transport, pending: Sequence[Pending]) -> None:
     """
     waiting = [message for message in pending if not message.done()]
     while waiting:
-        if t.crowded:
+        if t.oversubscribed:
             os.sched_yield()
         waiting = [message for message in waiting if not message.done()]
 
 
-def all_done(pending: Sequence[Pending]) -> bool:
+def all_done(pending: Sequence[Request]) -> bool:
     """Whether every message is done. Asks each of them, for progress."""
     finished = True
     for message in pending:
@@ -254,9 +264,12 @@ def all_done(pending: Sequence[Pending]) -> bool:
 
 
 def transport(
-    comm: MPI.Intracomm, network: Network, devices_a_node: int = 1, selection: Selection | None = None,
+    comm: MPI.Intracomm,
+    network: Network,
+    devices_a_node: int = 1,
+    selection: Selection | None = None,
     backend: Backend = "cpu",
-) -> Transport:  # fmt: skip
+) -> Transport:
     """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
     Raises ``ConfigError`` where the ranks do not fill whole nodes.

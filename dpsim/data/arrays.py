@@ -68,9 +68,10 @@ def _samples(array: NDArray[Any], where: str) -> NDArray[Any]:
         raise FileFormatError(f"{where} has the shape {array.shape}", allowed=f"samples of {_SHAPES}")
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise FileFormatError(
-            f"{where} has the type {array.dtype}", allowed="uint8, float16, float32 or float64",
+            f"{where} has the type {array.dtype}",
+            allowed="uint8, float16, float32 or float64",
             remedy="convert it, for example with .astype(numpy.float32)",
-        )  # fmt: skip
+        )
     if array.dtype.kind == "f":
         _check_finite(array, where)
     if array.ndim == 2:
@@ -85,18 +86,20 @@ def _check_finite(array: NDArray[Any], where: str) -> None:
             first, *rest = np.argwhere(~finite)[0].tolist()
             place = (start + first, *rest)
             raise FileFormatError(
-                f"{where} is {array[place]} at {list(place)}", allowed="finite numbers",
+                f"{where} is {array[place]} at {list(place)}",
+                allowed="finite numbers",
                 remedy="leave such samples out, or fill in what is missing",
-            )  # fmt: skip
+            )
 
 
 def _labels(array: NDArray[Any], where: str) -> Labels:
     """Labels [N], whole numbers of 0 or more."""
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise FileFormatError(
-            f"{where} has the shape {array.shape} and the type {array.dtype}", allowed="labels [N] of an integer type",
+            f"{where} has the shape {array.shape} and the type {array.dtype}",
+            allowed="labels [N] of an integer type",
             remedy="y.reshape(-1) makes [N] of [N, 1], y.argmax(axis=1) of one-hot rows; y.astype(int) makes integers",
-        )  # fmt: skip
+        )
     wrong = np.flatnonzero((array < 0) | (array > _LARGEST))
     if len(wrong):
         raise FileFormatError(f"{where} is {array[wrong[0]]} at [{wrong[0]}]", allowed=_CLASSES, remedy=_RENUMBER)

@@ -120,7 +120,8 @@ def _parse_synthetic(token: str, text: str) -> tuple[tuple[int, int, int], dict[
     elements = height * width * channels * sum(sizes.values())
     if elements > _MOST_ELEMENTS:
         raise ConfigError(
-            f"data set {token!r} has {elements:,} numbers", allowed=f"{_MOST_ELEMENTS:,} (4 GiB)",
+            f"data set {token!r} has {elements:,} numbers",
+            allowed=f"{_MOST_ELEMENTS:,} (4 GiB)",
             remedy="give fewer samples or smaller pictures",
-        )  # fmt: skip
+        )
     return (height, width, channels), sizes

@@ -80,15 +80,17 @@ def _part(folder: Path, part: str, remedy: str) -> tuple[NDArray[np.uint8], Labe
     x, y = _read(images, 3, remedy), _read(labels, 1, remedy)
     if len(x) != len(y):
         raise FileFormatError(
-            f"{images} has {len(x)} pictures and {labels} has {len(y)} labels", allowed="one label a picture",
+            f"{images} has {len(x)} pictures and {labels} has {len(y)} labels",
+            allowed="one label a picture",
             remedy=remedy,
-        )  # fmt: skip
+        )
     wrong = np.flatnonzero(y >= _CLASSES)
     if len(wrong):
         raise FileFormatError(
-            f"{labels}: label {y[wrong[0]]} at byte {8 + wrong[0]}", allowed=f"labels 0 to {_CLASSES - 1}",
+            f"{labels}: label {y[wrong[0]]} at byte {8 + wrong[0]}",
+            allowed=f"labels 0 to {_CLASSES - 1}",
             remedy=remedy,
-        )  # fmt: skip
+        )
     return x[..., None], y.astype(np.int64)
 
 

@@ -97,8 +97,11 @@ def _array(data: bytes, where: str) -> NDArray[Any]:
         raise refused("has a damaged header", "a dictionary of 'descr', 'fortran_order' and 'shape'")
     if not _NUMBERS.fullmatch(descr[1] or ""):
         kind = "Python objects" if (descr[1] or "").endswith("O") else f"elements of type {descr[1] or 'structure'!r}"
-        raise refused(f"holds {kind}", "integers and floating-point numbers; nothing pickled is read",
-                      "save it as numbers, for example with .astype(numpy.float32)")  # fmt: skip
+        raise refused(
+            f"holds {kind}",
+            "integers and floating-point numbers; nothing pickled is read",
+            "save it as numbers, for example with .astype(numpy.float32)",
+        )
     dtype = np.dtype(descr[1])
     shape = tuple(int(side) for side in re.findall(r"\d+", shape_text[1]))
     size = math.prod(shape) * dtype.itemsize

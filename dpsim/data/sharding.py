@@ -26,9 +26,10 @@ def check_batch(n: int, global_batch: int) -> None:
     """Refuse a global batch that no step of an epoch of ``n`` samples would have. Raises ``ConfigError``."""
     if global_batch > n:
         raise ConfigError(
-            f"a global batch of {global_batch} of {n} training samples", allowed=f"1 to {n}",
+            f"a global batch of {global_batch} of {n} training samples",
+            allowed=f"1 to {n}",
             remedy="lower --global-batch, or take a larger data set",
-        )  # fmt: skip
+        )
 
 
 def shard(batch: int, devices: int, rank: int) -> tuple[int, int]:

@@ -49,9 +49,16 @@ class Finding(Noun, frozen=True):
 def examine(progress: Callable[[str], None]) -> Iterator[Finding]:
     """Try one thing after another. A probe that breaks becomes a finding, not an error."""
     for name, probe in (
-        ("launcher", _launcher), ("MPI", _mpi), ("numba", _numba), ("BLAS", _blas), ("shared memory", _shared_memory),
-        ("cores", _cores), ("clock", _clock), ("kernels", _kernels), ("GPU", _gpu),
-    ):  # fmt: skip
+        ("launcher", _launcher),
+        ("MPI", _mpi),
+        ("numba", _numba),
+        ("BLAS", _blas),
+        ("shared memory", _shared_memory),
+        ("cores", _cores),
+        ("clock", _clock),
+        ("kernels", _kernels),
+        ("GPU", _gpu),
+    ):
         progress(f"trying {name}")
         yield probe()
 
@@ -123,9 +130,11 @@ def _numba() -> Finding:
     took = format_duration(time.monotonic() - start_s)
     if not jit.keeps() or cache.folder() is None:
         return Finding(
-            name="numba", state="warn", found="no folder can be written to: every process compiles for itself",
+            name="numba",
+            state="warn",
+            found="no folder can be written to: every process compiles for itself",
             remedy="name folders: NUMBA_CACHE_DIR=FOLDER DPSIM_CACHE_DIR=FOLDER, or set HOME",
-        )  # fmt: skip
+        )
     return Finding(name="numba", state="ok", found=f"{numba.__version__}: compiled and ran a kernel in {took}")
 
 
@@ -140,9 +149,11 @@ def _blas() -> Finding:
     found = processor.blas()
     if forced := os.environ.get("OPENBLAS_CORETYPE"):
         return Finding(
-            name="BLAS", state="warn", found=f"{found}, forced by OPENBLAS_CORETYPE={forced}",
+            name="BLAS",
+            state="warn",
+            found=f"{found}, forced by OPENBLAS_CORETYPE={forced}",
             remedy="unset OPENBLAS_CORETYPE, unless you mean it: it changes speed up to twofold, and bits",
-        )  # fmt: skip
+        )
     if found == "unknown":
         return Finding(name="BLAS", state="warn", found="not recognised", remedy="use NumPy's own wheels")
     set_by_user = [f"{name}={os.environ[name]}" for name in jobs.THREAD_PINS if name in os.environ]
@@ -166,10 +177,11 @@ def _shared_memory() -> Finding:
         wanted = format_size(SHARED_PROBE_BYTES)
         free = os.statvfs(folder)
         return Finding(
-            name=name, state="warn",
+            name=name,
+            state="warn",
             found=f"cannot write {wanted}: {error.strerror}; {format_size(free.f_bavail * free.f_frsize)} are free",
             remedy="in a container: --shm-size=1g; also remove old /dev/shm/mpich_shm_* files of killed jobs",
-        )  # fmt: skip
+        )
     size = os.statvfs(folder)
     found = f"wrote {format_size(SHARED_PROBE_BYTES)} of {format_size(size.f_blocks * size.f_frsize)} in /dev/shm"
     return Finding(name=name, state="ok", found=found)

@@ -24,7 +24,7 @@ from typing import Any
 
 from dpsim.errors import CommunicationError
 from dpsim.launch import authentication
-from dpsim.launch.failure_report import Seen, Splitter
+from dpsim.launch.failure_report import JobState, LineReader
 
 VARIABLE = "DPSIM_JOB"
 """In the ranks' environment: the job's secret and where to connect to. Other users can see no environment."""
@@ -44,7 +44,13 @@ class Listener:
     """
 
     def __init__(
-        self, devices: int, request: dict[str, Any], seen: Seen, progress: Callable[[str], None], *, everywhere: bool
+        self,
+        devices: int,
+        request: dict[str, Any],
+        seen: JobState,
+        progress: Callable[[str], None],
+        *,
+        everywhere: bool,
     ) -> None:
         self._devices, self._request = devices, json.dumps(request)
         self._seen, self._progress = seen, progress
@@ -192,7 +198,7 @@ class _Newcomer:
         self._listener.leaves(self)
 
 
-class _RankLine(Splitter):
+class _RankLine(LineReader):
     """One rank's connection. Its end is the end of the rank's process.
 
     A dying process closes its files early: in which order these ends come tells which rank died first, where
@@ -204,7 +210,7 @@ class _RankLine(Splitter):
         self._listener, self._rank = listener, rank
 
     def read(self, handle: int) -> bool:
-        """As in ``Splitter``."""
+        """As in ``LineReader``."""
         try:
             if super().read(handle):
                 return True

@@ -47,15 +47,21 @@ class JobFailed(CommunicationError):
     """
 
     def __init__(
-        self, given: str, *, remedy: str = "", rank: int | None = None, traceback: str = "", exit_code: int = 1,
+        self,
+        given: str,
+        *,
+        remedy: str = "",
+        rank: int | None = None,
+        traceback: str = "",
+        exit_code: int = 1,
         lost: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(given, remedy=remedy)
         self.rank, self.traceback, self.exit_code, self.lost = rank, traceback, exit_code, lost
 
 
 @dataclass
-class Seen:
+class JobState:
     """What is known of a job's ranks.
 
     ``pids``: host and process id by rank; ``errors``: what failed, as ``worker.describe`` puts it; ``faults``: what
@@ -83,7 +89,7 @@ class Seen:
             self.first_ended = rank
 
 
-class Splitter:
+class LineReader:
     """Reads a non-blocking file descriptor and acts on each whole line."""
 
     def __init__(self, act: Callable[[str], Any]) -> None:
@@ -107,10 +113,10 @@ class Splitter:
             self._rest = b""
 
 
-class Lines:
+class OutputFilter:
     """Passes the ranks' lines on to stderr and keeps back what the launcher says about a failure."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: JobState) -> None:
         self._seen = seen
         self._block: list[str] | None = None
 
@@ -145,7 +151,7 @@ class Lines:
             self._seen.rank, self._seen.signal = int(match.group(1)), int(match.group(2))
 
 
-def failure(code: int, seen: Seen, devices: int) -> DpsimError:
+def failure(code: int, seen: JobState, devices: int) -> DpsimError:
     """The error to raise for a job that ended badly: the first failure, and no consequence of it."""
     records = sorted(seen.errors, key=lambda r: (r["consequence"], r["time"]))
     outside = seen.signal or seen.killed or seen.launcher_signal or seen.deserted

@@ -54,9 +54,10 @@ class BatchJob(Noun, frozen=True):
                 raise ConfigError(f"{flag} is {word!r}", allowed="letters, digits and . , : / @ % + = ~ ^ - _")
         if not self.command:
             raise ConfigError(
-                "there is no command to run", allowed="a dpsim command or a Python script after --",
+                "there is no command to run",
+                allowed="a dpsim command or a Python script after --",
                 remedy=f"dpsim launch {self.scheduler} --devices {self.devices} -- train --model cnn",
-            )  # fmt: skip
+            )
         if self.runs_script:
             check_script(self.command[0])
 
@@ -97,9 +98,10 @@ def submit(job: BatchJob) -> str:
     path = shutil.which(program)
     if path is None:
         raise CommunicationError(
-            f"there is no {program} on PATH", allowed=f"a machine that hands jobs in to {job.scheduler}",
+            f"there is no {program} on PATH",
+            allowed=f"a machine that hands jobs in to {job.scheduler}",
             remedy="see the script with --dry-run, and hand it in where that works",
-        )  # fmt: skip
+        )
     done = subprocess.run([path, *flags], input=job_script(job), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CommunicationError(
@@ -111,10 +113,15 @@ def submit(job: BatchJob) -> str:
 
 def _slurm_header(job: BatchJob) -> list[str]:
     flags = {
-        "job-name": job.name, "nodes": job.nodes, "ntasks-per-node": job.ranks_per_node, "cpus-per-task": job.cpus,
-        "time": job.time, "output": job.output or f"{job.name}-%j.out", "account": job.account,
+        "job-name": job.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.ranks_per_node,
+        "cpus-per-task": job.cpus,
+        "time": job.time,
+        "output": job.output or f"{job.name}-%j.out",
+        "account": job.account,
         "partition": job.queue,
-    }  # fmt: skip
+    }
     return [f"#SBATCH --{flag}={value}" for flag, value in flags.items() if value]
 
 

@@ -100,7 +100,7 @@ def on_ranks(
         return attached_job.run(task, argument, devices=devices, progress=progress, pin=pin)
     machines = hosts.chosen(devices)
     command = [*_mpiexec(machines), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.launch.worker", task]
-    seen = failure_report.Seen()
+    seen = failure_report.JobState()
     request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch}
     elsewhere = hosts.elsewhere(machines)
     listener = control_channel.Listener(devices, request, seen, progress or _ignore, everywhere=elsewhere)

@@ -22,9 +22,15 @@ _DONE_S = 10.0
 
 
 def run(
-    command: Sequence[str], folder: Path, listener: control_channel.Listener, seen: failure_report.Seen,
-    environment: Mapping[str, str], timeout_s: float | None, *, stdout: bool,
-) -> int:  # fmt: skip
+    command: Sequence[str],
+    folder: Path,
+    listener: control_channel.Listener,
+    seen: failure_report.JobState,
+    environment: Mapping[str, str],
+    timeout_s: float | None,
+    *,
+    stdout: bool,
+) -> int:
     """The exit code of ``command``, an ``mpiexec``, or 0 when all its ranks have done their task.
 
     Whatever happens, no process that was started for ``folder`` is left behind on this machine.
@@ -34,11 +40,16 @@ def run(
         selector = stack.enter_context(selectors.DefaultSelector())
         listener.serve(selector)
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environment, start_new_session=True, preexec_fn=teardown.end_with_parent(signal.SIGTERM),
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=teardown.end_with_parent(signal.SIGTERM),
+        )
         stack.callback(teardown.stop, process, folder)
-        lines = failure_report.Lines(seen)
+        lines = failure_report.OutputFilter(seen)
         for output, act in (
             (process.stdout, lines.own if stdout else lines.ordinary),
             (process.stderr, lines.ordinary),
@@ -46,7 +57,7 @@ def run(
             assert output is not None
             stack.enter_context(output)
             os.set_blocking(output.fileno(), False)
-            selector.register(output, selectors.EVENT_READ, failure_report.Splitter(act))
+            selector.register(output, selectors.EVENT_READ, failure_report.LineReader(act))
         by_itself = _follow(process, selector, listener, seen, deadline)
         for key in selector.get_map().values():
             key.data.end()
@@ -54,9 +65,12 @@ def run(
 
 
 def _follow(
-    process: subprocess.Popen[bytes], selector: selectors.BaseSelector, listener: control_channel.Listener,
-    seen: failure_report.Seen, deadline: float,
-) -> bool:  # fmt: skip
+    process: subprocess.Popen[bytes],
+    selector: selectors.BaseSelector,
+    listener: control_channel.Listener,
+    seen: failure_report.JobState,
+    deadline: float,
+) -> bool:
     """Pass output on until the job has ended, or has failed or done its task for some seconds; whether it has ended.
 
     Raises ``JobFailed`` at the deadline.
@@ -96,7 +110,7 @@ def _pass_on(selector: selectors.BaseSelector, within_s: float) -> bool:
     return bool(ready)
 
 
-def _patience(listener: control_channel.Listener, seen: failure_report.Seen) -> float | None:
+def _patience(listener: control_channel.Listener, seen: failure_report.JobState) -> float | None:
     """How many seconds from now on the job may take at the most; None where it is at work."""
     if seen.killed or seen.deserted:
         return _KILLED_S

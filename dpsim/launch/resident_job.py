@@ -152,11 +152,17 @@ class Processes:
         with self._said.open("wb") as said:
             self._processes = [
                 subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=marked, cwd=folder,
-                    start_new_session=True, preexec_fn=teardown.end_with_parent(signal.SIGTERM),
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    env=marked,
+                    cwd=folder,
+                    start_new_session=True,
+                    preexec_fn=teardown.end_with_parent(signal.SIGTERM),
                 )
                 for command in commands
-            ]  # fmt: skip
+            ]
 
     def alive(self) -> bool:
         return all(process.poll() is None for process in self._processes)

@@ -37,9 +37,13 @@ def scratch(purpose: str) -> Iterator[Path]:
                 remedy="name one: TMPDIR=FOLDER dpsim ...",
             ) from error
         watching = subprocess.Popen(
-            [sys.executable, "-I", "-S", scratch_keeper.__file__, str(folder)], stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
-        )  # fmt: skip
+            [sys.executable, "-I", "-S", scratch_keeper.__file__, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
         stack.callback(_end, folder, watching)
         yield folder
 

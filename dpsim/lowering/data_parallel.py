@@ -56,9 +56,14 @@ def lower(
         elif ready_s is None:
             ready_s = ready_times(workload, plan.local_batch)
     start = fuse(
-        order.size_bytes, name, plan.threshold_bytes, ready_s=ready_s, alpha_s=alpha_s,
-        beta_s_per_byte=beta_s_per_byte, dtype_code=order.dtype_code,
-    )  # fmt: skip
+        order.size_bytes,
+        name,
+        plan.threshold_bytes,
+        ready_s=ready_s,
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta_s_per_byte,
+        dtype_code=order.dtype_code,
+    )
     sizes = order.cumulative_bytes[start[1:]] - order.cumulative_bytes[start[:-1]]
 
     compute = _computation(workload, plan.accumulate, plan.batch_norm if plan.devices > 1 else "local")
@@ -87,10 +92,20 @@ def lower(
         after[before:last] = compute.ready_operation[start[1:] - 1]
         after[last] = last - 1
     return Schedule(
-        workload=workload, plan=plan, kind=kind, lane=lane, layer=layer, bucket=bucket, micro_batch=micro_batch,
-        size_bytes=size_bytes, after=after, tensor_order=order.tensor, bucket_start=start, bucket_size_bytes=sizes,
+        workload=workload,
+        plan=plan,
+        kind=kind,
+        lane=lane,
+        layer=layer,
+        bucket=bucket,
+        micro_batch=micro_batch,
+        size_bytes=size_bytes,
+        after=after,
+        tensor_order=order.tensor,
+        bucket_start=start,
+        bucket_size_bytes=sizes,
         dynamic=dynamic,
-    )  # fmt: skip
+    )
 
 
 def ready_times(workload: Workload, local_batch: float) -> NDArray[np.float64]:
@@ -139,9 +154,12 @@ def _compute(workload: Workload, accumulate: int, batch_norm: str) -> _Computati
         size_bytes, micro_batch = np.append(size_bytes, size), np.append(micro_batch, np.int32(accumulate - 1))
     backward = np.flatnonzero((kind == BACKWARD) & (micro_batch == accumulate - 1))[::-1].astype(np.int32)
     return _Computation(
-        kind=kind, layer=layer, micro_batch=micro_batch, size_bytes=size_bytes,
+        kind=kind,
+        layer=layer,
+        micro_batch=micro_batch,
+        size_bytes=size_bytes,
         ready_operation=backward[workload.ready_order.layer],
-    )  # fmt: skip
+    )
 
 
 def global_statistics_bytes(layer: Layer) -> tuple[int, int]:

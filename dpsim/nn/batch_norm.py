@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from dpsim.nn.initial import ones, zeros
 from dpsim.nn.layer import Layer, Shape, leaf_ranges, slot_parts, tree_sum
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Leaves, SlotSum
+from dpsim.replica import Array, Leaves, OrderedSum
 
 _Block = tuple[slice, tuple[int, int]]
 
@@ -25,7 +25,7 @@ class BatchNorm(Layer):
 
     ``local``: the rank's batch, whatever its leaves. ``leaf``: each leaf ("ghost" batch norm, Hoffer et al.,
     arXiv:1705.08741); the running statistics then move towards the mean of the leaves' statistics, weighted by their
-    samples, when ``update_statistics`` is called. ``global``: all ranks' samples, through ``slot_sum`` of sums in
+    samples, when ``update_statistics`` is called. ``global``: all ranks' samples, through ``ordered_sum`` of sums in
     float64, [1 + 2 C] a slot in forward and [2 C] in backward.
 
     Legend: G groups, L leaves, C channels.
@@ -43,7 +43,7 @@ class BatchNorm(Layer):
         self.running_mean = ops.zeros((channels,), dtype)
         self.running_var = ops.zeros((channels,), dtype) + 1
         self.mode = "local"
-        self.slot_sum: SlotSum = tree_sum
+        self.ordered_sum: OrderedSum = tree_sum
         self._rows_a_sample = math.prod(shape[:-1])
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
@@ -102,7 +102,7 @@ class BatchNorm(Layer):
         """
         samples, mean, var = self._samples_L1(), self._mean_GC.astype(np.float64), self._var_GC.astype(np.float64)
         of_leaves = np.hstack([samples, samples * mean, samples * (var + mean * mean)])
-        total = self.slot_sum([tree_sum(some) for some in slot_parts(of_leaves, self.extra_slots)])
+        total = self.ordered_sum([tree_sum(some) for some in slot_parts(of_leaves, self.extra_slots)])
         channels = mean.shape[1]
         means = total[1 : 1 + channels] / total[0]
         variances = np.maximum(total[1 + channels :] / total[0] - means * means, 0)
@@ -158,7 +158,7 @@ class BatchNorm(Layer):
         d_gamma_GC, d_beta_GC = self._d_gamma, self._d_beta
         if self.mode == "global":
             both = np.hstack([d_gamma_GC, d_beta_GC])
-            total = self.slot_sum([tree_sum(some) for some in slot_parts(both, self.extra_slots)])
+            total = self.ordered_sum([tree_sum(some) for some in slot_parts(both, self.extra_slots)])
             d_gamma_GC, d_beta_GC = total.reshape(2, 1, -1)
         scale = self.parameters["gamma"] * self._inverse_std_GC
         per_row = scale / self._rows_G1

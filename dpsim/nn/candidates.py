@@ -60,21 +60,27 @@ def _kernel_weight_gradient(x: Array, grad: Array, leaves: Leaves, stride: int, 
 
 CANDIDATES: Mapping[Operation, Mapping[str, Candidate]] = {
     "product": {
-        "blas": _blas_product, "rows": matmul.product, "streamed": matmul.streamed_product,
+        "blas": _blas_product,
+        "rows": matmul.product,
+        "streamed": matmul.streamed_product,
         "packed": matmul.packed_product,
     },
     "product_with_transposed": {
-        "blas": _blas_with_transposed, "dot": matmul.product_with_transposed, "packed": matmul.packed_with_transposed,
+        "blas": _blas_with_transposed,
+        "dot": matmul.product_with_transposed,
+        "packed": matmul.packed_with_transposed,
         "copied": _copied,
     },
     "transposed_product": {
-        "blas": _blas_transposed, "packed": weight_gradient.transposed_product,
-        "blocked": weight_gradient.blocked_transposed_product, "outer": _outer,
+        "blas": _blas_transposed,
+        "packed": weight_gradient.transposed_product,
+        "blocked": weight_gradient.blocked_transposed_product,
+        "outer": _outer,
     },
     "conv2d": {"im2col": _NUMPY.conv2d_of_samples, "vector": _kernel_conv2d},
     "conv2d_input_gradient": {"im2col": _NUMPY.conv2d_input_gradient_of_samples, "vector": _kernel_input_gradient},
     "conv2d_weight_gradient": {"im2col": _NUMPY.conv2d_weight_gradient, "vector": _kernel_weight_gradient},
-}  # fmt: skip
+}
 
 INDEPENDENT_OF_THE_BATCH = frozenset({"rows", "streamed", "packed", "dot", "copied", "vector"})
 """Candidates with which a sample's result has the same bits in every batch."""

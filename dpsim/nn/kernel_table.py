@@ -121,9 +121,17 @@ def proposal(table: KernelTable, measured: Choices) -> KernelTable | None:
         inputs, outputs = problem.sizes[2:4] if problem.operation in CONVOLUTIONS else problem.sizes
         rules.append(
             Rule(
-                operation=problem.operation, candidate=choice.candidate, dtype=problem.dtype, processor=family,
-                blas=blas, least_rows=problem.rows, most_rows=problem.rows, least_inputs=inputs, most_inputs=inputs,
-                least_outputs=outputs, most_outputs=outputs,
+                operation=problem.operation,
+                candidate=choice.candidate,
+                dtype=problem.dtype,
+                processor=family,
+                blas=blas,
+                least_rows=problem.rows,
+                most_rows=problem.rows,
+                least_inputs=inputs,
+                most_inputs=inputs,
+                least_outputs=outputs,
+                most_outputs=outputs,
             )
-        )  # fmt: skip
+        )
     return KernelTable(version=table.version + 1, rules=(*rules, *table.rules)) if rules else None

@@ -14,7 +14,7 @@ from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
 from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, Rounding, Slot, SlotSum, StepEvents
+from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, OrderedSum, Rounding, Slot, StepEvents
 
 EVALUATE_AT_ONCE = 128
 """Samples of a pass; bounds the work arrays whatever the size of the test set."""
@@ -71,9 +71,9 @@ class Network:
             layer.ops = self.ops.in_leaves() if given else self.ops
             layer.rounding = rounding
 
-    def normalise_batches(self, mode: str, slot_sum: SlotSum) -> None:
+    def normalise_batches(self, mode: str, ordered_sum: OrderedSum) -> None:
         for layer in self._batch_norms:
-            layer.mode, layer.slot_sum = mode, slot_sum
+            layer.mode, layer.ordered_sum = mode, ordered_sum
 
     @contextlib.contextmanager
     def without_other_ranks(self) -> Iterator[None]:

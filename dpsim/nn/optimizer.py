@@ -32,6 +32,16 @@ def update(
         return
     beta1, beta2 = optimizer.beta1, optimizer.beta2
     adamw(
-        w, g, state["first_moment"], state["second_moment"], scale, beta1, beta2, optimizer.epsilon,
-        optimizer.weight_decay, rate, 1 - beta1**step, 1 - beta2**step,
-    )  # fmt: skip
+        w,
+        g,
+        state["first_moment"],
+        state["second_moment"],
+        scale,
+        beta1,
+        beta2,
+        optimizer.epsilon,
+        optimizer.weight_decay,
+        rate,
+        1 - beta1**step,
+        1 - beta2**step,
+    )

@@ -99,7 +99,8 @@ def _parse_widths(token: str, kind: str, text: str) -> tuple[int, ...]:
     weights = sum(before * after for before, after in itertools.pairwise(widths))
     if weights > _MOST_WEIGHTS:
         raise ConfigError(
-            f"model {token!r} has {weights:,} weights and more", allowed=f"{_MOST_WEIGHTS:,}",
+            f"model {token!r} has {weights:,} weights and more",
+            allowed=f"{_MOST_WEIGHTS:,}",
             remedy="give smaller widths, or fewer",
-        )  # fmt: skip
+        )
     return widths

@@ -251,9 +251,9 @@ def compute_slowdown(machine: Machine, devices: int, layout: str = "") -> tuple[
         factors = {1: 1.0} | {s.devices: s.factor for s in machine.compute_slowdown}
         counts = sorted(factors)
         factor = float(np.interp(devices, counts, [factors[count] for count in counts]))
-        crowded = sharing(machine, devices, layout)
-        beyond = devices > counts[-1] and (bool(machine.compute_slowdown) or crowded > 1)
-        found = machine.memo[key] = (max(factor, crowded) if crowded > 1 else factor, beyond)
+        oversubscribed = sharing(machine, devices, layout)
+        beyond = devices > counts[-1] and (bool(machine.compute_slowdown) or oversubscribed > 1)
+        found = machine.memo[key] = (max(factor, oversubscribed) if oversubscribed > 1 else factor, beyond)
     result: tuple[float, bool] = found
     return result
 

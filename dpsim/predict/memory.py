@@ -58,6 +58,11 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     if fits and (activations is None or math.isinf(machine.memory_bytes)):
         fits = None
     return Memory(
-        parameters=parameters, gradients=gradients, optimizer_state=optimizer_state, activations=activations,
-        communication_buffers=buffers, total=total, fits=fits,
-    )  # fmt: skip
+        parameters=parameters,
+        gradients=gradients,
+        optimizer_state=optimizer_state,
+        activations=activations,
+        communication_buffers=buffers,
+        total=total,
+        fits=fits,
+    )

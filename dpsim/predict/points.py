@@ -130,9 +130,18 @@ def _best(rows: Sequence[Record], relative_uncertainty: float) -> Record:
     """The fastest of a device count's points, and which thresholds cannot be told from it."""
     row = min(rows, key=lambda point: float(point["predicted_step_s"]))
     keys = (
-        "devices", "layout", "global_batch", "local_batch", "fusion_rule", "algorithm", "fusion_threshold_bytes",
-        "overlap", "buckets", "predicted_step_s", "images_per_s",
-    )  # fmt: skip
+        "devices",
+        "layout",
+        "global_batch",
+        "local_batch",
+        "fusion_rule",
+        "algorithm",
+        "fusion_threshold_bytes",
+        "overlap",
+        "buckets",
+        "predicted_step_s",
+        "images_per_s",
+    )
     near = [
         point["fusion_threshold_bytes"]
         for point in rows

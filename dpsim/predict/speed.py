@@ -46,7 +46,9 @@ def slowed(machine: Machine, devices: int, factor: float) -> Machine:
         ),
         overlap=tuple(
             msgspec.structs.replace(
-                table, time_s=_times(table.time_s, table.slow_factor), poll_s=table.poll_s * factor,
+                table,
+                time_s=_times(table.time_s, table.slow_factor),
+                poll_s=table.poll_s * factor,
                 compute_loss_s=_times(table.compute_loss_s, factor),
             )
             for table in machine.overlap
@@ -54,7 +56,7 @@ def slowed(machine: Machine, devices: int, factor: float) -> Machine:
         compute_slowdown=tuple(
             ComputeSlowdown(devices=count, factor=value * factor) for count, value in sorted(factors.items())
         ),
-    )  # fmt: skip
+    )
 
 
 def _times(seconds: tuple[float, ...], factor: float) -> tuple[float, ...]:

@@ -76,11 +76,15 @@ def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
     shares, priced = _price_speeds(workload, machine, plan)
     step_s, exposed_s, forward_s, backward_s, update_s = _mean(shares, priced).tolist()
     return Prediction(
-        step_s=step_s, exposed_communication_s=exposed_s, buckets=_usual(shares, priced).schedule.buckets,
-        forward_s=forward_s, backward_s=backward_s, update_s=update_s,
+        step_s=step_s,
+        exposed_communication_s=exposed_s,
+        buckets=_usual(shares, priced).schedule.buckets,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        update_s=update_s,
         extrapolated=any(each.extrapolated for each in priced),
         images_per_s=plan.global_batch / step_s if step_s > 0 else math.inf,
-    )  # fmt: skip
+    )
 
 
 def step_times(workload: Workload, machine: Machine, plans: Iterable[Plan]) -> Floats:
@@ -120,10 +124,17 @@ def timeline(workload: Workload, machine: Machine, plan: Plan) -> Timeline:
     columns = [np.array(column) for column in zip(*events, strict=True)]
     zeros = np.zeros(len(events), np.int64)
     return Timeline(
-        source="predicted", operations=tuple(names), step=zeros, rank=zeros, lane=columns[2].astype(np.int64),
-        operation=columns[3].astype(np.int64), start_s=columns[0], end_s=columns[1],
-        size_bytes=columns[4].astype(np.int64), emulated_network=machine.emulated_network,
-    )  # fmt: skip
+        source="predicted",
+        operations=tuple(names),
+        step=zeros,
+        rank=zeros,
+        lane=columns[2].astype(np.int64),
+        operation=columns[3].astype(np.int64),
+        start_s=columns[0],
+        end_s=columns[1],
+        size_bytes=columns[4].astype(np.int64),
+        emulated_network=machine.emulated_network,
+    )
 
 
 def interval(

@@ -72,9 +72,10 @@ class AllreduceBench(Noun, frozen=True):
                 raise unknown("peer", peer, ("auto", "none", *PEERS, *self.peer_envs))
             if self.backend == "cuda" and peer not in CUDA_PEERS:
                 raise ConfigError(
-                    f"the peer {peer} on backend cuda: it adds up on CPUs", allowed=", ".join(CUDA_PEERS),
+                    f"the peer {peer} on backend cuda: it adds up on CPUs",
+                    allowed=", ".join(CUDA_PEERS),
                     remedy="leave --peers out, or use --backend cpu",
-                )  # fmt: skip
+                )
         for name in self.peer_envs:
             if name in (*PEERS, OWN):
                 raise ConfigError(f"a peer environment named {name!r}", allowed=f"any name but {', '.join(PEERS)}")
@@ -93,8 +94,9 @@ class AllreduceBench(Noun, frozen=True):
         if self.max_bytes < low:
             raise ConfigError(
                 f"sizes from {format_size(low)} to {format_size(self.max_bytes)}",
-                allowed="a --max that is not below --min", remedy="exchange them",
-            )  # fmt: skip
+                allowed="a --max that is not below --min",
+                remedy="exchange them",
+            )
 
     def sizes(self) -> list[int]:
         """The sizes in bytes: min, min factor, min factor^2, ... up to max."""

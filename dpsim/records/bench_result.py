@@ -106,5 +106,9 @@ def points_json(result: BenchResult) -> list[dict[str, Any]]:
 
 def summary_json(result: BenchResult) -> dict[str, Any]:
     """The summary of ``--json``."""
-    return {"sizes": codec.to_builtins(result.sizes), "rounds": result.rounds, "wrong": result.wrong,
-            "simulated": result.simulated}  # fmt: skip
+    return {
+        "sizes": codec.to_builtins(result.sizes),
+        "rounds": result.rounds,
+        "wrong": result.wrong,
+        "simulated": result.simulated,
+    }

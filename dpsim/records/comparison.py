@@ -244,8 +244,19 @@ def summary_json(comparison: Comparison) -> dict[str, Any]:
     overall: dict[str, Any] = parts["overall"] or {}
     step: dict[str, Any] = overall.pop("step", {})
     fixed = {key: step.get(key) for key in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
-    kept = ["groups", "networks", "single_device_median_abs_error", "overlap", "chosen_overlap", "predictions_sha256",
-            "predicted_at", "measured_from", "measured_until", "not_measured", "speeds"]  # fmt: skip
+    kept = [
+        "groups",
+        "networks",
+        "single_device_median_abs_error",
+        "overlap",
+        "chosen_overlap",
+        "predictions_sha256",
+        "predicted_at",
+        "measured_from",
+        "measured_until",
+        "not_measured",
+        "speeds",
+    ]
     if comparison.scaling is not None:
         kept += ["scaling", "identical", "drift_predictions_sha256"]
     return (

@@ -83,16 +83,20 @@ class Reproduction(Noun, frozen=True):
         if self.steps < 1:
             raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
         for what, given, allowed in (
-            ("algorithm", self.algorithms, algorithms_in(*RUNNABLE)), ("overlap", self.overlaps, OVERLAPS),
+            ("algorithm", self.algorithms, algorithms_in(*RUNNABLE)),
+            ("overlap", self.overlaps, OVERLAPS),
             ("batch norm", self.batch_norms, BATCH_NORM_MODES),
-        ):  # fmt: skip
+        ):
             for word in given:
                 if word not in allowed:
                     raise unknown(what, word, ("all", *allowed) if what != "batch norm" else allowed)
         for what, values in (
-            ("devices", self.devices), ("fusion_thresholds_bytes", self.fusion_thresholds_bytes),
-            ("algorithms", self.algorithms), ("overlaps", self.overlaps), ("batch_norms", self.batch_norms),
-        ):  # fmt: skip
+            ("devices", self.devices),
+            ("fusion_thresholds_bytes", self.fusion_thresholds_bytes),
+            ("algorithms", self.algorithms),
+            ("overlaps", self.overlaps),
+            ("batch_norms", self.batch_norms),
+        ):
             if not values or len(set(values)) != len(values):
                 raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
         for configuration in self.configurations():
@@ -113,10 +117,15 @@ class Reproduction(Noun, frozen=True):
                     continue
                 found.append(
                     Configuration(
-                        batch_norm=mode, leaves=leaves, devices=devices, layout=layout,  # type: ignore[arg-type]
-                        fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap,  # type: ignore[arg-type]
+                        batch_norm=mode,  # type: ignore[arg-type]
+                        leaves=leaves,
+                        devices=devices,
+                        layout=layout,
+                        fusion_threshold_bytes=threshold,
+                        algorithm=algorithm,
+                        overlap=overlap,  # type: ignore[arg-type]
                     )
-                )  # fmt: skip
+                )
         return tuple(found)
 
     def _impossible(self, algorithm: str, layout: str, leaves: int) -> bool:
@@ -127,11 +136,18 @@ class Reproduction(Noun, frozen=True):
     def plan(self, configuration: Configuration) -> Plan:
         """The plan of one of them. Raises ``ConfigError``."""
         return Plan(
-            devices=configuration.devices, layout=configuration.layout, global_batch=self.global_batch,
-            fusion_threshold_bytes=configuration.fusion_threshold_bytes, algorithm=configuration.algorithm,
-            overlap=configuration.overlap, batch_norm=configuration.batch_norm, optimizer=self.optimizer,
-            leaves=configuration.leaves, fusion_rule=self.fusion_rule, wire_dtype=self.wire_dtype,
-        )  # fmt: skip
+            devices=configuration.devices,
+            layout=configuration.layout,
+            global_batch=self.global_batch,
+            fusion_threshold_bytes=configuration.fusion_threshold_bytes,
+            algorithm=configuration.algorithm,
+            overlap=configuration.overlap,
+            batch_norm=configuration.batch_norm,
+            optimizer=self.optimizer,
+            leaves=configuration.leaves,
+            fusion_rule=self.fusion_rule,
+            wire_dtype=self.wire_dtype,
+        )
 
 
 class Trajectory(Noun, frozen=True):
@@ -208,7 +224,7 @@ class MeasuredDrift(Noun, frozen=True):
     statistics: float | None = None
 
 
-class Basis(Noun, frozen=True):
+class DriftInputs(Noun, frozen=True):
     """What the run on one device tells a prediction of drift; it was measured before the prediction was made.
 
     ``spacing_updates`` = sum over steps of the mean of |update| times the spacing of floating-point numbers at w;
@@ -229,12 +245,12 @@ class DriftPredictions(Noun, frozen=True):
 
     reproduction: Reproduction
     predicted_at: str
-    basis: tuple[Basis, ...]
+    basis: tuple[DriftInputs, ...]
     points: tuple[PredictedDrift, ...]
     schema: str = "dpsim.drift/1"
 
 
-class Found(Noun, frozen=True):
+class Divergence(Noun, frozen=True):
     """A trajectory that is not the one it is compared with (numbers in the record's ``trajectories``)."""
 
     trajectory: int
@@ -242,7 +258,7 @@ class Found(Noun, frozen=True):
     difference: Difference
 
 
-class Beside(Noun, frozen=True):
+class SavedComparison(Noun, frozen=True):
     """A comparison with a saved run: ``None`` where a configuration or its mode came to the same."""
 
     path: str
@@ -263,11 +279,11 @@ class ReproduceRecord(Noun, frozen=True):
     measured_until: str
     trajectories: tuple[Trajectory, ...]
     runs: tuple[Run, ...]
-    found: tuple[Found, ...] = ()
+    found: tuple[Divergence, ...] = ()
     predictions: DriftPredictions | None = None
     predictions_sha256: str = ""
     drift: tuple[MeasuredDrift, ...] = ()
-    against: Beside | None = None
+    against: SavedComparison | None = None
     kernel_table: str = ""
     schema: str = SCHEMA
 

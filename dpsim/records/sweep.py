@@ -38,7 +38,7 @@ class Scaling(Noun, frozen=True):
     @property
     def mode(self) -> BatchNormMode:
         """Whose statistics batch norm uses."""
-        return self.batch_norm or Plan.usual_batch_norm(self.leaves)
+        return self.batch_norm or Plan.default_batch_norm(self.leaves)
 
     def __post_init__(self) -> None:
         if self.steps < 1:

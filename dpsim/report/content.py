@@ -58,11 +58,17 @@ class Content:
 def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content:
     """What the report of a sweep says."""
     return Content(
-        name=comparison.name, heading=f"{comparison.name}: predicted, then measured", question=comparison.question,
-        answers=told(comparison), cards=tuple(_card(comparison, group) for group in comparison.groups),
-        tables=shown(comparison), warnings=warnings(comparison), facts=facts, environment=environment,
+        name=comparison.name,
+        heading=f"{comparison.name}: predicted, then measured",
+        question=comparison.question,
+        answers=told(comparison),
+        cards=tuple(_card(comparison, group) for group in comparison.groups),
+        tables=shown(comparison),
+        warnings=warnings(comparison),
+        facts=facts,
+        environment=environment,
         rules=RULES if not comparison.drift_measured else RULES + scaling.RULES,
-    )  # fmt: skip
+    )
 
 
 def told(comparison: Comparison) -> tuple[str, ...]:

@@ -26,9 +26,13 @@ class PageFigure:
 def page(content: Content, figures: Sequence[PageFigure], links: Sequence[tuple[str, str]] = ()) -> str:
     """The page's HTML: no script, no resource from elsewhere. ``links`` are (name, path) at its end."""
     loader = Environment(
-        loader=PackageLoader("dpsim.report"), autoescape=select_autoescape(default=True), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
+        loader=PackageLoader("dpsim.report"),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
     return loader.get_template("index.html.j2").render(
         content=content,
         colours=variables(),

@@ -59,6 +59,12 @@ def _event(timeline: Timeline, index: int, pid: int, origin: float) -> dict[str,
     if timeline.size_bytes[index]:
         arguments["size_bytes"] = int(timeline.size_bytes[index])
     return {
-        "ph": "X", "name": name, "cat": name.split(" ")[0], "pid": pid, "tid": int(timeline.lane[index]),
-        "ts": round((start - origin) * 1e6, 3), "dur": round(max(0.0, end - start) * 1e6, 3), "args": arguments,
-    }  # fmt: skip
+        "ph": "X",
+        "name": name,
+        "cat": name.split(" ")[0],
+        "pid": pid,
+        "tid": int(timeline.lane[index]),
+        "ts": round((start - origin) * 1e6, 3),
+        "dur": round(max(0.0, end - start) * 1e6, 3),
+        "args": arguments,
+    }

@@ -40,9 +40,12 @@ _WHERE = "Where a step's time goes at each setting: measured on the left, predic
 
 
 def write_report(
-    folder: Path, predictions: Predictions, results: Results, comparison: Comparison,
+    folder: Path,
+    predictions: Predictions,
+    results: Results,
+    comparison: Comparison,
     drift: ReproduceRecord | None = None,
-) -> list[Path]:  # fmt: skip
+) -> list[Path]:
     """Write ``index.html``, ``report.md`` and the figures into ``folder``; returns the paths written.
 
     ``comparison`` is ``dpsim.harness.sweep.compare.compare(predictions, results, drift)``. Loads matplotlib.
@@ -75,10 +78,12 @@ def write_content(folder: Path, content: Content, figures: list[tuple[str, str, 
             linked.append((f"{name}.svg", caption))
             shown.append(
                 PageFigure(
-                    title=title, caption=caption, wide=inline_svg(wide, f"{name}-wide", caption),
+                    title=title,
+                    caption=caption,
+                    wide=inline_svg(wide, f"{name}-wide", caption),
                     narrow=inline_svg(narrow, f"{name}-narrow", caption),
                 )
-            )  # fmt: skip
+            )
     except OSError as error:
         raise ConfigError(
             f"cannot write the report into {folder}: {error.strerror or error}",

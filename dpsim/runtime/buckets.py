@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
-from dpsim.comm.transport import Pending, Transport, all_done
+from dpsim.comm.transport import Request, Transport, all_done
 from dpsim.lowering.fusion import HorovodCycle
 from dpsim.schedule import Schedule
 
@@ -78,8 +78,8 @@ class CycleBuckets:
         self._decided: list[tuple[int, ...]] = []
         self._given = 0
         self._tick_s = 0.0
-        self._sending: list[tuple[list[Pending], NDArray[np.int64]]] = []
-        self._receiving: tuple[Pending, NDArray[np.int64]] | None = None
+        self._sending: list[tuple[list[Request], NDArray[np.int64]]] = []
+        self._receiving: tuple[Request, NDArray[np.int64]] | None = None
 
     def begin(self) -> None:
         self._ready, self._waiting, self._decided, self._given = set(), [], [], 0

@@ -33,9 +33,13 @@ class Checkpoints(Callback):
     """
 
     def __init__(
-        self, folder: Path | str, every: int | None = None, *, run: dict[str, Any] | None = None,
+        self,
+        folder: Path | str,
+        every: int | None = None,
+        *,
+        run: dict[str, Any] | None = None,
         report: Callable[[str], None] = _to_stderr,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if every is not None and every < 1:
             raise ConfigError(f"a checkpoint every {every} steps", allowed="1 step or more, or none given")
         self._path, self._every, self._run, self._report = Path(folder), every, run or {}, report
@@ -89,4 +93,4 @@ def resume(trainer: Trainer, folder: Path) -> None:
     Raises ``FileFormatError`` where there is none, ``ConfigError`` where it is of another training.
     """
     checkpoint = newest(folder)[1] if trainer.comm.rank == 0 else None
-    trainer.log.go_on_from(restore(trainer, checkpoint, lambda line: print(f"dpsim: {line}", file=sys.stderr)))
+    trainer.log.resume_from(restore(trainer, checkpoint, lambda line: print(f"dpsim: {line}", file=sys.stderr)))

@@ -92,10 +92,17 @@ def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) 
     with trainer.averaged_state():
         digest = trainer.digest()
     result = TrainResult(
-        devices=trainer.plan.devices, steps=total_steps, test_accuracy=test.correct / test.samples,
-        final_loss=log.losses[-1], step_s=step_s, images_per_s=images_per_s, exposed_communication_s=exposed_s,
-        digest=digest, losses=tuple(log.losses), first_step=first_step,
-    )  # fmt: skip
+        devices=trainer.plan.devices,
+        steps=total_steps,
+        test_accuracy=test.correct / test.samples,
+        final_loss=log.losses[-1],
+        step_s=step_s,
+        images_per_s=images_per_s,
+        exposed_communication_s=exposed_s,
+        digest=digest,
+        losses=tuple(log.losses),
+        first_step=first_step,
+    )
     trainer.close()
     for callback in callbacks:
         callback.on_train_end(trainer, result)

@@ -32,7 +32,7 @@ class TrainLog:
         self._ends: list[float] = []
         self._waits: list[float] = []
 
-    def go_on_from(self, losses: list[float]) -> None:
+    def resume_from(self, losses: list[float]) -> None:
         """The losses of the steps that an earlier run did."""
         self.losses, self._before = list(losses), len(losses)
 

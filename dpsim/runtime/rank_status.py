@@ -47,7 +47,7 @@ class Entry:
     state: str = "R"
 
 
-class Row:
+class RankStatus:
     """What one rank does, written by it alone."""
 
     __slots__ = ("_numbers", "_times")
@@ -97,11 +97,15 @@ class Row:
         detail = numbers[_DETAIL] if times[_DETAIL_SINCE] == since_s else UNKNOWN
         waits = doing == WAITING
         return Entry(
-            rank=rank, pid=numbers[_PID], step=numbers[_STEP], doing=doing, since_s=since_s,
+            rank=rank,
+            pid=numbers[_PID],
+            step=numbers[_STEP],
+            doing=doing,
+            since_s=since_s,
             place=(detail if place == UNKNOWN else place) if waits else UNKNOWN,
             last_done=UNKNOWN if waits else detail,
             state=_process_state(numbers[_PID]),
-        )  # fmt: skip
+        )
 
     @property
     def reported(self) -> bool:
@@ -140,20 +144,20 @@ class Board:
             self.ranks, memory = (comm.rank,), mmap.mmap(-1, ROW_BYTES)
         self.place = self.ranks.index(comm.rank)
         view = memoryview(memory)
-        self._rows = [Row(view[start : start + ROW_BYTES]) for start in range(0, len(view), ROW_BYTES)]
-        self.row = self._rows[self.place]
-        self.row.begin()
+        self._rows = [RankStatus(view[start : start + ROW_BYTES]) for start in range(0, len(view), ROW_BYTES)]
+        self.status = self._rows[self.place]
+        self.status.begin()
         node.Barrier()  # every row is filled before any is read
         node.Free()
 
     def entries(self) -> list[Entry]:
         """Every row of this node, in the order of the ranks."""
-        return [row.read(rank) for rank, row in zip(self.ranks, self._rows, strict=True)]
+        return [status.read(rank) for rank, status in zip(self.ranks, self._rows, strict=True)]
 
     @property
     def reported(self) -> bool:
         """Whether some rank of this node has reported a stall that is not over."""
-        return any(row.reported for row in self._rows)
+        return any(status.reported for status in self._rows)
 
 
 def _process_state(pid: int) -> str:

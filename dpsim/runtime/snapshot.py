@@ -31,9 +31,15 @@ def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Chec
     tensors["losses"] = np.array(losses, np.float64)
     epoch, batch = divmod(trainer.runner.steps, trainer.steps_per_epoch)
     header = Header(
-        step=trainer.runner.steps, epoch=epoch, batch=batch, seed=trainer.seed, plan=trainer.plan, run=run,
-        training_samples=len(trainer.dataset.train_y), kernel_table=trainer.kernel_table,
-    )  # fmt: skip
+        step=trainer.runner.steps,
+        epoch=epoch,
+        batch=batch,
+        seed=trainer.seed,
+        plan=trainer.plan,
+        run=run,
+        training_samples=len(trainer.dataset.train_y),
+        kernel_table=trainer.kernel_table,
+    )
     return Checkpoint(header=header, tensors=tensors)
 
 
@@ -62,7 +68,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Callable[[s
         mine = np.empty_like(value, order="C")
         comm.Scatter(everyones, mine)
         value[...] = mine
-    trainer.go_on_from(comm.bcast(step))
+    trainer.resume_from(comm.bcast(step))
     found: list[float] = comm.bcast(losses).tolist()
     return found
 

@@ -51,9 +51,13 @@ class StallWatch:
     """
 
     def __init__(
-        self, own: Board, after_s: float, labels: Labels, look: Callable[[], tuple[int, int]],
+        self,
+        own: Board,
+        after_s: float,
+        labels: Labels,
+        look: Callable[[], tuple[int, int]],
         tell: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._board, self._after_s, self._labels, self._look = own, after_s, labels, look
         self._tell = tell or _to_stderr
         self._told_since_s: float | None = None
@@ -69,21 +73,21 @@ class StallWatch:
         period_s, looked_s = min(1.0, self._after_s / 4), now()
         while not self._ended.wait(period_s):
             bucket, last_done = self._look()
-            self._board.row.note(bucket=bucket, last_done=last_done)
+            self._board.status.note(bucket=bucket, last_done=last_done)
             if now() - looked_s < _ASLEEP_PERIODS * period_s:  # else this rank was stopped itself
                 self._report()
             looked_s = now()
 
     def _report(self) -> None:
-        row = self._board.row
-        since_s, now_s = row.waits_since_s, now()
+        status = self._board.status
+        since_s, now_s = status.waits_since_s, now()
         if self._told_since_s is not None:
             if since_s != self._told_since_s:
-                row.reported = False
+                status.reported = False
                 self._tell(f"going on after {_seconds(now_s - self._told_since_s)}")
                 self._told_since_s = None
         elif since_s is not None and self._waits_too_long(now_s - since_s) and not self._board.reported:
-            row.reported = True
+            status.reported = True
             self._told_since_s = since_s
             self._tell(stalled(self._board.entries(), self._board.size, now_s, now_s - since_s, self._labels))
 

@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.comm import allreduce
-from dpsim.comm.allreduce import Fixed
+from dpsim.comm.allreduce import SummationOrder
 from dpsim.comm.clock import now
-from dpsim.comm.compression import wire
-from dpsim.comm.ordered_sum import slot_sum
+from dpsim.comm.compression import compression
+from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.progress import Progress, progress
 from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
 from dpsim.nn import Network, first_nonfinite_layer, update
-from dpsim.nn.rehearse import rehearse
+from dpsim.nn.warm_up import warm_up
 from dpsim.replica import Batch, BatchNormReplica, BatchSums, LeafReplica, Replica
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
-from dpsim.runtime.passes import Pass, plan_passes, plan_slots, slot_sums
-from dpsim.runtime.rank_status import UNKNOWN, Row
+from dpsim.runtime.gradient_accumulator import GradientAccumulator
+from dpsim.runtime.micro_batches import MicroBatch, plan_micro_batches, plan_partial_sums, slot_sums
+from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
-from dpsim.runtime.slot_memory import SlotMemory
 from dpsim.runtime.stall import Labels
 from dpsim.schedule import Schedule
 
@@ -51,16 +51,22 @@ class StepRunner:
 
     It owns the run's memory (``arena``) and hands it to the replica. ``initialise`` must be called once.
     ``control`` carries the decisions of a rule that packs buckets while running (Horovod's); such a rule needs
-    one of its own, since its messages must not mix with the gradients'. ``row`` is where it says what it does.
+    one of its own, since its messages must not mix with the gradients'. ``status`` is where it says what it does.
     ``rate`` gives the learning rate of each step, counted from 0; without it the optimizer's own stays.
-    ``exact`` carries the sums in the fixed order of addition (``slot_sum``), on several ranks in a transport of its
+    ``exact`` carries the sums in the fixed order of addition (``ordered_sum``), on several ranks in a transport of its
     own: they may be asked for while gradients travel.
     """
 
     def __init__(
-        self, replica: Replica, schedule: Schedule, transport: Transport, control: Transport | None = None,
-        row: Row | None = None, rate: Callable[[int], float] | None = None, exact: Transport | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        replica: Replica,
+        schedule: Schedule,
+        transport: Transport,
+        control: Transport | None = None,
+        status: RankStatus | None = None,
+        rate: Callable[[int], float] | None = None,
+        exact: Transport | None = None,
+    ) -> None:
         plan = schedule.plan
         check_algorithm(plan.algorithm, transport.network)
         if transport.size != plan.devices:
@@ -80,18 +86,18 @@ class StepRunner:
         self.replica, self.schedule, self.transport = replica, schedule, transport
         self.plan = plan
         dtype = gradient_dtype(schedule)
-        slots = plan_slots(plan)
+        slots = plan_partial_sums(plan)
         self._order = slots
-        self.slot_sum = slot_sum(exact or transport, slots)
+        self.ordered_sum = ordered_sum(exact or transport, slots)
         self.arena = Arena(schedule, dtype, transport.allocate, max(map(slots.owners.count, slots.owners)))
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
-        self._passes = plan_passes(plan, transport.rank, takes_leaves=isinstance(replica, LeafReplica))
-        self._wire = wire(plan.wire_dtype, dtype, plan.global_batch)
-        self._rounding = self._wire.rounding if self._wire is not None and plan.leaves else None
+        self._micro_batches = plan_micro_batches(plan, transport.rank, takes_leaves=isinstance(replica, LeafReplica))
+        self._compression = compression(plan.wire_dtype, dtype, plan.global_batch)
+        self._rounding = self._compression.rounding if self._compression is not None and plan.leaves else None
         held = len(slots.of(transport.rank))
-        self._memory = SlotMemory(replica, self.arena, held, self._passes, self._rounding)
-        self._pass = self._passes[0]
+        self._memory = GradientAccumulator(replica, self.arena, held, self._micro_batches, self._rounding)
+        self._pass = self._micro_batches[0]
         if isinstance(replica, LeafReplica):
             replica.train_in_leaves(plan.leaves > 0, self._rounding)
         self._memory.bind(self._pass)
@@ -100,7 +106,7 @@ class StepRunner:
             replica.normalise_batches(plan.batch_norm, self._paused_sum)
             self._statistics = replica if plan.batch_norm == "leaf" else None
         self.steps = 0
-        self.row = Row() if row is None else row
+        self.status = RankStatus() if status is None else status
         self._rate = rate or (lambda step: plan.optimizer.learning_rate)
         self._layers = replica.layers
         last = next(layer for layer in reversed(self._layers) if layer.tensors)
@@ -108,7 +114,7 @@ class StepRunner:
         self._marks = StepMarks(0.0)
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
-        self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._wire)
+        self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._compression)
         self._policy: BucketPolicy = bucket_policy(schedule, control or transport)
         self._held: list[Run] = []
         self._of_leaves: list[list[Array]] = []
@@ -125,14 +131,14 @@ class StepRunner:
         for slot in self.arena.optimizer_state.values():
             slot[...] = 0
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Compute one sample and update nothing: every kernel of a step is then compiled. Overwrites gradients."""
         if isinstance(self.replica, Network):
-            rehearse(self.replica)
+            warm_up(self.replica)
         for bucket in range(self.schedule.buckets if self._communicates else 0):
             data = self.arena.buckets(bucket, bucket + 1)
             fixed = self._fixed(bucket, bucket + 1)
-            allreduce.rehearse(self.transport, data, self.plan.algorithm, self._wire, fixed)
+            allreduce.warm_up(self.transport, data, self.plan.algorithm, self._compression, fixed)
         nothing = self.arena.parameters[:0]
         state = {name: slot[:0] for name, slot in self.arena.optimizer_state.items()}
         update(nothing, nothing, state, self.plan.optimizer, 0.0, 1.0, 1)
@@ -145,34 +151,43 @@ class StepRunner:
         """
         self._marks = StepMarks(now() if begin_s is None else begin_s)
         self._marks.compute.append(("step overhead", now()))
-        self.row.computes(self.steps + 1)
+        self.status.computes(self.steps + 1)
         self._policy.begin()
         self._held = []
         x, labels = share.x, share.labels
         self._of_leaves = []
-        found = [self._forward_backward(one, share) for one in self._passes]
-        losses = slot_sums(self._passes, [sums.slot_losses or (sums.loss,) for sums in found], operator.add)
+        found = [self._forward_backward(one, share) for one in self._micro_batches]
+        losses = slot_sums(self._micro_batches, [sums.slot_losses or (sums.loss,) for sums in found], operator.add)
         sums = BatchSums(
-            loss=sum(losses), correct=sum(sums.correct for sums in found), samples=len(labels),
+            loss=sum(losses),
+            correct=sum(sums.correct for sums in found),
+            samples=len(labels),
             slot_losses=tuple(losses),
-        )  # fmt: skip
+        )
         self._check_finite(sums.loss, x, labels)
         if self._communicates:
             self._finish_communication()
         if self._communicates or self._rounding is not None:
             self._check_reduced(x, labels)
         if self._statistics is not None:
-            self._statistics.update_statistics(self._paused_sum(slot_sums(self._passes, self._of_leaves, operator.add)))
+            self._statistics.update_statistics(
+                self._paused_sum(slot_sums(self._micro_batches, self._of_leaves, operator.add))
+            )
         arena, optimizer = self.arena, self.plan.optimizer
         update(
-            arena.parameters, arena.gradients, arena.optimizer_state, optimizer,
-            self._rate(self.steps), 1.0 / global_samples, self.steps + 1,
-        )  # fmt: skip
+            arena.parameters,
+            arena.gradients,
+            arena.optimizer_state,
+            optimizer,
+            self._rate(self.steps),
+            1.0 / global_samples,
+            self.steps + 1,
+        )
         marks = self._marks
         marks.end_s = now()
         marks.compute.append(("update", marks.end_s))
         self.steps += 1
-        self.row.rests()
+        self.status.rests()
         return StepOutcome(sums=sums, global_samples=global_samples, marks=marks)
 
     @property
@@ -201,7 +216,7 @@ class StepRunner:
         self._marks.ready.append((layer, now()))
         if self._pass.merges or self._rounding is not None:
             self._memory.add_up(self._pass, [tensor.name for tensor in self._layers[layer].tensors])
-        if not self._communicates or self._pass is not self._passes[-1]:
+        if not self._communicates or self._pass is not self._micro_batches[-1]:
             return
         complete = self._policy.ready(layer)
         if not self._overlapped:
@@ -209,11 +224,11 @@ class StepRunner:
         elif complete:
             begin_s = now()
             if self._blocking:
-                self.row.waits()
+                self.status.waits()
             for first, stop in complete:
                 self._reduce(first, stop)
             if self._blocking:
-                self.row.computes(self.steps + 1)
+                self.status.computes(self.steps + 1)
                 self._marks.pauses.append((begin_s, now()))
         else:
             self._progress.poll()
@@ -228,11 +243,11 @@ class StepRunner:
 
     def _finish_communication(self) -> None:
         begin_s = now()
-        self.row.waits()
+        self.status.waits()
         for first, stop in itertools.chain(self._held, self._policy.rest()):
             self._reduce(first, stop)
         self._progress.finish()
-        self.row.computes(self.steps + 1)
+        self.status.computes(self.steps + 1)
         end_s = now()
         self._marks.pauses.append((begin_s, end_s))
         self._marks.compute.append(("step overhead", end_s))
@@ -241,36 +256,40 @@ class StepRunner:
         """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot."""
         self._progress.submit(first, self.arena.buckets(first, stop), self._fixed(first, stop))
 
-    def _fixed(self, first: int, stop: int) -> Fixed | None:
+    def _fixed(self, first: int, stop: int) -> SummationOrder | None:
         """The fixed order of addition of some buckets; None without leaves."""
         if not self.plan.leaves:
             return None
         extra = range(1, len(self.arena.slots))
-        return Fixed(self._order, tuple(self.arena.buckets(first, stop, slot) for slot in extra))
+        return SummationOrder(self._order, tuple(self.arena.buckets(first, stop, slot) for slot in extra))
 
     def _paused_sum(self, arrays: Sequence[Array]) -> Array:
-        """``slot_sum`` in the midst of computing."""
+        """``ordered_sum`` in the midst of computing."""
         if not self._communicates:
-            return self.slot_sum(arrays)
+            return self.ordered_sum(arrays)
         begin_s = now()
-        self.row.waits()
-        total = self.slot_sum(arrays)
-        self.row.computes(self.steps + 1)
+        self.status.waits()
+        total = self.ordered_sum(arrays)
+        self.status.computes(self.steps + 1)
         self._marks.pauses.append((begin_s, now()))
         self._marks.collectives.append((-1, arrays[0].nbytes, *self._marks.pauses[-1]))
         return total
 
-    def _forward_backward(self, one: Pass, share: Batch) -> BatchSums:
+    def _forward_backward(self, one: MicroBatch, share: Batch) -> BatchSums:
         """The sums of one pass over its leaves of the share."""
-        if len(self._passes) > 1:
+        if len(self._micro_batches) > 1:
             self._pass = one
             self._memory.bind(one)
         edges = share.leaves[one.first : one.stop + 1]
         low, high = edges[0], edges[-1]
         part = Batch(
-            x=share.x[low:high], labels=share.labels[low:high], leaves=tuple(edge - low for edge in edges),
-            seed=share.seed, step=share.step, first_sample=share.first_sample + low,
-        )  # fmt: skip
+            x=share.x[low:high],
+            labels=share.labels[low:high],
+            leaves=tuple(edge - low for edge in edges),
+            seed=share.seed,
+            step=share.step,
+            first_sample=share.first_sample + low,
+        )
         sums = self.replica.forward_backward(part, self)
         if self._statistics is not None:
             self._of_leaves.append(self._statistics.leaf_statistics())
@@ -289,7 +308,7 @@ class StepRunner:
         if np.isfinite(self._telltale).all():
             return
         time.sleep(_WITNESS_FIRST_S)
-        sent = f", sent as {self._wire.dtype}," if self._wire is not None else ""
+        sent = f", sent as {self._compression.dtype}," if self._compression is not None else ""
         raise self._not_finite(
             f"the loss of this rank is finite, the sum of all ranks' gradients{sent} is not", x, labels
         )

@@ -20,7 +20,7 @@ from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
 from dpsim.comm.compiled import compile_once
-from dpsim.comm.compression import Wire
+from dpsim.comm.compression import Compression
 from dpsim.comm.transport import Transport, transport
 from dpsim.data import Dataset, epoch_batches
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
@@ -32,7 +32,7 @@ from dpsim.runtime import rank_status
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
 from dpsim.runtime.log import TrainLog
-from dpsim.runtime.passes import own_leaves, own_slots, plan_slots
+from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
 from dpsim.runtime.stall import StallWatch, check_stall_after
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
@@ -87,18 +87,18 @@ class Trainer:
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
         mine = rank_status.Board(comm) if watched else None
         if plan.wire_dtype in SIXTEEN_BITS:
-            compile_once(lambda: Wire(str(plan.wire_dtype)), comm)
+            compile_once(lambda: Compression(str(plan.wire_dtype)), comm)
         exact = transport(comm, network) if comm.size > 1 and (plan.leaves or plan.batch_norm == "global") else None
-        row = mine.row if mine else None
-        self.runner = StepRunner(replica, self.schedule, self.transport, control, row, rate, exact)
+        status = mine.status if mine else None
+        self.runner = StepRunner(replica, self.schedule, self.transport, control, status, rate, exact)
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
-        compile_once(self.runner.rehearse, comm)
+        compile_once(self.runner.warm_up, comm)
         self.runner.initialise(seed)
         with self.waiting(rank_status.INITIAL_STATE):
             self._broadcast_state()
         self.epoch = 0
         self._batches = self._global_batches()
-        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_slots(plan).tree)
+        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_partial_sums(plan).tree)
 
     def _choose_code(self, network: nn.Network, dataset: Dataset, plan: Plan, comm: MPI.Intracomm) -> None:
         """Decide which code computes the network's operations: by measuring, or in leaves by rank 0's table."""
@@ -134,9 +134,13 @@ class Trainer:
         low, high = edges[0], edges[-1]
         x, labels = self.dataset.train_batch(indices[low:high])
         share = Batch(
-            x=x, labels=labels, leaves=tuple(edge - low for edge in edges),
-            seed=self.seed, step=self.runner.steps, first_sample=low,
-        )  # fmt: skip
+            x=x,
+            labels=labels,
+            leaves=tuple(edge - low for edge in edges),
+            seed=self.seed,
+            step=self.runner.steps,
+            first_sample=low,
+        )
         return share, len(indices)
 
     @property
@@ -148,7 +152,7 @@ class Trainer:
 
         With the mean over the ranks of running statistics (see ``averaged_state``); nothing of training changes.
         """
-        self.runner.row.evaluates()
+        self.runner.status.evaluates()
         edges = own_leaves(self.plan, self.comm.rank, len(self.dataset.test_y))
         with self.averaged_state():
             leaves = [self._evaluate(low, high) for low, high in itertools.pairwise(edges)]
@@ -157,7 +161,7 @@ class Trainer:
             for first, stop in own_slots(self.plan, self.comm.rank)
         ]
         with self.waiting(rank_status.EVALUATION):
-            totals = self.runner.slot_sum(slots)
+            totals = self.runner.ordered_sum(slots)
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
 
     def _evaluate(self, low: int, high: int) -> NDArray[np.float64]:
@@ -185,13 +189,13 @@ class Trainer:
                     flat = value.reshape(-1)
                     allreduce(self.transport, flat, "recursive-doubling")
                     flat /= self.plan.devices
-            self.runner.row.evaluates()
+            self.runner.status.evaluates()
             yield
         finally:
             for (_, value), before in zip(state, own, strict=True):
                 value[...] = before
 
-    def go_on_from(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:
         """Count ``step`` steps as done: the next batch, learning rate and random numbers are those of the next one."""
         self.runner.steps = step
         self.epoch, batches = divmod(step, self.steps_per_epoch)
@@ -210,7 +214,7 @@ class Trainer:
 
     def waiting(self, place: int) -> AbstractContextManager[None]:
         """For what the ranks do together between steps: a stall in there is told as one at ``place``."""
-        return self.runner.row.waiting(place)
+        return self.runner.status.waiting(place)
 
     def close(self) -> None:
         self.runner.close()

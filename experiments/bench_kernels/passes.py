@@ -61,9 +61,7 @@ def normal(seed: int, *shape: int) -> Array:
     return array
 
 
-def case(
-    operation: str, shape: str, amount: float, unit: str, outputs: tuple[Array, ...], *arguments: object
-) -> Case:  # fmt: skip
+def case(operation: str, shape: str, amount: float, unit: str, outputs: tuple[Array, ...], *arguments: object) -> Case:
     """An operation of ``Ops``."""
     kernel, numpy = (partial(getattr(ops, operation), *arguments) for ops in (CPU, NUMPY))
     return Case(name=operation, shape=shape, amount=amount, unit=unit, outputs=outputs, kernel=kernel, numpy=numpy)
@@ -96,9 +94,14 @@ def updates() -> Iterator[Case]:
         np.subtract(w, v * rate, out=w)
 
     yield Case(
-        name="sgd", shape=str(PARAMETERS), amount=5 * w.nbytes, unit="GB", outputs=(w, v), numpy=numpy,
+        name="sgd",
+        shape=str(PARAMETERS),
+        amount=5 * w.nbytes,
+        unit="GB",
+        outputs=(w, v),
+        numpy=numpy,
         kernel=partial(update.sgd, w, g, v, *numbers, nesterov=False),
-    )  # fmt: skip
+    )
 
 
 def measure(case: Case) -> Row:

@@ -49,18 +49,22 @@ def row(problem: Problem, seconds: float) -> Row:
     others = {TORCH: _torch(problem)} if importlib.util.find_spec(TORCH) is not None else {}
     timing = Timing(problem, others)
     _check(problem, timing.candidates)
-    for rehearse in timing.rehearsals():
-        rehearse()
+    for warm_up in timing.rehearsals():
+        warm_up()
     timing.run(seconds, least=6, most=100)
     own = {name: times for name, times in timing.times.items() if name != TORCH}
     fastest = min(own, key=lambda name: statistics.median(own[name]))
     pairs = zip(own[fastest], timing.times.get(TORCH, []), strict=False)
     ratios = [ours / theirs for ours, theirs in pairs]
     return Row(
-        problem=problem.name, operation=problem.operation, samples=problem.rows, sizes=problem.sizes,
-        time_s={name: statistics.median(times) for name, times in timing.times.items()}, fastest=fastest,
+        problem=problem.name,
+        operation=problem.operation,
+        samples=problem.rows,
+        sizes=problem.sizes,
+        time_s={name: statistics.median(times) for name, times in timing.times.items()},
+        fastest=fastest,
         over_torch=statistics.median(ratios) if ratios else None,
-    )  # fmt: skip
+    )
 
 
 def _check(problem: Problem, candidates: dict[str, Candidate]) -> None:
@@ -130,7 +134,12 @@ def _torch(problem: Problem) -> Candidate:
     every: dict[str, Candidate] = {
         one.__name__: one
         for one in (
-            product, product_with_transposed, transposed_product, conv2d, conv2d_input_gradient, conv2d_weight_gradient,
+            product,
+            product_with_transposed,
+            transposed_product,
+            conv2d,
+            conv2d_input_gradient,
+            conv2d_weight_gradient,
         )
-    }  # fmt: skip
+    }
     return every[problem.operation]

@@ -76,9 +76,15 @@ def run() -> GpuCheck:
     found.add("logical:alone", {"simulated": on.simulated, "seconds": LOGICAL_S}, 1, LOGICAL_S + 30)
     _between(on, found)
     return assemble(
-        found.samples, taken_at=taken_at, environment=_without_paths(environment()), gpus=on, tests=tests,
-        seconds=time.monotonic() - begin_s, left_out=found.left_out, failed=found.failed,
-    )  # fmt: skip
+        found.samples,
+        taken_at=taken_at,
+        environment=_without_paths(environment()),
+        gpus=on,
+        tests=tests,
+        seconds=time.monotonic() - begin_s,
+        left_out=found.left_out,
+        failed=found.failed,
+    )
 
 
 def run_tests() -> Tests:
@@ -89,9 +95,15 @@ def run_tests() -> Tests:
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", str(_ROOT / "tests")]
     try:
         done = subprocess.run(
-            command, cwd=_ROOT, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=TESTS_S, check=False,
-        )  # fmt: skip
+            command,
+            cwd=_ROOT,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TESTS_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Tests(passed=False, line=f"not done after {TESTS_S:.0f} s")
     lines = done.stdout.splitlines() or ["pytest printed nothing"]

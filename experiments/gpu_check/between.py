@@ -72,11 +72,18 @@ def _timed(
         times[number].append(comm.allreduce(numbers.time_s(ways[number]), op=MPI.MAX))
     return [
         Samples(
-            algorithm=way.algorithm, mode=mode, devices=comm.size, processes=comm.size, size_bytes=size_bytes,
-            dtype=_DTYPE, wrong=before + comm.allreduce(numbers.wrong(way)), clock="host", samples_s=kept(taken),
+            algorithm=way.algorithm,
+            mode=mode,
+            devices=comm.size,
+            processes=comm.size,
+            size_bytes=size_bytes,
+            dtype=_DTYPE,
+            wrong=before + comm.allreduce(numbers.wrong(way)),
+            clock="host",
+            samples_s=kept(taken),
         )
         for way, before, taken in zip(ways, bad, times, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _turns(ways: int, samples: int) -> Generator[int, None, None]:

@@ -113,9 +113,17 @@ def _at_size(on: Lane, empty: Timed, effort: Effort, devices: int, size_bytes: i
                 times[name].append(time_s)
     return [
         Samples(
-            algorithm=name, mode=effort.mode, devices=devices, processes=1, size_bytes=size_bytes, dtype="float32",
-            wrong=wrong[name] + on.wrong_after(memory, run[name]), clock="events", samples_s=kept(times[name]),
-            copy_s=kept(copies[name]), empty_s=kept(times[_EMPTY]),
+            algorithm=name,
+            mode=effort.mode,
+            devices=devices,
+            processes=1,
+            size_bytes=size_bytes,
+            dtype="float32",
+            wrong=wrong[name] + on.wrong_after(memory, run[name]),
+            clock="events",
+            samples_s=kept(times[name]),
+            copy_s=kept(copies[name]),
+            empty_s=kept(times[_EMPTY]),
         )
         for name in run
-    ]  # fmt: skip
+    ]

@@ -138,13 +138,22 @@ def point(of: Samples) -> Point:
     time_s = statistics.median(of.samples_s)
     algbw = of.size_bytes / time_s
     return Point(
-        size_bytes=of.size_bytes, devices=of.devices, algorithm=of.algorithm, in_place=True, cached=False,
-        time_s=time_s, p50_s=time_s, p99_s=float(np.percentile(of.samples_s, 99)),
-        algbw_bytes_per_s=algbw, busbw_bytes_per_s=algbw * 2 * (of.devices - 1) / of.devices,
+        size_bytes=of.size_bytes,
+        devices=of.devices,
+        algorithm=of.algorithm,
+        in_place=True,
+        cached=False,
+        time_s=time_s,
+        p50_s=time_s,
+        p99_s=float(np.percentile(of.samples_s, 99)),
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=algbw * 2 * (of.devices - 1) / of.devices,
         fraction_of_bound=statistics.median(of.copy_s) / time_s if of.copy_s else None,
-        wrong=of.wrong, mode=of.mode, processes=of.processes,
+        wrong=of.wrong,
+        mode=of.mode,
+        processes=of.processes,
         empty_launch_s=statistics.median(of.empty_s) if of.empty_s else None,
-    )  # fmt: skip
+    )
 
 
 def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
@@ -159,36 +168,66 @@ def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
             fastest[key] = one
     for (devices, size_bytes), best in sorted(fastest.items()):
         if size_bytes >= LARGE_BYTES and best.fraction_of_bound is not None:
-            found.append(Claim(
-                name="fraction of the bound", devices=devices, size_bytes=size_bytes, algorithm=best.algorithm,
-                better="at least", target=LARGE_FRACTION, measured=best.fraction_of_bound,
-                met=best.fraction_of_bound >= LARGE_FRACTION,
-            ))  # fmt: skip
+            found.append(
+                Claim(
+                    name="fraction of the bound",
+                    devices=devices,
+                    size_bytes=size_bytes,
+                    algorithm=best.algorithm,
+                    better="at least",
+                    target=LARGE_FRACTION,
+                    measured=best.fraction_of_bound,
+                    met=best.fraction_of_bound >= LARGE_FRACTION,
+                )
+            )
         elif size_bytes <= SMALL_BYTES and best.empty_launch_s is not None:
             ratio = best.time_s / best.empty_launch_s
-            found.append(Claim(
-                name="time over an empty cooperative launch", devices=devices, size_bytes=size_bytes,
-                algorithm=best.algorithm, better="at most", target=SMALL_RATIO, measured=ratio,
-                met=ratio <= SMALL_RATIO,
-            ))  # fmt: skip
+            found.append(
+                Claim(
+                    name="time over an empty cooperative launch",
+                    devices=devices,
+                    size_bytes=size_bytes,
+                    algorithm=best.algorithm,
+                    better="at most",
+                    target=SMALL_RATIO,
+                    measured=ratio,
+                    met=ratio <= SMALL_RATIO,
+                )
+            )
     return tuple(found)
 
 
 def assemble(
-    samples: Sequence[Samples], *, taken_at: str, environment: Environment, gpus: Gpus, tests: Tests, seconds: float,
-    left_out: Sequence[str] = (), failed: Sequence[str] = (),
-) -> GpuCheck:  # fmt: skip
+    samples: Sequence[Samples],
+    *,
+    taken_at: str,
+    environment: Environment,
+    gpus: Gpus,
+    tests: Tests,
+    seconds: float,
+    left_out: Sequence[str] = (),
+    failed: Sequence[str] = (),
+) -> GpuCheck:
     """The record of a run from its raw samples."""
     points = tuple(point(of) for of in samples)
     found = () if gpus.simulated else claims(points)
     return GpuCheck(
-        taken_at=taken_at, environment=environment, gpus=gpus, tests=tests, samples=tuple(samples), points=points,
+        taken_at=taken_at,
+        environment=environment,
+        gpus=gpus,
+        tests=tests,
+        samples=tuple(samples),
+        points=points,
         claims=found,
         summary=Summary(
-            claims=len(found), claims_met=sum(claim.met for claim in found), wrong=sum(one.wrong for one in points),
-            seconds=seconds, left_out=tuple(left_out), failed=tuple(failed),
+            claims=len(found),
+            claims_met=sum(claim.met for claim in found),
+            wrong=sum(one.wrong for one in points),
+            seconds=seconds,
+            left_out=tuple(left_out),
+            failed=tuple(failed),
         ),
-    )  # fmt: skip
+    )
 
 
 def file_name(record: GpuCheck) -> str:

@@ -37,10 +37,14 @@ def peers(
 
     flags.writable(output)
     chosen: dict[str, Any] = flags.given(
-        model=model, rounds=rounds, steps=steps, local_batch=local_batch, seed=seed,
+        model=model,
+        rounds=rounds,
+        steps=steps,
+        local_batch=local_batch,
+        seed=seed,
         devices=flags.listed("--devices", devices, flags.whole("--devices")),
         systems=flags.listed("--systems", systems, str),
-    )  # fmt: skip
+    )
     contest = Contest(**chosen)
     with show.progress() as tell:
         standings = hold(contest, tell)
@@ -62,9 +66,12 @@ def peers(
 def build() -> App:
     """The command by itself, as ``dpsim.cli.app.run`` takes it."""
     app = App(
-        name="python -m dpsim.experiments.peers", help_format="plaintext", help_epilogue=_EXAMPLES, version_flags=[],
+        name="python -m dpsim.experiments.peers",
+        help_format="plaintext",
+        help_epilogue=_EXAMPLES,
+        version_flags=[],
         suppress_keyboard_interrupt=False,
-    )  # fmt: skip
+    )
     app.default(peers)
     return app
 

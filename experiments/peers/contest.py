@@ -129,9 +129,12 @@ class _Field(contextlib.ExitStack):
         job, number = self._job(system, work, setting), next(self._numbers)
         save = work.devices not in self._references
         command = {
-            "do": "build", "contender": number, "setting": codec.to_builtins(setting), "save": save,
+            "do": "build",
+            "contender": number,
+            "setting": codec.to_builtins(setting),
+            "save": save,
             "reference": str(self._folder / f"reference-{work.devices}.npz"),
-        }  # fmt: skip
+        }
         replies = job.ask(command)
         losses = [sum(step) / work.global_batch for step in zip(*(r["loss_sums"] for r in replies), strict=True)]
         reference = self._references.setdefault(work.devices, losses)
@@ -200,9 +203,13 @@ def _prepared(field: _Field, contest: Contest, system: str, work: Work, tell: Pr
         errors[best] = field.build(system, work, best)
     gradient_error, loss = errors[best]
     return Standing(
-        system=system, devices=work.devices, setting=best, gradient_error=gradient_error, loss_error=loss,
+        system=system,
+        devices=work.devices,
+        setting=best,
+        gradient_error=gradient_error,
+        loss_error=loss,
         tried=tuple(tried),
-    )  # fmt: skip
+    )
 
 
 def search(

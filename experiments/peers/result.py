@@ -25,16 +25,27 @@ def points(contest: Contest, standings: Sequence[Standing]) -> list[dict[str, An
 def _point(contest: Contest, one: Standing, own: Standing) -> dict[str, Any]:
     step = median_interval(one.step_s)
     point: dict[str, Any] = {
-        "system": one.system, "devices": one.devices, "model": contest.model,
-        "global_batch": one.devices * contest.local_batch, "local_batch": contest.local_batch,
-        "images_per_s": one.devices * contest.local_batch / step.median, "measured_step_s": step.median,
-        "measured_low_s": step.low, "measured_high_s": step.high,
-        "step_without_communication_s": None, "exposed_communication_s": 0.0,
-        "images_per_s_ratio": None, "images_per_s_ratio_low": None, "images_per_s_ratio_high": None,
-        "gradient_error": one.gradient_error, "loss_error": one.loss_error, "setting": codec.to_builtins(one.setting),
-        "tried": codec.to_builtins(one.tried), "rounds_step_s": list(one.step_s),
+        "system": one.system,
+        "devices": one.devices,
+        "model": contest.model,
+        "global_batch": one.devices * contest.local_batch,
+        "local_batch": contest.local_batch,
+        "images_per_s": one.devices * contest.local_batch / step.median,
+        "measured_step_s": step.median,
+        "measured_low_s": step.low,
+        "measured_high_s": step.high,
+        "step_without_communication_s": None,
+        "exposed_communication_s": 0.0,
+        "images_per_s_ratio": None,
+        "images_per_s_ratio_low": None,
+        "images_per_s_ratio_high": None,
+        "gradient_error": one.gradient_error,
+        "loss_error": one.loss_error,
+        "setting": codec.to_builtins(one.setting),
+        "tried": codec.to_builtins(one.tried),
+        "rounds_step_s": list(one.step_s),
         "rounds_step_without_communication_s": list(one.alone_step_s),
-    }  # fmt: skip
+    }
     if one.alone_step_s:
         alone_s = statistics.median(one.alone_step_s)
         point["step_without_communication_s"] = alone_s
@@ -50,12 +61,13 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Ratios by system and device count, and dpsim's ratio to the fastest peer of each device count."""
     ratios = {
         f"{point['system']}-{point['devices']}": {
-            "ratio": point["images_per_s_ratio"], "low": point["images_per_s_ratio_low"],
+            "ratio": point["images_per_s_ratio"],
+            "low": point["images_per_s_ratio_low"],
             "high": point["images_per_s_ratio_high"],
         }
         for point in found
         if point["system"] != OWN
-    }  # fmt: skip
+    }
     best: dict[str, dict[str, Any]] = {}
     for point in found:
         if point["system"] != OWN:
@@ -76,13 +88,15 @@ def rows(found: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         low, high = point["images_per_s_ratio_low"], point["images_per_s_ratio_high"]
         made.append(
             (
-                point["system"], str(point["devices"]), f"{point['images_per_s']:,.0f}",
+                point["system"],
+                str(point["devices"]),
+                f"{point['images_per_s']:,.0f}",
                 format_duration(point["measured_step_s"]),
                 "" if alone_s is None else format_duration(alone_s),
                 "" if alone_s is None else format_duration(point["exposed_communication_s"]),
                 "" if ratio is None else f"{ratio:.2f} ({low:.2f} to {high:.2f})",
             )
-        )  # fmt: skip
+        )
     return made
 
 

@@ -89,9 +89,13 @@ class OwnSetting(Noun, frozen=True, tag="dpsim"):
 
     def plan(self, work: Work) -> Plan:
         return Plan(
-            devices=work.devices, global_batch=work.global_batch, optimizer=work.optimizer, overlap=self.overlap,
-            fusion_threshold_bytes=self.fusion_threshold_bytes, algorithm=self.algorithm,
-        )  # fmt: skip
+            devices=work.devices,
+            global_batch=work.global_batch,
+            optimizer=work.optimizer,
+            overlap=self.overlap,
+            fusion_threshold_bytes=self.fusion_threshold_bytes,
+            algorithm=self.algorithm,
+        )
 
 
 class TorchSetting(Noun, frozen=True, tag="torch"):

@@ -30,8 +30,11 @@ def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str
     for name, (leaves, batch_norm) in settings.items():
         replica = build_model(case.model, dataset.input_shape, dataset.classes)
         plan = Plan(
-            devices=comm.size, global_batch=case.global_batch, leaves=leaves, batch_norm=batch_norm  # type: ignore[arg-type]
-        )  # fmt: skip
+            devices=comm.size,
+            global_batch=case.global_batch,
+            leaves=leaves,
+            batch_norm=batch_norm,  # type: ignore[arg-type]
+        )
         trainers[name] = Trainer(replica, dataset, plan, comm, Network())
     first = trainers[PLAIN]
     first.step()

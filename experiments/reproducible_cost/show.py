@@ -74,12 +74,17 @@ def write(folder: Path, record: CostRecord) -> Path:
 
 def _content(record: CostRecord) -> Content:
     return Content(
-        name="cost of reproducible training", heading="What do the same bits on any number of devices cost?",
+        name="cost of reproducible training",
+        heading="What do the same bits on any number of devices cost?",
         question="How much longer does a step take with --reproducible than without, at the same global batch?",
-        answers=tuple(_answers(record)), cards=(), tables=(_table(record),), warnings=(), rules=_RULES,
+        answers=tuple(_answers(record)),
+        cards=(),
+        tables=(_table(record),),
+        warnings=(),
+        rules=_RULES,
         facts=(("measured", f"{record.measured_from} to {record.measured_until}"),),
         environment=environment_facts(record.environment),
-    )  # fmt: skip
+    )
 
 
 def _answers(record: CostRecord) -> Iterator[str]:
@@ -97,26 +102,38 @@ def _answers(record: CostRecord) -> Iterator[str]:
 
 def _table(record: CostRecord) -> Table:
     columns = (
-        Column(head="B"), Column(head="mode", left=True), Column(head="step"), Column(head="over plain"),
-        Column(head="95 %", left=True, dispensable=1), Column(head="limit"), Column(head="rounds", dispensable=2),
-    )  # fmt: skip
+        Column(head="B"),
+        Column(head="mode", left=True),
+        Column(head="step"),
+        Column(head="over plain"),
+        Column(head="95 %", left=True, dispensable=1),
+        Column(head="limit"),
+        Column(head="rounds", dispensable=2),
+    )
     sections: dict[str, list[tuple[str, ...]]] = {}
     for measured in record.measured:
         case = measured.case
         rows = sections.setdefault(f"{case.model} on {case.dataset}, {_devices(case.devices)}", [])
         rows += [_row(measured, name) for name in measured.step_s]
     return Table(
-        title="Steps", columns=columns, sections=tuple(Section(title=t, rows=tuple(r)) for t, r in sections.items()),
+        title="Steps",
+        columns=columns,
+        sections=tuple(Section(title=t, rows=tuple(r)) for t, r in sections.items()),
         note="Plain: batch norm local, gradients summed rank after rank; medians.",
-    )  # fmt: skip
+    )
 
 
 def _row(measured: Measured, name: str) -> tuple[str, ...]:
     of, limit, steps_s = ratio(measured, name), _limit(measured.case, name), measured.step_s[name]
     return (
-        str(measured.case.global_batch), name, f"{np.median(steps_s) * 1e3:.2f} ms", f"{of.median:.3f}",
-        f"{of.low:.3f} to {of.high:.3f}", f"{limit:.2f}" if limit else "", str(len(steps_s)),
-    )  # fmt: skip
+        str(measured.case.global_batch),
+        name,
+        f"{np.median(steps_s) * 1e3:.2f} ms",
+        f"{of.median:.3f}",
+        f"{of.low:.3f} to {of.high:.3f}",
+        f"{limit:.2f}" if limit else "",
+        str(len(steps_s)),
+    )
 
 
 def _curves(record: CostRecord) -> list[Measured]:

@@ -29,9 +29,14 @@ _LONGEST_S = 0.06
 def content(step: int) -> Checkpoint:
     """A checkpoint whose every number tells its step."""
     header = Header(
-        step=step, epoch=step // 7, batch=step % 7, seed=0, training_samples=7, run={"step": step},
+        step=step,
+        epoch=step // 7,
+        batch=step % 7,
+        seed=0,
+        training_samples=7,
+        run={"step": step},
         plan=Plan(devices=1, global_batch=1),
-    )  # fmt: skip
+    )
     tensors = {f"parameters/{name}": np.full(_ELEMENTS, step, np.float32) for name in ("a", "b")}
     return Checkpoint(header=header, tensors=tensors | {"losses": np.arange(step, dtype=np.float64)})
 
@@ -40,9 +45,11 @@ def consistent(path: Path, step: int) -> bool:
     """Whether a file is the checkpoint of its step. Raises ``FileFormatError`` where it is damaged."""
     found, wanted = read(path), content(step)
     same = found.tensors.keys() == wanted.tensors.keys()
-    return same and found.header == wanted.header and all(
-        np.array_equal(found.tensors[name], value) for name, value in wanted.tensors.items()
-    )  # fmt: skip
+    return (
+        same
+        and found.header == wanted.header
+        and all(np.array_equal(found.tensors[name], value) for name, value in wanted.tensors.items())
+    )
 
 
 def write_for_ever(folder: str, told: Connection) -> None:

@@ -38,27 +38,47 @@ if TYPE_CHECKING:
 
 _WARMING_UP = RateSchedule(warmup_epochs=2.0, decay=Cosine())
 _COMMON: dict[str, Any] = {
-    "dataset": "synthetic:6x5x2,classes=3,train=45,test=31", "steps": 48, "seed": 3, "leaves": 8,
+    "dataset": "synthetic:6x5x2,classes=3,train=45,test=31",
+    "steps": 48,
+    "seed": 3,
+    "leaves": 8,
     "checkpoint": "unused",
-}  # fmt: skip
+}
 TRAININGS = (
     TrainConfig(
-        model="mlp:9,8,dropout=0.2", global_batch=20, optimizer=AdamW(), rate_schedule=_WARMING_UP, checkpoint_every=3,
+        model="mlp:9,8,dropout=0.2",
+        global_batch=20,
+        optimizer=AdamW(),
+        rate_schedule=_WARMING_UP,
+        checkpoint_every=3,
         **_COMMON,
     ),
     TrainConfig(
-        model="cnn:4,6", batch_norm="leaf", global_batch=20, checkpoint_every=4,
+        model="cnn:4,6",
+        batch_norm="leaf",
+        global_batch=20,
+        checkpoint_every=4,
         optimizer=Sgd(learning_rate=0.05, momentum=0.9, nesterov=True),
-        rate_schedule=RateSchedule(decay=Step(milestones=(3.0,))), **_COMMON,
+        rate_schedule=RateSchedule(decay=Step(milestones=(3.0,))),
+        **_COMMON,
     ),
     TrainConfig(
-        model="cnn:4", batch_norm="global", global_batch=13, optimizer=AdamW(), checkpoint_every=5, **_COMMON,
+        model="cnn:4",
+        batch_norm="global",
+        global_batch=13,
+        optimizer=AdamW(),
+        checkpoint_every=5,
+        **_COMMON,
     ),
     TrainConfig(
-        model="cnn:4,norm=group,dropout=0.3", global_batch=9, optimizer=Sgd(weight_decay=0.01),
-        rate_schedule=_WARMING_UP, checkpoint_every=7, **_COMMON,
+        model="cnn:4,norm=group,dropout=0.3",
+        global_batch=9,
+        optimizer=Sgd(weight_decay=0.01),
+        rate_schedule=_WARMING_UP,
+        checkpoint_every=7,
+        **_COMMON,
     ),
-)  # fmt: skip
+)
 """Runs of some epochs, whose last batches are short; nowhere do leaves divide the batch."""
 
 _WAYS: dict[str, Sequence[Any]] = {
@@ -85,9 +105,11 @@ class Told:
 
     def __add__(self, other: Told) -> Told:
         return Told(
-            kills=self.kills + other.kills, ranks=self.ranks + other.ranks, trained=self.trained + other.trained,
+            kills=self.kills + other.kills,
+            ranks=self.ranks + other.ranks,
+            trained=self.trained + other.trained,
             restarts=self.restarts + other.restarts,
-        )  # fmt: skip
+        )
 
 
 def undisturbed(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> list[Result]:
@@ -148,9 +170,11 @@ class _Killer:
 
     def told(self) -> Told:
         return Told(
-            kills=self._killed > 0, ranks=self._killed, trained=self._killed > 0 and self._aim > 0,
+            kills=self._killed > 0,
+            ranks=self._killed,
+            trained=self._killed > 0 and self._aim > 0,
             restarts=self._restarts,
-        )  # fmt: skip
+        )
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

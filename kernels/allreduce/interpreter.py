@@ -42,15 +42,15 @@ _LOOKS_BEFORE_YIELD = 16
 class Kind(NamedTuple):
     """A sum as vector code: its tree over so many sources, and what is done on the way.
 
-    ``wire``: 16 bits, to which the sources and the whole sum are rounded; with ``each_sum`` every sum of two is, and
-    the sources are already.
+    ``compression``: 16 bits, to which the sources and the whole sum are rounded; with ``each_sum`` every sum of two is,
+    and the sources are already.
     """
 
     tree: Tree
     sources: int
     outputs: int
     scaled: bool = False
-    wire: str = ""
+    compression: str = ""
     each_sum: bool = False
     sgd: bool = False
 
@@ -182,12 +182,12 @@ def _sum(e: Element, kind: Kind) -> None:
     """One element of all outputs."""
 
     def narrow(value: Value) -> Value:
-        return rounded(value * e.number("down"), kind.wire) * e.number("up")
+        return rounded(value * e.number("down"), kind.compression) * e.number("up")
 
     def add(a: Value, b: Value) -> Value:
         return narrow(a + b) if kind.each_sum else a + b
 
-    at_ends = kind.wire and not kind.each_sum
+    at_ends = kind.compression and not kind.each_sum
     total = fold(kind.tree, lambda index: narrow(e[f"in{index}"]) if at_ends else e[f"in{index}"], add)
     if at_ends:
         total = narrow(total)

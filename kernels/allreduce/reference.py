@@ -1,9 +1,9 @@
 """The reference: what every version must give, to the bit, in NumPy.
 
-Sums go along ``tree.Slots.tree``, element by element; each addition is rounded to the dtype of the sum. float16 and
-bfloat16 (as uint16 codes) are added in float32. With a 16-bit ``wire`` (dtype and scale) either every slot is rounded
-to 16 bits before the sum and the sum once after it, or, with ``each_sum``, slots are rounded already and the sum of
-every two is rounded (``dpsim.comm.compression`` says why).
+Sums go along ``tree.PartialSums.tree``, element by element; each addition is rounded to the dtype of the sum. float16
+and bfloat16 (as uint16 codes) are added in float32. With a 16-bit ``compression`` (dtype and scale) either every slot
+is rounded to 16 bits before the sum and the sum once after it, or, with ``each_sum``, slots are rounded already and the
+sum of every two is rounded (``dpsim.comm.compression`` says why).
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.kernels.allreduce.registry import Version, register
-from dpsim.kernels.allreduce.tree import Slots, fold
+from dpsim.kernels.allreduce.tree import PartialSums, fold
 
 Array = NDArray[Any]
 
 
 def allreduce(
-    arrays: Sequence[Array], slots: Slots, scale: float = 1.0, wire: tuple[str, float] | None = None,
-    *, each_sum: bool = False,
-) -> Array:  # fmt: skip
+    arrays: Sequence[Array],
+    slots: PartialSums,
+    scale: float = 1.0,
+    compression: tuple[str, float] | None = None,
+    *,
+    each_sum: bool = False,
+) -> Array:
     """``scale`` times the sum of the slots' ``arrays`` (1-D, one dtype, one length), added in tree order.
 
     The scaling is one more rounding, and none at 1.
     """
-    if wire is None:
+    if compression is None:
         total: Array = fold(slots.tree, arrays.__getitem__, operator.add)
     elif each_sum:
-        total = fold(slots.tree, arrays.__getitem__, lambda a, b: rounded(a + b, *wire))
+        total = fold(slots.tree, arrays.__getitem__, lambda a, b: rounded(a + b, *compression))
     else:
-        total = rounded(fold(slots.tree, lambda slot: rounded(arrays[slot], *wire), operator.add), *wire)
+        total = rounded(fold(slots.tree, lambda slot: rounded(arrays[slot], *compression), operator.add), *compression)
     return total if scale == 1.0 else total * total.dtype.type(scale)
 
 
@@ -50,7 +54,7 @@ def rounded(values: NDArray[np.float32], dtype: str, scale: float) -> NDArray[np
 
 
 def sgd(
-    arrays: Sequence[Array], slots: Slots, w: Array, v: Array, *, scale: float, momentum: float, rate: float
+    arrays: Sequence[Array], slots: PartialSums, w: Array, v: Array, *, scale: float, momentum: float, rate: float
 ) -> tuple[Array, Array]:
     """The new (w, v) of one step of SGD on the sum: d = scale * sum; v = momentum v + d; w -= rate v."""
     kind = w.dtype.type
@@ -72,8 +76,11 @@ def from_bfloat16(codes: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 register(
     Version(
-        name="reference", backend="numpy", summary="NumPy, one temporary array for each addition",
+        name="reference",
+        backend="numpy",
+        summary="NumPy, one temporary array for each addition",
         bytes_moved=lambda slots, size: (3 * (len(slots.owners) - 1) + slots.ranks) * size,
-        synchronisations=lambda slots: 2, make=allreduce,
+        synchronisations=lambda slots: 2,
+        make=allreduce,
     )
-)  # fmt: skip
+)

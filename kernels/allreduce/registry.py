@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from dpsim.kernels.allreduce.tree import Slots
+from dpsim.kernels.allreduce.tree import PartialSums
 
 Backend = Literal["numpy", "cpu", "cuda"]
 
@@ -21,17 +21,17 @@ class Version:
 
     ``bytes_moved(slots, size_bytes)`` counts what all ranks together read and write of gradients, where each slot has
     ``size_bytes``, with no reuse by caches; ``synchronisations(slots)`` how often a rank waits for others, one after
-    another. ``variants`` are what it fuses: ``scale`` (by a number, after the sum), ``wire`` (16 bits between ranks,
-    float32 sums), ``sgd`` (the update with momentum in the same pass). ``most_bytes``: the largest array it takes;
-    None: any.
+    another. ``variants`` are what it fuses: ``scale`` (by a number, after the sum), ``compression`` (16 bits between
+    ranks, float32 sums), ``sgd`` (the update with momentum in the same pass). ``most_bytes``: the largest array it
+    takes; None: any.
     ``make`` prepares it; its form belongs to the backend (see ``cpu.py``, ``cuda.py``).
     """
 
     name: str
     backend: Backend
     summary: str
-    bytes_moved: Callable[[Slots, int], float]
-    synchronisations: Callable[[Slots], int]
+    bytes_moved: Callable[[PartialSums, int], float]
+    synchronisations: Callable[[PartialSums], int]
     make: Callable[..., Any]
     dtypes: tuple[str, ...] = ("float32", "float64")
     variants: tuple[str, ...] = ()

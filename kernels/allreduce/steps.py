@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from dpsim.kernels.allreduce.tree import Tree
 
-SLOT, STAGE, WEIGHTS, MOMENTUM = "slot", "stage", "weights", "momentum"
+SLOT, STAGING, WEIGHTS, MOMENTUM = "slot", "stage", "weights", "momentum"
 
 
-class Piece(NamedTuple):
+class Region(NamedTuple):
     """Elements ``start`` to ``stop - 1`` of an array: of slot ``number``, or of the stage, weights... of that rank.
 
     The memory ``stage`` lies beside the gradients; ``number`` counts slots there too.
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     def elements(self) -> int:
         return self.stop - self.start
 
-    def meets(self, other: Piece) -> bool:
+    def meets(self, other: Region) -> bool:
         """Whether they have elements in common."""
         same = (self.memory, self.number) == (other.memory, other.number)
         return same and self.start < other.stop and other.start < self.stop
@@ -48,17 +48,17 @@ class Step(NamedTuple):
 
     rank: int
     tree: Tree
-    sources: tuple[Piece, ...]
-    outputs: tuple[Piece, ...]
+    sources: tuple[Region, ...]
+    outputs: tuple[Region, ...]
     final: bool = False
-    update: tuple[Piece, Piece] | None = None
+    update: tuple[Region, Region] | None = None
 
     @property
-    def reads(self) -> tuple[Piece, ...]:
+    def reads(self) -> tuple[Region, ...]:
         return self.sources + (self.update or ())
 
     @property
-    def writes(self) -> tuple[Piece, ...]:
+    def writes(self) -> tuple[Region, ...]:
         return self.outputs + (self.update[1:] if self.update else ())
 
 
@@ -90,7 +90,7 @@ class Programs:
 class _Access(NamedTuple):
     rank: int
     sequence: int
-    piece: Piece
+    piece: Region
     writes: bool
 
 
@@ -137,23 +137,23 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
     """Every rank's program: its steps, and before each the waits for what it would collide with.
 
     ``owners``: the rank of each slot. A rank's data is final as it begins, and it may rewrite all its slots as it ends.
-    The stage is not awaited at the end: it is for the caller to use another one the next time (``cpu.Meeting``).
+    The stage is not awaited at the end: it is for the caller to use another one the next time (``cpu.SharedGroup``).
     """
     ranks = max(owners) + 1
     order = _Order(ranks)
     accesses: dict[tuple[str, int], list[_Access]] = defaultdict(list)
 
-    def record(rank: int, sequence: int, pieces: Iterable[Piece], *, writes: bool) -> None:
+    def record(rank: int, sequence: int, pieces: Iterable[Region], *, writes: bool) -> None:
         for piece in pieces:
             accesses[piece.memory, piece.number].append(_Access(rank, sequence, piece, writes))
 
-    def colliding(rank: int, pieces: Iterable[Piece], *, writes: bool) -> Iterable[_Access]:
+    def colliding(rank: int, pieces: Iterable[Region], *, writes: bool) -> Iterable[_Access]:
         for piece in pieces:
             for access in accesses[piece.memory, piece.number]:
                 if access.rank != rank and (writes or access.writes) and access.piece.meets(piece):
                     yield access
 
-    whole = [Piece(SLOT, slot, 0, 1 << 62) for slot in range(len(owners))]
+    whole = [Region(SLOT, slot, 0, 1 << 62) for slot in range(len(owners))]
     for slot, owner in enumerate(owners):
         record(owner, 0, [whole[slot]], writes=True)
     rough: list[list[tuple[list[tuple[int, int]], Step | None]]] = [[] for _ in range(ranks)]
@@ -169,7 +169,7 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
         record(rank, sequence, step.writes, writes=True)
     for rank in range(ranks):
         own = [whole[slot] for slot, owner in enumerate(owners) if owner == rank]
-        own += [Piece(WEIGHTS, rank, 0, 1 << 62), Piece(MOMENTUM, rank, 0, 1 << 62)]
+        own += [Region(WEIGHTS, rank, 0, 1 << 62), Region(MOMENTUM, rank, 0, 1 << 62)]
         rough[rank].append((order.wait(rank, colliding(rank, own, writes=True)), None))
     counts = [{sequence: count for count, sequence in enumerate(sorted(set_), 1)} for set_ in order.arrivals]
     found = []

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Slots:
+class PartialSums:
     """The partial sums that one allreduce adds, in the order of their leaves.
 
     ``owners``: the rank that holds each; ``tree``: how they are added, all of them, as numbers of slots.
@@ -51,7 +51,7 @@ def leaf_tree(leaves: int) -> Tree:
     return slots(range(leaves + 1)).tree
 
 
-def slots(bounds: Sequence[int]) -> Slots:
+def slots(bounds: Sequence[int]) -> PartialSums:
     """The slots of ranks of which rank r holds leaves ``bounds[r]`` to ``bounds[r + 1] - 1``, one or more each."""
     owners: list[int] = []
 
@@ -65,7 +65,7 @@ def slots(bounds: Sequence[int]) -> Slots:
         return left, walk(middle, high)
 
     tree = walk(bounds[0], bounds[-1])
-    return Slots(tuple(owners), tree)
+    return PartialSums(tuple(owners), tree)
 
 
 def subtrees(leaves: int, first: int, stop: int) -> list[tuple[int, int]]:

@@ -45,9 +45,22 @@ def test_predict(dpsim: Dpsim) -> None:
     assert shown["command"] == "predict"
     assert [p["fusion_threshold_bytes"] for p in shown["points"]] == [0, 2**20, "inf"] * 2
     assert [p["devices"] for p in shown["points"]] == [2, 2, 2, 4, 4, 4]
-    expected = {"layout", "global_batch", "local_batch", "fusion_rule", "buckets", "network", "predicted_step_s",
-                "predicted_low_s", "predicted_high_s", "predicted_exposed_communication_s", "calibrated_on",
-                "extrapolated", "memory_bytes", "fits"}  # fmt: skip
+    expected = {
+        "layout",
+        "global_batch",
+        "local_batch",
+        "fusion_rule",
+        "buckets",
+        "network",
+        "predicted_step_s",
+        "predicted_low_s",
+        "predicted_high_s",
+        "predicted_exposed_communication_s",
+        "calibrated_on",
+        "extrapolated",
+        "memory_bytes",
+        "fits",
+    }
     assert expected <= set(shown["points"][0])
 
 
@@ -60,8 +73,18 @@ def test_predict_writes_what_it_shows(dpsim: Dpsim, tmp_path: Path) -> None:
 def test_report(dpsim: Dpsim, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     into = tmp_path_factory.mktemp("again")
     shown = _object(dpsim, "report", folder, "--output", into)
-    expected = {"devices", "fusion_threshold_bytes", "measured_step_s", "measured_low_s", "measured_high_s",
-                "predicted_step_s", "exposed_communication_s", "error", "noise", "emulated_network"}  # fmt: skip
+    expected = {
+        "devices",
+        "fusion_threshold_bytes",
+        "measured_step_s",
+        "measured_low_s",
+        "measured_high_s",
+        "predicted_step_s",
+        "exposed_communication_s",
+        "error",
+        "noise",
+        "emulated_network",
+    }
     assert expected <= set(shown["points"][0])
     assert {"median_abs_error", "p90_abs_error", "null_median_abs_error", "skill", "regret"} <= set(shown["summary"])
     assert (into / "index.html").exists()

@@ -183,9 +183,11 @@ def test_a_mistake_in_a_command_exits_with_2(dpsim: Dpsim, monkeypatch: pytest.M
 
 def test_a_closed_pipe_ends_quietly() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "dpsim", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "dpsim", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         cwd=Path(__file__).parents[2],
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         said = process.stderr.read()

@@ -96,8 +96,19 @@ def test_predict_does_not_write_over_its_workload(dpsim: Dpsim, tmp_path: Path) 
     workload = tmp_path / "w.json"
     codec.write(workload, codec.read_raw(folder / "googlenet_k80.toml", "workload"))
     before = workload.read_bytes()
-    code, _, said = dpsim("predict", "--workload", workload, "--machine", folder / "k80_10gbe.toml", "--devices", "2",
-                          "--global-batch", "64", "--output", workload)  # fmt: skip
+    code, _, said = dpsim(
+        "predict",
+        "--workload",
+        workload,
+        "--machine",
+        folder / "k80_10gbe.toml",
+        "--devices",
+        "2",
+        "--global-batch",
+        "64",
+        "--output",
+        workload,
+    )
     assert (code, workload.read_bytes()) == (2, before)
     assert "it is read by this command" in said
 

@@ -30,9 +30,11 @@ def test_a_process_is_a_rank_and_a_thread_a_lane_with_names() -> None:
     events = trace_events([MEASURED, PREDICTED])["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert list(names.values()) == [
-        "measured (emulated network), rank 0", "measured (emulated network), rank 1",
-        "predicted (emulated network), rank 0", "predicted (emulated network), rank 1",
-    ]  # fmt: skip
+        "measured (emulated network), rank 0",
+        "measured (emulated network), rank 1",
+        "predicted (emulated network), rank 0",
+        "predicted (emulated network), rank 1",
+    ]
     lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert set(lanes) == {(pid, lane) for pid in names for lane in (COMPUTE, COMMUNICATION)}
     assert lanes[0, COMMUNICATION] == "communication"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
 from dpsim.algorithms import RUNNABLE, algorithms_in
-from dpsim.comm.allreduce import Fixed, Rounds, chunk_bounds, start
+from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, chunk_bounds, start
 from dpsim.comm.broadcast import broadcast
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference
@@ -25,9 +25,13 @@ OnRanks = Callable[..., Any]
 
 @settings(max_examples=200)
 @given(
-    algorithm=st.sampled_from(POINT_TO_POINT), size=st.integers(1, 9), elements=st.integers(0, 50),
-    dtype=st.sampled_from(["float32", "float64"]), eager=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+    algorithm=st.sampled_from(POINT_TO_POINT),
+    size=st.integers(1, 9),
+    elements=st.integers(0, 50),
+    dtype=st.sampled_from(["float32", "float64"]),
+    eager=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
 def test_whole_numbers_are_summed_exactly_whatever_the_order_of_messages(
     algorithm: str, size: int, elements: int, dtype: str, eager: bool, seed: int
 ) -> None:
@@ -43,9 +47,12 @@ def test_whole_numbers_are_summed_exactly_whatever_the_order_of_messages(
 
 @settings(max_examples=100)
 @given(
-    algorithm=st.sampled_from(POINT_TO_POINT), size=st.integers(2, 9), elements=st.integers(1, 50),
-    dtype=st.sampled_from(["float32", "float64"]), seed=st.integers(0, 2**32),
-)  # fmt: skip
+    algorithm=st.sampled_from(POINT_TO_POINT),
+    size=st.integers(2, 9),
+    elements=st.integers(1, 50),
+    dtype=st.sampled_from(["float32", "float64"]),
+    seed=st.integers(0, 2**32),
+)
 def test_every_rank_holds_the_same_bits_and_they_are_near_the_sum(
     algorithm: str, size: int, elements: int, dtype: str, seed: int
 ) -> None:
@@ -60,9 +67,14 @@ def test_every_rank_holds_the_same_bits_and_they_are_near_the_sum(
 
 @settings(max_examples=150)
 @given(
-    algorithm=st.sampled_from(algorithms_in(*RUNNABLE)), size=st.integers(1, 8), extra=st.integers(0, 8),
-    elements=st.integers(1, 120), eager=st.booleans(), seed=st.integers(0, 2**32), of_a_node=st.sampled_from([1, 2, 3]),
-)  # fmt: skip
+    algorithm=st.sampled_from(algorithms_in(*RUNNABLE)),
+    size=st.integers(1, 8),
+    extra=st.integers(0, 8),
+    elements=st.integers(1, 120),
+    eager=st.booleans(),
+    seed=st.integers(0, 2**32),
+    of_a_node=st.sampled_from([1, 2, 3]),
+)
 def test_the_fixed_order_has_the_bits_of_the_reference_by_every_algorithm(
     algorithm: str, size: int, extra: int, elements: int, eager: bool, seed: int, of_a_node: int
 ) -> None:
@@ -75,10 +87,10 @@ def test_the_fixed_order_has_the_bits_of_the_reference_by_every_algorithm(
     box = Mailbox(size, eager=eager, devices_a_node=of_a_node)
     most = max(map(order.owners.count, order.owners))
 
-    def begin(rank: int) -> Rounds:
+    def begin(rank: int) -> CollectiveSteps:
         own = [rows[slot] for slot in order.of(rank)]
         unused = [np.full(elements, np.nan) for _ in range(most - len(own))]
-        return start(box.ranks[rank], own[0], algorithm, None, Fixed(order, (*own[1:], *unused)))
+        return start(box.ranks[rank], own[0], algorithm, None, SummationOrder(order, (*own[1:], *unused)))
 
     run_together(begin, size, seed)
     if size > 1:
@@ -94,7 +106,7 @@ def test_the_fixed_order_sends_no_byte_more_where_ranks_hold_whole_subtrees(algo
     box = Mailbox(size, eager=True)
     order = slots([rank * 8 // size for rank in range(size + 1)])
     data = random_whole(size, 16 * size, "float32", 0)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm, None, Fixed(order)), size, 0)
+    run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm, None, SummationOrder(order)), size, 0)
     _, plain, _ = cost(algorithm, size, 16 * size)
     sent = [t.sent_bytes for t in box.ranks]
     assert sum(sent) <= sum(plain)

@@ -29,9 +29,12 @@ def mailbox(layout: str, *, eager: bool) -> tuple[int, Mailbox]:
 
 @settings(max_examples=200)
 @given(
-    layout=st.sampled_from(LAYOUTS), elements=st.one_of(st.integers(0, 9), st.integers(0, 60)),
-    dtype=st.sampled_from(["float32", "float64"]), eager=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+    layout=st.sampled_from(LAYOUTS),
+    elements=st.one_of(st.integers(0, 9), st.integers(0, 60)),
+    dtype=st.sampled_from(["float32", "float64"]),
+    eager=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
 def test_sums_are_exact_in_any_layout_whatever_the_order_of_messages(
     layout: str, elements: int, dtype: str, eager: bool, seed: int
 ) -> None:
@@ -66,9 +69,13 @@ def test_bytes_messages_and_rounds_of_each_level_are_those_of_the_models_formula
     if size == 1:
         return
     assert counts == [rounds("hierarchical", size, layout)] * size
-    bytes_s, message_s = {"latency_s": 0.0, "bandwidth_bytes_per_s": 1.0}, {
-        "latency_s": 1.0, "bandwidth_bytes_per_s": math.inf,
-    }  # fmt: skip
+    bytes_s, message_s = (
+        {"latency_s": 0.0, "bandwidth_bytes_per_s": 1.0},
+        {
+            "latency_s": 1.0,
+            "bandwidth_bytes_per_s": math.inf,
+        },
+    )
     free = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
 
     def priced(across: Link, inside: Link) -> float:

@@ -13,7 +13,7 @@ from memory_transport import Mailbox, MemoryTransport, random_whole
 
 from dpsim.comm.clock import SLEEP_LEAD_S
 from dpsim.comm.progress import LOOK_S, Progress, progress
-from dpsim.comm.transport import Array, Pending
+from dpsim.comm.transport import Array, Request
 
 OnRanks = Callable[..., Any]
 Done = list[tuple[int, int, float, float]]
@@ -140,7 +140,7 @@ def test_close_ends_the_communication_thread() -> None:
 class Broken(MemoryTransport):
     """Fails at the first receive."""
 
-    def receive(self, data: Array, source: int) -> Pending:
+    def receive(self, data: Array, source: int) -> Request:
         raise ZeroDivisionError("the cable is cut")
 
 

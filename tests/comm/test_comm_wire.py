@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from memory_transport import Mailbox, run_together
 from wire_reference import direct_sum, hierarchical_sum, node_sum, rounded
 
-from dpsim.comm.allreduce import Fixed, Rounds, start
-from dpsim.comm.compression import Wire, wire
+from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, start
+from dpsim.comm.compression import Compression, compression
 from dpsim.comm.transport import Array
 from dpsim.errors import ConfigError
 from dpsim.harness.train.train import TrainConfig, train
@@ -44,7 +44,7 @@ def awkward(random: np.random.Generator, elements: int) -> Array:
 
 def both_ways(values: Array, wire_dtype: str, scale: float = 1.0) -> Array:
     coded, back = np.empty(len(values), np.uint16), np.empty(len(values), np.float32)
-    codes = Wire(wire_dtype, scale)
+    codes = Compression(wire_dtype, scale)
     codes.encode(values, coded)
     codes.decode(coded, back)
     return back
@@ -56,9 +56,9 @@ def test_every_code_comes_back_and_every_number_goes_to_the_nearest_one(wire_dty
     kind = np.float16 if wire_dtype == "float16" else None
     exact = codes.view(kind).astype(np.float32) if kind else (codes.astype(np.uint32) << 16).view(np.float32)
     decoded, again = np.empty(2**16, np.float32), np.empty(2**16, np.uint16)
-    Wire(wire_dtype).decode(codes, decoded)
+    Compression(wire_dtype).decode(codes, decoded)
     np.testing.assert_array_equal(decoded, exact)
-    Wire(wire_dtype).encode(decoded, again)
+    Compression(wire_dtype).encode(decoded, again)
     np.testing.assert_array_equal(again[~np.isnan(exact)], codes[~np.isnan(exact)])
 
     bits = np.random.default_rng(0).integers(0, 2**32, 300_000, dtype=np.uint32).view(np.float32)
@@ -73,15 +73,19 @@ def test_every_code_comes_back_and_every_number_goes_to_the_nearest_one(wire_dty
 
 @settings(max_examples=150)
 @given(
-    size=st.integers(2, 9), elements=st.one_of(st.integers(0, 9), st.integers(0, 60)), wire_dtype=DTYPES,
-    global_batch=st.sampled_from([1, 2, 3, 64, 65, 1000]), eager=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+    size=st.integers(2, 9),
+    elements=st.one_of(st.integers(0, 9), st.integers(0, 60)),
+    wire_dtype=DTYPES,
+    global_batch=st.sampled_from([1, 2, 3, 64, 65, 1000]),
+    eager=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
 def test_direct_rounds_as_documented_to_the_bit_on_every_rank(
     size: int, elements: int, wire_dtype: str, global_batch: int, eager: bool, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     data = [awkward(random, elements) for _ in range(size)]
-    codes = wire(wire_dtype, np.dtype(np.float32), global_batch)
+    codes = compression(wire_dtype, np.dtype(np.float32), global_batch)
     assert codes is not None
     assert codes.scale == (2.0 ** -math.ceil(math.log2(global_batch)) if wire_dtype == "float16" else 1.0)
     expected = direct_sum(data, wire_dtype, codes.scale)
@@ -93,9 +97,12 @@ def test_direct_rounds_as_documented_to_the_bit_on_every_rank(
 
 @settings(max_examples=150)
 @given(
-    layout=st.sampled_from(["1x2", "2x1", "3x1", "2x2", "1x4", "3x2", "2x3", "4x2"]), elements=st.integers(0, 60),
-    wire_dtype=DTYPES, eager=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+    layout=st.sampled_from(["1x2", "2x1", "3x1", "2x2", "1x4", "3x2", "2x3", "4x2"]),
+    elements=st.integers(0, 60),
+    wire_dtype=DTYPES,
+    eager=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
 def test_hierarchical_rounds_only_what_goes_from_node_to_node(
     layout: str, elements: int, wire_dtype: str, eager: bool, seed: int
 ) -> None:
@@ -105,7 +112,7 @@ def test_hierarchical_rounds_only_what_goes_from_node_to_node(
     data = [awkward(random, elements) for _ in range(size)]
     expected = hierarchical_sum(data, of_a_node, wire_dtype, 2.0**-5)
     box = Mailbox(size, eager=eager, devices_a_node=of_a_node)
-    codes = Wire(wire_dtype, 2.0**-5)
+    codes = Compression(wire_dtype, 2.0**-5)
     run_together(lambda rank: start(box.ranks[rank], data[rank], "hierarchical", codes), size, seed)
     for mine in data:
         assert mine.tobytes() == expected.tobytes()
@@ -113,10 +120,15 @@ def test_hierarchical_rounds_only_what_goes_from_node_to_node(
 
 @settings(max_examples=150)
 @given(
-    algorithm=st.sampled_from(ALGORITHMS), size=st.integers(2, 8), extra=st.integers(0, 8),
-    elements=st.integers(1, 120), wire_dtype=DTYPES, eager=st.booleans(), seed=st.integers(0, 2**32),
+    algorithm=st.sampled_from(ALGORITHMS),
+    size=st.integers(2, 8),
+    extra=st.integers(0, 8),
+    elements=st.integers(1, 120),
+    wire_dtype=DTYPES,
+    eager=st.booleans(),
+    seed=st.integers(0, 2**32),
     of_a_node=st.sampled_from([1, 2, 3]),
-)  # fmt: skip
+)
 def test_with_leaves_every_node_is_rounded_and_every_message_is_codes_by_every_algorithm(
     algorithm: str, size: int, extra: int, elements: int, wire_dtype: str, eager: bool, seed: int, of_a_node: int
 ) -> None:
@@ -124,17 +136,17 @@ def test_with_leaves_every_node_is_rounded_and_every_message_is_codes_by_every_a
         of_a_node = 1
     order = slots([rank * (size + extra) // size for rank in range(size + 1)])
     random = np.random.default_rng(seed)
-    codes = Wire(wire_dtype, 2.0**-5 if wire_dtype == "float16" else 1.0)
+    codes = Compression(wire_dtype, 2.0**-5 if wire_dtype == "float16" else 1.0)
     leaves = [rounded(awkward(random, elements), wire_dtype, codes.scale) for _ in order.owners]
     sent = []
     for sent_as in (None, codes):
         rows = [leaf.copy() for leaf in leaves]
         box = Mailbox(size, eager=eager, devices_a_node=of_a_node)
 
-        def begin(rank: int) -> Rounds:
+        def begin(rank: int) -> CollectiveSteps:
             own, *more = [rows[slot] for slot in order.of(rank)]  # noqa: B023
             unused = [np.full(elements, np.nan, np.float32)] * len(order.owners)
-            return start(box.ranks[rank], own, algorithm, sent_as, Fixed(order, (*more, *unused)))  # noqa: B023
+            return start(box.ranks[rank], own, algorithm, sent_as, SummationOrder(order, (*more, *unused)))  # noqa: B023
 
         run_together(begin, size, seed)
         sent.append([(t.sent_bytes, t.sent_messages) for t in box.ranks])
@@ -153,7 +165,7 @@ def test_numbers_of_one_sign_are_off_by_two_roundings_at_most(
     data = [random.uniform(1e-3, 100.0, elements).astype(np.float32) for _ in range(size)]
     exact = np.sum(data, axis=0, dtype=np.float64)
     box = Mailbox(size, eager=False)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], "direct", Wire(wire_dtype)), size, seed)
+    run_together(lambda rank: start(box.ranks[rank], data[rank], "direct", Compression(wire_dtype)), size, seed)
     bound = (1 + UNIT[wire_dtype]) ** 2 * (1 + 2.0**-24) ** (size - 1) - 1
     assert np.max(np.abs(data[0] - exact) / exact) <= bound
 
@@ -164,7 +176,7 @@ def test_half_the_bytes_go_from_node_to_node(algorithm: str, layout: str, wire_d
     size, _ = parse_devices(layout)
     of_a_node = node_counts(layout, size)[1]
     sent = []
-    for codes in (None, Wire(wire_dtype)):
+    for codes in (None, Compression(wire_dtype)):
         data = [np.ones(12 * size, np.float32) for _ in range(size)]
         box = Mailbox(size, eager=True, devices_a_node=of_a_node)
         run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm, codes), size, 0)  # noqa: B023
@@ -185,7 +197,7 @@ def test_half_the_bytes_go_from_node_to_node(algorithm: str, layout: str, wire_d
 def test_what_float16_cannot_hold_is_infinite_and_nan_stays_nan_on_every_rank(wire_dtype: str) -> None:
     data = [np.array([6e4, 3.4028235e38, np.nan, -np.inf, 1.0], np.float32) for _ in range(3)]
     box = Mailbox(3, eager=True)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], "direct", Wire(wire_dtype)), 3, 0)
+    run_together(lambda rank: start(box.ranks[rank], data[rank], "direct", Compression(wire_dtype)), 3, 0)
     for mine in data:
         assert mine[1] == np.inf and np.isnan(mine[2]) and mine[3] == -np.inf and mine[4] == 3
         assert (mine[0] == np.inf) == (wire_dtype == "float16")
@@ -194,7 +206,7 @@ def test_what_float16_cannot_hold_is_infinite_and_nan_stays_nan_on_every_rank(wi
 def test_float16_carries_sums_over_a_batch_whose_mean_it_holds() -> None:
     """1000 samples with gradients of 500 each: their sum is far above 65504, their mean is not."""
     sums = np.full(4, 500.0 * 1000, np.float32)
-    codes = wire("float16", sums.dtype, 1000)
+    codes = compression("float16", sums.dtype, 1000)
     assert codes is not None and codes.scale == 2.0**-10
     np.testing.assert_array_equal(both_ways(sums, "float16", codes.scale), rounded(sums, "float16", codes.scale))
     np.testing.assert_allclose(both_ways(sums, "float16", codes.scale), sums, rtol=UNIT["float16"])
@@ -207,15 +219,15 @@ def test_an_algorithm_that_would_round_every_round_is_refused_without_leaves(alg
     with pytest.raises(ConfigError, match=r"cannot send float16[\s\S]*direct, hierarchical"):
         Plan(devices=2, global_batch=2, algorithm=algorithm, wire_dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cannot send bfloat16"):
-        start(Mailbox(2, eager=True).ranks[0], np.zeros(3, np.float32), algorithm, Wire("bfloat16"))
+        start(Mailbox(2, eager=True).ranks[0], np.zeros(3, np.float32), algorithm, Compression("bfloat16"))
 
 
 def test_only_float32_travels_as_something_else() -> None:
-    assert wire(None, np.dtype(np.float64), 8) is None
-    assert wire("float64", np.dtype(np.float64), 8) is None
+    assert compression(None, np.dtype(np.float64), 8) is None
+    assert compression("float64", np.dtype(np.float64), 8) is None
     for name, dtype in (("float64", np.float32), ("float32", np.float64), ("float16", np.float64)):
         with pytest.raises(ConfigError, match=f"wire dtype {name} for gradients in {np.dtype(dtype).name}"):
-            wire(name, np.dtype(dtype), 8)
+            compression(name, np.dtype(dtype), 8)
 
 
 def test_a_table_of_the_wire_dtype_is_taken_and_else_direct_costs_what_half_the_bytes_do() -> None:

@@ -70,9 +70,12 @@ def fake_runtime(refused: set[int]) -> SimpleNamespace:
         return b"%d" % ((pointer >> 32) - 1)
 
     return SimpleNamespace(
-        CUDARuntimeError=CudaError, ipcGetMemHandle=get_handle, ipcOpenMemHandle=open_handle,
-        ipcCloseMemHandle=close_handle, deviceSynchronize=lambda: log("settle", THREAD.rank),
-    )  # fmt: skip
+        CUDARuntimeError=CudaError,
+        ipcGetMemHandle=get_handle,
+        ipcOpenMemHandle=open_handle,
+        ipcCloseMemHandle=close_handle,
+        deviceSynchronize=lambda: log("settle", THREAD.rank),
+    )
 
 
 @pytest.fixture

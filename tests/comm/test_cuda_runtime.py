@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpsim.backend import CUDA_VERSIONS, check_backend
-from dpsim.comm.cuda.access import usual_mode
+from dpsim.comm.cuda.access import default_mode
 from dpsim.comm.cuda.device import open_device, simulating, why_no_gpu
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import registry
@@ -31,9 +31,10 @@ needs_numba_cuda = pytest.mark.skipif(
 
 def case(name: str, transports: str, **plan: Any) -> dict[str, Any]:
     return MLP | {
-        "name": name, "transports": transports.split(),
+        "name": name,
+        "transports": transports.split(),
         "plan": {"global_batch": 9, "algorithm": "direct", "fusion_threshold_bytes": 100.0} | plan,
-    }  # fmt: skip
+    }
 
 
 CASES = {
@@ -74,13 +75,15 @@ def ran(ranks: int, where: str) -> dict[str, Any]:
     if where == "gpu" and (reason := why_no_gpu()):
         pytest.skip(f"no CUDA device: {reason}")
     return jobs.on_ranks(  # type: ignore[no-any-return]
-        "ranks_cuda:run", {"cases": [of_where(c, where) for c in CASES[ranks]], "steps": 3}, devices=ranks,
+        "ranks_cuda:run",
+        {"cases": [of_where(c, where) for c in CASES[ranks]], "steps": 3},
+        devices=ranks,
         timeout_s=100,
         env={
             "PYTHONPATH": str(Path(__file__).parents[1] / "support"),
             "NUMBA_ENABLE_CUDASIM": "1" if where == "simulator" else "0",
         },
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -171,10 +174,10 @@ def test_every_algorithm_of_the_backend_is_a_registered_version() -> None:
 
 
 def test_kernels_wait_inside_only_between_gpus_that_reach_each_other() -> None:
-    assert usual_mode("ipc", ["a", "b"]) == "flags"
-    assert usual_mode("ipc", ["a", "b", "a"]) == "split"
-    assert usual_mode("mapped", ["a", "b"]) == "split"
-    assert usual_mode("simulated", ["simulator", "simulator"]) == "split"
+    assert default_mode("ipc", ["a", "b"]) == "flags"
+    assert default_mode("ipc", ["a", "b", "a"]) == "split"
+    assert default_mode("mapped", ["a", "b"]) == "split"
+    assert default_mode("simulated", ["simulator", "simulator"]) == "split"
 
 
 @pytest.mark.parametrize("where", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])

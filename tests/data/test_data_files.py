@@ -240,7 +240,7 @@ def test_damaged_cifar_files_are_explained(spoil: Spoil, text: str, tmp_path: Pa
         (put("train-labels-idx1-ubyte", idx_bytes(np.arange(50) % 9)), "tests on class 9"),
         (into_folder("t10k-labels-idx1-ubyte"), "Is a directory"),
     ],
-)  # fmt: skip
+)
 def test_damaged_idx_files_are_explained(spoil: Spoil, text: str, tmp_path: Path) -> None:
     write_idx(tmp_path)
     spoil(tmp_path)

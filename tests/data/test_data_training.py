@@ -17,9 +17,21 @@ TESTS = 7  # samples: no number of ranks divides it
 
 def trained(dpsim: Dpsim, dataset: str, devices: int) -> dict[str, Any]:
     code, out, err = dpsim(
-        "train", "--model", "mlp:8", "--dataset", dataset, "--devices", str(devices), "--global-batch", "10",
-        "--steps", "12", "--learning-rate", "0.001", "--json",
-    )  # fmt: skip
+        "train",
+        "--model",
+        "mlp:8",
+        "--dataset",
+        dataset,
+        "--devices",
+        str(devices),
+        "--global-batch",
+        "10",
+        "--steps",
+        "12",
+        "--learning-rate",
+        "0.001",
+        "--json",
+    )
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     return found

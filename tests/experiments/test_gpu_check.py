@@ -25,9 +25,16 @@ MIB = 1 << 20
 
 def samples(algorithm: str, size_bytes: int, time_s: float, **other: Any) -> r.Samples:
     given: dict[str, Any] = {
-        "mode": "one-launch", "devices": 2, "processes": 1, "dtype": "float32", "wrong": 0, "clock": "events",
-        "samples_s": (time_s, time_s / 2, time_s * 3), "copy_s": (1e-3, 0.9e-3, 5e-3), "empty_s": (4e-6, 4e-6, 9e-6),
-    }  # fmt: skip
+        "mode": "one-launch",
+        "devices": 2,
+        "processes": 1,
+        "dtype": "float32",
+        "wrong": 0,
+        "clock": "events",
+        "samples_s": (time_s, time_s / 2, time_s * 3),
+        "copy_s": (1e-3, 0.9e-3, 5e-3),
+        "empty_s": (4e-6, 4e-6, 9e-6),
+    }
     return r.Samples(algorithm=algorithm, size_bytes=size_bytes, **given | other)
 
 
@@ -35,14 +42,24 @@ def record(
     *taken: r.Samples, simulated: bool = False, names: tuple[str, ...] = ("NVIDIA H100 80GB HBM3",)
 ) -> r.GpuCheck:
     gpus = r.Gpus(
-        names=names, driver="580.95.05", cuda="driver 13.1, runtime 13.0", numba_cuda="0.30.4", cupy="14.2.0",
-        nccl="2.28.3", simulated=simulated,
-    )  # fmt: skip
+        names=names,
+        driver="580.95.05",
+        cuda="driver 13.1, runtime 13.0",
+        numba_cuda="0.30.4",
+        cupy="14.2.0",
+        nccl="2.28.3",
+        simulated=simulated,
+    )
     return r.assemble(
-        taken, taken_at="2026-11-21T08:00:00.000Z", environment=environment(), gpus=gpus,
-        tests=r.Tests(passed=True, line="9 passed in 1.0s"), seconds=100.0, left_out=("NCCL: none",),
+        taken,
+        taken_at="2026-11-21T08:00:00.000Z",
+        environment=environment(),
+        gpus=gpus,
+        tests=r.Tests(passed=True, line="9 passed in 1.0s"),
+        seconds=100.0,
+        left_out=("NCCL: none",),
         failed=("ranks: they hung",),
-    )  # fmt: skip
+    )
 
 
 def test_a_point_is_the_median_of_its_samples_against_the_copies_beside_them() -> None:
@@ -59,12 +76,15 @@ def test_a_point_is_the_median_of_its_samples_against_the_copies_beside_them() -
 
 def test_claims_are_of_the_fastest_right_algorithm() -> None:
     found = record(
-        samples("ring", 64 * MIB, 2e-3), samples("two-shot", 64 * MIB, 1.1e-3),
+        samples("ring", 64 * MIB, 2e-3),
+        samples("two-shot", 64 * MIB, 1.1e-3),
         samples("one-shot", 64 * MIB, 0.5e-3, wrong=1),
         samples("two-shot", 256 * MIB, 1.3e-3),
-        samples("one-shot", 4, 5e-6), samples("one-shot", 64 << 10, 7e-6), samples("one-shot", MIB, 7e-6),
+        samples("one-shot", 4, 5e-6),
+        samples("one-shot", 64 << 10, 7e-6),
+        samples("one-shot", MIB, 7e-6),
         samples("two-shot", 64 * MIB, 1e-4, copy_s=(), empty_s=(), processes=2, mode="flags", clock="host"),
-    )  # fmt: skip
+    )
     told = [(c.size_bytes, c.algorithm, round(c.measured, 3), c.better, c.target, c.met) for c in found.claims]
     assert told == [
         (4, "one-shot", 1.25, "at most", 1.5, True),

@@ -25,7 +25,7 @@ from dpsim.harness.doctor import Finding
 from dpsim.harness.imports import ImportConfig, import_machine
 from dpsim.harness.train.train import TrainConfig
 from dpsim.launch import failure_report
-from dpsim.launch.failure_report import Seen
+from dpsim.launch.failure_report import JobState
 from dpsim.launch.hosts import read_hostfile
 from dpsim.layout import parse_devices
 from dpsim.nn import build_model
@@ -150,11 +150,11 @@ def test_reproducible_without_leaves_is_refused(dpsim: Dpsim) -> None:
 
 
 def test_a_crash_names_shared_memory_as_a_possible_reason() -> None:
-    assert "/dev/shm" in str(failure_report.failure(11, Seen(first_ended=0, signal=11), 2))
+    assert "/dev/shm" in str(failure_report.failure(11, JobState(first_ended=0, signal=11), 2))
 
 
 def test_a_rank_killed_before_it_said_hello_is_not_taken_for_another_one() -> None:
-    seen = Seen(first_ended=0, signal=9, pids={0: ("here", 1)})
+    seen = JobState(first_ended=0, signal=9, pids={0: ("here", 1)})
     assert str(failure_report.failure(9, seen, 2)).startswith("one of 2 ranks was killed by SIGKILL")
 
 

@@ -274,17 +274,25 @@ def test_the_table_names_the_fastest_peer_and_the_setting_of_each() -> None:
     def standing(system: str, devices: int, setting: Setting, step_s: float) -> Standing:
         alone = (step_s / 2,) * 3 if devices > 1 else ()
         return Standing(
-            system=system, devices=devices, setting=setting, gradient_error=0.0, loss_error=0.0,
-            tried=(Tried(setting=setting, step_s=step_s, choice=0),), step_s=(step_s,) * 3, alone_step_s=alone,
-        )  # fmt: skip
+            system=system,
+            devices=devices,
+            setting=setting,
+            gradient_error=0.0,
+            loss_error=0.0,
+            tried=(Tried(setting=setting, step_s=step_s, choice=0),),
+            step_s=(step_s,) * 3,
+            alone_step_s=alone,
+        )
 
     alone = TorchSetting(allreduce="none")
     by_mpi = TorchSetting(allreduce="started", bucket_view=True, thread_level="single")
     standings = [
-        standing("dpsim", 1, OwnSetting(), 0.02), standing("torch", 1, alone, 0.01),
-        standing("dpsim", 2, OwnSetting(), 0.02), standing("ddp-gloo", 2, GLOO, 0.05),
+        standing("dpsim", 1, OwnSetting(), 0.02),
+        standing("torch", 1, alone, 0.01),
+        standing("dpsim", 2, OwnSetting(), 0.02),
+        standing("ddp-gloo", 2, GLOO, 0.05),
         standing("ddp-mpi", 2, by_mpi, 0.03),
-    ]  # fmt: skip
+    ]
     held = Contest(local_batch=10)
     points = result.points(held, standings)
     assert [point["images_per_s_ratio"] for point in points] == [None, 0.5, None, 2.5, 1.5]

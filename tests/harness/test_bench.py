@@ -109,13 +109,13 @@ def page() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("ranks", "crowded"), [(1, False), (2, False), (3, True), (4, True)])
-def test_nobody_begins_before_the_last_has_arrived(ranks: int, crowded: bool, page: str) -> None:
+def test_nobody_begins_before_the_last_has_arrived(ranks: int, oversubscribed: bool, page: str) -> None:
     """Threads stand for ranks; nothing else holds them together, so that one may be a turn ahead of another."""
     arrived = np.zeros((30, ranks), np.int64)
     begun = np.zeros((30, ranks), np.int64)
 
     def run(rank: int) -> None:
-        start, random = turns.Start(page, rank, ranks, crowded=crowded), np.random.default_rng(rank)
+        start, random = turns.Start(page, rank, ranks, oversubscribed=oversubscribed), np.random.default_rng(rank)
         for turn in range(len(arrived)):
             time.sleep(random.choice([0.0, 0.0, 1e-3]))
             arrived[turn, rank] = turns.clock()
@@ -131,15 +131,18 @@ def test_nobody_begins_before_the_last_has_arrived(ranks: int, crowded: bool, pa
 
 
 def rank_of(contender: turns.Contender, page: str) -> turns.Rank:
-    return turns.Rank(contender, turns.Start(page, 0, 1, crowded=False), 1, 4)
+    return turns.Rank(contender, turns.Start(page, 0, 1, oversubscribed=False), 1, 4)
 
 
 def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_way_is_lost(page: str) -> None:
     rank = rank_of(AloneContender(), page)
     ways = rank.check(400, seed=1)["ways"]
     assert [(w["algorithm"], w["in_place"], w["wrong"]) for w in ways] == [
-        (turns.SCALING, True, 0), ("right", True, 0), ("right", False, 0), ("broken", True, 0)
-    ]  # fmt: skip
+        (turns.SCALING, True, 0),
+        ("right", True, 0),
+        ("right", False, 0),
+        ("broken", True, 0),
+    ]
     told = rank.visit(400, seed=2, fresh=[3, 5, 2], cached=[2, 4, 1])
     assert [len(times) for times in told["fresh"]] == [15] * 4
     assert [len(times) for times in told["cached"]] == [8] * 4
@@ -204,8 +207,12 @@ def record(*found: Series, devices: int = 4) -> BenchRecord:
     ]
     return BenchRecord(
         bench=AllreduceBench(devices=devices, min_bytes=2**20, max_bytes=2**20, algorithms=("two-shot", "mpi")),
-        environment=environment(), systems=tuple(systems), series=found, measured_from=stamp(), measured_until=stamp(),
-    )  # fmt: skip
+        environment=environment(),
+        systems=tuple(systems),
+        series=found,
+        measured_from=stamp(),
+        measured_until=stamp(),
+    )
 
 
 FULL = (
@@ -262,8 +269,10 @@ def test_each_peer_is_compared_at_its_fastest_mode_and_the_nearest_mpi_counts() 
     assert (size.default, size.default_s) == ("two-shot", pytest.approx(150e-6))
     assert (size.best, size.default_fraction, size.noise) == ("two-shot", pytest.approx(0.8), pytest.approx(0.1))
     assert [(p.peer, p.system, p.in_place) for p in size.peers] == [
-        ("mpich", "mpich-single", False), ("openmpi", "openmpi-single", True), ("gloo", "gloo", True)
-    ]  # fmt: skip
+        ("mpich", "mpich-single", False),
+        ("openmpi", "openmpi-single", True),
+        ("gloo", "gloo", True),
+    ]
     assert [p.ratio for p in size.peers] == [pytest.approx(r, rel=0.01) for r in (2, 3, 10)]
     assert size.best_mpi == size.peers[0] and size.best_mpi.low <= 2.01 <= 2.02 >= size.best_mpi.high - 0.01
     assert size.bound_bytes_per_s == pytest.approx(2 * 4 * 2**20 / 120e-6)
@@ -332,8 +341,14 @@ def test_named_environments_bring_their_library_and_lists_choose(tmp_path: Path)
     }
     everyone = names(AllreduceBench(peer_envs=envs))
     assert everyone == [
-        "dpsim", "mpich-single", "mpich-multiple", "openmpi-single", "openmpi-multiple", "gloo", "gloo-free"
-    ]  # fmt: skip
+        "dpsim",
+        "mpich-single",
+        "mpich-multiple",
+        "openmpi-single",
+        "openmpi-multiple",
+        "gloo",
+        "gloo-free",
+    ]
     assert names(AllreduceBench(peer_envs=envs, peers=())) == ["dpsim"]
     assert names(AllreduceBench(peer_envs=envs, peers=("openmpi",))) == ["dpsim", "openmpi-single", "openmpi-multiple"]
     assert names(AllreduceBench(peer_envs=envs, peers=("gloo",))) == ["dpsim", "gloo", "gloo-free"]
@@ -386,8 +401,10 @@ def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_a
     folder, plot = tmp_path / "report", tmp_path / "plot.svg"
     more = ("--min", "4B", "--max", "256KiB", "--factor", "65536", "--peers", "mpi", "--output", folder, "--plot", plot)
     told = run_json(dpsim, *more)
-    fixed = ("size_bytes devices algorithm in_place cached time_s p50_s p99_s algbw_bytes_per_s busbw_bytes_per_s"
-             " fraction_of_bound wrong")  # fmt: skip
+    fixed = (
+        "size_bytes devices algorithm in_place cached time_s p50_s p99_s algbw_bytes_per_s busbw_bytes_per_s"
+        " fraction_of_bound wrong"
+    )
     assert all(set(fixed.split()) <= set(point) for point in told["points"])
     assert not any(point["wrong"] for point in told["points"]) and told["summary"]["wrong"] == 0
     found = {(p["system"], p["algorithm"], p["size_bytes"]) for p in told["points"]}
@@ -399,8 +416,12 @@ def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_a
     assert {size["default"] for size in told["summary"]["sizes"]} <= {"one-shot", "two-shot"}  # as measured here
     assert all(size["best_mpi"]["ratio"] > 0 for size in told["summary"]["sizes"])
     assert plot.read_text().startswith("<?xml") and {p.name for p in folder.iterdir()} == {
-        "allreduce.json", "index.html", "report.md", "bandwidth.svg", "bandwidth.png"
-    }  # fmt: skip
+        "allreduce.json",
+        "index.html",
+        "report.md",
+        "bandwidth.svg",
+        "bandwidth.png",
+    }
     kept = bench.read(folder / bench.RECORD)
     assert all(series.rounds_ns for series in kept.series)
     again = dpsim("report", folder, "--output", tmp_path / "again", "--json")
@@ -411,9 +432,20 @@ def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_a
 @pytest.mark.parametrize("devices", [3, 4])
 def test_more_ranks_than_cores_are_right_and_come_to_an_end(devices: int, dpsim: Dpsim) -> None:
     told = run_json(
-        dpsim, "--devices", str(devices), "--max", "8KiB", "--factor", "1024", "--peers", "none", "--algorithm",
-        "two-shot,ring,direct", "--dtype", "float64",
-    )  # fmt: skip
+        dpsim,
+        "--devices",
+        str(devices),
+        "--max",
+        "8KiB",
+        "--factor",
+        "1024",
+        "--peers",
+        "none",
+        "--algorithm",
+        "two-shot,ring,direct",
+        "--dtype",
+        "float64",
+    )
     assert {(p["devices"], p["wrong"], p["dtype"]) for p in told["points"]} == {(devices, 0, "float64")}
     assert {p["algorithm"] for p in told["points"]} >= {"two-shot", "ring", "direct"}
 

@@ -34,9 +34,24 @@ def test_every_version_runs_in_the_simulator_and_everything_says_so(
     monkeypatch.setattr(entrants, "nccl_missing", lambda: "none here")
     folder = tmp_path / "report"
     code, out, err = dpsim(
-        "bench", "allreduce", "--backend", "cuda", "--devices", "2", "--min", "66B", "--max", "66B", "--dtype",
-        "bfloat16", "--budget", "10ms", "--json", "--output", folder,
-    )  # fmt: skip
+        "bench",
+        "allreduce",
+        "--backend",
+        "cuda",
+        "--devices",
+        "2",
+        "--min",
+        "66B",
+        "--max",
+        "66B",
+        "--dtype",
+        "bfloat16",
+        "--budget",
+        "10ms",
+        "--json",
+        "--output",
+        folder,
+    )
     assert code == 0, err
     told = json.loads(out)
     assert told["summary"]["wrong"] == 0 and told["summary"]["simulated"] is True
@@ -98,9 +113,13 @@ def test_a_wrong_bit_is_counted_in_the_check_and_while_timing_and_what_does_not_
     for right, spoilt, visit in told.values():
         ways = [(way["algorithm"], way["in_place"], way["repeat"]) for way in right]
         assert ways == [
-            (SCALING, True, 0), ("ring", True, 0), ("ring", False, 0), ("two-shot", True, 0), ("two-shot", False, 0),
+            (SCALING, True, 0),
+            ("ring", True, 0),
+            ("ring", False, 0),
+            ("two-shot", True, 0),
+            ("two-shot", False, 0),
             ("two-shot", True, 1),
-        ]  # fmt: skip
+        ]
         assert [way["wrong"] for way in right] == [0] * 6
         assert [way["wrong"] for way in spoilt] == [1] * 6
         assert visit["wrong"] == [1] * 6

@@ -192,13 +192,28 @@ def test_the_first_version_decides_as_constants_did_before_it(rows: int, inputs:
 def test_rules_are_for_a_processor_a_blas_a_dtype_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "family", lambda: "GenuineIntel avx512")
     monkeypatch.setattr(processor, "blas_architecture", lambda: "SkylakeX")
-    rule = Rule(operation="product", candidate="blas", processor="GenuineIntel avx512", blas="SkylakeX",
-                dtype="float32", least_rows=5, most_rows=9, least_inputs=20, most_outputs=30)  # fmt: skip
+    rule = Rule(
+        operation="product",
+        candidate="blas",
+        processor="GenuineIntel avx512",
+        blas="SkylakeX",
+        dtype="float32",
+        least_rows=5,
+        most_rows=9,
+        least_inputs=20,
+        most_outputs=30,
+    )
     for changed, expected in (
-        ({}, "blas"), ({"processor": "AuthenticAMD avx512"}, "rows"), ({"blas": "Zen"}, "rows"),
-        ({"dtype": "float64"}, "rows"), ({"least_rows": 8}, "rows"), ({"most_rows": 6}, "rows"),
-        ({"least_inputs": 21}, "rows"), ({"most_outputs": 29}, "rows"), ({"least_weights": 601}, "rows"),
-    ):  # fmt: skip
+        ({}, "blas"),
+        ({"processor": "AuthenticAMD avx512"}, "rows"),
+        ({"blas": "Zen"}, "rows"),
+        ({"dtype": "float64"}, "rows"),
+        ({"least_rows": 8}, "rows"),
+        ({"most_rows": 6}, "rows"),
+        ({"least_inputs": 21}, "rows"),
+        ({"most_outputs": 29}, "rows"),
+        ({"least_weights": 601}, "rows"),
+    ):
         first = Rule(**{name: getattr(rule, name) for name in Rule.__struct_fields__} | changed)
         table = KernelTable(version=2, rules=(first, *committed().rules))
         assert table.candidate(dense()) == expected, changed

@@ -25,11 +25,16 @@ RAW: dict[str, Any] = {
     "results": codec.to_builtins(RESULTS),
 }
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(10**18, 10**30), st.floats(allow_nan=False),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(10**18, 10**30),
+    st.floats(allow_nan=False),
     st.text(max_size=5),
     st.sampled_from(["inf", "-inf", "nan", -1, 0, 1e308, 1e-320, "node", [], {}, [0.0], "paced:"]),
-    st.lists(st.integers(-3, 3), max_size=3), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
-)  # fmt: skip
+    st.lists(st.integers(-3, 3), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
 
 
 def _slots(value: Any) -> list[tuple[Any, Any]]:

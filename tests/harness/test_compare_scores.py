@@ -11,11 +11,29 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import MeasuredPoint, Predictions, Results
 
 FIXED_POINT_NAMES = {
-    "devices", "layout", "global_batch", "local_batch", "fusion_rule", "fusion_threshold_bytes", "buckets",
-    "network", "emulated_compute", "emulated_network", "measured_step_s", "measured_low_s", "measured_high_s",
-    "predicted_step_s", "predicted_low_s", "predicted_high_s", "exposed_communication_s",
-    "predicted_exposed_communication_s", "error", "noise", "calibrated_on", "extrapolated",
-}  # fmt: skip
+    "devices",
+    "layout",
+    "global_batch",
+    "local_batch",
+    "fusion_rule",
+    "fusion_threshold_bytes",
+    "buckets",
+    "network",
+    "emulated_compute",
+    "emulated_network",
+    "measured_step_s",
+    "measured_low_s",
+    "measured_high_s",
+    "predicted_step_s",
+    "predicted_low_s",
+    "predicted_high_s",
+    "exposed_communication_s",
+    "predicted_exposed_communication_s",
+    "error",
+    "noise",
+    "calibrated_on",
+    "extrapolated",
+}
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +126,11 @@ def test_skill_is_one_minus_model_over_best_null(compared: Comparison) -> None:
     for group in compared.groups:
         for score in (group.step, group.exposed_communication):
             assert set(score.null_errors) == {
-                "constant", "perfect_scaling", "alpha_beta_no_overlap", "largest_bucket",
-            }  # fmt: skip
+                "constant",
+                "perfect_scaling",
+                "alpha_beta_no_overlap",
+                "largest_bucket",
+            }
             best = min(score.null_errors.values())
             assert score.null_median_abs_error == best == score.null_errors[score.null]
             assert score.skill == pytest.approx(1 - score.median_abs_error / best)

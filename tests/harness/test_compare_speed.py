@@ -32,22 +32,27 @@ def unsteady(
     expected = 1 + (share if calibrated_share is None else calibrated_share) * (SLOW - 1)
     speed = tuple(
         Speed(
-            devices=devices, reference_s=1e-3, slow_reference_s=SLOW * 1e-3, compute_factor=SLOW,
+            devices=devices,
+            reference_s=1e-3,
+            slow_reference_s=SLOW * 1e-3,
+            compute_factor=SLOW,
             slow_share=share if calibrated_share is None else calibrated_share,
         )
         for devices in (1, 2)
-    )  # fmt: skip
+    )
     predictions = msgspec.structs.replace(
         predictions,
         machines=tuple(msgspec.structs.replace(machine, speed=speed) for machine in predictions.machines),
         points=tuple(
             msgspec.structs.replace(
-                point, step_s=point.step_s * expected, full_speed_step_s=point.step_s,
+                point,
+                step_s=point.step_s * expected,
+                full_speed_step_s=point.step_s,
                 slow_speed_step_s=point.step_s * SLOW,
             )
             for point in predictions.points
         ),
-    )  # fmt: skip
+    )
     random = np.random.default_rng(seed)
     points = tuple(_slowed(point, share, level, random) for point in results.points)
     return predictions, msgspec.structs.replace(results, points=points, predictions_sha256=codec.digest(predictions))
@@ -59,10 +64,11 @@ def _slowed(run: MeasuredPoint, share: float, level: float, random: np.random.Ge
     scale = level * np.where(late, SLOW, 1.0)[rounds]
     noise = random.normal(1.0, 0.01, rounds.max() + 1)[rounds]
     return msgspec.structs.replace(
-        run, step_s=tuple((np.array(run.step_s) * scale).tolist()),
+        run,
+        step_s=tuple((np.array(run.step_s) * scale).tolist()),
         exposed_communication_s=tuple((np.array(run.exposed_communication_s) * scale).tolist()),
         reference_s=tuple((1e-3 * scale * noise).tolist()),
-    )  # fmt: skip
+    )
 
 
 def _errors(comparison: Comparison) -> list[float]:

@@ -85,9 +85,12 @@ def test_an_emulated_link_is_never_faster_than_it_says() -> None:
 
 def test_a_layout_has_tables_of_its_own_and_nothing_inside_a_node_is_held_to_the_link() -> None:
     config = CalibrateConfig(
-        network="paced:300us,100mbit", devices=("2x1", "1x2"), algorithms=("hierarchical",), overlaps=("thread",),
+        network="paced:300us,100mbit",
+        devices=("2x1", "1x2"),
+        algorithms=("hierarchical",),
+        overlaps=("thread",),
         **TINY,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
     machine = calibrate(config, quiet)
     assert [t.layout for t in machine.allreduce] == [t.layout for t in machine.overlap] == ["1x2", "2x1"]
     inside, across = machine.allreduce
@@ -101,9 +104,12 @@ def test_a_layout_has_tables_of_its_own_and_nothing_inside_a_node_is_held_to_the
 
 def test_a_wire_dtype_has_tables_of_its_own_of_half_the_bytes() -> None:
     config = CalibrateConfig(
-        network="paced:300us,3mbit", algorithms=("direct",), overlaps=("thread",), wire_dtype="float16",
+        network="paced:300us,3mbit",
+        algorithms=("direct",),
+        overlaps=("thread",),
+        wire_dtype="float16",
         **TINY,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
     machine = calibrate(config, quiet)
     (alone,), (beside,) = machine.allreduce, machine.overlap
     assert alone.wire_dtype == beside.wire_dtype == "float16"

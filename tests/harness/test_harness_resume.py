@@ -20,9 +20,14 @@ from dpsim.runtime.checkpoint import checkpoints
 
 Dpsim = Callable[..., tuple[int, str, str]]
 RUN = TrainConfig(
-    model="cnn:3,4", dataset="synthetic:6x5x2,classes=3,train=25,test=6", devices=2, global_batch=7, steps=11,
-    optimizer=AdamW(learning_rate=0.02), rate_schedule=RateSchedule(decay=Step(milestones=(2.0,)), warmup_epochs=1.5),
-)  # fmt: skip
+    model="cnn:3,4",
+    dataset="synthetic:6x5x2,classes=3,train=25,test=6",
+    devices=2,
+    global_batch=7,
+    steps=11,
+    optimizer=AdamW(learning_rate=0.02),
+    rate_schedule=RateSchedule(decay=Step(milestones=(2.0,)), warmup_epochs=1.5),
+)
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,17 @@ from dpsim.records.sweep import Experiment, read_predictions, read_results
 
 ROOT = Path(__file__).parents[2]
 TINY = Experiment(
-    name="tiny", model="mlp:16x3", devices=(1, 2), networks=("node", "paced:50us,1gbit"),
-    fusion_thresholds_bytes=(0.0, math.inf), global_batch=64, overlap="off", seed=11, budget_s=1.5, interval=1e-6,
-)  # fmt: skip
+    name="tiny",
+    model="mlp:16x3",
+    devices=(1, 2),
+    networks=("node", "paced:50us,1gbit"),
+    fusion_thresholds_bytes=(0.0, math.inf),
+    global_batch=64,
+    overlap="off",
+    seed=11,
+    budget_s=1.5,
+    interval=1e-6,
+)
 """No median gets as certain as ``interval`` asks, so the measuring takes the whole budget."""
 
 
@@ -164,8 +172,10 @@ def kill_when(folder: Path, happened: Callable[[], bool]) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", program, str(folder), argument],
-        env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
         until_s = time.monotonic() + 60
         while not happened():
             assert process.poll() is None and time.monotonic() < until_s, "it never came to measure"

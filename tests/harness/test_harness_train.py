@@ -70,9 +70,14 @@ def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need(monkeypatch: pyte
     monkeypatch.setattr("dpsim.harness.sweep.prepare._MOST_S", 2.0)
     told: list[str] = []
     config = TrainConfig(
-        model="mlp:4", dataset="synthetic:2x2x1,classes=2,train=20,test=4", devices=2, global_batch=8, steps=3,
-        fusion_rule="mg-wfbp", overlap="auto",
-    )  # fmt: skip
+        model="mlp:4",
+        dataset="synthetic:2x2x1,classes=2,train=20,test=4",
+        devices=2,
+        global_batch=8,
+        steps=3,
+        fusion_rule="mg-wfbp",
+        overlap="auto",
+    )
     result = train(config, told.append)
     assert result.steps == 3 and all(map(math.isfinite, result.losses))
     assert any(line.startswith("overlap ") for line in told)

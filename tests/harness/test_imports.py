@@ -144,8 +144,9 @@ def test_tables_of_16_bits_price_gradients_that_travel_so(type: str, wire_dtype:
 def test_a_row_far_from_its_neighbours_is_named(tmp_path: Path, dpsim: Dpsim) -> None:
     points = [(1024, 4.6), (4096, 52.0), (16384, 6.1), (65536, 9.9), (2**20, 160.0)]
     (tmp_path / "osu.txt").write_text(outputs.osu(points))
-    code, _, err = dpsim("calibrate", "--from", str(tmp_path / "osu.txt"), "--devices", "2",
-                         "--output", str(tmp_path / "m.json"))  # fmt: skip
+    code, _, err = dpsim(
+        "calibrate", "--from", str(tmp_path / "osu.txt"), "--devices", "2", "--output", str(tmp_path / "m.json")
+    )
     assert code == 0 and err.count("warning") == 1
     assert "line 5: 4096 bytes in 52 us, between 4.6 and 6.1 us" in err
 
@@ -180,10 +181,13 @@ def test_the_source_holds_the_versions_that_the_file_names(machine_of: MachineOf
 @pytest.mark.parametrize(
     ("hosts", "layout"),
     [
-        (["one"] * 8, ""), (TWO_NODES, "2x4"), (["a", "b", "c", "d"], ""),
-        (["a", "b"] * 4, ""), (["a"] * 3 + ["b"] * 5, ""),
+        (["one"] * 8, ""),
+        (TWO_NODES, "2x4"),
+        (["a", "b", "c", "d"], ""),
+        (["a", "b"] * 4, ""),
+        (["a"] * 3 + ["b"] * 5, ""),
     ],
-)  # fmt: skip
+)
 def test_the_layout_is_that_of_the_hosts(hosts: list[str], layout: str, machine_of: MachineOf) -> None:
     text = outputs.nccl(POINTS, IN_PLACE, len(hosts), lines_of_ranks=outputs.ranks(hosts))
     assert on(machine_of(text)) == on(machine_of(outputs.nccl_json(POINTS, IN_PLACE, hosts)))
@@ -296,7 +300,7 @@ REFUSED = [
     ("{" * 100_000, "line 1", "cut off"),
     ('{"version": NaN}', "NaN is not a JSON number", "-J"),
     ('{"version": 2}', "required field `args`", "-J"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "given", "more"), REFUSED)
@@ -410,9 +414,13 @@ def test_the_import_as_json_says_what_each_table_is(dpsim: Dpsim, tmp_path: Path
     assert code == 0, err
     shown = json.loads(out)
     assert shown["points"][0] == {
-        "devices": 2, "layout": "2", "algorithm": "nccl", "wire_dtype": "float32", "size_bytes": 2**20,
+        "devices": 2,
+        "layout": "2",
+        "algorithm": "nccl",
+        "wire_dtype": "float32",
+        "size_bytes": 2**20,
         "time_s": 44.21e-6,
-    }  # fmt: skip
+    }
     assert [table["measured"] for table in shown["summary"]["imported"]] == ["out of place"]
     assert shown["summary"]["replaced"] is False
 

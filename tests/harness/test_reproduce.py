@@ -12,7 +12,7 @@ import pytest
 
 from dpsim import codec
 from dpsim.harness.reproduce.against import against
-from dpsim.harness.reproduce.task import Ran, Task
+from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.records.reproduce import RECORD, ReproduceRecord, Reproduction, read
 
@@ -21,8 +21,18 @@ OnRanks = Callable[..., Any]
 PICTURES, ROWS = "synthetic:6x5x2,classes=3,train=45,test=3", "synthetic:4x4x1,classes=3,train=37,test=3"
 TINY: dict[str, Any] = {"dataset": PICTURES, "global_batch": 20, "steps": 3, "fusion_thresholds_bytes": (0.0,)}
 CASES = [
-    (TINY | {"model": "mlp:9,8,dropout=0.2", "dataset": ROWS, "global_batch": 29, "seed": 3, "overlaps": ("poll",),
-             "fusion_thresholds_bytes": (300.0,)}, (2, 3, 4, 5, 8)),
+    (
+        TINY
+        | {
+            "model": "mlp:9,8,dropout=0.2",
+            "dataset": ROWS,
+            "global_batch": 29,
+            "seed": 3,
+            "overlaps": ("poll",),
+            "fusion_thresholds_bytes": (300.0,),
+        },
+        (2, 3, 4, 5, 8),
+    ),
     (TINY | {"model": "mlp:9,8", "algorithms": ("ring", "direct"), "optimizer": AdamW()}, (2, 5)),
     (TINY | {"model": "cnn:4,6", "batch_norms": ("leaf", "global")}, (3, 8)),
     (TINY | {"model": "cnn:4,6", "leaves": 11, "optimizer": Sgd(nesterov=True), "overlaps": ("thread",)}, (4, 5)),
@@ -30,9 +40,18 @@ CASES = [
     (TINY | {"model": "cnn:4,norm=layer"}, (3, 8)),
     (TINY | {"model": "cnn:4,norm=instance"}, (2,)),
     (TINY | {"model": "cnn:4,6", "wire_dtype": "float16", "algorithms": ("hierarchical",)}, ("2x2", "3x2", "2x4")),
-    (TINY | {"model": "cnn:4,6", "wire_dtype": "bfloat16", "leaves": 5, "batch_norms": ("global",),
-             "algorithms": ("halving-doubling", "auto")}, (3, 5)),
-]  # fmt: skip
+    (
+        TINY
+        | {
+            "model": "cnn:4,6",
+            "wire_dtype": "bfloat16",
+            "leaves": 5,
+            "batch_norms": ("global",),
+            "algorithms": ("halving-doubling", "auto"),
+        },
+        (3, 5),
+    ),
+]
 """Trainings and device counts. 45 samples in batches of 20 leave 5 for the third step, so that some ranks get none; 8
 divides neither 20 nor 29. All of it on 1 to 8 virtual ranks: test_leaves; fusion and overlaps: test_reproducible."""
 
@@ -47,9 +66,9 @@ def test_every_step_has_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks
     found = on_ranks("ranks_reproduce:several", {"tasks": [codec.to_builtins(task) for task in tasks]}, devices=8)
     digests = set()
     for task, ran in zip(tasks, found, strict=True):
-        alone: dict[str, Ran] = {}
+        alone: dict[str, RunOutcome] = {}
         for one, result in zip(task.configurations, ran, strict=True):
-            outcome = codec.decode(result, Ran, "outcome")
+            outcome = codec.decode(result, RunOutcome, "outcome")
             assert outcome.ranks_agree and outcome.basis is None
             assert len(outcome.trajectory.steps) == len(set(outcome.trajectory.steps)) == 3
             assert alone.setdefault(one.batch_norm, outcome) == outcome, one
@@ -64,8 +83,20 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("controls")
     flags = ["--model", "cnn:6,8", "--dataset", PICTURES, "--global-batch", "24", "--steps", "3"]
-    code = app.run(["reproduce", *flags, "--devices", "1,2", "--batch-norm", "leaf,local", "--fusion-threshold", "0",
-                    "--output", str(folder)])  # fmt: skip
+    code = app.run(
+        [
+            "reproduce",
+            *flags,
+            "--devices",
+            "1,2",
+            "--batch-norm",
+            "leaf,local",
+            "--fusion-threshold",
+            "0",
+            "--output",
+            str(folder),
+        ]
+    )
     assert code == 0
     return folder
 
@@ -109,9 +140,21 @@ def test_the_folder_has_the_report_and_its_records(controls: Path, dpsim: Dpsim)
 def test_plain_sums_are_caught(dpsim: Dpsim) -> None:
     """One training that all ranks add up as a ring: every layer makes the same of every sample, the sums differ."""
     code, out, _ = dpsim(
-        "reproduce", "--model", "mlp:16", "--steps", 6, "--devices", 2, "--leaves", 0, "--algorithm", "ring",
-        "--fusion-threshold", "inf", "--json",
-    )  # fmt: skip
+        "reproduce",
+        "--model",
+        "mlp:16",
+        "--steps",
+        6,
+        "--devices",
+        2,
+        "--leaves",
+        0,
+        "--algorithm",
+        "ring",
+        "--fusion-threshold",
+        "inf",
+        "--json",
+    )
     assert code == 0  # nothing was promised
     shown = json.loads(out)
     assert shown["summary"]["identical"] is None
@@ -207,7 +250,7 @@ def test_ranks_that_disagree_keep_no_promise(controls: Path) -> None:
         (("--fusion-threshold", "big"), "big"),
         (("--against", "nowhere.json"), "cannot read the reproduce file nowhere.json"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message: str, dpsim: Dpsim) -> None:
     code, out, err = dpsim("reproduce", *flags)
     assert (code, out) == (2, "")

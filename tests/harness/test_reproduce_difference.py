@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nn_setup import Recorder, batch_for
 
-from dpsim.harness.reproduce.difference import LOSS, Looked, explained, first_difference, ulps
+from dpsim.harness.reproduce.difference import LOSS, StepDump, explained, first_difference, ulps
 from dpsim.harness.reproduce.measure import possible
 from dpsim.nn import build_model
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
@@ -58,7 +58,7 @@ def test_ulps_count_the_numbers_between(value: float, steps: int) -> None:
     assert ulps(np.array([-5e-324]), np.array([5e-324]))[0] == 2
 
 
-def looked(**changes: Any) -> Looked:
+def looked(**changes: Any) -> StepDump:
     """What a file has of a step of two samples: a dense layer, a batch norm, dropout; and their gradients."""
     found: dict[str, Array] = {
         "state/bn1.running_mean": np.array([0.01, 0.5]),
@@ -88,7 +88,7 @@ OTHER = {"parameters/dense1.weight": [[1.0, 2.0], [3.0, 4.0 + 2**-50]]}
         ({"samples/input": [5, 2], "samples/forward dense1": [5, 2]}, "other", "the samples themselves"),
         ({}, "other", "what the update made of them"),
     ],
-)  # fmt: skip
+)
 def test_the_cause_is_the_first_thing_that_differs_in_the_order_of_computation(
     changes: dict[str, Any], cause: str, words: str
 ) -> None:
@@ -171,9 +171,12 @@ def test_the_variance_of_local_statistics_is_that_of_drawing_without_replacement
 
 def test_one_device_runs_once_a_mode_and_local_has_no_leaves() -> None:
     asked = Reproduction(
-        devices=(4, 1, "2x1"), fusion_thresholds_bytes=(0.0, math.inf), algorithms=("ring", "hierarchical"),
-        batch_norms=("leaf", "local"), overlaps=("off", "poll"),
-    )  # fmt: skip
+        devices=(4, 1, "2x1"),
+        fusion_thresholds_bytes=(0.0, math.inf),
+        algorithms=("ring", "hierarchical"),
+        batch_norms=("leaf", "local"),
+        overlaps=("off", "poll"),
+    )
     found = asked.configurations()
     assert [one.devices for one in found if one.batch_norm == "leaf"] == [1, *[2] * 8, *[4] * 4]
     assert {one.algorithm for one in found if one.devices == 4} == {"ring"}  # no layout, no hierarchy
@@ -182,23 +185,33 @@ def test_one_device_runs_once_a_mode_and_local_has_no_leaves() -> None:
 
 def test_what_cannot_send_16_bits_without_leaves_is_left_out_of_several() -> None:
     asked = Reproduction(
-        devices=(2,), algorithms=("ring", "two-shot", "mpi"), batch_norms=("leaf", "local"), wire_dtype="bfloat16",
-    )  # fmt: skip
-    found = {mode: {c.algorithm for c in asked.configurations() if (c.batch_norm, c.devices) == (mode, 2)}
-             for mode in asked.batch_norms}  # fmt: skip
+        devices=(2,),
+        algorithms=("ring", "two-shot", "mpi"),
+        batch_norms=("leaf", "local"),
+        wire_dtype="bfloat16",
+    )
+    found = {
+        mode: {c.algorithm for c in asked.configurations() if (c.batch_norm, c.devices) == (mode, 2)}
+        for mode in asked.batch_norms
+    }
     assert found == {"leaf": {"ring", "two-shot", "mpi"}, "local": {"two-shot"}}
     assert {asked.plan(one).wire_dtype for one in asked.configurations()} == {"bfloat16"}
 
 
 def test_what_cannot_carry_the_largest_bucket_is_left_out_of_several() -> None:
     asked = Reproduction(
-        model="mlp:256", devices=(2,), fusion_thresholds_bytes=(0.0,), algorithms=("one-shot", "two-shot"),
+        model="mlp:256",
+        devices=(2,),
+        fusion_thresholds_bytes=(0.0,),
+        algorithms=("one-shot", "two-shot"),
         dataset="synthetic:10x10x1",
-    )  # fmt: skip
+    )
     assert [one.algorithm for one in possible(asked) if one.devices == 2] == ["two-shot"]
     of_slots = msgspec.structs.replace(
         asked, model="mlp:100", devices=(2, 3)
     )  # a bucket of 40 KB, 3 devices of 2 slots
     assert {(one.devices, one.algorithm) for one in possible(of_slots) if one.devices > 1} == {
-        (2, "one-shot"), (2, "two-shot"), (3, "two-shot"),
-    }  # fmt: skip
+        (2, "one-shot"),
+        (2, "two-shot"),
+        (3, "two-shot"),
+    }

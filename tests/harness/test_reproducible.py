@@ -26,10 +26,12 @@ SIXTEEN: list[dict[str, Any]] = [
     *({"fusion_threshold_bytes": "inf", "algorithm": name} for name in ("one-shot", "two-shot", *BY_MESSAGES)),
 ]
 RUNS_OF = {
-    ("cnn:4,6", "leaf", None): RUNS, ("cnn:4,6", "global", None): RUNS[-2:],
-    ("mlp:9,8,dropout=0.2", "leaf", None): RUNS[:1], ("cnn:4,6", "leaf", "float16"): SIXTEEN,
+    ("cnn:4,6", "leaf", None): RUNS,
+    ("cnn:4,6", "global", None): RUNS[-2:],
+    ("mlp:9,8,dropout=0.2", "leaf", None): RUNS[:1],
+    ("cnn:4,6", "leaf", "float16"): SIXTEEN,
     ("cnn:4,6", "global", "bfloat16"): [*SIXTEEN[:1], RUNS[3], RUNS[5]],
-}  # fmt: skip
+}
 
 
 def cases() -> list[dict[str, Any]]:

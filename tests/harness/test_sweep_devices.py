@@ -38,13 +38,27 @@ from dpsim.records.sweep import (
 )
 from dpsim.report.content import told
 from dpsim.report.sweep.scaling import points_table
-from dpsim.runtime.passes import own_leaves
+from dpsim.runtime.micro_batches import own_leaves
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sweep_devices")]
 
 Dpsim = Callable[..., tuple[int, str, str]]
-FLAGS = ("--model", "cnn:4,8", "--dataset", "synthetic:6x6x1,classes=3,train=72,test=3", "--devices", "2,3",
-         "--global-batch", "36", "--steps", "5", "--overlap", "off", "--budget", "0s")  # fmt: skip
+FLAGS = (
+    "--model",
+    "cnn:4,8",
+    "--dataset",
+    "synthetic:6x6x1,classes=3,train=72,test=3",
+    "--devices",
+    "2,3",
+    "--global-batch",
+    "36",
+    "--steps",
+    "5",
+    "--overlap",
+    "off",
+    "--budget",
+    "0s",
+)
 
 
 class Done(NamedTuple):
@@ -135,8 +149,12 @@ def test_an_interrupted_sweep_measures_the_drift_that_is_missing(
         (tmp_path / name).write_bytes((done.folder / name).read_bytes())
     told_: list[str] = []
     comparison = sweep(done.predictions.experiment, tmp_path, told_.append)
-    assert [text.split(":")[0] for text in told_] == ["training 1 of 1", "training 1 of 2", "training 2 of 2",
-                                                     "writing the report"]  # fmt: skip
+    assert [text.split(":")[0] for text in told_] == [
+        "training 1 of 1",
+        "training 1 of 2",
+        "training 2 of 2",
+        "writing the report",
+    ]
     assert (tmp_path / "results.json").read_bytes() == (done.folder / "results.json").read_bytes()
     assert [point.digest for point in comparison.points] == [point["digest"] for point in done.shown["points"]]
 
@@ -196,9 +214,9 @@ def test_reproducible_training_drifts_by_nothing(
 
 def test_more_devices_than_cores_is_said(done: Done) -> None:
     found = compare(done.predictions, done.results, read_drift(done.predictions, done.folder))
-    for cores, crowded in ((1, "2 and 3 devices"), (2, "3 devices")):
+    for cores, oversubscribed in ((1, "2 and 3 devices"), (2, "3 devices")):
         texts = {w.kind: w.text for w in warnings(msgspec.structs.replace(found, cores=cores))}
-        assert texts["shared-cores"].startswith(f"{crowded} are more than this machine has cores ({cores})")
+        assert texts["shared-cores"].startswith(f"{oversubscribed} are more than this machine has cores ({cores})")
     assert "shared-cores" not in {w.kind for w in warnings(msgspec.structs.replace(found, cores=3))}
 
 
@@ -211,16 +229,24 @@ def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> Non
     assert all(p.null_step_s["perfect_scaling"] == alone for p in predictions.points)
     points = tuple(
         MeasuredPoint(
-            key=p.key, buckets=p.buckets, step_s=(0.01 * p.key.devices**0.5,) * 12,
-            exposed_communication_s=(0.0,) * 12, round=tuple(range(12)), losses=(1.0,) * 12,
+            key=p.key,
+            buckets=p.buckets,
+            step_s=(0.01 * p.key.devices**0.5,) * 12,
+            exposed_communication_s=(0.0,) * 12,
+            round=tuple(range(12)),
+            losses=(1.0,) * 12,
         )
         for p in predictions.points
-    )  # fmt: skip
+    )
     sha = codec.digest(predictions)
     results = msgspec.structs.replace(
-        done.results, experiment=weak, predictions_sha256=sha, points=points, predicted_at=predictions.predicted_at,
+        done.results,
+        experiment=weak,
+        predictions_sha256=sha,
+        points=points,
+        predicted_at=predictions.predicted_at,
         measured_from=predictions.predicted_at,
-    )  # fmt: skip
+    )
     found = compare(predictions, results)
     assert [p.measured_speedup for p in found.points] == pytest.approx([1, 2**0.5, 3**0.5])
     assert [p.is_best_measured for p in found.points] == [False, False, True]
@@ -245,7 +271,7 @@ def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> Non
         (("--scaling", "super"), "strong, weak"),
         (("--network", "paced:50us,1gbit", "--algorithm", "mpi"), "hides its messages"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_told_before_anything_runs(
     flags: tuple[str, ...], message: str, dpsim: Dpsim, tmp_path: Path
 ) -> None:

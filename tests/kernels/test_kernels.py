@@ -39,10 +39,14 @@ def close(found: Array, expected: Array, scale: float = 1.0) -> None:
 @st.composite
 def convolutions(draw: st.DrawFn) -> dict[str, int]:
     return {
-        "samples": draw(st.integers(0, 3)), "height": draw(st.integers(1, 12)), "width": draw(st.integers(1, 40)),
-        "inputs": draw(st.integers(1, 20)), "outputs": draw(st.one_of(st.integers(1, 20), st.sampled_from([32, 70]))),
-        "kernel": draw(st.sampled_from([1, 3, 5])), "stride": draw(st.integers(1, 3)),
-    }  # fmt: skip
+        "samples": draw(st.integers(0, 3)),
+        "height": draw(st.integers(1, 12)),
+        "width": draw(st.integers(1, 40)),
+        "inputs": draw(st.integers(1, 20)),
+        "outputs": draw(st.one_of(st.integers(1, 20), st.sampled_from([32, 70]))),
+        "kernel": draw(st.sampled_from([1, 3, 5])),
+        "stride": draw(st.integers(1, 3)),
+    }
 
 
 def arrays_of(

@@ -16,16 +16,16 @@ from dpsim.kernels.allreduce import algorithms, reference
 from dpsim.kernels.allreduce.registry import floor_bytes, register, versions
 from dpsim.kernels.allreduce.steps import (
     SLOT,
-    STAGE,
+    STAGING,
     Arrive,
-    Piece,
     Programs,
+    Region,
     Step,
     Wait,
     moved_elements,
     programs,
 )
-from dpsim.kernels.allreduce.tree import Slots, fold, leaf_tree, slots, subtrees
+from dpsim.kernels.allreduce.tree import PartialSums, fold, leaf_tree, slots, subtrees
 
 ALGORITHMS = {
     "one-shot": algorithms.one_shot,
@@ -36,7 +36,7 @@ ALGORITHMS = {
 OnRanks = Callable[..., Any]
 
 
-def leaf_slots(ranks: int, leaves: int) -> Slots:
+def leaf_slots(ranks: int, leaves: int) -> PartialSums:
     """Ranks with as equal blocks of leaves as there are."""
     return slots([rank * leaves // ranks for rank in range(ranks + 1)])
 
@@ -72,11 +72,11 @@ class _Machine:
     Either any rank may be next, or, by ``seed``, ranks run in an order of precedence: some far ahead of others.
     """
 
-    def __init__(self, found: Programs, owners: Slots, values: list[Any], seed: int) -> None:
+    def __init__(self, found: Programs, owners: PartialSums, values: list[Any], seed: int) -> None:
         self.found, self.slots, self.values = found, owners, values
         self.memory: dict[tuple[str, int], Any] = {(SLOT, i): np.full_like(v, np.nan) for i, v in enumerate(values)}
         for slot in range(len(values)):
-            self.memory[STAGE, slot] = np.full_like(values[0], np.nan)
+            self.memory[STAGING, slot] = np.full_like(values[0], np.nan)
         self.draw = random.Random(seed)
         self.results: dict[int, Any] = {}
 
@@ -112,7 +112,7 @@ class _Machine:
         one = program[place] if 0 <= place < len(program) else None
         return isinstance(one, Wait) and arrived[one.rank] < one.number
 
-    def _view(self, piece: Piece) -> Any:
+    def _view(self, piece: Region) -> Any:
         return self.memory[piece.memory, piece.number][piece.start : piece.stop]
 
     def _add(self, step: Step) -> None:
@@ -123,9 +123,12 @@ class _Machine:
 
 @settings(max_examples=300)
 @given(
-    name=st.sampled_from(sorted(ALGORITHMS)), ranks=st.integers(1, 9), extra=st.integers(0, 9),
-    elements=st.integers(0, 200), seed=st.integers(0, 2**32),
-)  # fmt: skip
+    name=st.sampled_from(sorted(ALGORITHMS)),
+    ranks=st.integers(1, 9),
+    extra=st.integers(0, 9),
+    elements=st.integers(0, 200),
+    seed=st.integers(0, 2**32),
+)
 def test_programs_give_the_reference_to_the_bit_whoever_runs_when(
     name: str, ranks: int, extra: int, elements: int, seed: int
 ) -> None:

@@ -58,7 +58,7 @@ def prepared(case: cases.Case, mode: str, **changed: Any) -> tuple[Any, Any]:
 
     memory = cases.Memory(case, cases.Host, host_view)
     flags = [cases.Host(np.zeros(flag_words(RANKS), np.uint32)) for _ in range(len(set(case.slots.owners)))]
-    options = {"rank": 1 if mode == "flags" else None, "flags": flags, "wire": None, "sgd": None}
+    options = {"rank": 1 if mode == "flags" else None, "flags": flags, "compression": None, "sgd": None}
     options |= memory.options() | changed
     given = arguments.Given(case.version, tuple(memory.arrays), case.slots, mode=mode, **options)
     return given, prepare.prepare(given)
@@ -79,9 +79,14 @@ def compiled() -> Callable[[cases.Case, str], str]:
             given, work = prepared(case, mode)
             types = prepare.signature(prepare.arguments(given, work, 0, 1, 0))
             ptx, _ = cuda.compile(
-                work.kernel.py_func, types, cc=cc, device=False, abi="numba", output="ptx",
+                work.kernel.py_func,
+                types,
+                cc=cc,
+                device=False,
+                abi="numba",
+                output="ptx",
                 launch_bounds=work.kernel.targetoptions["launch_bounds"],
-            )  # fmt: skip
+            )
             return str(ptx)
 
         yield compile_one
@@ -247,9 +252,9 @@ def test_a_flag_is_behind_or_not_whatever_the_numbers_have_come_to() -> None:
         ({"mode": "split", "rank": 4}, "rank 4"),
         ({"version": "ring", "sgd": Momentum(w=[], v=[], momentum=0.0, rate=0.0)}, "ring with sgd"),
         ({"sgd": Momentum(w=[], v=[], momentum=0.0, rate=0.0)}, "0 arrays as w"),
-        ({"wire": Codes(dtype="float64", scale=1.0, arrays=[])}, "a wire of float64"),
-        ({"wire": Codes(dtype="float16", scale=3.0, arrays=[])}, "a wire of float16 with scale 3.0"),
-        ({"wire": Codes(dtype="bfloat16", scale=0.5, arrays=[])}, "a wire of bfloat16 with scale 0.5"),
+        ({"compression": Codes(dtype="float64", scale=1.0, arrays=[])}, "compression to float64"),
+        ({"compression": Codes(dtype="float16", scale=3.0, arrays=[])}, "compression to float16 with scale 3.0"),
+        ({"compression": Codes(dtype="bfloat16", scale=0.5, arrays=[])}, "compression to bfloat16 with scale 0.5"),
         ({"arrays": 3}, "3 arrays as arrays"),
         ({"dtype": "int32"}, "arrays of int32"),
     ],

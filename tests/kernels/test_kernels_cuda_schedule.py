@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpsim.kernels.allreduce import reference, registry
 from dpsim.kernels.allreduce.cuda.moves import Move, Schedule, halving_doubling, moved, ring
-from dpsim.kernels.allreduce.tree import Slots, slots
+from dpsim.kernels.allreduce.tree import PartialSums, slots
 
 SCHEDULES = {"ring": ring, "halving-doubling": halving_doubling}
 
@@ -33,7 +33,7 @@ def atoms(move: Move, ends: list[Fraction]) -> range:
     return range(ends.index(move.low), ends.index(move.high))
 
 
-def executed(schedule: Schedule, order: Slots, values: np.ndarray) -> np.ndarray:
+def executed(schedule: Schedule, order: PartialSums, values: np.ndarray) -> np.ndarray:
     """The slots after the schedule, one number for each part of ``parts_of``: values[slot, part], float32."""
     held, ends = values.copy(), parts_of(schedule)
     for move in (move for step in schedule for move in step):

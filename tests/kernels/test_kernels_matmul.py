@@ -126,9 +126,10 @@ def test_nan_and_infinity_arrive_in_their_row_alone(product: Callable[..., None]
 
 @settings(max_examples=30)
 @given(
-    st.lists(st.integers(0, 40), min_size=2, max_size=9), st.sampled_from([(5, 7), (20, 20), (64, 30), (400, 350)]),
+    st.lists(st.integers(0, 40), min_size=2, max_size=9),
+    st.sampled_from([(5, 7), (20, 20), (64, 30), (400, 350)]),
     st.data(),
-)  # fmt: skip
+)
 def test_in_leaves_what_a_leaf_gives_does_not_depend_on_those_computed_with_it(
     sizes: list[int], weights: tuple[int, int], data: st.DataObject
 ) -> None:

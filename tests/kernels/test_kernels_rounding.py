@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_reference import rounded
 
-from dpsim.comm.compression import Wire
+from dpsim.comm.compression import Compression
 from dpsim.kernels.allreduce import reference
 from dpsim.kernels.rounding import round_array, round_sum
 from dpsim.nn.cpu_ops import CpuOps
@@ -23,10 +23,28 @@ TO = st.one_of(
     st.just(Rounding("bfloat16", 1.0)),
 )
 SPECIAL = np.array(
-    [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-39, 2.0**-24, 2.0**-25, 2.0**-14, 65504.0, 65519.99, 65520.0,
-     -65536.0, 3.4028235e38, 3.3961775e38, 1 + 2.0**-11, 1 + 2.0**-8],
+    [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-45,
+        -1e-39,
+        2.0**-24,
+        2.0**-25,
+        2.0**-14,
+        65504.0,
+        65519.99,
+        65520.0,
+        -65536.0,
+        3.4028235e38,
+        3.3961775e38,
+        1 + 2.0**-11,
+        1 + 2.0**-8,
+    ],
     np.float32,
-)  # fmt: skip
+)
 """Zeros, infinities, no number, subnormal ones of both kinds, the largest ones and what rounds beyond them, ties."""
 
 
@@ -63,8 +81,8 @@ def test_numbers_and_sums_round_as_described_and_as_codes_do(
             assert same(out[:-1], expected) and out[-1] == 7
             assert same(reference.rounded(x, *to), expected)
             codes, back = np.empty(elements, np.uint16), np.empty(elements, np.float32)
-            Wire(*to).encode(x, codes)
-            Wire(*to).decode(codes, back)
+            Compression(*to).encode(x, codes)
+            Compression(*to).decode(codes, back)
             assert back.tobytes() == out[:-1].tobytes(), "the codes of a number stand for the rounded one"
 
 
@@ -75,8 +93,8 @@ def test_what_is_rounded_stays_and_travels_without_loss(to: Rounding, elements: 
     round_array(x, *to, x)
     again, codes, back = np.empty_like(x), np.empty(elements, np.uint16), np.empty_like(x)
     round_array(x, *to, again)
-    Wire(*to).encode(x, codes)
-    Wire(*to).decode(codes, back)
+    Compression(*to).encode(x, codes)
+    Compression(*to).decode(codes, back)
     assert x.tobytes() == again.tobytes() == back.tobytes()
 
 

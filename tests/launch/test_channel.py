@@ -16,15 +16,15 @@ import pytest
 
 from dpsim.errors import CommunicationError
 from dpsim.launch import authentication, control_channel, rank_channel
-from dpsim.launch.failure_report import Seen
+from dpsim.launch.failure_report import JobState
 
 REQUEST = {"argument": "é" * 100, "devices": 1}
 
 
 @pytest.fixture
-def listener() -> Iterator[tuple[control_channel.Listener, Seen]]:
+def listener() -> Iterator[tuple[control_channel.Listener, JobState]]:
     """A listening channel that a thread serves, as the launcher does while a job runs."""
-    seen, over = Seen(), threading.Event()
+    seen, over = JobState(), threading.Event()
     listener = control_channel.Listener(1, REQUEST, seen, lambda _: None, everywhere=False)
     failures: list[BaseException] = []
 
@@ -98,7 +98,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("name", sorted(STRANGE))
 def test_whatever_a_stranger_says_he_is_sent_away_and_a_rank_is_served(
-    name: str, listener: tuple[control_channel.Listener, Seen]
+    name: str, listener: tuple[control_channel.Listener, JobState]
 ) -> None:
     serving, seen = listener
     for resets in (False, True):
@@ -117,7 +117,7 @@ def test_whatever_a_stranger_says_he_is_sent_away_and_a_rank_is_served(
 
 
 def test_a_stranger_who_says_nothing_or_little_is_sent_away_in_time(
-    listener: tuple[control_channel.Listener, Seen], monkeypatch: pytest.MonkeyPatch
+    listener: tuple[control_channel.Listener, JobState], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_channel, "HELLO_S", 0.2)
     serving, _ = listener
@@ -128,7 +128,7 @@ def test_a_stranger_who_says_nothing_or_little_is_sent_away_in_time(
 
 
 def test_of_many_silent_strangers_the_oldest_are_sent_away_and_a_rank_comes_through(
-    listener: tuple[control_channel.Listener, Seen],
+    listener: tuple[control_channel.Listener, JobState],
 ) -> None:
     serving, _ = listener
     with contextlib.ExitStack() as stack:
@@ -137,7 +137,7 @@ def test_of_many_silent_strangers_the_oldest_are_sent_away_and_a_rank_comes_thro
         assert all(closed(stranger) for stranger in strangers[:80])
 
 
-def test_no_more_than_a_hello_is_kept_of_a_stranger(listener: tuple[control_channel.Listener, Seen]) -> None:
+def test_no_more_than_a_hello_is_kept_of_a_stranger(listener: tuple[control_channel.Listener, JobState]) -> None:
     serving, _ = listener
     with connected(serving) as stranger:
         stranger.sendall(b"x" * (control_channel.HELLO_BYTES - 1))
@@ -176,7 +176,9 @@ def test_a_rank_takes_no_request_from_a_launcher_that_does_not_know_the_secret(m
         thread.join()
 
 
-def test_an_unknown_rank_process_cannot_be_taken_for_a_rank(listener: tuple[control_channel.Listener, Seen]) -> None:
+def test_an_unknown_rank_process_cannot_be_taken_for_a_rank(
+    listener: tuple[control_channel.Listener, JobState],
+) -> None:
     serving, seen = listener
     environment: dict[str, Any] = {
         control_channel.VARIABLE: "wrong " + serving.environment[control_channel.VARIABLE].split()[1]

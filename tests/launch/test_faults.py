@@ -45,9 +45,13 @@ def begun(tmp_path: Path, *before: str, epochs: int = 10_000) -> tuple[subproces
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     command = [*before, sys.executable, "-m", "dpsim", "train", "--model", "mlp:6", "--epochs", str(epochs)]
     process = subprocess.Popen(
-        [*command, "--devices", "2"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        [*command, "--devices", "2"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     assert process.stderr is not None
     while (line := process.stderr.readline()) and not line.startswith(b"epoch"):
         pass

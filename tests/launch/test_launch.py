@@ -19,7 +19,7 @@ import pytest
 from dpsim.cli import app
 from dpsim.errors import CommunicationError, ConfigError, NotFiniteError
 from dpsim.launch import control_channel, failure_report, jobs
-from dpsim.launch.failure_report import Lines, Seen
+from dpsim.launch.failure_report import JobState, OutputFilter
 
 HERE = Path(__file__).parents[1] / "support"
 OnRanks = Callable[..., Any]
@@ -110,13 +110,13 @@ def test_a_watched_job_that_fails_by_itself_has_lost_nobody(how: str, message: s
 
 
 def test_without_watching_a_killed_rank_is_one_lost_at_least() -> None:
-    assert failure_report.failure(9, Seen(first_ended=1, signal=9), 3).lost == 1
-    assert failure_report.failure(9, Seen(signal=9), 3).lost == 1
-    assert failure_report.failure(11, Seen(signal=11), 3).lost == 0
+    assert failure_report.failure(9, JobState(first_ended=1, signal=9), 3).lost == 1
+    assert failure_report.failure(9, JobState(signal=9), 3).lost == 1
+    assert failure_report.failure(11, JobState(signal=11), 3).lost == 0
 
 
 def test_what_a_rank_said_as_it_was_killed_may_be_cut_off_and_what_others_say_then_is_no_cause() -> None:
-    seen = Seen()
+    seen = JobState()
     listener = control_channel.Listener(2, {}, seen, lambda _: None, everywhere=False)
     error = {"rank": 0, "time": 0.0, "consequence": False, "kind": "NotFiniteError", "given": "nan"}
     for line in ('{"result": {"losses": [0.1, 0.', '{"killed": 9}', json.dumps({"error": error})):
@@ -276,14 +276,19 @@ def test_inside_a_job_the_command_line_speaks_once() -> None:
 
 
 def test_the_launchers_own_noise_is_kept_back(capsys: pytest.CaptureFixture[str]) -> None:
-    seen = Seen()
-    lines = Lines(seen)
+    seen = JobState()
+    lines = OutputFilter(seen)
     for line in (
-        "a rank's own words", "", "=" * 83, "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
-        "=   PID 4711 RUNNING AT host", "=   EXIT CODE: 9", "=" * 83,
+        "a rank's own words",
+        "",
+        "=" * 83,
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+        "=   PID 4711 RUNNING AT host",
+        "=   EXIT CODE: 9",
+        "=" * 83,
         "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
         "Abort(1) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 1) - process 1",
-    ):  # fmt: skip
+    ):
         lines.ordinary(line)
     assert seen.signal == 9
     for line in (

@@ -63,9 +63,13 @@ def test_a_script_finds_its_rank_under_a_launcher_too(script: Path) -> None:
     assert mpiexec is not None
     done = subprocess.run(
         [mpiexec, "-n", "2", sys.executable, str(script)],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert sorted(json.loads(line)[0] for line in done.stdout.splitlines()) == [[0, 2, 0, 2], [1, 2, 1, 2]]
 
 
@@ -138,9 +142,15 @@ def test_a_dry_run_prints_the_script_and_hands_nothing_in(schedulers: Path, dpsi
     assert (code, err) == (0, "")
     header = [line.removeprefix("#SBATCH --") for line in out.splitlines() if line.startswith("#SBATCH")]
     assert header == [
-        "job-name=mine", "nodes=2", "ntasks-per-node=4", "cpus-per-task=2", "time=00:30:00",
-        "output=mine-%j.out", "account=a", "partition=q",
-    ]  # fmt: skip
+        "job-name=mine",
+        "nodes=2",
+        "ntasks-per-node=4",
+        "cpus-per-task=2",
+        "time=00:30:00",
+        "output=mine-%j.out",
+        "account=a",
+        "partition=q",
+    ]
     assert out.endswith(f"{sys.executable} -m dpsim train --model cnn --devices 2x4\n")
     assert "export OMP_NUM_THREADS=2\n" in out
     assert not (schedulers / "sbatch").exists() and not (schedulers / "srun").exists()

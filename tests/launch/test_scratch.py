@@ -79,8 +79,11 @@ def test_what_a_killed_keeper_could_not_clear_the_next_one_does_and_nothing_else
     with scratch("test") as mine:
         assert not folder.exists()
         assert {path.name for path in temporary.iterdir()} == {
-            mine.name, in_use.name, "dpsim-job-linktome.scratch", *(stranger.name for stranger in strangers),
-        }  # fmt: skip
+            mine.name,
+            in_use.name,
+            "dpsim-job-linktome.scratch",
+            *(stranger.name for stranger in strangers),
+        }
     assert gone(folder, started)
     assert at_work.is_running()
     other.kill()

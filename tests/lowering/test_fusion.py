@@ -158,9 +158,13 @@ def test_mg_wfbp_is_never_slower_than_one_bucket_a_tensor_in_its_own_model(
     sizes = [size for size, _ in instance]
     ready = np.cumsum([wait for _, wait in instance]).astype(float).tolist()
     start = fuse(
-        np.array(sizes, np.int64), "mg-wfbp", 0.0,
-        ready_s=np.array(ready), alpha_s=float(alpha), beta_s_per_byte=beta,
-    ).tolist()  # fmt: skip
+        np.array(sizes, np.int64),
+        "mg-wfbp",
+        0.0,
+        ready_s=np.array(ready),
+        alpha_s=float(alpha),
+        beta_s_per_byte=beta,
+    ).tolist()
     merged = end_of(sizes, ready, start, alpha, beta)
     count = len(sizes)
     assert merged <= end_of(sizes, ready, list(range(count + 1)), alpha, beta) + 1e-9
@@ -188,8 +192,12 @@ def test_the_compiled_loops_and_the_plain_ones_fuse_alike(tensors: list[tuple[in
     sizes = np.array([size for size, _ in tensors], np.int64)
     codes = np.array([code for _, code in tensors], np.int64)
     ready = np.arange(len(tensors)) * 1e-4
-    calls = (fusion._close_at, (sizes, threshold, threshold, codes)), (
-        fusion._merge_mg_wfbp, (sizes, ready, 1e-4, 1e-7, codes),
-    )  # fmt: skip
+    calls = (
+        (fusion._close_at, (sizes, threshold, threshold, codes)),
+        (
+            fusion._merge_mg_wfbp,
+            (sizes, ready, 1e-4, 1e-7, codes),
+        ),
+    )
     for loop, arguments in calls:
         assert np.array_equal(loop(*arguments), loop.py_func(*arguments))

@@ -75,9 +75,11 @@ def test_a_cosine_begins_at_the_rate_is_halfway_in_the_middle_and_ends_at_its_fl
 
 
 @given(
-    decay=DECAYS, warmup=st.floats(0, 5), batch=st.integers(1, 1000),
+    decay=DECAYS,
+    warmup=st.floats(0, 5),
+    batch=st.integers(1, 1000),
     reference=st.one_of(st.none(), st.integers(1, 1000)),
-)  # fmt: skip
+)
 def test_the_rate_rises_to_the_scaled_one_and_never_exceeds_it(
     decay: Any, warmup: float, batch: int, reference: int | None
 ) -> None:
@@ -130,9 +132,26 @@ def test_a_schedule_reads_from_its_token(text: str, decay: Any) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "cosin", "step", "step:", "step:a", "step:3,gamma=x", "step:gamma=0.5", "cosine:", "cosine:1,2", "constant:1",
-     "step:nan", "step:5,3", "step:0", "step:5,gamma=2", "cosine:2", "cosine:gamma=0.1", "step:inf"],
-)  # fmt: skip
+    [
+        "",
+        "cosin",
+        "step",
+        "step:",
+        "step:a",
+        "step:3,gamma=x",
+        "step:gamma=0.5",
+        "cosine:",
+        "cosine:1,2",
+        "constant:1",
+        "step:nan",
+        "step:5,3",
+        "step:0",
+        "step:5,gamma=2",
+        "cosine:2",
+        "cosine:gamma=0.1",
+        "step:inf",
+    ],
+)
 def test_a_schedule_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_decay(text)

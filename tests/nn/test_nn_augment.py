@@ -23,8 +23,9 @@ def augmented(first: int, stop: int, *, crop: int = 2, flip: float = 0.5, seed: 
     """What becomes of pictures ``first`` to ``stop - 1`` of a global batch."""
     layer = Augment("augment", NumpyOps(), SHAPE, np.float32, crop, flip)
     x = PICTURES[first:stop]
-    layer.begin(Batch(x=x, labels=np.zeros(len(x), np.int64), leaves=(0, len(x)), seed=seed, step=step,
-                      first_sample=first))  # fmt: skip
+    layer.begin(
+        Batch(x=x, labels=np.zeros(len(x), np.int64), leaves=(0, len(x)), seed=seed, step=step, first_sample=first)
+    )
     return layer.forward(x, (0, len(x)), training=True).copy()
 
 

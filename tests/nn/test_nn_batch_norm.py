@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_transport import Mailbox
 
-from dpsim.comm.ordered_sum import slot_sum
+from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.cpu_ops import CpuOps
@@ -91,7 +91,7 @@ def test_ranks_together_have_the_statistics_and_input_gradients_of_the_whole_bat
 
     def rank(number: int) -> Found:
         norm, (start, stop) = layer("global"), edges[number : number + 2]
-        norm.slot_sum = slot_sum(mailbox.ranks[number], slots(range(4)))
+        norm.ordered_sum = ordered_sum(mailbox.ranks[number], slots(range(4)))
         return passed(norm, x[start:stop], grad[start:stop], (0, stop - start)) | norm.state()
 
     with ThreadPoolExecutor(3) as pool:
@@ -113,7 +113,7 @@ def test_no_samples_take_part_with_zeros(count: int) -> None:
         asked.append(tree_sum(arrays))
         return np.ones_like(asked[-1])
 
-    norm.slot_sum = add
+    norm.ordered_sum = add
     nothing = np.zeros((0, *SHAPE))
     found = passed(norm, nothing, nothing, (0,) * (count + 1))
     assert [len(sums) for sums in asked] == [11, 10] and not any(sums.any() for sums in asked)

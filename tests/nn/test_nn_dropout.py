@@ -24,8 +24,9 @@ def dropped(first: int, samples: int, *, name: str = "l", rate: float = 0.5, see
     """What dropout makes of ones: samples ``first``, ``first + 1``, ... of a global batch."""
     layer = Dropout(name, NumpyOps(), SHAPE, np.float32, rate)
     x = np.ones((samples, *SHAPE), np.float32)
-    layer.begin(Batch(x=x, labels=np.zeros(samples, np.int64), leaves=(0, samples), seed=seed, step=step,
-                      first_sample=first))  # fmt: skip
+    layer.begin(
+        Batch(x=x, labels=np.zeros(samples, np.int64), leaves=(0, samples), seed=seed, step=step, first_sample=first)
+    )
     return layer.forward(x, (0, samples), training=True)
 
 

@@ -32,8 +32,13 @@ def test_a_cnn_pools_where_it_widens_and_pools_large_pictures_more() -> None:
 
 def test_norm_and_dropout_come_from_the_token() -> None:
     assert described("mlp:6,norm=layer,dropout=0.2", (2, 3, 1)) == [
-        "flatten 6", "dense 6", "layer-norm 6", "relu 6", "dropout 6", "dense 10",
-    ]  # fmt: skip
+        "flatten 6",
+        "dense 6",
+        "layer-norm 6",
+        "relu 6",
+        "dropout 6",
+        "dense 10",
+    ]
     kinds = {norm: described(f"cnn:4,norm={norm}", (4, 4, 1))[1].split()[0] for norm in ("batch", "layer", "group")}
     assert kinds == {"batch": "batch-norm", "layer": "layer-norm", "group": "group-norm"}
     assert described("cnn:norm=none,dropout=0.5", (8, 8, 1))[:2] == ["conv 8x8x32", "relu 8x8x32"]

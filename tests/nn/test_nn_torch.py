@@ -27,9 +27,16 @@ OPS = NumpyOps()
 
 
 TOKENS = [
-    "mlp:6,5", "mlp:6,8,norm=layer", "mlp:6,8,norm=group", "cnn:4,6,6", "cnn:4,6,6,norm=layer", "cnn:4,16,norm=group",
-    "cnn:4,6,norm=instance", "resnet20", "resnet20:norm=group",
-]  # fmt: skip
+    "mlp:6,5",
+    "mlp:6,8,norm=layer",
+    "mlp:6,8,norm=group",
+    "cnn:4,6,6",
+    "cnn:4,6,6,norm=layer",
+    "cnn:4,16,norm=group",
+    "cnn:4,6,norm=instance",
+    "resnet20",
+    "resnet20:norm=group",
+]
 
 
 def to_torch(network: Network, parameters: dict[str, Array]) -> tuple[Any, dict[str, Any]]:

@@ -42,8 +42,11 @@ def test_a_schedule_has_the_sums_that_the_layers_ask_for() -> None:
     schedule = lower(workload, GLOBAL)
     stops = np.flatnonzero(schedule.kind == SYNCHRONISE)
     assert [schedule.operation_name(i - 1) for i in stops] == [
-        "forward bn1", "forward bn2", "backward bn2", "backward bn1"
-    ]  # fmt: skip
+        "forward bn1",
+        "forward bn2",
+        "backward bn2",
+        "backward bn1",
+    ]
     assert schedule.operation_name(int(stops[0])) == "synchronise bn1"
     assert schedule.size_bytes[stops].tolist() == [8 * 9, 8 * 13, 4 * 12, 4 * 8]
     schedule = lower(workload, LEAF)
@@ -73,9 +76,12 @@ def test_a_step_takes_as_much_longer_as_the_sums_cost() -> None:
 
 @settings(max_examples=60)
 @given(
-    workload=workloads(launches=False), machine=machines(), overlap=st.sampled_from(OVERLAPS),
-    rule=st.sampled_from(["per-tensor", "one", "horovod"]), base=st.sampled_from([GLOBAL, LEAF]),
-)  # fmt: skip
+    workload=workloads(launches=False),
+    machine=machines(),
+    overlap=st.sampled_from(OVERLAPS),
+    rule=st.sampled_from(["per-tensor", "one", "horovod"]),
+    base=st.sampled_from([GLOBAL, LEAF]),
+)
 def test_a_step_is_the_sum_of_its_parts_under_every_overlap(
     workload: Workload, machine: Machine, overlap: str, rule: str, base: Plan
 ) -> None:
@@ -83,9 +89,10 @@ def test_a_step_is_the_sum_of_its_parts_under_every_overlap(
         return
     workload = with_batch_norm(workload)
     plan = msgspec.structs.replace(base, overlap=overlap, fusion_rule=rule, cycle_s=1e-4)
-    found, local = predict(workload, machine, plan), predict(
-        workload, machine, msgspec.structs.replace(plan, batch_norm="local", leaves=0)
-    )  # fmt: skip
+    found, local = (
+        predict(workload, machine, plan),
+        predict(workload, machine, msgspec.structs.replace(plan, batch_norm="local", leaves=0)),
+    )
     factor = 1.0 if not machine.compute_slowdown else machine.compute_slowdown[0].factor
     parts = found.forward_s + found.backward_s + found.update_s + found.exposed_communication_s
     assert found.step_s == pytest.approx(parts + workload.overhead_s * factor, rel=1e-6, abs=1e-9)

@@ -70,19 +70,25 @@ def test_published_throughput_of_googlenet_on_k80_nodes() -> None:
 
 def small_files() -> list[Any]:
     layer = {
-        "name": "a", "forward_s": [1.0, 2.0], "backward_s": [1.0, 2.0], "gradient_ready_s": [0.5, 1.0],
+        "name": "a",
+        "forward_s": [1.0, 2.0],
+        "backward_s": [1.0, 2.0],
+        "gradient_ready_s": [0.5, 1.0],
         "tensors": [{"name": "w", "shape": [2, 3], "dtype": "float32"}],
-    }  # fmt: skip
+    }
     table = {"algorithm": "mpi", "devices": 2, "sizes_bytes": [4, 8], "time_s": [1.0, 2.0]}
     return [
         {"schema": workloads.SCHEMA, "name": "w", "local_batches": [1, 2], "layers": [layer], "update_s": 1.0},
         {
-            "schema": machines.SCHEMA, "name": "m", "allreduce": [table], "memory_bytes": "inf",
+            "schema": machines.SCHEMA,
+            "name": "m",
+            "allreduce": [table],
+            "memory_bytes": "inf",
             "overlap": [table | {"overlap": "poll", "compute_loss_s": [0.0, 0.0]}],
             "link": {"latency_s": 1.0, "bandwidth_bytes_per_s": 1.0},
             "compute_slowdown": [{"devices": 2, "factor": 1.5}],
         },
-    ]  # fmt: skip
+    ]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -91,11 +97,15 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5) | st.sampled_from(["inf", "-inf", "float32", "mpi"]),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | st.sampled_from(["inf", "-inf", "float32", "mpi"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
     max_leaves=4,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -71,9 +71,14 @@ def test_polling_starts_a_stage_only_where_someone_looks() -> None:
     """Direct is 2 stages of 2.5 s: b's first is noticed when a is ready (2 s later: not ended), the rest follows."""
     table = AllreduceCost(algorithm="direct", devices=2, sizes_bytes=(400,), time_s=(3.0,))
     beside = OverlapCost(
-        algorithm="direct", devices=2, overlap="poll", sizes_bytes=(400,), time_s=(3.0,), compute_loss_s=(0.25,),
+        algorithm="direct",
+        devices=2,
+        overlap="poll",
+        sizes_bytes=(400,),
+        time_s=(3.0,),
+        compute_loss_s=(0.25,),
         poll_s=0.125,
-    )  # fmt: skip
+    )
     m = machine(allreduce=(table,), overlap=(beside,))
     p = predict(workload(), m, plan(overlap="poll", algorithm="direct"))
     # b: starts at 7.5, computes 0.25 less, a poll at its end; first stage ends at 9, noticed at 9.875 + poll = 10
@@ -98,8 +103,12 @@ def test_the_slowest_device_has_the_largest_share_and_accumulation_splits_it() -
 def test_compute_slowdown_between_and_beyond_calibrated_device_counts() -> None:
     m = machine(compute_slowdown=(ComputeSlowdown(devices=2, factor=1.5), ComputeSlowdown(devices=4, factor=2.5)))
     assert [compute_slowdown(m, n) for n in (1, 2, 3, 4, 8)] == [
-        (1.0, False), (1.5, False), (2.0, False), (2.5, False), (2.5, True),
-    ]  # fmt: skip
+        (1.0, False),
+        (1.5, False),
+        (2.0, False),
+        (2.5, False),
+        (2.5, True),
+    ]
     assert compute_slowdown(machine(), 64) == (1.0, False)
     assert predict(workload(), m, plan()).forward_s == 4.5
 
@@ -155,11 +164,14 @@ def test_the_fitted_link_is_the_one_that_made_the_tables(algorithm: str) -> None
     sizes = (4, 1024, 65536, 2**20)
     tables = tuple(
         AllreduceCost(
-            algorithm=algorithm, devices=count, layout=layout, sizes_bytes=sizes,
+            algorithm=algorithm,
+            devices=count,
+            layout=layout,
+            sizes_bytes=sizes,
             time_s=tuple(collective_cost(source, algorithm, count, size, layout=layout)[0] for size in sizes),
         )
         for count, layout in ((4, "2x2"), (8, "2x4"))
-    )  # fmt: skip
+    )
     found = fitted_link(tables)
     assert found is not None and found.largest_residual < 1e-6
     assert found.latency_s == pytest.approx(link.latency_s)
@@ -202,8 +214,11 @@ def test_the_links_formula_where_no_table_covers_the_case() -> None:
 def test_rounds_of_the_algorithms() -> None:
     names = ("mpi", "direct", "ring", "recursive-doubling", "halving-doubling")
     assert [[rounds(name, n) for name in names] for n in (2, 3, 4, 6)] == [
-        [1, 2, 2, 1, 2], [1, 2, 4, 3, 4], [1, 2, 6, 2, 4], [1, 2, 10, 4, 6],
-    ]  # fmt: skip
+        [1, 2, 2, 1, 2],
+        [1, 2, 4, 3, 4],
+        [1, 2, 6, 2, 4],
+        [1, 2, 10, 4, 6],
+    ]
 
 
 def test_alpha_and_beta_are_the_line_through_a_straight_table() -> None:
@@ -238,9 +253,13 @@ def test_one_mechanism_is_chosen_for_all_points_that_are_compared() -> None:
         algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(5.0,), compute_loss_s=(0.0,)
     )
     slow = OverlapCost(
-        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(100, 400, 800), time_s=(5.0, 5.0, 90.0),
+        algorithm="mpi",
+        devices=2,
+        overlap="thread",
+        sizes_bytes=(100, 400, 800),
+        time_s=(5.0, 5.0, 90.0),
         compute_loss_s=(0.0, 0.0, 90.0),
-    )  # fmt: skip
+    )
     for tables in ((table,), (slow,)):
         m = machine(overlap=tables)
         points, _ = predict_points(workload(), m, [1, 2], [0.0, 100.0, math.inf], global_batch=8)
@@ -294,8 +313,12 @@ def test_memory_by_part() -> None:
     w = workload(layers=layers, state_bytes=7, optimizer_slots=2)
     needed = memory(w, plan(global_batch=9), machine(memory_bytes=3707))
     assert needed.parts() == {
-        "parameters": 807, "gradients": 800, "optimizer_state": 1600, "activations": 100, "communication_buffers": 400,
-    }  # fmt: skip
+        "parameters": 807,
+        "gradients": 800,
+        "optimizer_state": 1600,
+        "activations": 100,
+        "communication_buffers": 400,
+    }
     assert needed.total == 3707 and needed.fits
     assert not memory(w, plan(global_batch=9), machine(memory_bytes=3706)).fits
     assert memory(w, plan(devices=1), machine()).communication_buffers == 0
@@ -312,13 +335,30 @@ def test_memory_counts_the_optimizers_slots(optimizer: Optimizer, slots: int) ->
 def test_points_have_the_fixed_names_and_one_device_is_predicted_once() -> None:
     points, summary = predict_points(workload(), machine(), [1, 2], [0.0, math.inf], global_batch=8, overlap="off")
     assert [(p["devices"], p["fusion_threshold_bytes"], p["buckets"]) for p in points] == [
-        (1, None, 1), (2, 0.0, 2), (2, math.inf, 1),
-    ]  # fmt: skip
+        (1, None, 1),
+        (2, 0.0, 2),
+        (2, math.inf, 1),
+    ]
     names = (
-        "devices", "layout", "global_batch", "local_batch", "fusion_rule", "fusion_threshold_bytes", "buckets",
-        "network", "emulated_compute", "emulated_network", "predicted_step_s", "predicted_low_s", "predicted_high_s",
-        "predicted_exposed_communication_s", "calibrated_on", "extrapolated", "memory_bytes", "fits",
-    )  # fmt: skip
+        "devices",
+        "layout",
+        "global_batch",
+        "local_batch",
+        "fusion_rule",
+        "fusion_threshold_bytes",
+        "buckets",
+        "network",
+        "emulated_compute",
+        "emulated_network",
+        "predicted_step_s",
+        "predicted_low_s",
+        "predicted_high_s",
+        "predicted_exposed_communication_s",
+        "calibrated_on",
+        "extrapolated",
+        "memory_bytes",
+        "fits",
+    )
     assert all(set(names) <= set(point) for point in points)
     best = summary["best"][1]
     assert best["fusion_threshold_bytes"] == math.inf and best["speedup"] == pytest.approx(19.5 / 19.5)
@@ -362,9 +402,13 @@ def test_horovods_cycle_decides_the_buckets_of_the_model(overlap: str) -> None:
 
     def buckets(cycle_s: float, threshold: float = math.inf) -> int:
         p = Plan(
-            devices=8, global_batch=256, fusion_rule="horovod", overlap=overlap, cycle_s=cycle_s,  # type: ignore[arg-type]
+            devices=8,
+            global_batch=256,
+            fusion_rule="horovod",
+            overlap=overlap,
+            cycle_s=cycle_s,  # type: ignore[arg-type]
             fusion_threshold_bytes=threshold,
-        )  # fmt: skip
+        )
         events = timeline(resnet50(), bench_machine(), p)
         assert events.size_bytes.sum() == resnet50().gradient_bytes
         return predict(resnet50(), bench_machine(), p).buckets

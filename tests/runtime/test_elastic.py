@@ -63,10 +63,11 @@ def one_round(number: int) -> dict[str, Any]:
                 "fusion_threshold_bytes": moments.choice([0, 100, "inf"]),
                 "algorithm": moments.choice(["auto", "direct", "ring"]),
             },
-            stop, moments.randint(0, STEPS - stop),
+            stop,
+            moments.randint(0, STEPS - stop),
         )
         for stop in (*stops, STEPS)
-    ]  # fmt: skip
+    ]
     return {"case": CASES[number % len(CASES)], "parts": parts}
 
 

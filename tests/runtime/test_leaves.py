@@ -20,7 +20,7 @@ from dpsim.nn import FunctionReplica, Network, build_model
 from dpsim.optimizer import AdamW, Optimizer, Sgd
 from dpsim.plan import Plan
 from dpsim.replica import Array, Batch, Replica, Slot
-from dpsim.runtime.passes import own_slots, plan_passes, plan_slots, slot_sums
+from dpsim.runtime.micro_batches import own_slots, plan_micro_batches, plan_partial_sums, slot_sums
 
 DEVICES = (1, 2, 3, 4, 5, 8)
 SGD, ADAMW = Sgd(learning_rate=0.05, momentum=0.9, weight_decay=0.01), AdamW(learning_rate=0.01)
@@ -28,9 +28,13 @@ PICTURES, ROWS = "synthetic:6x5x2,classes=3,train=70,test=10", "synthetic:10x10x
 
 
 def trained(
-    model: str | Callable[[], Replica], dataset: str, devices: int, optimizer: Optimizer = SGD, steps: int = 3,
+    model: str | Callable[[], Replica],
+    dataset: str,
+    devices: int,
+    optimizer: Optimizer = SGD,
+    steps: int = 3,
     **plan: Any,
-) -> Trained:  # fmt: skip
+) -> Trained:
     data = load_dataset(dataset)
     chosen = {"global_batch": 32, "leaves": 8, "batch_norm": "leaf", "fusion_threshold_bytes": 0.0} | plan
     build = model if callable(model) else lambda: build_model(model, data.input_shape, data.classes)
@@ -160,8 +164,13 @@ def test_gradients_that_16_bits_cannot_hold_end_the_training_on_any_number_of_de
         return 1.0, 0, {"weight": np.full(3, 1e6, np.float32)}
 
     with pytest.raises(NotFiniteError, match="sent as float16, is not in step 1"):
-        trained(lambda: FunctionReplica({"weight": np.zeros(3, np.float32)}, steep), ROWS, devices,
-                wire_dtype="float16", global_batch=8)  # fmt: skip
+        trained(
+            lambda: FunctionReplica({"weight": np.zeros(3, np.float32)}, steep),
+            ROWS,
+            devices,
+            wire_dtype="float16",
+            global_batch=8,
+        )
 
 
 def test_plain_sums_differ() -> None:
@@ -182,29 +191,37 @@ def test_passes_add_every_leaf_once_along_the_tree(leaves: int, devices: int, ac
     found: list[Any] = []
     first_of_rank = 0
     for rank in range(devices):
-        passes = plan_passes(plan, rank, takes_leaves=takes)
-        assert len(passes) >= (accumulate if takes else 1)
+        micro_batches = plan_micro_batches(plan, rank, takes_leaves=takes)
+        assert len(micro_batches) >= (accumulate if takes else 1)
         held: list[list[Any]] = []
-        for one in passes:
+        for one in micro_batches:
             edges = [*one.edges, one.stop - one.first]
             of_slots = [
                 fold(leaf_tree(stop - start), range(first_of_rank + one.first + start, leaves).__getitem__, pair)
                 for start, stop in itertools.pairwise(edges)
             ]
             held.append(of_slots)
-        mine = slot_sums(passes, held, pair)
-        assert len(mine) == len(own_slots(plan, rank)) == len(plan_slots(plan).of(rank))
+        mine = slot_sums(micro_batches, held, pair)
+        assert len(mine) == len(own_slots(plan, rank)) == len(plan_partial_sums(plan).of(rank))
         found += mine
-        first_of_rank += passes[-1].stop
-    assert fold(plan_slots(plan).tree, found.__getitem__, pair) == leaf_tree(leaves)
+        first_of_rank += micro_batches[-1].stop
+    assert fold(plan_partial_sums(plan).tree, found.__getitem__, pair) == leaf_tree(leaves)
 
 
 def pair(left: Any, right: Any) -> Any:
     return left, right
 
 
-@pytest.mark.parametrize("token", ["mlp:400,350,dropout=0.2,norm=layer", "cnn:4,18,norm=group,dropout=0.2",
-                                   "cnn:4,6,norm=instance", "cnn:5,3", "resnet20"])  # fmt: skip
+@pytest.mark.parametrize(
+    "token",
+    [
+        "mlp:400,350,dropout=0.2,norm=layer",
+        "cnn:4,18,norm=group,dropout=0.2",
+        "cnn:4,6,norm=instance",
+        "cnn:5,3",
+        "resnet20",
+    ],
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_what_a_leaf_gives_does_not_depend_on_the_leaves_beside_it(token: str, dtype: type) -> None:
     """Layer by layer, forward and backward: the cause of all the rest."""

@@ -17,9 +17,10 @@ from dpsim.workload import Workload
 
 @settings(max_examples=60)
 @given(
-    workload=workloads(), rule=st.sampled_from(["per-tensor", "tarantella", "one"]),
+    workload=workloads(),
+    rule=st.sampled_from(["per-tensor", "tarantella", "one"]),
     dtype=st.sampled_from(["float32", "float64"]),
-)  # fmt: skip
+)
 def test_every_tensor_is_a_view_of_its_bucket_and_of_the_arena(workload: Workload, rule: str, dtype: str) -> None:
     schedule = lower(workload, Plan(devices=2, global_batch=4, fusion_rule=rule))  # type: ignore[arg-type]
     arena = Arena(schedule, np.dtype(dtype), aligned_bytes)

@@ -65,10 +65,11 @@ def steps(folder: Path) -> list[int]:
             st.sampled_from(["float32", "float64", "float16", "int64", "uint8", "bool"]),
             npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
         ),
-        min_size=1, max_size=4,
+        min_size=1,
+        max_size=4,
     ),
     turned=st.booleans(),
-)  # fmt: skip
+)
 def test_what_is_read_is_what_was_written(
     tensors: dict[str, Array], turned: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -162,8 +163,9 @@ def test_the_last_two_are_kept_by_step_and_not_by_name(folder: CheckpointFolder)
         assert len(steps(folder.folder)) <= 2
     assert steps(folder.folder) == [10, 11]
     assert sorted(path.name for path in folder.folder.iterdir()) == [
-        "checkpoint-10.safetensors", "checkpoint-11.safetensors",
-    ]  # fmt: skip
+        "checkpoint-10.safetensors",
+        "checkpoint-11.safetensors",
+    ]
 
 
 def test_going_on_sets_damaged_later_ones_aside_and_clears_what_a_kill_left(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from dpsim.errors import ConfigError
 from dpsim.harness.train.train import TrainConfig
 from dpsim.runtime import rank_status
-from dpsim.runtime.rank_status import Entry, Row
+from dpsim.runtime.rank_status import Entry, RankStatus
 from dpsim.runtime.stall import Labels, ranks, stalled
 
 OnRanks = Callable[..., Any]
@@ -89,11 +89,12 @@ def entries(*rows: dict[str, Any]) -> list[Entry]:
         (
             entries({"place": rank_status.UNKNOWN}, *[{"doing": rank_status.EVALUATING}] * 6),
             7,
-            "rank 0 waits for " + " and for ".join(f"rank {n}, which is evaluating since 60 s" for n in (1, 2, 3, 4))
+            "rank 0 waits for "
+            + " and for ".join(f"rank {n}, which is evaluating since 60 s" for n in (1, 2, 3, 4))
             + " and for ranks 5 and 6",
         ),
     ],
-)  # fmt: skip
+)
 def test_the_line_says_who_waits_where_and_for_whom(rows: Sequence[Entry], size: int, expected: str) -> None:
     assert stalled(rows, size, 100.0, 60.0, LABELS) == f"stalled for 60 s in step 5: {expected}"
 
@@ -104,7 +105,7 @@ def test_ranks_are_listed_as_people_would() -> None:
 
 
 def test_a_note_counts_only_for_what_it_was_taken_from() -> None:
-    row = Row()
+    row = RankStatus()
     row.computes(4)
     row.note(bucket=2, last_done=1)
     assert (row.read(0).last_done, row.read(0).place) == (1, rank_status.UNKNOWN)

@@ -35,9 +35,12 @@ def recorded(runs: dict[tuple[str, str], dict[str, Any]], on_ranks: OnRanks) -> 
         cases = []
         for network, overlap in CASES:
             plan = {
-                "global_batch": 4, "algorithm": NETWORKS[network], "overlap": overlap,
-                "fusion_rule": "tarantella", "fusion_threshold_bytes": 0,
-            }  # fmt: skip
+                "global_batch": 4,
+                "algorithm": NETWORKS[network],
+                "overlap": overlap,
+                "fusion_rule": "tarantella",
+                "fusion_threshold_bytes": 0,
+            }
             cases.append({"model": "cnn", "dataset": "digits", "network": network, "plan": plan})
         found = on_ranks("ranks_runtime:recorded", {"cases": cases, "steps": STEPS}, devices=DEVICES)
         runs.update(zip(CASES, found, strict=True))
@@ -154,7 +157,10 @@ def test_a_pause_cuts_the_operation_in_which_it_happens() -> None:
     line = timeline([[marks]], emulated_network=False)
     names = [line.operations[code] for code in line.operation]
     assert list(zip(names, line.start_s.tolist(), line.end_s.tolist(), strict=True)) == [
-        ("forward a", 0.0, 1.0), ("backward a", 1.0, 2.0), ("backward a", 3.0, 4.0), ("update", 4.0, 5.0),
+        ("forward a", 0.0, 1.0),
+        ("backward a", 1.0, 2.0),
+        ("backward a", 3.0, 4.0),
+        ("update", 4.0, 5.0),
         ("allreduce 0", 2.0, 3.0),
-    ]  # fmt: skip
+    ]
     assert line.exposed_communication_s() == exposed_s(marks) == 1.0

@@ -26,11 +26,22 @@ def imb(tables: dict[int, Points], *, datatype: str = "MPI_FLOAT", defects: floa
     """``IMB-MPI1 PingPong Allreduce``: a table a number of processes, after one of another benchmark."""
     rule = "#" + "-" * 64
     lines = [
-        rule, "#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part", rule, "# MPI Version           : 3.1", "",
-        f"# MPI_Datatype for reductions    :   {datatype} ", "# MPI_Op                         :   MPI_SUM  ", "",
-        rule, "# Benchmarking PingPong ", "# #processes = 2 ", rule,
-        "       #bytes #repetitions      t[usec]   Mbytes/sec", f"{0:13d}{1000:13d}{0.86:13.2f}{0:13.2f}", "",
-    ]  # fmt: skip
+        rule,
+        "#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part",
+        rule,
+        "# MPI Version           : 3.1",
+        "",
+        f"# MPI_Datatype for reductions    :   {datatype} ",
+        "# MPI_Op                         :   MPI_SUM  ",
+        "",
+        rule,
+        "# Benchmarking PingPong ",
+        "# #processes = 2 ",
+        rule,
+        "       #bytes #repetitions      t[usec]   Mbytes/sec",
+        f"{0:13d}{1000:13d}{0.86:13.2f}{0:13.2f}",
+        "",
+    ]
     for processes, points in tables.items():
         idle = max(tables) - processes
         lines += ["", rule, "# Benchmarking Allreduce ", f"# #processes = {processes} "]
@@ -69,10 +80,22 @@ def ranks(hosts: Sequence[str], group: str = " Group  0") -> list[str]:
 
 
 def nccl(
-    points: Points, in_place: Points, devices: int, *, lines_of_ranks: Sequence[str] = (), root: bool = True,
-    checked: str = "#wrong", wrong: str = "0", type: str = "float", redop: str = "sum", verdict: str = "0 OK",
-    program: str = "all_reduce_perf", time: str = "time", each: bool = False, stamp: bool = False,
-) -> str:  # fmt: skip
+    points: Points,
+    in_place: Points,
+    devices: int,
+    *,
+    lines_of_ranks: Sequence[str] = (),
+    root: bool = True,
+    checked: str = "#wrong",
+    wrong: str = "0",
+    type: str = "float",
+    redop: str = "sum",
+    verdict: str = "0 OK",
+    program: str = "all_reduce_perf",
+    time: str = "time",
+    each: bool = False,
+    stamp: bool = False,
+) -> str:
     """``all_reduce_perf``: out-of-place and in-place times of the same sizes.
 
     Old versions have no ``root`` and a column error in place of #wrong (``checked``).
@@ -88,13 +111,18 @@ def nccl(
         )
 
     text = [
-        "# nccl-tests version 2.17.9 nccl-headers=22807 nccl-library=22807", f"# Collective test starting: {program}",
+        "# nccl-tests version 2.17.9 nccl-headers=22807 nccl-library=22807",
+        f"# Collective test starting: {program}",
         "# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 validation: 1",
-        "#", "# Using devices", *lines_of_ranks, "NCCL version 2.28.7+cuda13.0", "#",
+        "#",
+        "# Using devices",
+        *lines_of_ranks,
+        "NCCL version 2.28.7+cuda13.0",
+        "#",
         "#" + " " * 50 + "out-of-place" + " " * 23 + "in-place          ",
         "# " + line(keys, names * 2, "timestamp" * stamp)[2:],
         "# " + line(key_units, units * 2, "%Y-%m-%d %H:%M:%S" * stamp)[2:],
-    ]  # fmt: skip
+    ]
     for (size, us), (_, in_place_us) in zip(points, in_place, strict=True):
         figures = []
         for one in (us, in_place_us):
@@ -129,11 +157,18 @@ def nccl_report(points: Points, in_place: Points, hosts: Sequence[str], of_a_pro
         ]
     }
     return {
-        "version": 2, "start_time": "2025-11-21 08:17:16", "args": ["./build/all_reduce_perf", "-J", "x.json"],
-        "env": ["HOME=/root"], "nccl_version": 22807, "config": config, "results": results,
-        "out_of_bounds": {"count": 0, "okay": "true"}, "average_bus_bandwidth": {"bandwidth": 1.5, "okay": "unchecked"},
-        "end_time": "2025-11-21 08:17:16", "errors": [],
-    }  # fmt: skip
+        "version": 2,
+        "start_time": "2025-11-21 08:17:16",
+        "args": ["./build/all_reduce_perf", "-J", "x.json"],
+        "env": ["HOME=/root"],
+        "nccl_version": 22807,
+        "config": config,
+        "results": results,
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "average_bus_bandwidth": {"bandwidth": 1.5, "okay": "unchecked"},
+        "end_time": "2025-11-21 08:17:16",
+        "errors": [],
+    }
 
 
 def nccl_json(points: Points, in_place: Points, hosts: Sequence[str], of_a_process: int = 1) -> str:

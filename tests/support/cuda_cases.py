@@ -13,16 +13,22 @@ from wire_reference import rounded
 
 from dpsim.kernels.allreduce import reference
 from dpsim.kernels.allreduce.cuda.versions import Codes, Momentum
-from dpsim.kernels.allreduce.tree import Slots, slots
+from dpsim.kernels.allreduce.tree import PartialSums, slots
 
 Array = Any
 VERSIONS = ("ring", "halving-doubling", "one-shot", "two-shot")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 BOUNDS = {
-    1: [0, 1], 2: [0, 1, 2], 3: [0, 1, 2, 3], 4: [0, 1, 2, 3, 4], 5: [0, 1, 2, 3, 4, 5], 8: list(range(9)),
+    1: [0, 1],
+    2: [0, 1, 2],
+    3: [0, 1, 2, 3],
+    4: [0, 1, 2, 3, 4],
+    5: [0, 1, 2, 3, 4, 5],
+    8: list(range(9)),
     # ranks that hold several slots: 2 of 3 and 5 leaves, 3 of 3, 2 and 3
-    102: [0, 3, 8], 103: [0, 3, 5, 8],
-}  # fmt: skip
+    102: [0, 3, 8],
+    103: [0, 3, 5, 8],
+}
 """Leaves of ranks; below 100: one a rank."""
 GUARD = 64
 """Bytes before and after each array that nobody may write."""
@@ -42,7 +48,7 @@ class Case:
     scale: float = 1.0
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> PartialSums:
         return slots(BOUNDS[self.ranks])
 
 
@@ -73,8 +79,12 @@ class View:
         self.buffer, self.dtype, self.shape = buffer, like.dtype, like.shape
         address = buffer.__cuda_array_interface__["data"][0] + start
         self.__cuda_array_interface__ = {
-            "shape": like.shape, "typestr": like.dtype.str, "data": (address, False), "strides": None, "version": 3,
-        }  # fmt: skip
+            "shape": like.shape,
+            "typestr": like.dtype.str,
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
 
 
 class Host:
@@ -146,7 +156,7 @@ class Memory:
             options["sgd"] = Momentum(w=w, v=v, momentum=0.9, rate=0.1)
         if self.codes:
             codes = [placed.array for placed in self.codes]
-            options["wire"] = Codes(dtype=self.case.variant, scale=self._wire_scale, arrays=codes)
+            options["compression"] = Codes(dtype=self.case.variant, scale=self._wire_scale, arrays=codes)
         return options
 
     @property

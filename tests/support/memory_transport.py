@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dpsim.comm.allreduce import Rounds
-from dpsim.comm.compression import Wire
-from dpsim.comm.transport import Array, Pending, aligned_bytes
+from dpsim.comm.allreduce import CollectiveSteps
+from dpsim.comm.compression import Compression
+from dpsim.comm.transport import Array, Request, aligned_bytes
 from dpsim.machine import Network
 
 
@@ -68,15 +68,15 @@ class MemoryTransport:
         self.mailbox, self.rank, self.size, self.network = mailbox, rank, size, Network()
         self.devices_a_node = devices_a_node
         self.sent_bytes = self.sent_messages = self.across_bytes = self.across_messages = 0
-        self.crowded = False
+        self.oversubscribed = False
 
     def allocate(self, size_bytes: int) -> Any:
         return aligned_bytes(size_bytes)
 
-    def prepare(self, data: Array, algorithm: str, wire: Wire | None, fixed: object = None) -> None:
+    def prepare(self, data: Array, algorithm: str, compression: Compression | None, fixed: object = None) -> None:
         """Every rank's memory is its own."""
 
-    def send(self, data: Array, to: int) -> Pending:
+    def send(self, data: Array, to: int) -> Request:
         assert 0 <= to < self.size and to != self.rank and data.flags.c_contiguous
         self.sent_bytes += data.nbytes
         self.sent_messages += 1
@@ -87,7 +87,7 @@ class MemoryTransport:
         self.mailbox.sent[self.rank, to].append(message)
         return message
 
-    def receive(self, data: Array, source: int) -> Pending:
+    def receive(self, data: Array, source: int) -> Request:
         assert 0 <= source < self.size and source != self.rank and data.flags.c_contiguous
         with self.mailbox.lock:
             number = self.mailbox.asked[source, self.rank]
@@ -97,24 +97,24 @@ class MemoryTransport:
     def native_allreduce(self, data: Array) -> None:
         raise NotImplementedError
 
-    def start_native_allreduce(self, data: Array) -> Pending:
+    def start_native_allreduce(self, data: Array) -> Request:
         raise NotImplementedError
 
-    def own_rounds(self, data: Array, algorithm: str, wire: object) -> None:
+    def own_rounds(self, data: Array, algorithm: str, compression: object) -> None:
         """Messages are all it has."""
 
     def close(self) -> None:
         pass
 
 
-def run_together(begin: Callable[[int], Rounds], size: int, seed: int) -> list[int]:
+def run_together(begin: Callable[[int], CollectiveSteps], size: int, seed: int) -> list[int]:
     """Move all ranks' rounds on in a random order to their end; the number of rounds with messages, by rank.
 
     Raises ``AssertionError`` when every rank waits for ever.
     """
     draw = random.Random(seed)
     rounds = [begin(rank) for rank in range(size)]
-    waiting: list[Sequence[Pending]] = [[] for _ in range(size)]
+    waiting: list[Sequence[Request]] = [[] for _ in range(size)]
     counts = [0] * size
     running = set(range(size))
     while running:

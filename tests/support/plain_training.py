@@ -30,9 +30,11 @@ def plain_training(
             slope[np.arange(len(batch)), labels] -= 1.0
             back = (slope @ w["dense2.weight"].T) * (hidden > 0)
             gradient = {
-                "dense1.weight": x.T @ back, "dense1.bias": back.sum(axis=0),
-                "dense2.weight": hidden.T @ slope, "dense2.bias": slope.sum(axis=0),
-            }  # fmt: skip
+                "dense1.weight": x.T @ back,
+                "dense1.bias": back.sum(axis=0),
+                "dense2.weight": hidden.T @ slope,
+                "dense2.bias": slope.sum(axis=0),
+            }
             rate, t = rates[len(losses) - 1], len(losses)
             for name in w:
                 mean = gradient[name] / len(batch)

@@ -27,12 +27,15 @@ def workloads(draw: st.DrawFn, launches: bool = True, dtypes: tuple[str, ...] = 
         early = draw(st.one_of(st.none(), st.floats(0.0, 1.0)))
         layers.append(
             Layer(
-                name=f"layer{i}", forward_s=(draw(SECONDS),), backward_s=(backward,), tensors=tuple(tensors),
+                name=f"layer{i}",
+                forward_s=(draw(SECONDS),),
+                backward_s=(backward,),
+                tensors=tuple(tensors),
                 gradient_ready_s=None if early is None else (early * backward,),
                 launch_s=draw(SECONDS) if launches and draw(st.booleans()) else 0.0,
                 activation_bytes_per_sample=float(draw(st.integers(0, 1000))),
             )
-        )  # fmt: skip
+        )
     return Workload(
         name="random", local_batches=(8,), layers=tuple(layers), update_s=draw(SECONDS), overhead_s=draw(SECONDS)
     )
@@ -69,10 +72,13 @@ def plans(draw: st.DrawFn, rules: tuple[str, ...] = tuple(FUSION_RULES)) -> Plan
     nodes = draw(st.sampled_from([n for n in range(1, devices + 1) if devices % n == 0]))
     layout = f"{nodes}x{devices // nodes}" if algorithm == "hierarchical" else ""
     return Plan(
-        devices=devices, accumulate=accumulate, global_batch=devices * accumulate * draw(st.integers(1, 9)),
+        devices=devices,
+        accumulate=accumulate,
+        global_batch=devices * accumulate * draw(st.integers(1, 9)),
         fusion_rule=rule,  # type: ignore[arg-type]
         fusion_threshold_bytes=threshold if rule in threshold_rules() else None,
-        algorithm=algorithm, layout=layout,  # type: ignore[arg-type]
+        algorithm=algorithm,
+        layout=layout,  # type: ignore[arg-type]
         overlap=draw(st.sampled_from(OVERLAPS)),  # type: ignore[arg-type]
         cycle_s=draw(st.sampled_from([1e-4, 1e-2])),
-    )  # fmt: skip
+    )

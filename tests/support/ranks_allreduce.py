@@ -20,9 +20,9 @@ from dpsim.comm.shared import shared_memory
 from dpsim.comm.transport import transport
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference
-from dpsim.kernels.allreduce.cpu import Meeting, Sgd
+from dpsim.kernels.allreduce.cpu import Sgd, SharedGroup
 from dpsim.kernels.allreduce.registry import Version, versions
-from dpsim.kernels.allreduce.tree import Slots, slots
+from dpsim.kernels.allreduce.tree import PartialSums, slots
 from dpsim.kernels.update import sgd
 from dpsim.machine import Network
 
@@ -36,11 +36,13 @@ class Place:
 
     def __init__(self, comm: MPI.Intracomm, leaves: int, elements: int, dtype: str, *, yields: bool = False) -> None:
         self.rank, self.size = comm.rank, comm.size
-        self.slots: Slots = slots([rank * leaves // comm.size for rank in range(comm.size + 1)])
-        self.meeting = Meeting(
-            comm.rank, comm.size, _shared(comm, Meeting.control_bytes(comm.size)),
-            crowded=yields or comm.size > (os.cpu_count() or 1),
-        )  # fmt: skip
+        self.slots: PartialSums = slots([rank * leaves // comm.size for rank in range(comm.size + 1)])
+        self.meeting = SharedGroup(
+            comm.rank,
+            comm.size,
+            _shared(comm, SharedGroup.control_bytes(comm.size)),
+            oversubscribed=yields or comm.size > (os.cpu_count() or 1),
+        )
         self.arrays = _rows(comm, len(self.slots.owners), elements, dtype, shift=np.dtype(dtype).itemsize)
 
     def fill(self, values: list[Array]) -> None:
@@ -78,42 +80,44 @@ def versions_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Rep
         place = Place(comm, leaves, elements, dtype)
         for version in versions("cpu"):
             wires = [(None, False), *itertools.product([("float16", 2.0**-3), ("bfloat16", 1.0)], (False, True))]
-            for (wire, each_sum), scale in itertools.product(wires, (1.0, 0.3)):
-                possible = each_sum or wire is None or "wire" in version.variants
-                if not possible or (wire is not None and dtype != "float32") or (each_sum and scale != 1.0):
+            for (compression, each_sum), scale in itertools.product(wires, (1.0, 0.3)):
+                possible = each_sum or compression is None or "compression" in version.variants
+                if not possible or (compression is not None and dtype != "float32") or (each_sum and scale != 1.0):
                     continue
                 cases += 1
 
-                how = {"scale": scale, "wire": wire, "each_sum": each_sum}
+                how = {"scale": scale, "compression": compression, "each_sum": each_sum}
                 make = functools.partial(version.make, place.meeting, place.arrays, place.slots, **how)
                 if elements == 1:
                     compile_once(make, comm)
                 made = make()
                 for seed, step in enumerate((made.run, _advanced(made), made.run)):
                     values = _values(place, elements, dtype, seed)
-                    if wire is not None and elements:
+                    if compression is not None and elements:
                         special = [1e5, -1e-7, 6.1e-5, 65520.0, 3e38, -0.0]
                         values[0][: min(6, elements)] = special[: min(6, elements)]
-                    if wire is not None and each_sum:
-                        values = [rounded(row, *wire) for row in values]
+                    if compression is not None and each_sum:
+                        values = [rounded(row, *compression) for row in values]
                     place.fill(values)
                     step()
-                    expected = _expected(values, place.slots, scale, wire, each_sum=each_sum)
+                    expected = _expected(values, place.slots, scale, compression, each_sum=each_sum)
                     if not np.array_equal(place.result, expected):
-                        case = f"{version.name} {leaves} {elements} {dtype} {wire} {each_sum} {scale}"
+                        case = f"{version.name} {leaves} {elements} {dtype} {compression} {each_sum} {scale}"
                         wrong.append(f"rank {comm.rank}: {case}")
     return {"wrong": list(itertools.chain(*comm.allgather(wrong))), "cases": cases}
 
 
-def _expected(values: list[Array], of: Slots, scale: float, wire: tuple[str, float] | None, *, each_sum: bool) -> Array:
+def _expected(
+    values: list[Array], of: PartialSums, scale: float, compression: tuple[str, float] | None, *, each_sum: bool
+) -> Array:
     with np.errstate(over="ignore"):
-        if wire is None:
+        if compression is None:
             return reference.allreduce(values, of, scale)
-        total = node_sum(of.tree, values, *wire)
+        total = node_sum(of.tree, values, *compression)
         if not each_sum:
-            total = rounded(reference.allreduce([rounded(row, *wire) for row in values], of), *wire)
+            total = rounded(reference.allreduce([rounded(row, *compression) for row in values], of), *compression)
         expected = total if scale == 1.0 else total * np.float32(scale)
-        assert np.array_equal(expected, reference.allreduce(values, of, scale, wire, each_sum=each_sum))
+        assert np.array_equal(expected, reference.allreduce(values, of, scale, compression, each_sum=each_sum))
         return expected
 
 
@@ -134,8 +138,9 @@ def stress(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dic
     sizes = [1, 3, 16, 17, 100, 512, 1000, largest]
     made = {
         (version.name, size): version.make(place.meeting, [row[:size] for row in place.arrays], place.slots)
-        for version in versions("cpu") for size in sizes
-    }  # fmt: skip
+        for version in versions("cpu")
+        for size in sizes
+    }
     keys = list(made)
     rounds = argument["rounds"]
     order = shared.choice(len(keys), rounds, p=_mostly_small(keys))

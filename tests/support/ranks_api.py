@@ -67,9 +67,17 @@ def everything(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[
     result = dpsim.fit(own, "digits", global_batch=100, epochs=2, callbacks=callbacks)
     data = dpsim.load_dataset("digits")
     short = dpsim.fit(
-        dpsim.build_model("mlp:8", data.input_shape, data.classes), data, global_batch=64, epochs=5, steps=3,
-        optimizer=dpsim.Sgd(learning_rate=0.01), fusion_rule="per-tensor", overlap="poll", accumulate=2, seed=3,
-    )  # fmt: skip
+        dpsim.build_model("mlp:8", data.input_shape, data.classes),
+        data,
+        global_batch=64,
+        epochs=5,
+        steps=3,
+        optimizer=dpsim.Sgd(learning_rate=0.01),
+        fusion_rule="per-tensor",
+        overlap="poll",
+        accumulate=2,
+        seed=3,
+    )
     own_run = {"replica": own, "dataset": data, "global_batch": 100}
     folder = argument["folder"]
     dpsim.fit(**own_run, steps=8, callbacks=[dpsim.Checkpoints(folder, every=3)])
@@ -88,10 +96,17 @@ def everything(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[
         except DpsimError as error:
             refused.append(str(error))
     mine = {
-        "rank": dpsim.rank(), "size": dpsim.size(), "local": [dpsim.local_rank(), dpsim.local_size()],
-        "everywhere": everywhere.seen, "last": last.seen, "tests": tests.accuracies, "refused": refused,
-        "accuracy": result.test_accuracy, "losses": list(result.losses), "digest": result.digest,
+        "rank": dpsim.rank(),
+        "size": dpsim.size(),
+        "local": [dpsim.local_rank(), dpsim.local_size()],
+        "everywhere": everywhere.seen,
+        "last": last.seen,
+        "tests": tests.accuracies,
+        "refused": refused,
+        "accuracy": result.test_accuracy,
+        "losses": list(result.losses),
+        "digest": result.digest,
         "short": [short.steps, short.digest],
         "resumed": [resumed.first_step, resumed.digest == result.digest, resumed.losses == result.losses],
-    }  # fmt: skip
+    }
     return comm.allgather(mine)

@@ -36,5 +36,7 @@ class AloneContender:
             self._calls += 1
 
         ways: list[Any] = [(SCALING, data, scale), ("right", data, nothing), ("right", out, copy)]
-        return [*(Reduction(name, data, target, call) for name, target, call in ways),
-                Reduction("broken", data, data, broken)]  # fmt: skip
+        return [
+            *(Reduction(name, data, target, call) for name, target, call in ways),
+            Reduction("broken", data, data, broken),
+        ]

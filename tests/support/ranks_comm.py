@@ -17,7 +17,7 @@ from wire_reference import direct_sum, hierarchical_sum
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
-from dpsim.comm.compression import Wire
+from dpsim.comm.compression import Compression
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport, transport
 from dpsim.machine import Network
@@ -149,7 +149,7 @@ def sixteen_bits(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) 
         layouts, ("off", "inline", "poll", "thread"), SIXTEEN_BITS
     ):
         cases += 1
-        codes = Wire(wire_dtype, 2.0**-6)
+        codes = Compression(wire_dtype, 2.0**-6)
         link = transport(comm, Network(), of_a_node)
         mechanism = progress(link, algorithm, overlap, lambda *what: None, codes)
         buckets, expected = [], []

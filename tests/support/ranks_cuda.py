@@ -11,8 +11,8 @@ import numpy as np
 from mpi4py import MPI
 from ranks_runtime import open_trainer
 
-from dpsim.comm.allreduce import Rounds, allreduce
-from dpsim.comm.compression import Wire
+from dpsim.comm.allreduce import CollectiveSteps, allreduce
+from dpsim.comm.compression import Compression
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access, find_access, writes_arrive
 from dpsim.comm.cuda.device import PeerMemory, open_device
@@ -30,7 +30,7 @@ class TreeTransport(MpiTransport):
     def allocate(self, size_bytes: int) -> Array:
         return aligned_bytes(size_bytes)
 
-    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds:
+    def own_rounds(self, data: Array, algorithm: str, compression: Compression | None) -> CollectiveSteps:
         data[...] = reference.allreduce(self.comm.allgather(data.copy()), tree.slots(range(self.size + 1)))
         yield from ()
 
@@ -39,8 +39,9 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[s
     """All that the tests ask of ranks, in one job: see the functions below."""
     return {
         "trained": [trained(comm, case, argument["steps"]) for case in argument["cases"]],
-        "reached": reached(comm), "moved": moved(comm),
-    }  # fmt: skip
+        "reached": reached(comm),
+        "moved": moved(comm),
+    }
 
 
 def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, Any]:
@@ -65,9 +66,11 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
         stages = sorted({len(launch.stages) for launch in launches})
         trainer.close()
         ran[name] = {
-            "digests": comm.allgather(trainer.digest()), "losses": comm.allgather(losses), "test": test.loss,
+            "digests": comm.allgather(trainer.digest()),
+            "losses": comm.allgather(losses),
+            "test": test.loss,
             "stages": stages,
-        }  # fmt: skip
+        }
     return ran
 
 
@@ -84,17 +87,22 @@ def reached(comm: MPI.Intracomm) -> dict[str, Any]:
     seen = [sorted(set(array.tolist())) for array in memory.ranks]
     lost = PeerMemory(
         ranks=tuple(own if rank == comm.rank else device.memory(len(own)) for rank in range(comm.size)),
-        way=access.way, close=memory.close,
-    )  # fmt: skip
+        way=access.way,
+        close=memory.close,
+    )
     comm.Barrier()
     arrive = writes_arrive(device, comm, memory)
     comm.Barrier()
     own[:] = 0
     device.settle()
     found = {
-        "way": access.way, "mode": access.mode, "seen": comm.allgather(seen), "sizes": [len(a) for a in memory.ranks],
-        "arrive": comm.allgather(arrive), "arrive_if_lost": comm.allgather(writes_arrive(device, comm, lost)),
-    }  # fmt: skip
+        "way": access.way,
+        "mode": access.mode,
+        "seen": comm.allgather(seen),
+        "sizes": [len(a) for a in memory.ranks],
+        "arrive": comm.allgather(arrive),
+        "arrive_if_lost": comm.allgather(writes_arrive(device, comm, lost)),
+    }
     memory.close()
     return found
 
@@ -115,9 +123,11 @@ def moved(comm: MPI.Intracomm) -> dict[str, Any]:
         right.append(bool((data == expected).all()))
     allreduce(transport, elsewhere, "ring")
     found = {
-        "right": all(all(steps) for steps in comm.allgather(right)), "elsewhere": elsewhere.tolist(),
-        "launches": len(transport._launches), "aligned": memory.ctypes.data % 64,
-    }  # fmt: skip
+        "right": all(all(steps) for steps in comm.allgather(right)),
+        "elsewhere": elsewhere.tolist(),
+        "launches": len(transport._launches),
+        "aligned": memory.ctypes.data % 64,
+    }
     transport.close()
     transport.close()
     return found

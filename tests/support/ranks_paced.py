@@ -12,14 +12,14 @@ from mpi4py import MPI
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now, sleep_until
-from dpsim.comm.transport import Pending, Transport, transport
+from dpsim.comm.transport import Request, Transport, transport
 from dpsim.errors import ConfigError
 from dpsim.machine import Network
 
 Report = Callable[[str], None]
 
 
-def wait(message: Pending) -> float:
+def wait(message: Request) -> float:
     """Spin until it is done; when that was."""
     while not message.done():
         pass
@@ -35,9 +35,11 @@ def one_way(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> di
     back_to_back = [_two(comm, link, long, 0.0) for _ in range(7)]
     late_look = [_two(comm, link, long, 1.5) for _ in range(7)]
     found = {
-        "took_s": [took[size] for size in sizes], "back_to_back_s": back_to_back, "late_look_s": late_look,
+        "took_s": [took[size] for size in sizes],
+        "back_to_back_s": back_to_back,
+        "late_look_s": late_look,
         "refused": _refused(link),
-    }  # fmt: skip
+    }
     return comm.gather(found)[1] if comm.rank == 0 else comm.gather(found)
 
 

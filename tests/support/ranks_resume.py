@@ -58,10 +58,14 @@ def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
         whole = restore(after, kept, print)
         whole += steps(after, argument["steps"])
         same = (after.digest(), after.epoch) == expected
-        found.append({
-            "same_on_each_rank": comm.allgather(same), "same_losses": comm.allgather(whole == losses),
-            "padding_is_zero": padding_is_zero(after), "different_states": own_state,
-        })  # fmt: skip
+        found.append(
+            {
+                "same_on_each_rank": comm.allgather(same),
+                "same_losses": comm.allgather(whole == losses),
+                "padding_is_zero": padding_is_zero(after),
+                "different_states": own_state,
+            }
+        )
         after.close()
     return found
 
@@ -110,10 +114,12 @@ def evaluated_midway(comm: MPI.Intracomm, argument: dict[str, Any], report: Repo
     for trainer in (plain, looked):
         trainer.close()
     return {
-        "same": all(same), "sums_agree": all(s == sums[0] for s in sums), "digests": len(set(digests)),
+        "same": all(same),
+        "sums_agree": all(s == sums[0] for s in sums),
+        "digests": len(set(digests)),
         "is_mean": bool(np.allclose(mean, np.mean(everyones, axis=0), rtol=1e-5)),
         "states": len({e.tobytes() for e in everyones}),
-    }  # fmt: skip
+    }
 
 
 def limited(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any] | None:

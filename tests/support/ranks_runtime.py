@@ -34,9 +34,16 @@ def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | N
     rates = case.get("rates")
     rate = None if rates is None else rates.__getitem__
     return Trainer(
-        replica, dataset, plan, comm, network, seed=case.get("seed", 0), schedule=schedule, rate=rate,
+        replica,
+        dataset,
+        plan,
+        comm,
+        network,
+        seed=case.get("seed", 0),
+        schedule=schedule,
+        rate=rate,
         backend=case.get("backend", "cpu"),
-    )  # fmt: skip
+    )
 
 
 def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
@@ -56,18 +63,21 @@ def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list
         bits = comm.allgather(hashlib.sha256(b"".join(flat.tobytes() for flat in kept)).hexdigest())
         digests = comm.allgather(trainer.digest())
         buckets = [arena.buckets(k, k + 1) for k in range(schedule.buckets)]
-        found.append({
-            "parameters": {name: value.ravel().tolist() for name, value in trainer.runner.parameters.items()},
-            "losses": losses,
-            "same_bits": len(set(bits)) == 1 and len(set(digests)) == 1,
-            "padding_is_zero": all(comm.allgather(padding_is_zero(trainer))),
-            "shared": all(
-                any(np.shares_memory(view, bucket) for bucket in buckets) and np.shares_memory(view, arena.gradients)
-                for view in trainer.runner.gradients.values()
-            ),
-            "rank_without_samples": any(comm.allgather(empty)),
-            "dtypes": sorted({str(a.dtype) for a in (*kept, arena.gradients)}),
-        })  # fmt: skip
+        found.append(
+            {
+                "parameters": {name: value.ravel().tolist() for name, value in trainer.runner.parameters.items()},
+                "losses": losses,
+                "same_bits": len(set(bits)) == 1 and len(set(digests)) == 1,
+                "padding_is_zero": all(comm.allgather(padding_is_zero(trainer))),
+                "shared": all(
+                    any(np.shares_memory(view, bucket) for bucket in buckets)
+                    and np.shares_memory(view, arena.gradients)
+                    for view in trainer.runner.gradients.values()
+                ),
+                "rank_without_samples": any(comm.allgather(empty)),
+                "dtypes": sorted({str(a.dtype) for a in (*kept, arena.gradients)}),
+            }
+        )
         trainer.close()
     return found
 
@@ -101,9 +111,11 @@ def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Repor
     equal_state = all(np.array_equal(state[name], value) for name, value in replica.state().items())
     digests = comm.allgather(trainer.digest())
     return {
-        "parameters": all(comm.allgather(equal)), "state": all(comm.allgather(equal_state)),
-        "has_state": bool(state), "digest": len(set(digests)) == 1,
-    }  # fmt: skip
+        "parameters": all(comm.allgather(equal)),
+        "state": all(comm.allgather(equal_state)),
+        "has_state": bool(state),
+        "digest": len(set(digests)) == 1,
+    }
 
 
 def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
@@ -146,15 +158,17 @@ def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> l
         mine = [trainer.step().marks for _ in range(argument["steps"])]
         marks: list[list[StepMarks]] = [list(ranks) for ranks in zip(*comm.allgather(mine), strict=True)]
         line: Timeline = timeline(marks, emulated_network=trainer.transport.network.emulated)
-        found.append({
-            "timeline": codec.to_builtins(line.to_record()),
-            "exposed_s": [[exposed_s(m) for m in ranks] for ranks in marks],
-            "steps": [[[m.begin_s, m.end_s] for m in ranks] for ranks in marks],
-            "ready": [[layer for layer, _ in m.ready] for m in marks[0]],
-            "gradient_bytes": trainer.schedule.workload.gradient_bytes,
-            "buckets": trainer.schedule.buckets,
-            "layers": len(trainer.replica.layers),
-            "events": marks[-1][0].events,
-        })  # fmt: skip
+        found.append(
+            {
+                "timeline": codec.to_builtins(line.to_record()),
+                "exposed_s": [[exposed_s(m) for m in ranks] for ranks in marks],
+                "steps": [[[m.begin_s, m.end_s] for m in ranks] for ranks in marks],
+                "ready": [[layer for layer, _ in m.ready] for m in marks[0]],
+                "gradient_bytes": trainer.schedule.workload.gradient_bytes,
+                "buckets": trainer.schedule.buckets,
+                "layers": len(trainer.replica.layers),
+                "events": marks[-1][0].events,
+            }
+        )
         trainer.close()
     return found

@@ -26,10 +26,18 @@ BUCKETS = (10, 8, 6, 5, 3, 2, 1)
 PACED = "paced:50us,1gbit"
 LAYERS = ("conv1", "conv2", "conv3", "dense1", "dense2")
 ENVIRONMENT = Environment(
-    dpsim="0.1.0", python="3.11.4", platform="Linux (test data)", processor="Imaginary CPU 3000", cores=2,
-    memory_bytes=8 * 2**30, mpi="MPICH 5.0.2", numpy="2.4.6", numba="0.68.1", blas="OpenBLAS Imaginary",
+    dpsim="0.1.0",
+    python="3.11.4",
+    platform="Linux (test data)",
+    processor="Imaginary CPU 3000",
+    cores=2,
+    memory_bytes=8 * 2**30,
+    mpi="MPICH 5.0.2",
+    numpy="2.4.6",
+    numba="0.68.1",
+    blas="OpenBLAS Imaginary",
     variables={"OMP_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "(unset)"},
-)  # fmt: skip
+)
 
 
 def workload() -> Workload:
@@ -69,9 +77,17 @@ def timeline(source: str, compute: float, exposed: float, buckets: int, emulated
             clock += 2 * unit
     c = list(zip(*rows, strict=True))
     return TimelineRecord(
-        source="measured" if source == "measured" else "predicted", operations=tuple(names), step=c[0], rank=c[1],
-        lane=c[2], operation=c[3], start_s=c[4], end_s=c[5], size_bytes=c[6], emulated_network=emulated,
-    )  # fmt: skip
+        source="measured" if source == "measured" else "predicted",
+        operations=tuple(names),
+        step=c[0],
+        rank=c[1],
+        lane=c[2],
+        operation=c[3],
+        start_s=c[4],
+        end_s=c[5],
+        size_bytes=c[6],
+        emulated_network=emulated,
+    )
 
 
 def _truth(network: str, devices: int, index: int, overlap: str) -> tuple[float, float]:
@@ -86,10 +102,17 @@ def _truth(network: str, devices: int, index: int, overlap: str) -> tuple[float,
 
 
 def sweep(
-    *, networks: tuple[str, ...] = ("node", PACED), devices: tuple[int, ...] = (1, 2), rounds: int = 12,
-    per_round: int = 4, bias: float = 0.03, noise: float = 0.02, seed: int = 1, timelines: bool = True,
+    *,
+    networks: tuple[str, ...] = ("node", PACED),
+    devices: tuple[int, ...] = (1, 2),
+    rounds: int = 12,
+    per_round: int = 4,
+    bias: float = 0.03,
+    noise: float = 0.02,
+    seed: int = 1,
+    timelines: bool = True,
     overlaps: tuple[str, ...] = ("thread", "off"),
-) -> tuple[Predictions, Results]:  # fmt: skip
+) -> tuple[Predictions, Results]:
     """Predictions (off by ``bias``) and results (spread by ``noise``) of a sweep that never took place."""
     rng = np.random.default_rng(seed)
     experiment = Experiment(networks=networks, devices=devices, fusion_thresholds_bytes=THRESHOLDS)
@@ -101,29 +124,47 @@ def sweep(
                     twins = 2 if index in (0, 4) and overlap == overlaps[0] else 1
                     for repeat in range(twins):
                         key = PointKey(
-                            network=network, devices=count, fusion_rule="tarantella", fusion_threshold_bytes=threshold,
-                            algorithm="ring", overlap=overlap, global_batch=64, repeat=repeat,
-                        )  # fmt: skip
+                            network=network,
+                            devices=count,
+                            fusion_rule="tarantella",
+                            fusion_threshold_bytes=threshold,
+                            algorithm="ring",
+                            overlap=overlap,
+                            global_batch=64,
+                            repeat=repeat,
+                        )
                         truth = _truth(network, count, index, overlap)
                         buckets = BUCKETS[index] if count > 1 else 0
                         show = timelines and (overlap == overlaps[0] or count == 1)
                         predicted.append(_predicted(key, truth, buckets, bias, show))
                         measured.append(_measured(key, truth, buckets, rng, rounds, per_round, noise, show))
     predictions = Predictions(
-        experiment=experiment, environment=ENVIRONMENT, predicted_at="2025-01-01T10:00:00+00:00", workload=workload(),
+        experiment=experiment,
+        environment=ENVIRONMENT,
+        predicted_at="2025-01-01T10:00:00+00:00",
+        workload=workload(),
         machines=tuple(
-            Machine(name=n, network=n, emulated_network=n != "node",
-                    link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9),
-                    calibrated_on="Imaginary CPU 3000, 2 cores (test data)")
+            Machine(
+                name=n,
+                network=n,
+                emulated_network=n != "node",
+                link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9),
+                calibrated_on="Imaginary CPU 3000, 2 cores (test data)",
+            )
             for n in networks
         ),
-        points=tuple(predicted), mechanisms={n: {"off": 9e-3, "thread": 8e-3} for n in networks},
-    )  # fmt: skip
+        points=tuple(predicted),
+        mechanisms={n: {"off": 9e-3, "thread": 8e-3} for n in networks},
+    )
     results = Results(
-        experiment=experiment, environment=ENVIRONMENT, predictions_sha256=codec.digest(predictions),
-        predicted_at=predictions.predicted_at, measured_from="2025-01-01T10:00:05+00:00",
-        measured_until="2025-01-01T10:01:02+00:00", points=tuple(measured),
-    )  # fmt: skip
+        experiment=experiment,
+        environment=ENVIRONMENT,
+        predictions_sha256=codec.digest(predictions),
+        predicted_at=predictions.predicted_at,
+        measured_from="2025-01-01T10:00:05+00:00",
+        measured_until="2025-01-01T10:01:02+00:00",
+        points=tuple(measured),
+    )
     return predictions, results
 
 
@@ -141,21 +182,37 @@ def _predicted(key: PointKey, truth: tuple[float, float], buckets: int, bias: fl
         "largest_bucket": compute + 4e-3 if key.network != "node" else compute + 2e-4,
     }
     return PredictedPoint(
-        key=key, buckets=buckets, step_s=step, low_s=step * 0.96, high_s=step * 1.05, exposed_communication_s=exposed,
-        extrapolated=False, null_step_s=nulls, null_exposed_s={n: v - compute for n, v in nulls.items()},
+        key=key,
+        buckets=buckets,
+        step_s=step,
+        low_s=step * 0.96,
+        high_s=step * 1.05,
+        exposed_communication_s=exposed,
+        extrapolated=False,
+        null_step_s=nulls,
+        null_exposed_s={n: v - compute for n, v in nulls.items()},
         timeline=_timeline("predicted", key, (compute, exposed), buckets) if show else None,
-    )  # fmt: skip
+    )
 
 
 def _measured(
-    key: PointKey, truth: tuple[float, float], buckets: int, rng: np.random.Generator, rounds: int, per_round: int,
-    noise: float, show: bool,
-) -> MeasuredPoint:  # fmt: skip
+    key: PointKey,
+    truth: tuple[float, float],
+    buckets: int,
+    rng: np.random.Generator,
+    rounds: int,
+    per_round: int,
+    noise: float,
+    show: bool,
+) -> MeasuredPoint:
     count = rounds * per_round
     factor = 1 + noise * rng.gamma(1.5, 1.0, count)
     return MeasuredPoint(
-        key=key, buckets=buckets, step_s=tuple(float(v) for v in (truth[0] + truth[1]) * factor),
+        key=key,
+        buckets=buckets,
+        step_s=tuple(float(v) for v in (truth[0] + truth[1]) * factor),
         exposed_communication_s=tuple(float(v) for v in truth[1] * factor),
-        round=tuple(i // per_round for i in range(count)), losses=(0.5,) * count,
+        round=tuple(i // per_round for i in range(count)),
+        losses=(0.5,) * count,
         timeline=_timeline("measured", key, truth, buckets) if show else None,
-    )  # fmt: skip
+    )

@@ -19,7 +19,7 @@ from dpsim.lowering.data_parallel import lower
 from dpsim.plan import Plan
 from dpsim.replica import Batch, Replica
 from dpsim.runtime.describe import describe
-from dpsim.runtime.passes import own_leaves, plan_slots
+from dpsim.runtime.micro_batches import own_leaves, plan_partial_sums
 from dpsim.runtime.step import StepRunner
 
 Trained = dict[str, Any]
@@ -30,7 +30,7 @@ def train(build: Callable[[], Replica], dataset: Dataset, plan: Plan, steps: int
     """What training comes to, after every rank was found to have the same bits."""
     gradients, exact = (Mailbox(plan.devices, eager=True) for _ in range(2))
     for end in (*gradients.ranks, *exact.ranks):
-        end.crowded = True
+        end.oversubscribed = True
     errors: list[BaseException] = []
 
     def wait_a_little() -> None:
@@ -54,16 +54,21 @@ def train(build: Callable[[], Replica], dataset: Dataset, plan: Plan, steps: int
     losses = []
     for of_step in zip(*(slot_losses for _, slot_losses in ranks), strict=True):
         of_slots = list(itertools.chain.from_iterable(of_step))
-        losses.append(fold(plan_slots(plan).tree, of_slots.__getitem__, operator.add))
+        losses.append(fold(plan_partial_sums(plan).tree, of_slots.__getitem__, operator.add))
     return ranks[0][0] | {"losses": losses}
 
 
 def _rank(
-    replica: Replica, dataset: Dataset, plan: Plan, steps: int, seed: int, transport: MemoryTransport,
+    replica: Replica,
+    dataset: Dataset,
+    plan: Plan,
+    steps: int,
+    seed: int,
+    transport: MemoryTransport,
     exact: MemoryTransport,
-) -> tuple[Trained, list[tuple[float, ...]]]:  # fmt: skip
+) -> tuple[Trained, list[tuple[float, ...]]]:
     runner = StepRunner(replica, lower(describe(replica, "model"), plan), transport, exact=exact)
-    runner.rehearse()
+    runner.warm_up()
     runner.initialise(seed)
     losses = []
     epochs = (epoch_batches(len(dataset.train_y), plan.global_batch, seed, epoch) for epoch in itertools.count())

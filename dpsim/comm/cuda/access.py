@@ -39,7 +39,7 @@ def find_access(device: Device, comm: MPI.Intracomm) -> Access:
         works = writes_arrive(device, comm, memory)
         memory.close()
         if works:
-            return Access(way=way, mode=usual_mode(way, identities))
+            return Access(way=way, mode=default_mode(way, identities))
     raise CommunicationError(
         f"the GPUs of these {comm.size} ranks cannot write into each other's memory, nor into shared host memory",
         allowed="ranks of one machine whose GPUs reach each other (nvidia-smi topo -p2p w)",
@@ -47,7 +47,7 @@ def find_access(device: Device, comm: MPI.Intracomm) -> Access:
     )
 
 
-def usual_mode(way: Way, identities: list[str]) -> Mode:
+def default_mode(way: Way, identities: list[str]) -> Mode:
     """``flags`` between GPUs that reach each other's memory.
 
     Processes that share a GPU run on it in turns, so one that waits inside a kernel keeps the other from running;

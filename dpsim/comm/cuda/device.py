@@ -26,7 +26,7 @@ maps and every GPU reads over its bus, or the simulator's shared host memory."""
 
 
 class Event(Protocol):
-    """A point in a stream. It is a ``Pending`` of ``dpsim.comm.transport`` too."""
+    """A point in a stream. It is a ``Request`` of ``dpsim.comm.transport`` too."""
 
     def done(self) -> bool:
         """Whether the stream has come to it; never waits."""

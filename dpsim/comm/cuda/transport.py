@@ -9,12 +9,12 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.backend import CUDA_VERSIONS
-from dpsim.comm.allreduce import Rounds
-from dpsim.comm.compression import Wire
+from dpsim.comm.allreduce import CollectiveSteps
+from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access, find_access
 from dpsim.comm.cuda.compute import Compute, HostCompute
 from dpsim.comm.cuda.device import Device, PeerMemory, open_device
-from dpsim.comm.transport import Array, MpiPending, MpiTransport, Pending
+from dpsim.comm.transport import Array, MpiPending, MpiTransport, Request
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.kernels.allreduce import registry, tree
 from dpsim.kernels.allreduce.cuda.versions import Codes, Launch, flag_words
@@ -76,13 +76,13 @@ class CudaTransport(MpiTransport):
             self._blocks.append(_Block(produced=produced, memory=self._share(size_bytes)))
         return produced
 
-    def prepare(self, data: Array, algorithm: str, wire: Wire | None, fixed: object = None) -> None:
+    def prepare(self, data: Array, algorithm: str, compression: Compression | None, fixed: object = None) -> None:
         """Gradients of others are on their devices, where the host does not look."""
 
-    def own_rounds(self, data: Array, algorithm: str, wire: Wire | None) -> Rounds | None:
+    def own_rounds(self, data: Array, algorithm: str, compression: Compression | None) -> CollectiveSteps | None:
         for block in self._blocks:
             if (place := block.place(data)) is not None:
-                return self._rounds(block, place, data, algorithm, wire)
+                return self._rounds(block, place, data, algorithm, compression)
         return None
 
     def close(self) -> None:
@@ -94,10 +94,12 @@ class CudaTransport(MpiTransport):
         for shared in (self._blocks, self._codes, self._flags):
             shared.clear()
 
-    def _rounds(self, block: _Block, place: slice, data: Array, algorithm: str, wire: Wire | None) -> Rounds:
+    def _rounds(
+        self, block: _Block, place: slice, data: Array, algorithm: str, compression: Compression | None
+    ) -> CollectiveSteps:
         """The stages of a kernel, each once every rank has done the one before (see ``Launch``)."""
         self.device.use()
-        launch = self._launch(block, place, data, algorithm, wire)
+        launch = self._launch(block, place, data, algorithm, compression)
         bucket = block.memory.ranks[self.rank][place].view(data.dtype)
         self.compute.give(self._stream, data, bucket)
         for number, stage in enumerate(launch.stages):
@@ -108,10 +110,12 @@ class CudaTransport(MpiTransport):
             stage(self._stream.launch)
         yield [self.compute.take(self._stream, bucket, data)]
 
-    def _barrier(self) -> Pending:
+    def _barrier(self) -> Request:
         return MpiPending([self.comm.Ibarrier()])
 
-    def _launch(self, block: _Block, place: slice, data: Array, algorithm: str, wire: Wire | None) -> Launch:
+    def _launch(
+        self, block: _Block, place: slice, data: Array, algorithm: str, compression: Compression | None
+    ) -> Launch:
         """The kernel for these bytes, prepared when they are first reduced. Collective then."""
         assert self.access is not None
         key = (data.ctypes.data, data.nbytes, algorithm)
@@ -119,16 +123,21 @@ class CudaTransport(MpiTransport):
             version = CUDA_VERSIONS[algorithm]
             make = registry.find("cuda", version).make
             self._launches[key] = make(
-                [memory[place].view(data.dtype) for memory in block.memory.ranks], tree.slots(range(self.size + 1)),
-                rank=self.rank, mode=self.access.mode, flags=[m.view(np.uint32) for f in self._flags for m in f.ranks],
-                wire=None if wire is None else self._wire_codes(data.size, wire),
-            )  # fmt: skip
+                [memory[place].view(data.dtype) for memory in block.memory.ranks],
+                tree.slots(range(self.size + 1)),
+                rank=self.rank,
+                mode=self.access.mode,
+                flags=[m.view(np.uint32) for f in self._flags for m in f.ranks],
+                compression=None if compression is None else self._wire_codes(data.size, compression),
+            )
         return self._launches[key]
 
-    def _wire_codes(self, elements: int, wire: Wire) -> Codes:
+    def _wire_codes(self, elements: int, compression: Compression) -> Codes:
         memory = self._share(2 * elements)
         self._codes.append(memory)
-        return Codes(dtype=wire.dtype, scale=wire.scale, arrays=[array.view(np.uint16) for array in memory.ranks])
+        return Codes(
+            dtype=compression.dtype, scale=compression.scale, arrays=[array.view(np.uint16) for array in memory.ranks]
+        )
 
     def _share(self, size_bytes: int) -> PeerMemory:
         assert self.access is not None

@@ -115,10 +115,16 @@ class LogicalDevices:
 
     def _ways(self, memory: Buffers, source: DeviceArray, size_bytes: int) -> list[_Way]:
         make = functools.partial(prepared, slots=self._slots, mode=self._mode)
-        ways = [_Way(
-            algorithm=SCALING, in_place=True, repeat=0, fresh=memory.whole, run=self._scaling(memory.whole),
-            wrong=functools.partial(self._not_scaled, memory),
-        )]  # fmt: skip
+        ways = [
+            _Way(
+                algorithm=SCALING,
+                in_place=True,
+                repeat=0,
+                fresh=memory.whole,
+                run=self._scaling(memory.whole),
+                wrong=functools.partial(self._not_scaled, memory),
+            )
+        ]
         for known in versions("cuda"):
             if known.name not in self._algorithms or size_bytes > (known.most_bytes or size_bytes):
                 continue
@@ -126,17 +132,38 @@ class LogicalDevices:
             inside = functools.partial(memory.wrong, self._device.xp)
             outside = functools.partial(self._wrong_outside, memory, source)
             after_copy = functools.partial(self._after_copy, source, memory.whole, run)
-            ways.append(_Way(
-                algorithm=known.name, in_place=True, repeat=0, fresh=memory.whole, run=run, wrong=inside,
-            ))  # fmt: skip
-            ways.append(_Way(
-                algorithm=known.name, in_place=False, repeat=0, fresh=source, run=after_copy, wrong=outside,
-            ))  # fmt: skip
+            ways.append(
+                _Way(
+                    algorithm=known.name,
+                    in_place=True,
+                    repeat=0,
+                    fresh=memory.whole,
+                    run=run,
+                    wrong=inside,
+                )
+            )
+            ways.append(
+                _Way(
+                    algorithm=known.name,
+                    in_place=False,
+                    repeat=0,
+                    fresh=source,
+                    run=after_copy,
+                    wrong=outside,
+                )
+            )
             if known.name == DEFAULT:
                 again = make(known, memory.ranks)
-                ways.append(_Way(
-                    algorithm=DEFAULT, in_place=True, repeat=1, fresh=memory.whole, run=again, wrong=inside,
-                ))  # fmt: skip
+                ways.append(
+                    _Way(
+                        algorithm=DEFAULT,
+                        in_place=True,
+                        repeat=1,
+                        fresh=memory.whole,
+                        run=again,
+                        wrong=inside,
+                    )
+                )
         return ways
 
     def _scaling(self, whole: DeviceArray) -> Timed:

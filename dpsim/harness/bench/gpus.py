@@ -171,10 +171,12 @@ class OneGpu:
         """Every way once: the wrong elements of this rank's sum."""
         self._ready[size_bytes] = Numbers(self._comm, self._device, size_bytes, self._dtype), self._make(size_bytes)
         numbers, ways = self._ready[size_bytes]
-        return {"ways": [
-            {"algorithm": way.algorithm, "in_place": way.in_place, "repeat": 0, "wrong": numbers.wrong(way)}
-            for way in ways
-        ]}  # fmt: skip
+        return {
+            "ways": [
+                {"algorithm": way.algorithm, "in_place": way.in_place, "repeat": 0, "wrong": numbers.wrong(way)}
+                for way in ways
+            ]
+        }
 
     def visit(self, size_bytes: int, seed: int, fresh: list[int], cached: list[int]) -> dict[str, Any]:
         """Time all ways in bursts in random order, as ``turns.Rank.visit`` does, and check each once more."""
@@ -209,8 +211,13 @@ def kernels_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Call
         memories.append(kernels.share(size_bytes))
         return kernels.ways(memories[-1], dtype, named)
 
-    _serve(comm, device, OneGpu(comm, device, dtype, make), f"{kernels.access.mode} over {kernels.access.way} memory",
-           argument)  # fmt: skip
+    _serve(
+        comm,
+        device,
+        OneGpu(comm, device, dtype, make),
+        f"{kernels.access.mode} over {kernels.access.way} memory",
+        argument,
+    )
     for memory in memories:
         memory.close()
     kernels.close()

@@ -49,7 +49,9 @@ def added_in(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
     return numbers.astype(np.float32) if dtype == "float16" else numbers
 
 
-def reference_sum(ranks: Sequence[NDArray[Any]], slots: tree.Slots, dtype: str, scale: float = 1.0) -> NDArray[Any]:
+def reference_sum(
+    ranks: Sequence[NDArray[Any]], slots: tree.PartialSums, dtype: str, scale: float = 1.0
+) -> NDArray[Any]:
     """What kernels must give for arrays of ``dtype``, to the bit."""
     return encoded(reference.allreduce([added_in(numbers, dtype) for numbers in ranks], slots, scale), dtype)
 
@@ -87,7 +89,7 @@ class Buffers:
 
 
 def buffers(
-    device: Device, stream: Stream, slots: tree.Slots, size_bytes: int, dtype: str = "float32", seed: int = 0
+    device: Device, stream: Stream, slots: tree.PartialSums, size_bytes: int, dtype: str = "float32", seed: int = 0
 ) -> Buffers:
     """Random numbers for as many devices as there are slots, and what their sum must be."""
     devices, stride = len(slots.owners), -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -149,7 +151,7 @@ def lane(device: Device, head_start_bytes: int) -> Lane:
 
 
 def prepared(
-    version: Version, arrays: Sequence[DeviceArray], slots: tree.Slots, mode: Mode, scale: float = 1.0
+    version: Version, arrays: Sequence[DeviceArray], slots: tree.PartialSums, mode: Mode, scale: float = 1.0
 ) -> Timed:
     """A version on arrays of one process, all its stages one after another."""
     stages: Sequence[Timed] = version.make(list(arrays), slots, mode=mode, scale=scale).stages

@@ -72,9 +72,10 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
     """Run the benchmark. Raises ``ConfigError`` for what is not there, ``CommunicationError`` where ranks fail."""
     if jobs.job() is not None:
         raise ConfigError(
-            "the benchmark was started inside an MPI job", allowed="an ordinary process",
+            "the benchmark was started inside an MPI job",
+            allowed="an ordinary process",
             remedy="start it without mpiexec or srun: every system starts its own ranks",
-        )  # fmt: skip
+        )
     found = entrants(bench)
     _check_memory(bench, len(found))
     random = np.random.default_rng(bench.seed % 2**64)
@@ -92,10 +93,13 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
         # where the peers' environments are is nobody's business but the user's
         told = msgspec.structs.replace(bench, peer_envs=dict.fromkeys(bench.peer_envs, "."))
         return BenchRecord(
-            bench=told, environment=environment(), systems=tuple(one.system for one in standings),
+            bench=told,
+            environment=environment(),
+            systems=tuple(one.system for one in standings),
             series=tuple(series for one in standings for series in _series(one)),
-            measured_from=began, measured_until=stamp(),
-        )  # fmt: skip
+            measured_from=began,
+            measured_until=stamp(),
+        )
 
 
 def _check_memory(bench: AllreduceBench, systems: int) -> None:
@@ -131,8 +135,9 @@ def _started(
         os.ftruncate(handle, _STAMP_BYTES * bench.devices)
         argument = told(bench, f"/proc/{os.getpid()}/fd/{handle}")
 
-        def start(address: str, entrant: Entrant = entrant, argument: dict[str, Any] = argument,
-                  folder: Path = folder) -> Any:  # fmt: skip
+        def start(
+            address: str, entrant: Entrant = entrant, argument: dict[str, Any] = argument, folder: Path = folder
+        ) -> Any:
             return entrant.start(argument | {"socket": address}, folder)
 
         try:
@@ -192,9 +197,15 @@ def _series(one: _Standing) -> list[Series]:
         default = next((w["algorithm"] for w in one.ways[size] if w["repeat"]), None)
         found.append(
             Series(
-                size_bytes=size, system=one.system.name, algorithm=way["algorithm"], in_place=way["in_place"],
-                cached=cached, wrong=way["wrong"], rounds_ns=() if way["wrong"] else tuple(rounds),
-                repeat=way["repeat"], default=way["algorithm"] == default,
+                size_bytes=size,
+                system=one.system.name,
+                algorithm=way["algorithm"],
+                in_place=way["in_place"],
+                cached=cached,
+                wrong=way["wrong"],
+                rounds_ns=() if way["wrong"] else tuple(rounds),
+                repeat=way["repeat"],
+                default=way["algorithm"] == default,
             )
-        )  # fmt: skip
+        )
     return found

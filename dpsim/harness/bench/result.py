@@ -57,16 +57,29 @@ def _point(record: BenchRecord, series: Series, bound: Series | None, bytes_move
     calls_s = np.concatenate([np.asarray(calls) for calls in series.rounds_ns]) * 1e-9 if rounds else np.empty(0)
     algbw, system = size / time.median if time else None, _systems(record)[series.system]
     return BenchPoint(
-        size_bytes=size, count=size // ITEM_BYTES[record.bench.dtype], dtype=record.bench.dtype, devices=n,
-        system=series.system, peer=system.peer, algorithm=series.algorithm, default=series.default,
-        in_place=series.in_place, cached=series.cached, simulated=system.simulated,
-        time_s=time.median if time else None, time_low_s=time.low if time else None,
+        size_bytes=size,
+        count=size // ITEM_BYTES[record.bench.dtype],
+        dtype=record.bench.dtype,
+        devices=n,
+        system=series.system,
+        peer=system.peer,
+        algorithm=series.algorithm,
+        default=series.default,
+        in_place=series.in_place,
+        cached=series.cached,
+        simulated=system.simulated,
+        time_s=time.median if time else None,
+        time_low_s=time.low if time else None,
         time_high_s=time.high if time else None,
         p50_s=float(np.percentile(calls_s, 50)) if rounds else None,
         p99_s=float(np.percentile(calls_s, 99)) if rounds else None,
-        algbw_bytes_per_s=algbw, busbw_bytes_per_s=None if algbw is None else algbw * 2 * (n - 1) / n,
-        fraction_of_bound=_fraction(series, bound), wrong=series.wrong, samples=len(calls_s), bytes_moved=bytes_moved,
-    )  # fmt: skip
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=None if algbw is None else algbw * 2 * (n - 1) / n,
+        fraction_of_bound=_fraction(series, bound),
+        wrong=series.wrong,
+        samples=len(calls_s),
+        bytes_moved=bytes_moved,
+    )
 
 
 def _fraction(series: Series, bound: Series | None) -> float | None:
@@ -90,14 +103,20 @@ def _size(record: BenchRecord, size: int, bound: Series | None) -> BenchSize:
     peers = _ratios(record, first, [s for s in here if s.system != OWN and s.rounds_ns]) if first.rounds_ns else ()
     of_mpi = {system.name for system in record.systems if system.kind == "mpi"}
     return BenchSize(
-        size_bytes=size, bound_s=bound_s,
+        size_bytes=size,
+        bound_s=bound_s,
         bound_bytes_per_s=None if bound_s is None else 2 * record.bench.devices * size / bound_s,
-        default=first.algorithm, default_s=default_s, default_fraction=_fraction(first, bound),
-        best=best.algorithm, best_s=_median_s(best) if best.rounds_ns else None,
-        noise=None if second is None or not first.rounds_ns or not second.rounds_ns
+        default=first.algorithm,
+        default_s=default_s,
+        default_fraction=_fraction(first, bound),
+        best=best.algorithm,
+        best_s=_median_s(best) if best.rounds_ns else None,
+        noise=None
+        if second is None or not first.rounds_ns or not second.rounds_ns
         else abs(_median_s(second) / _median_s(first) - 1),
-        best_mpi=min((r for r in peers if r.system in of_mpi), key=lambda r: r.ratio, default=None), peers=peers,
-    )  # fmt: skip
+        best_mpi=min((r for r in peers if r.system in of_mpi), key=lambda r: r.ratio, default=None),
+        peers=peers,
+    )
 
 
 def _median_s(series: Series) -> float:
@@ -118,8 +137,13 @@ def _ratios(record: BenchRecord, own: Series, series: Sequence[Series]) -> tuple
             ratio = median_ratio(_medians_s(mode), _medians_s(own))
             found.append(
                 Ratio(
-                    peer=peer, system=mode.system, algorithm=mode.algorithm, in_place=mode.in_place, ratio=ratio.median,
-                    low=ratio.low, high=ratio.high,
+                    peer=peer,
+                    system=mode.system,
+                    algorithm=mode.algorithm,
+                    in_place=mode.in_place,
+                    ratio=ratio.median,
+                    low=ratio.low,
+                    high=ratio.high,
                 )
-            )  # fmt: skip
+            )
     return tuple(sorted(found, key=lambda ratio: ratio.ratio))

@@ -68,23 +68,28 @@ class Start:
     gives its core away, and begins when it has seen the others.
     """
 
-    def __init__(self, path: str, rank: int, ranks: int, *, crowded: bool) -> None:
+    def __init__(self, path: str, rank: int, ranks: int, *, oversubscribed: bool) -> None:
         handle = os.open(path, os.O_RDWR)
         self._stamps = memoryview(mmap.mmap(handle, 8 * _PLACES * ranks)).cast("q")
         os.close(handle)
         self._mine, self._places = rank * _PLACES, range(0, ranks * _PLACES, _PLACES)
-        self._lead_ns, self._crowded, self._moment, self._turn = 0 if crowded else _LEAD_NS, crowded, 0, 0
+        self._lead_ns, self._oversubscribed, self._moment, self._turn = (
+            0 if oversubscribed else _LEAD_NS,
+            oversubscribed,
+            0,
+            0,
+        )
 
     def wait(self) -> None:
         """Return at the common moment. Turns use two places alternately, for a rank may be one ahead of another."""
-        stamps, before, crowded = self._stamps, self._moment, self._crowded
+        stamps, before, oversubscribed = self._stamps, self._moment, self._oversubscribed
         self._turn = turn = 1 - self._turn
         arrived = latest = clock()
         stamps[self._mine + turn] = arrived
         for first in self._places:
             place = first + turn
             while (stamp := stamps[place]) <= before:
-                if crowded:
+                if oversubscribed:
                     os.sched_yield()
                 if clock() - arrived > _PATIENCE_NS:
                     raise TimeoutError("a rank did not come to the next call within two minutes")
@@ -184,8 +189,8 @@ class Rank:
 def serve(contender: Contender, argument: Mapping[str, Any]) -> None:
     """Take part as ``contender`` until the benchmark ends."""
     ranks: int = argument["ranks"]
-    crowded = ranks > len(argument["cores"])
-    start = Start(argument["page"], contender.rank, ranks, crowded=crowded)
+    oversubscribed = ranks > len(argument["cores"])
+    start = Start(argument["page"], contender.rank, ranks, oversubscribed=oversubscribed)
     rank = Rank(contender, start, ranks, np.dtype(argument["dtype"]).itemsize)
     hello = {"rank": contender.rank, "library": contender.library}
     obey({"check": rank.check, "visit": rank.visit}, hello, argument["socket"])

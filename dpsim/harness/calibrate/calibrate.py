@@ -25,7 +25,7 @@ from dpsim.machine import (
 )
 from dpsim.predict.link_fit import fitted_link
 from dpsim.records.sweep import Environment
-from dpsim.wire_dtype import WireDtype, check_wire
+from dpsim.wire_dtype import WireDtype, check_compression
 
 Progress = Callable[[str], None]
 MECHANISMS = ("poll", "thread")
@@ -58,7 +58,7 @@ class CalibrateConfig(Noun, frozen=True):
                 raise ConfigError(f"{what} is {list(values)}", allowed="different values")
         for algorithm in self.algorithms:
             check_algorithm(algorithm, network)
-            check_wire(self.wire_dtype, algorithm)
+            check_compression(self.wire_dtype, algorithm)
             for devices, layout in self.layouts():
                 check_hierarchy(algorithm, devices, layout)
         for overlap in self.overlaps:
@@ -90,8 +90,10 @@ def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
     found = on_ranks(
         "dpsim.harness.calibrate.on_ranks:calibrate_on_ranks",
         dict(codec.to_builtins(config)),
-        devices=most, progress=progress, pin=True,
-    )  # fmt: skip
+        devices=most,
+        progress=progress,
+        pin=True,
+    )
     return machine(config.network, found, most, environment())
 
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.clock import now
-from dpsim.comm.compression import wire
+from dpsim.comm.compression import compression
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.comm.progress import progress
 from dpsim.comm.selection import select, sizes
@@ -117,11 +117,16 @@ class _Alone:
     """
 
     def __init__(
-        self, group: MPI.Intracomm, link: Transport, algorithm: str, layout: str, config: CalibrateConfig,
+        self,
+        group: MPI.Intracomm,
+        link: Transport,
+        algorithm: str,
+        layout: str,
+        config: CalibrateConfig,
         speeds: SpeedLog,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.group, self.link, self.algorithm, self.layout = group, link, algorithm, layout
-        self.wire = wire(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
+        self.compression = compression(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
         self.wire_dtype = config.wire_dtype or "float32"
         self.sizes = sizes(config.max_bytes)
         self._buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
@@ -148,16 +153,21 @@ class _Alone:
             buffer[...] = 1.0
             self.group.Barrier()
             start_s = now()
-            allreduce(self.link, buffer, self.algorithm, self.wire)
+            allreduce(self.link, buffer, self.algorithm, self.compression)
             found[index] = now() - start_s
         return found
 
     def result(self) -> AllreduceCost:
         time_s, factor = _slowest(self.group, self._rows, self._reference_s, self.speeds)
         return AllreduceCost(
-            algorithm=self.algorithm, devices=self.group.size, layout=self.layout, sizes_bytes=tuple(self.sizes),
-            time_s=time_s, wire_dtype=self.wire_dtype, slow_factor=factor,
-        )  # fmt: skip
+            algorithm=self.algorithm,
+            devices=self.group.size,
+            layout=self.layout,
+            sizes_bytes=tuple(self.sizes),
+            time_s=time_s,
+            wire_dtype=self.wire_dtype,
+            slow_factor=factor,
+        )
 
 
 class _Beside:
@@ -169,7 +179,7 @@ class _Beside:
     def __init__(self, alone: _Alone, link: Transport, overlap: str, load: Load) -> None:
         self._alone, self._overlap, self._load = alone, overlap, load
         self._done: list[tuple[float, float]] = []
-        self._mechanism = progress(link, alone.algorithm, overlap, self._finished, alone.wire)
+        self._mechanism = progress(link, alone.algorithm, overlap, self._finished, alone.compression)
         self._points = alone.sizes[-1::-2][::-1]  # every second size, the largest among them
         self._buffers: dict[int, list[Array]] = {}
         self._units: dict[int, int] = {}
@@ -225,11 +235,16 @@ class _Beside:
             loss = np.mean(group.allgather(self._losses[size]), axis=0) / factors(references, mixture, mixture.change)
             losses.append(max(0.0, float(np.median(loss))))
         return OverlapCost(
-            algorithm=self._alone.algorithm, devices=group.size, layout=self._alone.layout,
-            overlap=cast(Literal["poll", "thread"], self._overlap), sizes_bytes=tuple(self._points),
-            time_s=tuple(time_s for (time_s,), _ in times), compute_loss_s=tuple(losses),
-            wire_dtype=self._alone.wire_dtype, slow_factor=statistics.median(factor for _, factor in times),
-        )  # fmt: skip
+            algorithm=self._alone.algorithm,
+            devices=group.size,
+            layout=self._alone.layout,
+            overlap=cast(Literal["poll", "thread"], self._overlap),
+            sizes_bytes=tuple(self._points),
+            time_s=tuple(time_s for (time_s,), _ in times),
+            compute_loss_s=tuple(losses),
+            wire_dtype=self._alone.wire_dtype,
+            slow_factor=statistics.median(factor for _, factor in times),
+        )
 
     def close(self) -> None:
         self._mechanism.close()

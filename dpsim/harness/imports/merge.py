@@ -171,9 +171,13 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
             )
         check_hierarchy(algorithm, count, of_nodes)
         cost = AllreduceCost(
-            algorithm=algorithm, devices=count, layout=of_nodes, sizes_bytes=table.sizes_bytes, time_s=table.time_s,
+            algorithm=algorithm,
+            devices=count,
+            layout=of_nodes,
+            sizes_bytes=table.sizes_bytes,
+            time_s=table.time_s,
             wire_dtype=table.wire_dtype,
-        )  # fmt: skip
+        )
         doubts = tuple(f"{file}, {doubt}" for doubt in table.doubts)
         yield Imported(file=file, benchmark=contents.benchmark, measured=table.measured, cost=cost, doubts=doubts)
 

@@ -122,9 +122,15 @@ def _table(source: Source, header: int, end: int, hosts: list[str], devices: int
             )
     sizes_bytes, time_s, doubts = points(source, f"line {header}", found)
     return Table(
-        f"line {header}", len(hosts) or None, layout_of(hosts), sizes_bytes, time_s, BUFFERS[chosen],
-        wire_dtype=one_wire_dtype(source.path, types), doubts=doubts,
-    )  # fmt: skip
+        f"line {header}",
+        len(hosts) or None,
+        layout_of(hosts),
+        sizes_bytes,
+        time_s,
+        BUFFERS[chosen],
+        wire_dtype=one_wire_dtype(source.path, types),
+        doubts=doubts,
+    )
 
 
 def _columns(source: Source, header: int) -> list[str]:

@@ -108,9 +108,15 @@ def read_nccl_json(source: Source, out_of_place: bool) -> Contents:
     sizes_bytes, time_s, doubts = points(source, "results", found)
     types = [(f"results[{i}]", result.type) for i, result in enumerate(report.results) if result.size]
     table = Table(
-        "results", len(hosts), layout_of(hosts), sizes_bytes, time_s, BUFFERS[not out_of_place],
-        wire_dtype=one_wire_dtype(source.path, types), doubts=doubts,
-    )  # fmt: skip
+        "results",
+        len(hosts),
+        layout_of(hosts),
+        sizes_bytes,
+        time_s,
+        BUFFERS[not out_of_place],
+        wire_dtype=one_wire_dtype(source.path, types),
+        doubts=doubts,
+    )
     names = [device.device_info for device in config.devices for _ in range(of_a_process)]
     return Contents(f"nccl-tests {program}, NCCL {_nccl_version(report.nccl_version)}", counted(names), (table,))
 
@@ -141,9 +147,17 @@ def _report(source: Source) -> _Report:
 def _row(place: str, result: _Result, figures: _Figures) -> Row:
     time_us, algbw, busbw = (Rounded(value, _HALF_UNIT) for value in (figures.time, figures.alg_bw, figures.bus_bw))
     return Row(
-        place, result.size, result.count, result.type, result.redop, result.root.strip(),
-        time_us, algbw, busbw, figures.nwrong or 0.0,
-    )  # fmt: skip
+        place,
+        result.size,
+        result.count,
+        result.type,
+        result.redop,
+        result.root.strip(),
+        time_us,
+        algbw,
+        busbw,
+        figures.nwrong or 0.0,
+    )
 
 
 def _nccl_version(code: int) -> str:

@@ -96,9 +96,11 @@ def read_source(path: Path) -> Source:
     for line, content in enumerate(source.lines, 1):
         if len(content) > _LONGEST_LINE and not content.lstrip().startswith("{"):  # JSON may be one line
             raise source.refuse(
-                line, f"{len(content):,} characters", allowed=f"lines of up to {_LONGEST_LINE:,}",
+                line,
+                f"{len(content):,} characters",
+                allowed=f"lines of up to {_LONGEST_LINE:,}",
                 remedy="give the text that the benchmark printed; this may be cut off or damaged",
-            )  # fmt: skip
+            )
     return source
 
 

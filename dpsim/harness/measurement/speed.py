@@ -44,9 +44,12 @@ class Mixture(Noun, frozen=True):
     def speed(self, devices: int, compute_factor: float) -> Speed:
         """The same for a machine's file, with how many times longer computation takes at the slow speed."""
         return Speed(
-            devices=devices, reference_s=self.full_s, slow_reference_s=self.slow_s, slow_share=self.slow_share,
+            devices=devices,
+            reference_s=self.full_s,
+            slow_reference_s=self.slow_s,
+            slow_share=self.slow_share,
             compute_factor=compute_factor,
-        )  # fmt: skip
+        )
 
     def slow(self, reference_s: Sequence[float]) -> NDArray[np.bool_]:
         """Which of these times are nearer to the slow speed, as ratios."""

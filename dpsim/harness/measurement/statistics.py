@@ -76,7 +76,13 @@ def median_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 
         return found
 
     drawn = bootstrap(
-        (pairs[0], pairs[1]), statistic, paired=True, vectorized=True, confidence_level=0.95, n_resamples=RESAMPLES,
-        method="percentile", rng=np.random.default_rng(seed),
-    ).confidence_interval  # fmt: skip
+        (pairs[0], pairs[1]),
+        statistic,
+        paired=True,
+        vectorized=True,
+        confidence_level=0.95,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
     return Interval(median=ratio, low=float(drawn.low), high=float(drawn.high))

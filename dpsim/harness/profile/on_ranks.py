@@ -48,9 +48,13 @@ class _Case:
         self.global_batch = devices * local_batch
         if self.group is not None:
             plan = Plan(
-                devices=devices, global_batch=self.global_batch, fusion_rule="one", optimizer=config.optimizer,
-                batch_norm=config.batch_norm, leaves=devices * config.leaves_of(local_batch),
-            )  # fmt: skip
+                devices=devices,
+                global_batch=self.global_batch,
+                fusion_rule="one",
+                optimizer=config.optimizer,
+                batch_norm=config.batch_norm,
+                leaves=devices * config.leaves_of(local_batch),
+            )
             self.trainer = Trainer(self.replica, dataset, plan, self.group, Network(), seed=config.seed)
         self.rows: list[Floats] = []
         self.steps = Visits()
@@ -142,10 +146,8 @@ class Profiling:
                 alone, speeds = self._alone[case.local_batch], self._speeds
                 ratio = slowdown(alone.steps, case.steps, speeds.mixture(1), speeds.mixture(case.devices))
                 found.append(
-                    ComputeSlowdown(
-                        devices=case.devices, factor=ratio.median, half_width=ratio.relative_half_width
-                    )
-                )  # fmt: skip
+                    ComputeSlowdown(devices=case.devices, factor=ratio.median, half_width=ratio.relative_half_width)
+                )
         return tuple(found)
 
     def speed(self) -> tuple[Speed, ...]:
@@ -167,8 +169,9 @@ class Profiling:
             return None
         return Profile(
             workload=_workload(self._config, self._alone, self._speeds.mixture(1)),
-            compute_slowdown=self.compute_slowdown(), speed=self.speed(),
-        )  # fmt: skip
+            compute_slowdown=self.compute_slowdown(),
+            speed=self.speed(),
+        )
 
 
 def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
@@ -207,11 +210,16 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
         for i, layer in enumerate(bare.layers)
     )
     return Workload(
-        name=bare.name, local_batches=tuple(batches), layers=layers, state_bytes=bare.state_bytes,
-        optimizer_slots=len(config.optimizer.slots), update_s=update_s,
-        overhead_s=overhead_s, overhead_per_sample_s=per_sample_s,
+        name=bare.name,
+        local_batches=tuple(batches),
+        layers=layers,
+        state_bytes=bare.state_bytes,
+        optimizer_slots=len(config.optimizer.slots),
+        update_s=update_s,
+        overhead_s=overhead_s,
+        overhead_per_sample_s=per_sample_s,
         source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch",
-    )  # fmt: skip
+    )
 
 
 def _line(batches: list[int], seconds: Floats) -> tuple[float, float]:

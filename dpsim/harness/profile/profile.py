@@ -57,6 +57,8 @@ def profile(config: ProfileConfig, progress: Progress) -> Workload:
     found = on_ranks(
         "dpsim.harness.profile.on_ranks:profile_on_ranks",
         dict(codec.to_builtins(config)),
-        devices=most, progress=progress, pin=True,
-    )  # fmt: skip
+        devices=most,
+        progress=progress,
+        pin=True,
+    )
     return codec.decode(found, Profile, "profile").workload

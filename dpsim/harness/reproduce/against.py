@@ -10,7 +10,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.reproduce.difference import first_difference
 from dpsim.nn.kernel_table import committed
-from dpsim.records.reproduce import Beside, Configuration, ReproduceRecord, Reproduction, Trajectory, read
+from dpsim.records.reproduce import Configuration, ReproduceRecord, Reproduction, SavedComparison, Trajectory, read
 from dpsim.records.sweep import Environment
 
 BIT_VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_")
@@ -84,10 +84,12 @@ def against(record: ReproduceRecord, saved: ReproduceRecord, path: Path) -> Repr
     for there, here in chosen:
         before, after = _trajectory(saved, there), _trajectory(record, here)
         differences.append(first_difference(before, after) if before and after else None)
-    beside = Beside(
-        path=str(path), compared=tuple(here for _, here in chosen), differences=tuple(differences),
+    beside = SavedComparison(
+        path=str(path),
+        compared=tuple(here for _, here in chosen),
+        differences=tuple(differences),
         across_machines=tuple(_other_machine(saved, record.environment, record.kernel_table)),
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(record, against=beside)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpsim.records.reproduce import Cause, Difference, Trajectory
 
 Array = NDArray[Any]
-Looked = Mapping[str, Array]
+StepDump = Mapping[str, Array]
 """What a run's file has of one step: tensors, ``gradients/NAME``, and ``samples/WHAT`` as digests, in order."""
 LOSS = "loss"
 ROUNDING = 1e-5
@@ -33,7 +33,7 @@ def first_difference(reference: Trajectory, other: Trajectory) -> Difference | N
 
 
 def explained(
-    difference: Difference, losses: tuple[float, float], reference: Looked, other: Looked, *, again: bool = True
+    difference: Difference, losses: tuple[float, float], reference: StepDump, other: StepDump, *, again: bool = True
 ) -> Difference:
     """The difference with its element and its cause; ``losses`` are the reference's and the other's in that step.
 
@@ -76,14 +76,20 @@ def _element(difference: Difference, reference: Array, other: Array) -> Differen
     apart, largest = ulps(reference, other), float(np.abs(reference).max())
     gap = float(np.abs(reference.astype(np.float64) - other).max())
     return msgspec.structs.replace(
-        difference, element=place, value=value, reference_value=before, ulps=int(apart[place]),
+        difference,
+        element=place,
+        value=value,
+        reference_value=before,
+        ulps=int(apart[place]),
         relative=relative(before, value),
-        elements_differing=int(differing.sum()), elements=reference.size, max_ulps=int(apart.max()),
+        elements_differing=int(differing.sum()),
+        elements=reference.size,
+        max_ulps=int(apart.max()),
         max_relative=gap / largest if largest else float(gap > 0),
-    )  # fmt: skip
+    )
 
 
-def _cause(reference: Looked, other: Looked) -> tuple[Cause, str]:
+def _cause(reference: StepDump, other: StepDump) -> tuple[Cause, str]:
     """What fits: followed layer by layer, sample by sample, from the samples to the gradients."""
     for name in (name for name in reference if name.startswith("samples/")):
         what = name.removeprefix("samples/")
@@ -107,7 +113,7 @@ def _cause(reference: Looked, other: Looked) -> tuple[Cause, str]:
     return "summation order", "every tensor and every sample is the same; only the sum of the samples' losses differs"
 
 
-def _of_layer(what: str, count: str, reference: Looked, other: Looked) -> tuple[Cause, str]:
+def _of_layer(what: str, count: str, reference: StepDump, other: StepDump) -> tuple[Cause, str]:
     """The cause where the output of a layer is the first to differ, its input and parameters being the same."""
     if what == "input":
         return "other", f"the samples themselves differ ({count})"
@@ -121,7 +127,7 @@ def _of_layer(what: str, count: str, reference: Looked, other: Looked) -> tuple[
     return "shape", f"{told}, from the same input and parameters: it was computed in another shape"
 
 
-def _of_statistics(names: list[str], told: str, reference: Looked, other: Looked) -> tuple[Cause, str]:
+def _of_statistics(names: list[str], told: str, reference: StepDump, other: StepDump) -> tuple[Cause, str]:
     """Batch norm's statistics: of other samples, or sums of the same ones in another order, by the size of the gap."""
     gap = max(float(np.abs(reference[name].astype(np.float64) - other[name]).max()) for name in names)
     apart = gap / max(float(np.abs(reference[name]).max()) for name in names)
@@ -133,7 +139,7 @@ def _of_statistics(names: list[str], told: str, reference: Looked, other: Looked
     return "summation order", f"{told}, its statistics being {apart:.2g} of the largest apart: rounding"
 
 
-def _differing(prefix: str, reference: Looked, other: Looked) -> Iterator[str]:
+def _differing(prefix: str, reference: StepDump, other: StepDump) -> Iterator[str]:
     for name, value in reference.items():
         if name.startswith(prefix) and not name.startswith("samples/") and value.tobytes() != other[name].tobytes():
             yield name

@@ -12,8 +12,8 @@ import numpy as np
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.harness.reproduce.difference import Looked, explained, first_difference, relative
-from dpsim.harness.reproduce.task import Ran, Task
+from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
+from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.launch.jobs import on_ranks
 from dpsim.launch.scratch import scratch
@@ -23,11 +23,11 @@ from dpsim.nn.kernel_table import committed
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
 from dpsim.records.reproduce import (
     PREDICTIONS,
-    Basis,
     Configuration,
     Difference,
+    Divergence,
+    DriftInputs,
     DriftPredictions,
-    Found,
     MeasuredDrift,
     PredictedDrift,
     ReproduceRecord,
@@ -36,7 +36,7 @@ from dpsim.records.reproduce import (
     Trajectory,
 )
 from dpsim.runtime.describe import describe
-from dpsim.runtime.passes import plan_slots
+from dpsim.runtime.micro_batches import plan_partial_sums
 from dpsim.wire_dtype import UNITS
 
 Progress = Callable[[str], None]
@@ -84,11 +84,17 @@ def _compared(work: _Work, configurations: Sequence[Configuration], file: Path |
             codec.write(file, predictions)
     work.train(others)
     return ReproduceRecord(
-        reproduction=reproduction, environment=environment(), measured_from=measured_from, measured_until=stamp(),
-        trajectories=tuple(work.trajectories), runs=tuple(work.runs),
-        predictions=predictions if predictions.points else None, predictions_sha256=sha, drift=tuple(work.drift),
+        reproduction=reproduction,
+        environment=environment(),
+        measured_from=measured_from,
+        measured_until=stamp(),
+        trajectories=tuple(work.trajectories),
+        runs=tuple(work.runs),
+        predictions=predictions if predictions.points else None,
+        predictions_sha256=sha,
+        drift=tuple(work.drift),
         kernel_table=committed().digest,
-    )  # fmt: skip
+    )
 
 
 def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
@@ -101,7 +107,7 @@ def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
         if one.algorithm not in limits or len(reproduction.algorithms) == 1:
             return True
         plan = reproduction.plan(one)
-        owners = plan_slots(plan).owners
+        owners = plan_partial_sums(plan).owners
         largest = int(lower(workload, plan).bucket_size_bytes.max()) * max(map(owners.count, owners))
         return largest <= limits[one.algorithm]
 
@@ -115,7 +121,7 @@ class _Work:
         self.reproduction, self._scratch, self._progress = reproduction, scratch, progress
         self.trajectories: list[Trajectory] = []
         self.runs: list[Run] = []
-        self.basis: list[Basis] = []
+        self.basis: list[DriftInputs] = []
         self.drift: list[MeasuredDrift] = []
         self._references: dict[str, Path] = {}
         self._files = 0
@@ -135,19 +141,23 @@ class _Work:
 
     def run(
         self, configurations: Sequence[Configuration], files: Sequence[Path | None], until: Sequence[int]
-    ) -> list[Ran]:
+    ) -> list[RunOutcome]:
         """One job."""
         task = Task(
-            reproduction=self.reproduction, configurations=tuple(configurations),
-            files=tuple("" if file is None else str(file) for file in files), until=tuple(until),
-        )  # fmt: skip
+            reproduction=self.reproduction,
+            configurations=tuple(configurations),
+            files=tuple("" if file is None else str(file) for file in files),
+            until=tuple(until),
+        )
         what = "looking into" if until else "training"
         found = on_ranks(
-            "dpsim.harness.reproduce.on_ranks:train_on_ranks", codec.to_builtins(task),
-            devices=max(one.devices for one in configurations), pin=True,
+            "dpsim.harness.reproduce.on_ranks:train_on_ranks",
+            codec.to_builtins(task),
+            devices=max(one.devices for one in configurations),
+            pin=True,
             progress=lambda text: self._progress(f"{what} {text}"),
-        )  # fmt: skip
-        return [codec.decode(one, Ran, "reproduction") for one in found]
+        )
+        return [codec.decode(one, RunOutcome, "reproduction") for one in found]
 
     def look(self, wanted: Sequence[_Place]) -> dict[_Place, tuple[Path, tuple[str, ...]]]:
         """What each configuration did in a step, trained up to it once more: a file, and digests as in a trajectory."""
@@ -180,10 +190,12 @@ class _Work:
             parameters, statistics = _distance(before, after), _statistics(before, after)
         self.drift.append(
             MeasuredDrift(
-                configuration=one, parameters=parameters, loss=relative(loss, trajectory.losses[-1]),
+                configuration=one,
+                parameters=parameters,
+                loss=relative(loss, trajectory.losses[-1]),
                 statistics=statistics if one.batch_norm == "local" else None,
             )
-        )  # fmt: skip
+        )
         file.unlink()
 
 
@@ -192,7 +204,7 @@ def _jobs(everything: Sequence[T]) -> Iterator[Sequence[T]]:
         yield everything[first : first + _MOST_A_JOB]
 
 
-def _distance(before: Looked, after: Looked) -> float:
+def _distance(before: StepDump, after: StepDump) -> float:
     """|w_n - w_1| / |w_1| over all parameters."""
     names = [name for name in before if name.startswith("parameters/")]
     moved = sum(float(np.square(after[n].astype(np.float64) - before[n]).sum()) for n in names)
@@ -200,7 +212,7 @@ def _distance(before: Looked, after: Looked) -> float:
     return float(np.sqrt(moved / size)) if size else 0.0
 
 
-def _statistics(before: Looked, after: Looked) -> float | None:
+def _statistics(before: StepDump, after: StepDump) -> float | None:
     """Root mean square, over batches, ranks and channels, of the gap of means in deviations of a sample."""
     if "means" not in after:
         return None
@@ -210,7 +222,7 @@ def _statistics(before: Looked, after: Looked) -> float | None:
 
 
 def _predictions(
-    reproduction: Reproduction, configurations: Sequence[Configuration], basis: Sequence[Basis]
+    reproduction: Reproduction, configurations: Sequence[Configuration], basis: Sequence[DriftInputs]
 ) -> DriftPredictions:
     """The drift of every mode that is not invariant, on every device count, from the run on one device."""
     points, batch = [], reproduction.global_batch
@@ -219,22 +231,26 @@ def _predictions(
         for devices in sorted(counts):
             local = one.batch_norm == "local" and one.normalises
             rounding = rounding_drift(
-                spacing_updates=one.spacing_updates, squared_updates=one.squared_updates, unit=one.unit,
-                parameter_rms=one.parameter_rms, global_batch=batch, devices=devices,
+                spacing_updates=one.spacing_updates,
+                squared_updates=one.squared_updates,
+                unit=one.unit,
+                parameter_rms=one.parameter_rms,
+                global_batch=batch,
+                devices=devices,
                 wire_unit=UNITS.get(reproduction.wire_dtype or "", 0.0),
-            )  # fmt: skip
+            )
             points.append(
                 PredictedDrift(
-                    batch_norm=one.batch_norm, devices=devices, parameters=None if local else rounding,
+                    batch_norm=one.batch_norm,
+                    devices=devices,
+                    parameters=None if local else rounding,
                     statistics=statistics_drift(local_batches(batch, devices), batch) if local else None,
                 )
-            )  # fmt: skip
-    return DriftPredictions(
-        reproduction=reproduction, predicted_at=stamp(), basis=tuple(basis), points=tuple(points)
-    )  # fmt: skip
+            )
+    return DriftPredictions(reproduction=reproduction, predicted_at=stamp(), basis=tuple(basis), points=tuple(points))
 
 
-def _explain(record: ReproduceRecord, work: _Work) -> Iterator[Found]:
+def _explain(record: ReproduceRecord, work: _Work) -> Iterator[Divergence]:
     """Every trajectory that is not its reference: where it leaves it, and why, from both trained up to that step."""
     differing: dict[tuple[int, int], tuple[Run, Difference]] = {}
     for run in record.runs:
@@ -255,4 +271,4 @@ def _explain(record: ReproduceRecord, work: _Work) -> Iterator[Found]:
         losses = both[0].losses[where.step - 1], both[1].losses[where.step - 1]
         with np.load(before_file) as before, np.load(after_file) as after:
             found = explained(where, losses, dict(before), dict(after), again=again)
-        yield Found(reference=numbers[0], trajectory=numbers[1], difference=found)
+        yield Divergence(reference=numbers[0], trajectory=numbers[1], difference=found)

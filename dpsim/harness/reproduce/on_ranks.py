@@ -14,11 +14,11 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
-from dpsim.harness.reproduce.task import Ran, Task
+from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.nn.batch_norm import BatchNorm
-from dpsim.records.reproduce import Basis, Configuration, Reproduction, Trajectory
+from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory
 from dpsim.replica import Array
 from dpsim.runtime.trainer import Trainer
 from dpsim.runtime.watch import SampleDigests, as_numbers, watch
@@ -29,7 +29,9 @@ _MOST_BATCHES = 16
 
 
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]] | None:
-    """One ``Task``, on as many ranks as any of it needs; rank 0 returns a ``Ran`` a configuration (plain values)."""
+    """One ``Task``, on as many ranks as any of it needs; rank 0 returns a ``RunOutcome`` a configuration (plain
+    values).
+    """
     task = codec.decode(argument, Task, "reproduction on ranks")
     dataset = load_dataset(task.reproduction.dataset, task.reproduction.seed)
     groups = {devices: first_ranks(comm, devices) for devices in sorted({c.devices for c in task.configurations})}
@@ -68,7 +70,7 @@ class _Run:
                 found[f"parameters/{tensor.name}"] = runner.parameters[tensor.name]
         return found
 
-    def train(self, file: str) -> Ran:
+    def train(self, file: str) -> RunOutcome:
         """All steps, with the digests of every tensor after each."""
         trainer, alone = self.trainer, self.configuration.devices == 1 and not self.configuration.promised
         moved = _Moved(trainer.runner.arena.parameters) if alone else None
@@ -86,7 +88,7 @@ class _Run:
         basis = moved.basis(self.configuration, self.network.state()) if moved else None
         return self._ran(tuple(steps), basis)
 
-    def look_into(self, step: int, file: Path) -> Ran:
+    def look_into(self, step: int, file: Path) -> RunOutcome:
         """So many steps; then the file has every tensor, the gradients, and digests of each sample in that step."""
         seen = SampleDigests()
         for _ in range(step - 1):
@@ -106,7 +108,7 @@ class _Run:
             np.savez(file, **tensors | samples | gradients)  # type: ignore[arg-type]
         return self._ran(steps, None)
 
-    def _ran(self, steps: tuple[tuple[str, ...], ...], basis: Basis | None) -> Ran:
+    def _ran(self, steps: tuple[tuple[str, ...], ...], basis: DriftInputs | None) -> RunOutcome:
         trainer = self.trainer
         trainer.log.gather()
         with trainer.averaged_state():
@@ -115,10 +117,13 @@ class _Run:
         trainer.close()
         losses = tuple(trainer.log.losses)
         trajectory = Trajectory(
-            digest=digest, losses=losses, tensors=tuple(self.tensors()), steps=steps,
+            digest=digest,
+            losses=losses,
+            tensors=tuple(self.tensors()),
+            steps=steps,
             losses_digest=hashlib.sha256(np.array(losses, np.float64).tobytes()).hexdigest(),
-        )  # fmt: skip
-        return Ran(trajectory=trajectory, ranks_agree=agree, basis=basis)
+        )
+        return RunOutcome(trajectory=trajectory, ranks_agree=agree, basis=basis)
 
     def _first_means(self) -> dict[str, Array]:
         """What the first batch norm is given of the first batches, by the initial parameters; rank 0 has all ranks'.
@@ -141,7 +146,7 @@ class _Run:
                 of_samples = x.reshape(len(x), -1, x.shape[-1]).mean(axis=1, dtype=np.float64)
                 means.append(of_samples.mean(axis=0))
                 variances.append(of_samples.var(axis=0, ddof=min(1, len(x) - 1)))
-        trainer.go_on_from(0)
+        trainer.resume_from(0)
         ranks = self.comm.gather(np.array(means))
         if ranks is None:
             return {}
@@ -165,10 +170,12 @@ class _Moved:
         self._squared_updates += float((updates * updates).mean())
         self._before[...] = self._now
 
-    def basis(self, configuration: Configuration, state: dict[str, Array]) -> Basis:
-        return Basis(
-            batch_norm=configuration.batch_norm, spacing_updates=self._spacing_updates,
+    def basis(self, configuration: Configuration, state: dict[str, Array]) -> DriftInputs:
+        return DriftInputs(
+            batch_norm=configuration.batch_norm,
+            spacing_updates=self._spacing_updates,
             squared_updates=self._squared_updates,
             parameter_rms=float(np.sqrt(np.mean(self._now.astype(np.float64) ** 2))),
-            unit=float(np.finfo(self._now.dtype).eps) / 2, normalises=bool(state),
-        )  # fmt: skip
+            unit=float(np.finfo(self._now.dtype).eps) / 2,
+            normalises=bool(state),
+        )

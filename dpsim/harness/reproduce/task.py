@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
-from dpsim.records.reproduce import Basis, Configuration, Reproduction, Trajectory
+from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory
 
 
 class Task(Noun, frozen=True):
@@ -21,9 +21,9 @@ class Task(Noun, frozen=True):
     until: tuple[int, ...] = ()
 
 
-class Ran(Noun, frozen=True):
+class RunOutcome(Noun, frozen=True):
     """One configuration's outcome; ``basis`` on one device, for a mode whose bits depend on how it is run."""
 
     trajectory: Trajectory
     ranks_agree: bool
-    basis: Basis | None = None
+    basis: DriftInputs | None = None

@@ -59,18 +59,27 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
     return Comparison(
-        name=results.experiment.name, question=_question(results), points=tuple(points), groups=tuple(groups),
+        name=results.experiment.name,
+        question=_question(results),
+        points=tuple(points),
+        groups=tuple(groups),
         networks=tuple(
             scores.overall(n, [p for p in many if p.network == n], [g for g in groups if g.network == n])
             for n in dict.fromkeys(g.network for g in groups)
         ),
         overall=scores.overall(ALL_NETWORKS, many, groups) if groups else None,
         single_device_median_abs_error=float(np.median([abs(p.error) for p in single])) if single else None,
-        overlap=scores.overlap_effects(points), chosen_overlap=chosen,
-        predictions_sha256=results.predictions_sha256, predicted_at=predictions.predicted_at,
-        measured_from=results.measured_from, measured_until=results.measured_until,
-        same_environment=predictions.environment == results.environment, not_measured=missing,
-        harness_warnings=results.warnings, cores=results.environment.cores, scaling=scaling,
+        overlap=scores.overlap_effects(points),
+        chosen_overlap=chosen,
+        predictions_sha256=results.predictions_sha256,
+        predicted_at=predictions.predicted_at,
+        measured_from=results.measured_from,
+        measured_until=results.measured_until,
+        same_environment=predictions.environment == results.environment,
+        not_measured=missing,
+        harness_warnings=results.warnings,
+        cores=results.environment.cores,
+        scaling=scaling,
         identical=drift.kept_promises if drift is not None and scaling is not None and scaling.leaves else None,
         drift_predictions_sha256=drift.predictions_sha256 if drift is not None else "",
         speeds=speed_records(predictions, speeds),
@@ -78,7 +87,7 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
             (slowdown.half_width for machine in predictions.machines for slowdown in machine.compute_slowdown),
             default=0.0,
         ),
-    )  # fmt: skip
+    )
 
 
 def _question(results: Results) -> str:
@@ -149,23 +158,45 @@ def _point(
     at_run_speed_s = predicted_at_run_speed_s(predicted, machines, speeds)
     emulated = key.network != NODE or any(m.emulated_network for m in machines)
     return ComparedPoint(
-        devices=key.devices, layout=key.layout or str(key.devices), global_batch=key.global_batch,
-        local_batch=key.global_batch / key.devices, fusion_rule=key.fusion_rule,
-        fusion_threshold_bytes=key.fusion_threshold_bytes, buckets=item.runs[0].buckets, network=key.network,
-        emulated_compute=predictions.workload.emulated_compute, emulated_network=emulated,
-        measured_step_s=step.median, measured_low_s=step.low, measured_high_s=step.high,
-        predicted_step_s=predicted.step_s, predicted_low_s=predicted.low_s, predicted_high_s=predicted.high_s,
+        devices=key.devices,
+        layout=key.layout or str(key.devices),
+        global_batch=key.global_batch,
+        local_batch=key.global_batch / key.devices,
+        fusion_rule=key.fusion_rule,
+        fusion_threshold_bytes=key.fusion_threshold_bytes,
+        buckets=item.runs[0].buckets,
+        network=key.network,
+        emulated_compute=predictions.workload.emulated_compute,
+        emulated_network=emulated,
+        measured_step_s=step.median,
+        measured_low_s=step.low,
+        measured_high_s=step.high,
+        predicted_step_s=predicted.step_s,
+        predicted_low_s=predicted.low_s,
+        predicted_high_s=predicted.high_s,
         exposed_communication_s=float(np.median(item.exposed())),
         predicted_exposed_communication_s=predicted.exposed_communication_s,
-        error=predicted.step_s / step.median - 1, noise=noise,
+        error=predicted.step_s / step.median - 1,
+        noise=noise,
         calibrated_on="; ".join(dict.fromkeys(m.calibrated_on for m in machines if m.calibrated_on)),
-        extrapolated=predicted.extrapolated, algorithm=key.algorithm, overlap=key.overlap, samples=len(samples),
-        repeat=len(item.runs), measured_speedup=None, predicted_speedup=None, efficiency=None,
-        is_best_measured=False, is_best_predicted=False, scored=scored, predicted_buckets=predicted.buckets,
+        extrapolated=predicted.extrapolated,
+        algorithm=key.algorithm,
+        overlap=key.overlap,
+        samples=len(samples),
+        repeat=len(item.runs),
+        measured_speedup=None,
+        predicted_speedup=None,
+        efficiency=None,
+        is_best_measured=False,
+        is_best_predicted=False,
+        scored=scored,
+        predicted_buckets=predicted.buckets,
         slow_samples=float(np.mean(np.array(samples) > SLOW * step.median)),
-        null_step_s={}, null_exposed_s={}, predicted_at_run_speed_s=at_run_speed_s,
+        null_step_s={},
+        null_exposed_s={},
+        predicted_at_run_speed_s=at_run_speed_s,
         error_at_equal_speed=at_run_speed_s / step.median - 1 if at_run_speed_s is not None else None,
-    )  # fmt: skip
+    )
 
 
 def _with_speedup(points: Sequence[ComparedPoint]) -> list[ComparedPoint]:
@@ -209,11 +240,13 @@ def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:
     predicted = next((one for one in points if one.devices == point.devices), None)
     same = 0.0 if run.configuration.promised and record.identical(run) else None
     return msgspec.structs.replace(
-        point, digest=digest, measured_drift=measured.parameters if measured is not None else same,
+        point,
+        digest=digest,
+        measured_drift=measured.parameters if measured is not None else same,
         measured_statistics_drift=measured.statistics if measured is not None else None,
         predicted_drift=predicted.parameters if predicted is not None else 0.0 if run.configuration.promised else None,
         predicted_statistics_drift=predicted.statistics if predicted is not None else None,
-    )  # fmt: skip
+    )
 
 
 def _way(one: Configuration) -> tuple[int, str, str, str] | int:

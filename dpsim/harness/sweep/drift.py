@@ -29,13 +29,21 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
         return None
     ways = _ways(predictions)
     return Reproduction(
-        model=experiment.model, dataset=experiment.dataset, devices=experiment.devices,
-        fusion_thresholds_bytes=experiment.fusion_thresholds_bytes, steps=over.steps, leaves=over.leaves,
+        model=experiment.model,
+        dataset=experiment.dataset,
+        devices=experiment.devices,
+        fusion_thresholds_bytes=experiment.fusion_thresholds_bytes,
+        steps=over.steps,
+        leaves=over.leaves,
         algorithms=tuple(dict.fromkeys(algorithm for algorithm, _ in ways)),
-        overlaps=tuple(dict.fromkeys(overlap for _, overlap in ways)), batch_norms=(str(over.batch_norm),),
-        global_batch=experiment.global_batch, optimizer=experiment.optimizer, seed=experiment.seed,
-        fusion_rule=experiment.fusion_rule, wire_dtype=experiment.wire_dtype,
-    )  # fmt: skip
+        overlaps=tuple(dict.fromkeys(overlap for _, overlap in ways)),
+        batch_norms=(str(over.batch_norm),),
+        global_batch=experiment.global_batch,
+        optimizer=experiment.optimizer,
+        seed=experiment.seed,
+        fusion_rule=experiment.fusion_rule,
+        wire_dtype=experiment.wire_dtype,
+    )
 
 
 def drift(predictions: Predictions, folder: Path, progress: Progress) -> ReproduceRecord | None:

@@ -126,9 +126,12 @@ def speed_records(predictions: Predictions, speeds: dict[int, RunSpeed]) -> tupl
             )
             found.append(
                 SpeedRecord(
-                    devices=devices, calibrated_slow_factor=calibrated.slow_reference_s / calibrated.reference_s,
-                    calibrated_slow_share=calibrated.slow_share, measured_slow_factor=of_run.mixture.change,
-                    measured_slow_share=of_run.mixture.slow_share, mean_change=usual_s / expected_s - 1,
+                    devices=devices,
+                    calibrated_slow_factor=calibrated.slow_reference_s / calibrated.reference_s,
+                    calibrated_slow_share=calibrated.slow_share,
+                    measured_slow_factor=of_run.mixture.change,
+                    measured_slow_share=of_run.mixture.slow_share,
+                    mean_change=usual_s / expected_s - 1,
                 )
-            )  # fmt: skip
+            )
     return tuple(found)

@@ -36,7 +36,9 @@ def completed(experiment: Experiment) -> Experiment:
         )
     networks = [Network.parse(token) for token in experiment.networks]
     thresholds = experiment.fusion_thresholds_bytes or _usual_thresholds(experiment)
-    algorithms = experiment.algorithms or tuple(network.usual_algorithm(experiment.wire_dtype) for network in networks)
+    algorithms = experiment.algorithms or tuple(
+        network.default_algorithm(experiment.wire_dtype) for network in networks
+    )
     if len(algorithms) == 1:
         algorithms *= len(networks)
     if len(algorithms) != len(networks):
@@ -46,8 +48,9 @@ def completed(experiment: Experiment) -> Experiment:
         )
     layouts = dict(map(parse_devices, experiment.devices))
     for what, values, different in (
-        ("devices", experiment.devices, layouts), ("networks", experiment.networks, set(experiment.networks)),
-    ):  # fmt: skip
+        ("devices", experiment.devices, layouts),
+        ("networks", experiment.networks, set(experiment.networks)),
+    ):
         if not values or len(different) != len(values):
             raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
     if max(layouts) < 2:
@@ -67,9 +70,12 @@ def completed(experiment: Experiment) -> Experiment:
     layouts.setdefault(1, "")
     devices = tuple(layouts[count] or count for count in sorted(layouts))
     return msgspec.structs.replace(
-        experiment, algorithms=algorithms, fusion_thresholds_bytes=tuple(sorted(set(thresholds))), devices=devices,
+        experiment,
+        algorithms=algorithms,
+        fusion_thresholds_bytes=tuple(sorted(set(thresholds))),
+        devices=devices,
         scaling=_completed_scaling(experiment, len(set(thresholds))),
-    )  # fmt: skip
+    )
 
 
 def _usual_thresholds(experiment: Experiment) -> tuple[float, ...]:
@@ -120,9 +126,10 @@ def networks_of(experiment: Experiment) -> list[tuple[str, str]]:
     networks, algorithms = experiment.networks, experiment.algorithms
     if len(networks) != len(algorithms):
         raise ConfigError(
-            f"{len(algorithms)} algorithms for {len(networks)} networks", allowed="one for each network",
+            f"{len(algorithms)} algorithms for {len(networks)} networks",
+            allowed="one for each network",
             remedy="if this is a record, it is damaged: run the sweep again",
-        )  # fmt: skip
+        )
     return list(zip(networks, algorithms, strict=True))
 
 
@@ -132,11 +139,18 @@ def make_plan(
     count, layout = parse_devices(devices)
     over = experiment.scaling or Scaling()
     plan = Plan(
-        devices=count, layout=layout, global_batch=experiment.batch(count), fusion_rule=experiment.fusion_rule,
-        fusion_threshold_bytes=threshold, algorithm=algorithm, overlap=overlap, optimizer=experiment.optimizer,  # type: ignore[arg-type]
-        wire_dtype=experiment.wire_dtype, leaves=over.leaves,
+        devices=count,
+        layout=layout,
+        global_batch=experiment.batch(count),
+        fusion_rule=experiment.fusion_rule,
+        fusion_threshold_bytes=threshold,
+        algorithm=algorithm,
+        overlap=overlap,  # type: ignore[arg-type]
+        optimizer=experiment.optimizer,
+        wire_dtype=experiment.wire_dtype,
+        leaves=over.leaves,
         batch_norm=over.mode,
-    )  # fmt: skip
+    )
     check_algorithm(algorithm, Network.parse(network))
     return plan
 
@@ -164,9 +178,14 @@ def predict_experiment(
         for key in _keys(experiment, network, algorithm, steps):
             points.append(_predicted_point(experiment, workload, machine, key))
     return Predictions(
-        experiment=experiment, environment=here, predicted_at=stamp(), workload=workload,
-        machines=tuple(machines.values()), points=tuple(points), mechanisms=mechanisms,
-    )  # fmt: skip
+        experiment=experiment,
+        environment=here,
+        predicted_at=stamp(),
+        workload=workload,
+        machines=tuple(machines.values()),
+        points=tuple(points),
+        mechanisms=mechanisms,
+    )
 
 
 def chosen_overlap(steps: dict[str, float]) -> str:
@@ -183,9 +202,16 @@ def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str,
     def key(devices: int | str, threshold: float, overlap: str, repeat: int = 0) -> PointKey:
         count, layout = parse_devices(devices)
         return PointKey(
-            network=network, devices=count, fusion_rule=experiment.fusion_rule, fusion_threshold_bytes=threshold,
-            algorithm=algorithm, overlap=overlap, global_batch=experiment.batch(count), repeat=repeat, layout=layout,
-        )  # fmt: skip
+            network=network,
+            devices=count,
+            fusion_rule=experiment.fusion_rule,
+            fusion_threshold_bytes=threshold,
+            algorithm=algorithm,
+            overlap=overlap,
+            global_batch=experiment.batch(count),
+            repeat=repeat,
+            layout=layout,
+        )
 
     keys = [key(1, thresholds[-1], "off")]
     others = {name: s for name, s in steps.items() if name not in ("off", "inline")}
@@ -214,10 +240,16 @@ def _predicted_point(experiment: Experiment, workload: Workload, machine: Machin
         alone = make_plan(experiment, 1, key.algorithm, "off", key.fusion_threshold_bytes, key.network)
         beside["perfect_scaling"] = (predict(workload, machine, alone).step_s, 0.0)
     return PredictedPoint(
-        key=key, buckets=prediction.buckets if key.devices > 1 else 0, step_s=prediction.step_s, low_s=low_s,
-        high_s=high_s, exposed_communication_s=prediction.exposed_communication_s,
-        extrapolated=prediction.extrapolated, null_step_s={name: value[0] for name, value in beside.items()},
+        key=key,
+        buckets=prediction.buckets if key.devices > 1 else 0,
+        step_s=prediction.step_s,
+        low_s=low_s,
+        high_s=high_s,
+        exposed_communication_s=prediction.exposed_communication_s,
+        extrapolated=prediction.extrapolated,
+        null_step_s={name: value[0] for name, value in beside.items()},
         null_exposed_s={name: value[1] for name, value in beside.items()},
         timeline=timeline(workload, machine, plan).to_record(),
-        full_speed_step_s=full_s if machine.speed else None, slow_speed_step_s=slow_s if machine.speed else None,
-    )  # fmt: skip
+        full_speed_step_s=full_s if machine.speed else None,
+        slow_speed_step_s=slow_s if machine.speed else None,
+    )

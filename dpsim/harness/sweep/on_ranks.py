@@ -59,9 +59,15 @@ class _Point:
         network = Network.parse(self.key.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0
         self.trainer = Trainer(
-            replica, dataset, plan, self.group, network, seed=experiment.seed, schedule=schedule,
+            replica,
+            dataset,
+            plan,
+            self.group,
+            network,
+            seed=experiment.seed,
+            schedule=schedule,
             selection=task.machines[self.key.network].selected(plan.devices),
-        )  # fmt: skip
+        )
 
     def visit(self, round_number: int, *, counted: bool) -> None:
         """A few steps, the first two not counted; a step lasts from the slowest rank's end to the next one's."""
@@ -102,11 +108,16 @@ class _Point:
         emulated = Network.parse(self.key.network).emulated
         record = timeline([self.typical[1]], emulated_network=emulated).to_record() if self.typical else None
         return MeasuredPoint(
-            key=self.key, buckets=self.buckets, step_s=tuple(self.step_s),
-            exposed_communication_s=tuple(self.exposed_s), round=tuple(self.round), losses=tuple(self.losses),
-            events_per_step=self.typical[1][0].events if self.typical else 0, timeline=record,
+            key=self.key,
+            buckets=self.buckets,
+            step_s=tuple(self.step_s),
+            exposed_communication_s=tuple(self.exposed_s),
+            round=tuple(self.round),
+            losses=tuple(self.losses),
+            events_per_step=self.typical[1][0].events if self.typical else 0,
+            timeline=record,
             reference_s=tuple(self.reference_s) if len(self.reference_s) == len(self.step_s) else (),
-        )  # fmt: skip
+        )
 
     def narrow(self, interval: float) -> bool:
         """Whether the median's 95 % interval is within +- ``interval`` of it."""
@@ -147,9 +158,13 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
             check_losses(points)
             measured = tuple(point.measured() for point in points)
             samples = Samples(
-                points=measured, spent_s=spent_s, measured_from=task.measured_from, experiment=task.experiment,
-                predictions_sha256=task.predictions_sha256, recording_s_per_event=event_s,
-            )  # fmt: skip
+                points=measured,
+                spent_s=spent_s,
+                measured_from=task.measured_from,
+                experiment=task.experiment,
+                predictions_sha256=task.predictions_sha256,
+                recording_s_per_event=event_s,
+            )
             codec.write(Path(task.save_to), samples)
             narrow = sum(point.narrow(task.experiment.interval) for point in points)
             within = f"{narrow} of {len(points)} settings have intervals within {task.experiment.interval:.0%}"

@@ -68,7 +68,7 @@ def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], 
         _check_measured(run)
     runs: dict[PointKey, list[MeasuredPoint]] = {}
     for key in sorted(measured, key=_order):
-        runs.setdefault(_untwinned(key), []).append(measured[key])
+        runs.setdefault(_without_repeat(key), []).append(measured[key])
     pairs = []
     for key, members in runs.items():
         prediction = predicted.get(key) or next((predicted.get(m.key) for m in members if m.key in predicted), None)
@@ -79,18 +79,26 @@ def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], 
                 remedy="run the sweep again: it predicts every point before it measures",
             )
         pairs.append(Pair(key=key, predicted=prediction, runs=tuple(members)))
-    missing = sorted({_untwinned(key) for key in predicted} - set(runs), key=_order)
+    missing = sorted({_without_repeat(key) for key in predicted} - set(runs), key=_order)
     return tuple(pairs), tuple(describe(key) for key in missing)
 
 
 def _order(key: PointKey) -> tuple[object, ...]:
     return (
-        key.network != "node", key.network, key.devices, key.fusion_rule, key.algorithm, key.overlap,
-        key.global_batch, key.fusion_threshold_bytes, key.repeat, key.layout,
-    )  # fmt: skip
+        key.network != "node",
+        key.network,
+        key.devices,
+        key.fusion_rule,
+        key.algorithm,
+        key.overlap,
+        key.global_batch,
+        key.fusion_threshold_bytes,
+        key.repeat,
+        key.layout,
+    )
 
 
-def _untwinned(key: PointKey) -> PointKey:
+def _without_repeat(key: PointKey) -> PointKey:
     return msgspec.structs.replace(key, repeat=0)
 
 

@@ -60,10 +60,15 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
     shares = {n: batch if over.kind == "weak" else largest_share(batch, n, over.leaves) for n in counts}
     seconds = min(max(preparation.budget_s, _LEAST_S), _MOST_S)
     profiling = ProfileConfig(
-        model=preparation.model, dataset=preparation.dataset, local_batches=tuple(sorted(set(shares.values()))),
-        optimizer=preparation.optimizer, crowd=tuple(shares.items()), seed=preparation.seed, leaves=over.leaves,
+        model=preparation.model,
+        dataset=preparation.dataset,
+        local_batches=tuple(sorted(set(shares.values()))),
+        optimizer=preparation.optimizer,
+        crowd=tuple(shares.items()),
+        seed=preparation.seed,
+        leaves=over.leaves,
         batch_norm=over.mode,
-    )  # fmt: skip
+    )
     dataset = load_dataset(preparation.dataset, preparation.seed)
     model = build_replica(preparation.model, dataset.input_shape, dataset.classes)
     size = describe(model, preparation.model).gradient_bytes
@@ -86,8 +91,10 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
     found = on_ranks(
         "dpsim.harness.sweep.prepare_on_ranks:prepare_on_ranks",
         {"profile": codec.to_builtins(profiling), "calibrations": calibrations, "seconds": seconds},
-        devices=most, progress=progress, pin=True,
-    )  # fmt: skip
+        devices=most,
+        progress=progress,
+        pin=True,
+    )
     profile = codec.decode(found["profile"], Profile, "profile")
     here = environment()
     machines = {

@@ -146,15 +146,26 @@ def group(
     floor = max(noise or 0.0, half_width(best), half_width(worst))
     effect = worst.measured_s_per_sample / best.measured_s_per_sample - 1
     return Group(
-        network=best.network, emulated_network=best.emulated_network, devices=0 if of_devices else best.devices,
-        points=len(many), step=step_score(many), exposed_communication=exposed_score(many), regret=cost,
-        regret_on_halves=on_halves, effect=effect, noise=noise, noise_floor=floor, below_noise=effect < floor,
-        drift=drift(members), best_measured_threshold_bytes=best.fusion_threshold_bytes,
+        network=best.network,
+        emulated_network=best.emulated_network,
+        devices=0 if of_devices else best.devices,
+        points=len(many),
+        step=step_score(many),
+        exposed_communication=exposed_score(many),
+        regret=cost,
+        regret_on_halves=on_halves,
+        effect=effect,
+        noise=noise,
+        noise_floor=floor,
+        below_noise=effect < floor,
+        drift=drift(members),
+        best_measured_threshold_bytes=best.fusion_threshold_bytes,
         best_predicted_threshold_bytes=points[chosen].fusion_threshold_bytes,
-        best_measured_devices=best.devices, best_predicted_devices=points[chosen].devices,
+        best_measured_devices=best.devices,
+        best_predicted_devices=points[chosen].devices,
         median_error=float(np.median([p.error for p in many])),
         median_error_at_equal_speed=_median([p.error_at_equal_speed for p in many]),
-    )  # fmt: skip
+    )
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -165,11 +176,15 @@ def _median(values: Sequence[float | None]) -> float | None:
 def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Group]) -> Overall:
     """Scores over the points of several groups; regret, effect and noise are the groups' largest."""
     return Overall(
-        network=network, emulated_network=any(g.emulated_network for g in groups), points=len(points),
-        step=step_score(points), exposed_communication=exposed_score(points),
-        regret=max(g.regret for g in groups), effect=max(g.effect for g in groups),
+        network=network,
+        emulated_network=any(g.emulated_network for g in groups),
+        points=len(points),
+        step=step_score(points),
+        exposed_communication=exposed_score(points),
+        regret=max(g.regret for g in groups),
+        effect=max(g.effect for g in groups),
         noise=max((g.noise for g in groups if g.noise is not None), default=None),
-    )  # fmt: skip
+    )
 
 
 def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...]:
@@ -186,16 +201,27 @@ def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...
         right = None if abs(measured) <= noise else bool(np.sign(measured) == np.sign(predicted))
         effects.append(
             OverlapEffect(
-                network=on.network, emulated_network=on.emulated_network, devices=on.devices,
-                fusion_threshold_bytes=on.fusion_threshold_bytes, algorithm=on.algorithm, overlap=on.overlap,
-                measured_effect=measured, predicted_effect=predicted, noise=noise, sign_right=right,
+                network=on.network,
+                emulated_network=on.emulated_network,
+                devices=on.devices,
+                fusion_threshold_bytes=on.fusion_threshold_bytes,
+                algorithm=on.algorithm,
+                overlap=on.overlap,
+                measured_effect=measured,
+                predicted_effect=predicted,
+                noise=noise,
+                sign_right=right,
             )
-        )  # fmt: skip
+        )
     return tuple(effects)
 
 
 def _setting(point: ComparedPoint) -> tuple[object, ...]:
     return (
-        point.network, point.devices, point.global_batch, point.algorithm, point.fusion_rule,
+        point.network,
+        point.devices,
+        point.global_batch,
+        point.algorithm,
+        point.fusion_rule,
         point.fusion_threshold_bytes,
-    )  # fmt: skip
+    )

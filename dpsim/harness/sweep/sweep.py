@@ -130,11 +130,18 @@ def _existing(folder: Path, experiment: Experiment) -> Predictions | None:
 def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
     """Calibrate and profile on running ranks, then predict every point from what they say alone."""
     preparation = Preparation(
-        model=experiment.model, dataset=experiment.dataset, optimizer=experiment.optimizer, seed=experiment.seed,
-        global_batch=experiment.global_batch, devices=experiment.devices, scaling=experiment.scaling or Scaling(),
+        model=experiment.model,
+        dataset=experiment.dataset,
+        optimizer=experiment.optimizer,
+        seed=experiment.seed,
+        global_batch=experiment.global_batch,
+        devices=experiment.devices,
+        scaling=experiment.scaling or Scaling(),
         budget_s=experiment.budget_s,
-        networks=tuple(networks_of(experiment)), overlaps=_mechanisms(experiment), wire_dtype=experiment.wire_dtype,
-    )  # fmt: skip
+        networks=tuple(networks_of(experiment)),
+        overlaps=_mechanisms(experiment),
+        wire_dtype=experiment.wire_dtype,
+    )
     workload, machines = prepare(preparation, progress)
     return predict_experiment(experiment, workload, machines, environment())
 
@@ -162,21 +169,35 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     _same_machine(predictions.environment, here, folder)
     keys = tuple(point.key for point in predictions.points)
     task = MeasureTask(
-        experiment=experiment, keys=keys, plans=tuple(plan_of(experiment, key) for key in keys),
-        workload=predictions.workload, machines={machine.network: machine for machine in predictions.machines},
-        already=before, spent_s=spent_s, predictions_sha256=sha, measured_from=measured_from,
+        experiment=experiment,
+        keys=keys,
+        plans=tuple(plan_of(experiment, key) for key in keys),
+        workload=predictions.workload,
+        machines={machine.network: machine for machine in predictions.machines},
+        already=before,
+        spent_s=spent_s,
+        predictions_sha256=sha,
+        measured_from=measured_from,
         save_to=str(path.resolve()),
-    )  # fmt: skip
+    )
     found = on_ranks(
-        "dpsim.harness.sweep.on_ranks:measure_on_ranks", codec.to_builtins(task),
-        devices=max(key.devices for key in keys), progress=progress, pin=True,
-    )  # fmt: skip
+        "dpsim.harness.sweep.on_ranks:measure_on_ranks",
+        codec.to_builtins(task),
+        devices=max(key.devices for key in keys),
+        progress=progress,
+        pin=True,
+    )
     samples = codec.decode(found, Samples, "samples")
     return Results(
-        experiment=experiment, environment=here, predictions_sha256=sha, predicted_at=predictions.predicted_at,
-        measured_from=measured_from, measured_until=stamp(), points=samples.points,
+        experiment=experiment,
+        environment=here,
+        predictions_sha256=sha,
+        predicted_at=predictions.predicted_at,
+        measured_from=measured_from,
+        measured_until=stamp(),
+        points=samples.points,
         recording_s_per_event=samples.recording_s_per_event,
-    )  # fmt: skip
+    )
 
 
 def _same_machine(then: Environment, here: Environment, folder: Path) -> None:

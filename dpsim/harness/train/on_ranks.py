@@ -61,14 +61,27 @@ def _trainer(comm: MPI.Intracomm, config: TrainConfig, report: Progress) -> tupl
 
     def rate(step: int) -> float:
         return learning_rate(
-            config.rate_schedule, plan.optimizer.learning_rate, step,
-            global_batch=plan.global_batch, steps_per_epoch=steps_per_epoch, total_steps=total,
-        )  # fmt: skip
+            config.rate_schedule,
+            plan.optimizer.learning_rate,
+            step,
+            global_batch=plan.global_batch,
+            steps_per_epoch=steps_per_epoch,
+            total_steps=total,
+        )
 
     trainer = Trainer(
-        replica, dataset, plan, comm, Network.parse(config.network), seed=config.seed, schedule=schedule, rate=rate,
-        stall_after_s=config.stall_after_s, selection=config.selection, backend=config.backend,
-    )  # fmt: skip
+        replica,
+        dataset,
+        plan,
+        comm,
+        Network.parse(config.network),
+        seed=config.seed,
+        schedule=schedule,
+        rate=rate,
+        stall_after_s=config.stall_after_s,
+        selection=config.selection,
+        backend=config.backend,
+    )
     if config.backend == "cuda":
         from dpsim.comm.cuda.transport import CudaTransport
 
@@ -92,7 +105,7 @@ def _restore(trainer: Trainer, config: TrainConfig, total: int, report: Progress
             allowed=f"{len(losses)} steps or more, counted from the beginning of training",
             remedy="raise --epochs or --steps",
         )
-    trainer.log.go_on_from(losses)
+    trainer.log.resume_from(losses)
 
 
 class _Tell(Callback):

@@ -17,17 +17,38 @@ from dpsim.optimizer import changed
 from dpsim.runtime.checkpoint import Checkpoint, checkpoints, newest, read
 
 _HOW_IT_IS_RUN = {
-    "devices", "network", "algorithm", "fusion_rule", "fusion_threshold_bytes", "overlap", "accumulate", "epochs",
-    "steps", "workload", "link_alpha_s", "link_beta_s_per_byte", "checkpoint", "checkpoint_every", "resume", "layout",
-    "stall_after_s", "backend", "selection", "elastic",
-}  # fmt: skip
+    "devices",
+    "network",
+    "algorithm",
+    "fusion_rule",
+    "fusion_threshold_bytes",
+    "overlap",
+    "accumulate",
+    "epochs",
+    "steps",
+    "workload",
+    "link_alpha_s",
+    "link_beta_s_per_byte",
+    "checkpoint",
+    "checkpoint_every",
+    "resume",
+    "layout",
+    "stall_after_s",
+    "backend",
+    "selection",
+    "elastic",
+}
 """Fields of a ``TrainConfig`` that may be another when a run goes on; all others decide what is trained."""
 
 
 def configured(
-    folder: Path | None, chosen: Mapping[str, Any], optimizer: str | None, settings: dict[str, Any],
-    rate: Mapping[str, Any], progress: Callable[[str], None],
-) -> TrainConfig:  # fmt: skip
+    folder: Path | None,
+    chosen: Mapping[str, Any],
+    optimizer: str | None,
+    settings: dict[str, Any],
+    rate: Mapping[str, Any],
+    progress: Callable[[str], None],
+) -> TrainConfig:
     """The configuration of a new run, or of one that goes on from its checkpoints in ``folder``, with what was chosen.
 
     ``chosen`` are fields of a ``TrainConfig``, ``settings`` of the ``optimizer`` (None: as before), ``rate`` of
@@ -38,9 +59,11 @@ def configured(
     fields = dict(chosen)
     if folder is not None:  # what was given replaces what belongs together with it
         for given, old in (
-            ("fusion_rule", "fusion_threshold_bytes"), ("epochs", "steps"), ("steps", "epochs"),
+            ("fusion_rule", "fusion_threshold_bytes"),
+            ("epochs", "steps"),
+            ("steps", "epochs"),
             ("devices", "selection"),
-        ):  # fmt: skip
+        ):
             if given in chosen:
                 fields.setdefault(old, None)
     config = msgspec.structs.replace(
@@ -108,8 +131,13 @@ def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
     elif resume is not None:
         step = read(Path(resume)).header.step
     if algorithm == "hierarchical":
-        algorithm = Network.parse(config.network).usual_algorithm(config.wire_dtype)
+        algorithm = Network.parse(config.network).default_algorithm(config.wire_dtype)
     left = msgspec.structs.replace(
-        config, devices=max(config.devices - lost, 1), layout="", algorithm=algorithm, selection=None, resume=resume,
-    )  # fmt: skip
+        config,
+        devices=max(config.devices - lost, 1),
+        layout="",
+        algorithm=algorithm,
+        selection=None,
+        resume=resume,
+    )
     return left, step

@@ -118,12 +118,19 @@ class TrainConfig(Noun, frozen=True):
         """The plan of this run, ``auto`` standing for ``off`` until it is decided. Raises ``ConfigError``."""
         overlap = "off" if self.overlap == "auto" else self.overlap
         return Plan(
-            devices=self.devices, global_batch=self.global_batch, accumulate=self.accumulate,
-            fusion_rule=self.fusion_rule, fusion_threshold_bytes=self.fusion_threshold_bytes,
-            algorithm=self.algorithm, overlap=overlap, optimizer=self.optimizer,  # type: ignore[arg-type]
-            layout=self.layout, wire_dtype=self.wire_dtype, leaves=self.leaves,
-            batch_norm=self.batch_norm or Plan.usual_batch_norm(self.leaves),
-        )  # fmt: skip
+            devices=self.devices,
+            global_batch=self.global_batch,
+            accumulate=self.accumulate,
+            fusion_rule=self.fusion_rule,
+            fusion_threshold_bytes=self.fusion_threshold_bytes,
+            algorithm=self.algorithm,
+            overlap=overlap,  # type: ignore[arg-type]
+            optimizer=self.optimizer,
+            layout=self.layout,
+            wire_dtype=self.wire_dtype,
+            leaves=self.leaves,
+            batch_norm=self.batch_norm or Plan.default_batch_norm(self.leaves),
+        )
 
 
 def train(config: TrainConfig, progress: Progress) -> TrainResult:
@@ -151,8 +158,11 @@ def train(config: TrainConfig, progress: Progress) -> TrainResult:
             found = on_ranks(
                 "dpsim.harness.train.on_ranks:train_on_ranks",
                 dict(codec.to_builtins(config)),
-                devices=config.devices, progress=progress, pin=True, watch=config.elastic,
-            )  # fmt: skip
+                devices=config.devices,
+                progress=progress,
+                pin=True,
+                watch=config.elastic,
+            )
         except JobFailed as failed:
             if not (config.elastic and failed.lost) or config.devices == 1:
                 raise
@@ -192,13 +202,18 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
     plain = ALGORITHMS.find(config.algorithm).sixteen_bits  # others send 16 bits with leaves, and are measured without
     workload, machines = prepare(
         Preparation(
-            model=config.model, dataset=config.dataset, optimizer=config.optimizer, seed=config.seed,
-            global_batch=config.global_batch // config.accumulate, devices=(config.layout or config.devices,),
-            networks=((config.network, config.algorithm),), overlaps=("poll", "thread"),
+            model=config.model,
+            dataset=config.dataset,
+            optimizer=config.optimizer,
+            seed=config.seed,
+            global_batch=config.global_batch // config.accumulate,
+            devices=(config.layout or config.devices,),
+            networks=((config.network, config.algorithm),),
+            overlaps=("poll", "thread"),
             wire_dtype=config.wire_dtype if plain else None,
         ),
         progress,
-    )  # fmt: skip
+    )
     machine, overlap = machines[config.network], config.overlap
     if overlap == "auto":
         overlap, steps = choose_overlap(workload, machine, [config.plan()])
@@ -208,6 +223,10 @@ def _decided(config: TrainConfig, progress: Progress) -> TrainConfig:
         machine, config.algorithm, config.devices, config.plan().priced_wire_dtype, config.layout
     )
     return msgspec.structs.replace(
-        config, overlap=overlap, workload=workload, link_alpha_s=alpha_s, link_beta_s_per_byte=beta,
+        config,
+        overlap=overlap,
+        workload=workload,
+        link_alpha_s=alpha_s,
+        link_beta_s_per_byte=beta,
         selection=machine.selected(config.devices),
-    )  # fmt: skip
+    )

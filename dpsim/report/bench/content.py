@@ -22,12 +22,17 @@ def content(record: BenchRecord, result: BenchResult) -> Content:
     bench = record.bench
     name = f"allreduce of {bench.dtype} on {devices_name(bench.devices)}, {where(record, result)}"
     return Content(
-        name=name, heading=name, cards=(), rules=RULES[bench.backend], answers=tuple(answers(result)),
+        name=name,
+        heading=name,
+        cards=(),
+        rules=RULES[bench.backend],
+        answers=tuple(answers(result)),
         warnings=warnings(result),
         question="How near does each allreduce come to what memory allows, and to the other libraries?",
         tables=(sizes_table(result), bound_table(result), points_table(result)),
-        facts=_facts(record, result), environment=environment_facts(record.environment),
-    )  # fmt: skip
+        facts=_facts(record, result),
+        environment=environment_facts(record.environment),
+    )
 
 
 def where(record: BenchRecord, result: BenchResult) -> str:
@@ -67,28 +72,31 @@ def warnings(result: BenchResult) -> tuple[ReportWarning, ...]:
     if result.simulated:
         found.append(
             ReportWarning(
-                kind="simulated", text=f"this ran in {SIMULATOR}: it checks sums, and the times mean nothing",
+                kind="simulated",
+                text=f"this ran in {SIMULATOR}: it checks sums, and the times mean nothing",
                 remedy="run it on a machine with a GPU, without NUMBA_ENABLE_CUDASIM",
             )
-        )  # fmt: skip
+        )
     wrong = [p for p in result.points if p.wrong]
     if wrong:
         which = ", ".join(dict.fromkeys(f"{p.system} {p.algorithm}" for p in wrong))
         found.append(
             ReportWarning(
-                kind="wrong", text=f"{result.wrong} elements were not the sum ({which})",
+                kind="wrong",
+                text=f"{result.wrong} elements were not the sum ({which})",
                 remedy="nothing is timed there; this is a defect of that system, please report it",
             )
-        )  # fmt: skip
+        )
     noisy = [size for size in result.sizes if (size.noise or 0) > NOISY and not result.simulated]
     if noisy:
         where = ", ".join(f"{format_size(size.size_bytes)}: {percent(size.noise or 0)}" for size in noisy)
         found.append(
             ReportWarning(
-                kind="noise", text=f"the default algorithm's two runs differ by more than {NOISY:.0%} ({where})",
+                kind="noise",
+                text=f"the default algorithm's two runs differ by more than {NOISY:.0%} ({where})",
                 remedy="stop other processes, or raise --budget",
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 
@@ -96,27 +104,38 @@ def sizes_table(result: BenchResult) -> Table:
     """Per size dpsim's default and the peers: how many times as long each takes."""
     peers = list(dict.fromkeys(ratio.peer for size in result.sizes for ratio in size.peers))
     columns = (
-        Column(head="size"), Column(head="default", left=True), Column(head="us"), Column(head="of bound"),
-        Column(head="fastest here", left=True), Column(head="A/A noise"), Column(head="best MPI (95%)", left=True),
+        Column(head="size"),
+        Column(head="default", left=True),
+        Column(head="us"),
+        Column(head="of bound"),
+        Column(head="fastest here", left=True),
+        Column(head="A/A noise"),
+        Column(head="best MPI (95%)", left=True),
         *(Column(head=peer) for peer in peers),
-    )  # fmt: skip
+    )
     rows = tuple(_size_row(size, peers) for size in result.sizes)
     return Table(
-        title=titled("Beside the peers", result), columns=columns, sections=(Section(title="in place", rows=rows),),
+        title=titled("Beside the peers", result),
+        columns=columns,
+        sections=(Section(title="in place", rows=rows),),
         note="Times of the peers, each at its fastest mode, over that of dpsim's default algorithm in the same rounds: "
         "above 1 dpsim is faster." + _BETWEEN_NOTE * (BETWEEN in peers),
-    )  # fmt: skip
+    )
 
 
 def _size_row(size: BenchSize, peers: list[str]) -> tuple[str, ...]:
     ratios = {ratio.peer: ratio for ratio in size.peers}
     best = size.best_mpi
     return (
-        format_size(size.size_bytes), size.default, microseconds(size.default_s), _share(size.default_fraction),
-        f"{size.best} {microseconds(size.best_s)}", _share(size.noise),
+        format_size(size.size_bytes),
+        size.default,
+        microseconds(size.default_s),
+        _share(size.default_fraction),
+        f"{size.best} {microseconds(size.best_s)}",
+        _share(size.noise),
         "" if best is None else f"{best.ratio:.2f} ({best.low:.2f} to {best.high:.2f})",
         *(f"{ratios[peer].ratio:.2f}" if peer in ratios else "" for peer in peers),
-    )  # fmt: skip
+    )
 
 
 def bound_table(result: BenchResult) -> Table:
@@ -132,32 +151,41 @@ def bound_table(result: BenchResult) -> Table:
         cells = [_share(point.fraction_of_bound) if point else "" for point in points]
         rows.append((format_size(size.size_bytes), gigabytes(size.bound_bytes_per_s), *cells))
     return Table(
-        title=titled("Fraction of the bound", result), columns=tuple(columns),
+        title=titled("Fraction of the bound", result),
+        columns=tuple(columns),
         sections=(Section(title="in place, buffers rewritten before each call", rows=tuple(rows)),),
         note="Time of in-place scaling over the time of the allreduce. Below 64 KiB call overhead dominates, so no "
         "fraction is given. The bound is a reference measured in the same run, not a limit: noise and caches can take "
         "a share above 100%.",
-    )  # fmt: skip
+    )
 
 
 def points_table(result: BenchResult) -> Table:
     """nccl-tests' columns for everything that was timed."""
     columns = (
-        Column(head="size"), Column(head="count"), Column(head="type", left=True), Column(head="redop", left=True),
-        Column(head="system", left=True), Column(head="algorithm", left=True),
+        Column(head="size"),
+        Column(head="count"),
+        Column(head="type", left=True),
+        Column(head="redop", left=True),
+        Column(head="system", left=True),
+        Column(head="algorithm", left=True),
         *(Column(head=f"{where} {name}") for where in ("out", "in") for name in ("us", "algbw", "busbw", "#wrong")),
-        Column(head="p50 us"), Column(head="p99 us"), Column(head="of bound"),
-    )  # fmt: skip
+        Column(head="p50 us"),
+        Column(head="p99 us"),
+        Column(head="of bound"),
+    )
     sections = tuple(
         Section(title=title, rows=tuple(_point_row(*pair) for pair in placements(result, cached=cached)))
         for cached, title in _SECTIONS
     )
     return Table(
-        title=titled("Everything", result), columns=columns, sections=sections,
+        title=titled("Everything", result),
+        columns=columns,
+        sections=sections,
         note="Out of place and in place; algbw and busbw = algbw 2 (n - 1) / n in GB/s (decimal). p50, p99 and the "
         "fraction of the bound are of the calls in place. "
         "* the default algorithm at this size.",
-    )  # fmt: skip
+    )
 
 
 Placements = tuple[BenchPoint | None, BenchPoint | None]
@@ -177,9 +205,13 @@ def _point_row(out: BenchPoint | None, inside: BenchPoint | None) -> tuple[str, 
     if one is None:
         return ()
     cells = [
-        format_size(one.size_bytes), str(one.count), one.dtype, one.redop, one.system,
+        format_size(one.size_bytes),
+        str(one.count),
+        one.dtype,
+        one.redop,
+        one.system,
         one.algorithm + " *" * one.default,
-    ]  # fmt: skip
+    ]
     for point in (out, inside):
         if point is None:
             cells += [""] * 4

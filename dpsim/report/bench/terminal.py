@@ -31,7 +31,7 @@ def table_lines(table: Table) -> Iterator[str]:
         shown = (
             cell.ljust(width) if column.left else cell.rjust(width)
             for cell, width, column in zip(cells, widths, table.columns, strict=True)
-        )  # fmt: skip
+        )
         return "  ".join(shown).rstrip()
 
     for section in table.sections:

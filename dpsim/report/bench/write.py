@@ -30,9 +30,10 @@ def check_plot(path: Path | None) -> None:
     """Raises ``ConfigError`` for a figure of a kind that is not drawn."""
     if path is not None and path.suffix.lower() not in KINDS:
         raise ConfigError(
-            f"cannot draw --plot {path}: its kind is {path.suffix or 'not told'}", allowed=", ".join(KINDS),
+            f"cannot draw --plot {path}: its kind is {path.suffix or 'not told'}",
+            allowed=", ".join(KINDS),
             remedy=f"name it {path.with_suffix('.png')}",
-        )  # fmt: skip
+        )
 
 
 def write_plot(path: Path, result: BenchResult) -> None:

@@ -45,9 +45,7 @@ def _lines(result: BenchResult, own: bool) -> dict[str, tuple[list[BenchPoint], 
         best = line.setdefault(point.size_bytes, point)
         if point.busbw_bytes_per_s > (best.busbw_bytes_per_s or 0.0):
             line[point.size_bytes] = point
-    return {
-        name: (list(line.values()), _COLOURS[i % len(_COLOURS)]) for i, (name, line) in enumerate(found.items())
-    }  # fmt: skip
+    return {name: (list(line.values()), _COLOURS[i % len(_COLOURS)]) for i, (name, line) in enumerate(found.items())}
 
 
 def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoint], str]], title: str) -> None:
@@ -66,9 +64,14 @@ def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoi
     for number, (name, (points, colour)) in enumerate(lines.items()):
         values = [(p.busbw_bytes_per_s or 0.0) / 1e9 for p in points]
         axis.plot(
-            [p.size_bytes for p in points], values, color=colour, linewidth=1.4, markersize=4,
-            marker=_MARKERS[number % len(_MARKERS)], linestyle=_DASHES[number % len(_DASHES)],
-        )  # fmt: skip
+            [p.size_bytes for p in points],
+            values,
+            color=colour,
+            linewidth=1.4,
+            markersize=4,
+            marker=_MARKERS[number % len(_MARKERS)],
+            linestyle=_DASHES[number % len(_DASHES)],
+        )
         labels.append((values[-1], name, colour))
     _label(axis, labels)
     sizes = [size.size_bytes for size in result.sizes]

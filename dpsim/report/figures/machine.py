@@ -27,10 +27,15 @@ def draw(machines: Mapping[str, Machine]) -> Figure:
         for number, (name, table) in enumerate(lines):
             text = f"{table.algorithm} on {table.layout or table.devices}"
             axis.plot(
-                table.sizes_bytes, table.time_s, label=f"{name}: {text}" if len(machines) > 1 else text,
-                color=SERIES[number % len(SERIES)].light, marker=_MARKERS[number % len(_MARKERS)], markersize=4,
-                linewidth=1.4, linestyle=("solid", "dashed", "dotted")[number // len(SERIES) % 3],
-            )  # fmt: skip
+                table.sizes_bytes,
+                table.time_s,
+                label=f"{name}: {text}" if len(machines) > 1 else text,
+                color=SERIES[number % len(SERIES)].light,
+                marker=_MARKERS[number % len(_MARKERS)],
+                markersize=4,
+                linewidth=1.4,
+                linestyle=("solid", "dashed", "dotted")[number // len(SERIES) % 3],
+            )
         axis.minorticks_off()
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_size(value)))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_duration(value)))

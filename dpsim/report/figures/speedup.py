@@ -22,8 +22,10 @@ from dpsim.report.figures.style import (
 from dpsim.report.words import EMULATED_COMPUTE, network_name
 
 _NULL_LABELS = {
-    "constant": "constant (hindsight)", "perfect_scaling": "perfect scaling", "alpha_beta_no_overlap": "no overlap",
-}  # fmt: skip
+    "constant": "constant (hindsight)",
+    "perfect_scaling": "perfect scaling",
+    "alpha_beta_no_overlap": "no overlap",
+}
 
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
@@ -81,7 +83,8 @@ def _panel(axis: Axes, one: ComparedPoint, points: Sequence[ComparedPoint]) -> N
 def _of_null(point: ComparedPoint, name: str) -> float:
     """The speedup that a null says, over the predicted step of one device; that of hindsight over the measured one."""
     speedup, step_s = (
-        (point.measured_speedup, point.measured_step_s) if name == "constant"
+        (point.measured_speedup, point.measured_step_s)
+        if name == "constant"
         else (point.predicted_speedup, point.predicted_step_s)
-    )  # fmt: skip
+    )
     return (speedup or 0.0) * step_s / point.null_step_s[name]

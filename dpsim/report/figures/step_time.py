@@ -87,9 +87,12 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
 
 
 def _mark_best(
-    axis: Axes, points: Sequence[ComparedPoint], measured: Sequence[float], predicted: Sequence[float],
+    axis: Axes,
+    points: Sequence[ComparedPoint],
+    measured: Sequence[float],
+    predicted: Sequence[float],
     free: tuple[float, float],
-) -> None:  # fmt: skip
+) -> None:
     """Mark the best measured point and the best predicted one; ``free`` are heights below and above all that is drawn.
 
     A label stands on the side of its mark on which the other mark of the same threshold is not.
@@ -98,17 +101,29 @@ def _mark_best(
         both = point.is_best_measured and point.is_best_predicted
         if point.is_best_predicted:
             axis.plot(
-                [i], [predicted[i]], marker="D", markersize=10, markerfacecolor=PAPER, markeredgecolor=PREDICTED,
-                markeredgewidth=1.6, zorder=4,
-            )  # fmt: skip
+                [i],
+                [predicted[i]],
+                marker="D",
+                markersize=10,
+                markerfacecolor=PAPER,
+                markeredgecolor=PREDICTED,
+                markeredgewidth=1.6,
+                zorder=4,
+            )
             if not both:
                 below = measured[i] > predicted[i]
                 _note(axis, "best predicted", (i, predicted[i]), len(points), PREDICTED, free, below=below)
         if point.is_best_measured:
             axis.plot(
-                [i], [measured[i]], marker="*", markersize=14, markerfacecolor=MEASURED, markeredgecolor=PAPER,
-                markeredgewidth=0.8, zorder=6,
-            )  # fmt: skip
+                [i],
+                [measured[i]],
+                marker="*",
+                markersize=14,
+                markerfacecolor=MEASURED,
+                markeredgecolor=PAPER,
+                markeredgewidth=0.8,
+                zorder=6,
+            )
             text, colour = ("best, measured and predicted", INK) if both else ("best measured", MEASURED)
             below = predicted[i] > measured[i]
             _note(axis, text, (i, measured[i]), len(points), colour, free, below=below)
@@ -125,10 +140,23 @@ def _note(
         if mark[0] < count * most
     )
     axis.annotate(
-        text, mark, xytext=(mark[0], height), color=colour, fontsize=8.5, ha=side, va="center", zorder=7,
-        arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.9, "shrinkA": 1.0, "shrinkB": 6.0,
-                    "relpos": (foot, 0.5)},
-    )  # fmt: skip
+        text,
+        mark,
+        xytext=(mark[0], height),
+        color=colour,
+        fontsize=8.5,
+        ha=side,
+        va="center",
+        zorder=7,
+        arrowprops={
+            "arrowstyle": "-",
+            "color": colour,
+            "linewidth": 0.9,
+            "shrinkA": 1.0,
+            "shrinkB": 6.0,
+            "relpos": (foot, 0.5),
+        },
+    )
 
 
 def _frame(axis: Axes, points: Sequence[ComparedPoint]) -> None:

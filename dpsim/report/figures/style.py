@@ -34,12 +34,26 @@ RULE = palette.RULE.light
 WIDE_IN, NARROW_IN = 10.4, 4.3
 FONTS = ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"]
 _RC: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "dpsim", "font.size": 9.5, "axes.edgecolor": RULE,
-    "axes.labelcolor": MUTED, "axes.titlecolor": INK, "text.color": INK, "xtick.color": MUTED,
-    "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.linewidth": 0.8,
-    "xtick.major.size": 0, "ytick.major.size": 0, "hatch.linewidth": 0.9, "figure.facecolor": PAPER,
-    "axes.facecolor": "none", "savefig.facecolor": PAPER, "text.parse_math": False,
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dpsim",
+    "font.size": 9.5,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "hatch.linewidth": 0.9,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "savefig.facecolor": PAPER,
+    "text.parse_math": False,
+}
 
 
 def panels(

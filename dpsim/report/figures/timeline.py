@@ -18,8 +18,12 @@ from dpsim.timeline import Timeline
 from dpsim.units import format_size
 
 _COLOURS = {**PARTS, "allreduce": ALLREDUCE}
-_LANES = {("measured", COMPUTE): 3.35, ("measured", COMMUNICATION): 2.5,
-          ("predicted", COMPUTE): 1.05, ("predicted", COMMUNICATION): 0.2}  # fmt: skip
+_LANES = {
+    ("measured", COMPUTE): 3.35,
+    ("measured", COMMUNICATION): 2.5,
+    ("predicted", COMPUTE): 1.05,
+    ("predicted", COMMUNICATION): 0.2,
+}
 _TALL = 0.62
 
 
@@ -35,9 +39,8 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
     chosen: list[_Panel] = []
     for network in dict.fromkeys(p.network for p in comparison.scored if p.devices > 1):
         able = [
-            p for p in comparison.scored
-            if p.network == network and p.devices > 1 and timelines.both(p) is not None
-        ]  # fmt: skip
+            p for p in comparison.scored if p.network == network and p.devices > 1 and timelines.both(p) is not None
+        ]
         if able:
             most = max(p.devices for p in able)
             point = min((p for p in able if p.devices == most), key=lambda p: p.measured_step_s)
@@ -54,9 +57,15 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
             _draw(axis, panel, "\n" if narrow else " ")
         kinds = ("forward", "backward", "update", "allreduce", "other")
         figure.legend(
-            handles=[Patch(color=_COLOURS[k], label=k) for k in kinds], loc="upper left", frameon=False,
-            ncols=3 if narrow else 5, handlelength=1.0, handleheight=0.9, columnspacing=1.6, fontsize=9,
-        )  # fmt: skip
+            handles=[Patch(color=_COLOURS[k], label=k) for k in kinds],
+            loc="upper left",
+            frameon=False,
+            ncols=3 if narrow else 5,
+            handlelength=1.0,
+            handleheight=0.9,
+            columnspacing=1.6,
+            fontsize=9,
+        )
         return figure
 
     return styled(make)
@@ -113,10 +122,20 @@ def _waiting(axis: Axes, step: Timeline, origin: float) -> None:
         return
     left, bottom = float(reach[i] - origin) * 1e3, _LANES[(step.source, COMPUTE)]
     axis.broken_barh(
-        [(left, length * 1e3)], (bottom, _TALL), facecolors="none", edgecolors=MUTED, linewidth=0, hatch="////",
+        [(left, length * 1e3)],
+        (bottom, _TALL),
+        facecolors="none",
+        edgecolors=MUTED,
+        linewidth=0,
+        hatch="////",
         zorder=2,
-    )  # fmt: skip
+    )
     axis.text(
-        left + length * 500, bottom + _TALL + 0.06, f"waits {length * 1e3:.2f} ms", fontsize=8, color=MUTED,
-        ha="center", va="bottom",
-    )  # fmt: skip
+        left + length * 500,
+        bottom + _TALL + 0.06,
+        f"waits {length * 1e3:.2f} ms",
+        fontsize=8,
+        color=MUTED,
+        ha="center",
+        va="bottom",
+    )

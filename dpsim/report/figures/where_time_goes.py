@@ -35,9 +35,15 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
         handles = [Patch(color=_COLOURS[part], label=part) for part in parts]
         handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, hatch=_HATCH, label="hatched, right: predicted"))
         figure.legend(
-            handles=handles, loc="upper left", frameon=False, ncols=2 if narrow else 6, handlelength=1.0,
-            handleheight=0.9, columnspacing=1.5, fontsize=9,
-        )  # fmt: skip
+            handles=handles,
+            loc="upper left",
+            frameon=False,
+            ncols=2 if narrow else 6,
+            handlelength=1.0,
+            handleheight=0.9,
+            columnspacing=1.5,
+            fontsize=9,
+        )
         return figure
 
     return styled(make)

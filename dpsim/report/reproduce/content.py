@@ -41,12 +41,18 @@ def content(record: ReproduceRecord) -> Content:
     if record.drift:
         tables.append(drift_table(record))
     return Content(
-        name=name, heading=f"The same bits? {name}", cards=(), rules=RULES, answers=tuple(answers(record)),
+        name=name,
+        heading=f"The same bits? {name}",
+        cards=(),
+        rules=RULES,
+        answers=tuple(answers(record)),
         question="Does training come to the same bits, whatever the number of devices, the buckets, the algorithm and "
         "the overlap?",
-        tables=tuple(tables), warnings=warnings(record), facts=_facts(record),
+        tables=tuple(tables),
+        warnings=warnings(record),
+        facts=_facts(record),
         environment=environment_facts(record.environment),
-    )  # fmt: skip
+    )
 
 
 def answers(record: ReproduceRecord) -> Iterator[str]:
@@ -97,9 +103,13 @@ def _place(difference: Difference) -> str:
 def _drift_sentence(predicted: PredictedDrift, measured: Sequence[MeasuredDrift]) -> Iterator[str]:
     for what, unit, value, found in (
         ("parameters drifted by", "of their size", predicted.parameters, [one.parameters for one in measured]),
-        ("the first batch norm's means were off by", "deviations of a sample", predicted.statistics,
-         [one.statistics for one in measured if one.statistics is not None]),
-    ):  # fmt: skip
+        (
+            "the first batch norm's means were off by",
+            "deviations of a sample",
+            predicted.statistics,
+            [one.statistics for one in measured if one.statistics is not None],
+        ),
+    ):
         if value is not None and found:
             yield (
                 f"Batch norm {predicted.batch_norm}, {predicted.devices} devices: {what} {spread(found)} {unit}; "
@@ -127,10 +137,7 @@ def _modes(record: ReproduceRecord) -> list[tuple[str, list[Run]]]:
 def drifts(record: ReproduceRecord) -> list[tuple[PredictedDrift, list[MeasuredDrift]]]:
     """Each prediction with what was measured of it."""
     points = record.predictions.points if record.predictions else ()
-    return [
-        (point, [one for one in record.drift if _of(one.configuration, point)])
-        for point in points
-    ]  # fmt: skip
+    return [(point, [one for one in record.drift if _of(one.configuration, point)]) for point in points]
 
 
 def _of(one: Configuration, point: PredictedDrift) -> bool:
@@ -140,9 +147,13 @@ def _of(one: Configuration, point: PredictedDrift) -> bool:
 def counts_table(record: ReproduceRecord) -> Table:
     """What all runs on each number of devices came to."""
     columns = (
-        Column(head="devices"), Column(head="runs"), Column(head="as on 1 device"), Column(head="different results"),
-        Column(head="digest", left=True), Column(head="losses", left=True),
-    )  # fmt: skip
+        Column(head="devices"),
+        Column(head="runs"),
+        Column(head="as on 1 device"),
+        Column(head="different results"),
+        Column(head="digest", left=True),
+        Column(head="losses", left=True),
+    )
     sections = []
     for name, runs in _modes(record):
         by_count: dict[int, list[Run]] = {}
@@ -151,9 +162,11 @@ def counts_table(record: ReproduceRecord) -> Table:
         rows = tuple(_count_row(record, count, some) for count, some in by_count.items())
         sections.append(Section(title=name, rows=rows))
     return Table(
-        title="Digests by number of devices", columns=columns, sections=tuple(sections),
+        title="Digests by number of devices",
+        columns=columns,
+        sections=tuple(sections),
         note="Over all thresholds, algorithms and overlaps. The digest is shown where all runs came to one.",
-    )  # fmt: skip
+    )
 
 
 def _count_row(record: ReproduceRecord, devices: int, runs: Sequence[Run]) -> tuple[str, ...]:
@@ -169,19 +182,25 @@ def _count_row(record: ReproduceRecord, devices: int, runs: Sequence[Run]) -> tu
 def digests_table(record: ReproduceRecord) -> Table:
     """Every run with its digests."""
     columns = (
-        Column(head="devices"), Column(head="threshold"), Column(head="algorithm", left=True),
-        Column(head="overlap", left=True), Column(head="digest", left=True), Column(head="losses", left=True),
+        Column(head="devices"),
+        Column(head="threshold"),
+        Column(head="algorithm", left=True),
+        Column(head="overlap", left=True),
+        Column(head="digest", left=True),
+        Column(head="losses", left=True),
         Column(head="against 1 device", left=True),
-    )  # fmt: skip
+    )
     sections = []
     for name, runs in _modes(record):
         rows = tuple(_run_row(record, run) for run in runs)
         strong = tuple(i for i, run in enumerate(runs) if run.configuration.promised and not record.identical(run))
         sections.append(Section(title=name, rows=rows, strong=strong))
     return Table(
-        title=ALL_RUNS, columns=columns, sections=tuple(sections),
+        title=ALL_RUNS,
+        columns=columns,
+        sections=tuple(sections),
         note=f"The first {_SHOWN} digits of the SHA-256 of the trained state and of all losses.",
-    )  # fmt: skip
+    )
 
 
 def _run_row(record: ReproduceRecord, run: Run) -> tuple[str, ...]:
@@ -203,10 +222,18 @@ def _run_row(record: ReproduceRecord, run: Run) -> tuple[str, ...]:
 def differences_table(record: ReproduceRecord) -> Table:
     """Where every trajectory that differs leaves its reference."""
     columns = (
-        Column(head="devices"), Column(head="threshold"), Column(head="algorithm", left=True), Column(head="step"),
-        Column(head="first tensor", left=True), Column(head="ULPs"), Column(head="relative"), Column(head="most ULPs"),
-        Column(head="elements"), Column(head="tensors"), Column(head="cause", left=True),
-    )  # fmt: skip
+        Column(head="devices"),
+        Column(head="threshold"),
+        Column(head="algorithm", left=True),
+        Column(head="step"),
+        Column(head="first tensor", left=True),
+        Column(head="ULPs"),
+        Column(head="relative"),
+        Column(head="most ULPs"),
+        Column(head="elements"),
+        Column(head="tensors"),
+        Column(head="cause", left=True),
+    )
     sections = []
     for name, runs in _modes(record):
         shown = {run.trajectory: run for run in reversed(runs) if record.difference(run) is not None}
@@ -214,11 +241,13 @@ def differences_table(record: ReproduceRecord) -> Table:
         if rows:
             sections.append(Section(title=name, rows=tuple(rows)))
     return Table(
-        title="Where they differ first", columns=columns, sections=tuple(sections),
+        title="Where they differ first",
+        columns=columns,
+        sections=tuple(sections),
         note="The first element that differs in the first tensor that does, in the order in which a step makes them: "
         "running statistics, the loss, then layer by layer backwards. Most: in that tensor; elements and tensors: how "
         "many differ after that step. Runs that came to the same bits are shown once.",
-    )  # fmt: skip
+    )
 
 
 def _difference_row(record: ReproduceRecord, run: Run) -> tuple[str, ...]:
@@ -226,38 +255,55 @@ def _difference_row(record: ReproduceRecord, run: Run) -> tuple[str, ...]:
     if found is None:
         return ()
     return (
-        one.layout or str(one.devices), format_size(one.fusion_threshold_bytes), one.algorithm, str(found.step),
-        _place(found), f"{found.ulps:,}", f"{found.relative:.2g}", f"{found.max_ulps:,}",
-        f"{found.elements_differing} of {found.elements}", f"{found.tensors_differing} of {found.tensors}",
+        one.layout or str(one.devices),
+        format_size(one.fusion_threshold_bytes),
+        one.algorithm,
+        str(found.step),
+        _place(found),
+        f"{found.ulps:,}",
+        f"{found.relative:.2g}",
+        f"{found.max_ulps:,}",
+        f"{found.elements_differing} of {found.elements}",
+        f"{found.tensors_differing} of {found.tensors}",
         str(found.cause),
-    )  # fmt: skip
+    )
 
 
 def drift_table(record: ReproduceRecord) -> Table:
     """Measured drift beside the predicted one."""
     columns = (
-        Column(head="devices"), Column(head="parameters"), Column(head="predicted"), Column(head="batch-norm means"),
-        Column(head="predicted"), Column(head="last loss"),
-    )  # fmt: skip
+        Column(head="devices"),
+        Column(head="parameters"),
+        Column(head="predicted"),
+        Column(head="batch-norm means"),
+        Column(head="predicted"),
+        Column(head="last loss"),
+    )
     rows: dict[str, list[tuple[str, ...]]] = {}
     for point, measured in drifts(record):
         if not measured:
             continue
         statistics = [one.statistics for one in measured if one.statistics is not None]
-        rows.setdefault(f"batch norm {point.batch_norm}", []).append((
-            str(point.devices), spread([one.parameters for one in measured]), _number(point.parameters),
-            spread(statistics) if statistics else "", _number(point.statistics),
-            spread([one.loss for one in measured]),
-        ))  # fmt: skip
+        rows.setdefault(f"batch norm {point.batch_norm}", []).append(
+            (
+                str(point.devices),
+                spread([one.parameters for one in measured]),
+                _number(point.parameters),
+                spread(statistics) if statistics else "",
+                _number(point.statistics),
+                spread([one.loss for one in measured]),
+            )
+        )
     return Table(
-        title="Drift from one device", columns=columns,
+        title="Drift from one device",
+        columns=columns,
         sections=tuple(Section(title=name, rows=tuple(some)) for name, some in rows.items()),
         note="Parameters: |w_n - w_1| / |w_1| after the last step, predicted from rounding as a random walk (which "
         "no longer holds once a rectifier or a maximum tips over). "
         "Batch-norm means: of the first batch norm, a device's against the whole batch's, before training; root mean "
         "square over the first 16 batches, in deviations of a sample; predicted as the root of 1/b - 1/B. Last loss: "
         "relative difference. Ranges are over thresholds, algorithms and overlaps.",
-    )  # fmt: skip
+    )
 
 
 def _number(value: float | None) -> str:
@@ -271,18 +317,19 @@ def warnings(record: ReproduceRecord) -> tuple[ReportWarning, ...]:
     if broken:
         found.append(
             ReportWarning(
-                kind="not-identical", text=f"what is promised to be identical is not: {_listed(broken)}",
+                kind="not-identical",
+                text=f"what is promised to be identical is not: {_listed(broken)}",
                 remedy="this is a defect of dpsim; please report it with this folder",
             )
-        )  # fmt: skip
+        )
     if record.against and record.against.across_machines:
         found.append(
             ReportWarning(
-                kind="across-machines", text=f"the saved run is of another machine type: "
-                f"{_listed(record.against.across_machines)}",
+                kind="across-machines",
+                text=f"the saved run is of another machine type: {_listed(record.against.across_machines)}",
                 remedy="differences may come from that; compare on one machine type",
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 

@@ -20,14 +20,18 @@ def _point(record: ReproduceRecord, run: Run) -> dict[str, Any]:
     points = record.predictions.points if record.predictions else ()
     predicted = next((p for p in points if (p.batch_norm, p.devices) == (one.batch_norm, one.devices)), None)
     return dict(codec.to_builtins(one)) | {
-        "promised": one.promised, "digest": trajectory.digest, "losses_digest": trajectory.losses_digest,
-        "final_loss": trajectory.losses[-1], "identical": record.identical(run),
+        "promised": one.promised,
+        "digest": trajectory.digest,
+        "losses_digest": trajectory.losses_digest,
+        "final_loss": trajectory.losses[-1],
+        "identical": record.identical(run),
         "first_difference": None if difference is None else codec.to_builtins(difference),
-        "parameter_drift": drift.parameters if drift else None, "loss_drift": drift.loss if drift else None,
+        "parameter_drift": drift.parameters if drift else None,
+        "loss_drift": drift.loss if drift else None,
         "statistics_drift": drift.statistics if drift else None,
         "predicted_parameter_drift": predicted.parameters if predicted else None,
         "predicted_statistics_drift": predicted.statistics if predicted else None,
-    }  # fmt: skip
+    }
 
 
 def summary_json(record: ReproduceRecord) -> dict[str, Any]:
@@ -36,9 +40,13 @@ def summary_json(record: ReproduceRecord) -> dict[str, Any]:
     beside = record.against
     return {
         "identical": record.kept_promises if promised else None,
-        "runs": len(record.runs), "different_results": len(record.trajectories),
-        "digests": {run.configuration.batch_norm: record.trajectories[run.trajectory].digest
-                    for run in record.runs if run.configuration.devices == 1},
+        "runs": len(record.runs),
+        "different_results": len(record.trajectories),
+        "digests": {
+            run.configuration.batch_norm: record.trajectories[run.trajectory].digest
+            for run in record.runs
+            if run.configuration.devices == 1
+        },
         "predictions_sha256": record.predictions_sha256,
         "against": None if beside is None else codec.to_builtins(beside),
-    }  # fmt: skip
+    }

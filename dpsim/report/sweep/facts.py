@@ -23,9 +23,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
     """What was run, when, and what the model knew."""
     run = results.experiment
     samples = [p.samples for p in comparison.points]
-    noise = [
-        f"{group_name(g)}: " + ("unknown" if g.noise is None else percent(g.noise)) for g in comparison.groups
-    ]  # fmt: skip
+    noise = [f"{group_name(g)}: " + ("unknown" if g.noise is None else percent(g.noise)) for g in comparison.groups]
     calibrated = dict.fromkeys(p.calibrated_on for p in comparison.points if p.calibrated_on)
     steps = f"{sum(samples)} steps over {len(samples)} configurations, {min(samples)} to {max(samples)} each"
     return tuple(
@@ -43,13 +41,18 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
             ("predictions' SHA-256", comparison.predictions_sha256),
             ("predictions of drift", comparison.drift_predictions_sha256),
             ("calibrated on", "; ".join(calibrated) or "not said"),
-            ("workload", f"{predictions.workload.source or predictions.workload.name}"
-             + (" (emulated computation)" if predictions.workload.emulated_compute else "")),
-            ("gradients", f"{len(predictions.workload.tensors)} tensors, "
-             + format_size(predictions.workload.gradient_bytes)),
+            (
+                "workload",
+                f"{predictions.workload.source or predictions.workload.name}"
+                + (" (emulated computation)" if predictions.workload.emulated_compute else ""),
+            ),
+            (
+                "gradients",
+                f"{len(predictions.workload.tensors)} tensors, " + format_size(predictions.workload.gradient_bytes),
+            ),
         )
         if value
-    )  # fmt: skip
+    )
 
 
 def _batch(run: Experiment) -> str:
@@ -85,9 +88,12 @@ def environment_facts(environment: Environment) -> Facts:
     fixed = (
         ("processor", f"{environment.processor}, {environment.cores} cores, {format_size(environment.memory_bytes)}"),
         ("platform", environment.platform),
-        ("software", f"dpsim {environment.dpsim}, Python {environment.python}, NumPy {environment.numpy}, "
-         f"numba {environment.numba}"),
+        (
+            "software",
+            f"dpsim {environment.dpsim}, Python {environment.python}, NumPy {environment.numpy}, "
+            f"numba {environment.numba}",
+        ),
         ("MPI", environment.mpi),
         ("BLAS", environment.blas),
-    )  # fmt: skip
+    )
     return (*fixed, *sorted(environment.variables.items()))

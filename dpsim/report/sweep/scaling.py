@@ -153,15 +153,26 @@ def points_table(comparison: Comparison) -> Table:
         "statistics": any(p.measured_statistics_drift is not None for p in shown),
     }
     columns = [
-        Column(head="devices"), Column(head="algorithm", left=True, dispensable=3), Column(head="measured ms"),
-        Column(head="95% interval", left=True, dispensable=7), Column(head="predicted ms"), Column(head="error"),
-        Column(head="speedup"), Column(head="predicted speedup"), Column(head="speedup error", dispensable=2),
-        Column(head="efficiency", dispensable=2), Column(head="exposed ms", dispensable=4),
-        Column(head="predicted exposed", dispensable=8), Column(head="drift"), Column(head="predicted drift"),
-        Column(head="batch-norm means", dispensable=1), Column(head="predicted means", dispensable=1),
-        Column(head="digest", left=True, dispensable=5), Column(head="samples", dispensable=9),
+        Column(head="devices"),
+        Column(head="algorithm", left=True, dispensable=3),
+        Column(head="measured ms"),
+        Column(head="95% interval", left=True, dispensable=7),
+        Column(head="predicted ms"),
+        Column(head="error"),
+        Column(head="speedup"),
+        Column(head="predicted speedup"),
+        Column(head="speedup error", dispensable=2),
+        Column(head="efficiency", dispensable=2),
+        Column(head="exposed ms", dispensable=4),
+        Column(head="predicted exposed", dispensable=8),
+        Column(head="drift"),
+        Column(head="predicted drift"),
+        Column(head="batch-norm means", dispensable=1),
+        Column(head="predicted means", dispensable=1),
+        Column(head="digest", left=True, dispensable=5),
+        Column(head="samples", dispensable=9),
         Column(head="best", left=True),
-    ]  # fmt: skip
+    ]
     needs = [""] * len(columns)
     needs[1], needs[12:17] = "algorithm", ["drift", "predicted", "statistics", "statistics", "drift"]
     kept = [i for i, need in enumerate(needs) if optional.get(need, True)]
@@ -176,9 +187,11 @@ def points_table(comparison: Comparison) -> Table:
             )
         )
     return Table(
-        title="Measured and predicted", columns=tuple(columns[i] for i in kept), sections=tuple(sections),
+        title="Measured and predicted",
+        columns=tuple(columns[i] for i in kept),
+        sections=tuple(sections),
         note=_note(comparison),
-    )  # fmt: skip
+    )
 
 
 def _row(point: ComparedPoint, longest: float) -> tuple[str, ...]:
@@ -191,19 +204,30 @@ def _row(point: ComparedPoint, longest: float) -> tuple[str, ...]:
     speedups = ("", "", "", "")
     if several and measured is not None and predicted is not None:
         speedups = (
-            f"{measured:.2f}x", f"{predicted:.2f}x", percent(predicted / measured - 1, sign=True),
+            f"{measured:.2f}x",
+            f"{predicted:.2f}x",
+            percent(predicted / measured - 1, sign=True),
             percent(measured / point.devices),
-        )  # fmt: skip
+        )
     mark = MEASURED_MARK * point.is_best_measured + PREDICTED_MARK * point.is_best_predicted
     return (
-        point.layout, point.algorithm if several else "", ms(point.measured_step_s),
+        point.layout,
+        point.algorithm if several else "",
+        ms(point.measured_step_s),
         f"{ms(point.measured_low_s)} to {ms(point.measured_high_s)}",
-        ms(point.predicted_step_s) + ("*" if point.extrapolated else ""), percent(point.error, sign=True), *speedups,
+        ms(point.predicted_step_s) + ("*" if point.extrapolated else ""),
+        percent(point.error, sign=True),
+        *speedups,
         ms(point.exposed_communication_s) if several else "",
         ms(point.predicted_exposed_communication_s) if several else "",
-        _number(point.measured_drift), _number(point.predicted_drift), _number(point.measured_statistics_drift),
-        _number(point.predicted_statistics_drift), point.digest[:DIGITS], str(point.samples), mark,
-    )  # fmt: skip
+        _number(point.measured_drift),
+        _number(point.predicted_drift),
+        _number(point.measured_statistics_drift),
+        _number(point.predicted_statistics_drift),
+        point.digest[:DIGITS],
+        str(point.samples),
+        mark,
+    )
 
 
 def _number(value: float | None) -> str:

@@ -83,13 +83,21 @@ def points_table(comparison: Comparison) -> Table:
     """Every scored point: measured, predicted, and what it means."""
     algorithms = len({p.algorithm for p in comparison.scored if p.devices > 1}) > 1
     columns = [
-        Column(head="devices"), Column(head="fusion threshold", left=True), Column(head="buckets", dispensable=3),
-        Column(head="measured ms"), Column(head="95% interval", left=True), Column(head="predicted ms"),
-        Column(head="error"), Column(head="at equal speed", dispensable=6), Column(head="exposed ms", dispensable=1),
+        Column(head="devices"),
+        Column(head="fusion threshold", left=True),
+        Column(head="buckets", dispensable=3),
+        Column(head="measured ms"),
+        Column(head="95% interval", left=True),
+        Column(head="predicted ms"),
+        Column(head="error"),
+        Column(head="at equal speed", dispensable=6),
+        Column(head="exposed ms", dispensable=1),
         Column(head="predicted exposed", dispensable=4),
-        Column(head="speedup"), Column(head="predicted speedup", dispensable=2),
-        Column(head="samples", dispensable=5), Column(head="best", left=True),
-    ]  # fmt: skip
+        Column(head="speedup"),
+        Column(head="predicted speedup", dispensable=2),
+        Column(head="samples", dispensable=5),
+        Column(head="best", left=True),
+    ]
     if algorithms:
         columns.insert(2, Column(head="algorithm", left=True))
     longest = max(p.measured_step_s for p in comparison.points)
@@ -123,15 +131,21 @@ def _point_row(point: ComparedPoint, longest: float, algorithms: bool) -> tuple[
 
     mark = MEASURED_MARK * point.is_best_measured + PREDICTED_MARK * point.is_best_predicted
     cells = [
-        point.layout, format_size(point.fusion_threshold_bytes) if several else "",
-        str(point.buckets) if several else "", ms(point.measured_step_s),
+        point.layout,
+        format_size(point.fusion_threshold_bytes) if several else "",
+        str(point.buckets) if several else "",
+        ms(point.measured_step_s),
         f"{ms(point.measured_low_s)} to {ms(point.measured_high_s)}",
-        ms(point.predicted_step_s) + ("*" if point.extrapolated else ""), percent(point.error, sign=True),
+        ms(point.predicted_step_s) + ("*" if point.extrapolated else ""),
+        percent(point.error, sign=True),
         "" if point.error_at_equal_speed is None else percent(point.error_at_equal_speed, sign=True),
         ms(point.exposed_communication_s) if several else "",
-        ms(point.predicted_exposed_communication_s) if several else "", times(point.measured_speedup),
-        times(point.predicted_speedup), str(point.samples), mark,
-    ]  # fmt: skip
+        ms(point.predicted_exposed_communication_s) if several else "",
+        times(point.measured_speedup),
+        times(point.predicted_speedup),
+        str(point.samples),
+        mark,
+    ]
     if algorithms:
         cells.insert(2, point.algorithm if several else "")
     return tuple(cells)
@@ -142,11 +156,16 @@ def scores_table(comparison: Comparison) -> Table:
     of_devices = comparison.scaling is not None
     nulls = comparison.groups[0].step.null_errors
     columns = (
-        Column(head="devices"), Column(head="of", left=True), Column(head="model"),
+        Column(head="devices"),
+        Column(head="of", left=True),
+        Column(head="model"),
         Column(head="p90", dispensable=2),
-        *(Column(head=_SHORT_NULLS[name]) for name in NULL_NAMES if name in nulls), Column(head="skill"),
-        Column(head="regret"), Column(head="A/A noise", dispensable=3), Column(head="effect", dispensable=4),
-    )  # fmt: skip
+        *(Column(head=_SHORT_NULLS[name]) for name in NULL_NAMES if name in nulls),
+        Column(head="skill"),
+        Column(head="regret"),
+        Column(head="A/A noise", dispensable=3),
+        Column(head="effect", dispensable=4),
+    )
     sections = []
     for network, groups in by_network(comparison.groups, lambda g: network_name(g.network, g.emulated_network)).items():
         rows = [row for g in groups for row in _score_rows(str(g.devices or "above 1"), g)]
@@ -199,17 +218,27 @@ def overlap_table(comparison: Comparison) -> Table:
     """What overlap does to the step, measured and predicted."""
     signs = {True: "right", False: "wrong", None: "within noise"}
     columns = (
-        Column(head="devices"), Column(head="fusion threshold", left=True), Column(head="overlap", left=True),
-        Column(head="measured"), Column(head="predicted"), Column(head="noise"),
+        Column(head="devices"),
+        Column(head="fusion threshold", left=True),
+        Column(head="overlap", left=True),
+        Column(head="measured"),
+        Column(head="predicted"),
+        Column(head="noise"),
         Column(head="predicted sign", left=True),
-    )  # fmt: skip
+    )
     sections = tuple(
         Section(
             title=network,
             rows=tuple(
-                (str(e.devices), format_size(e.fusion_threshold_bytes), e.overlap,
-                 percent(e.measured_effect, sign=True), percent(e.predicted_effect, sign=True), percent(e.noise),
-                 signs[e.sign_right])
+                (
+                    str(e.devices),
+                    format_size(e.fusion_threshold_bytes),
+                    e.overlap,
+                    percent(e.measured_effect, sign=True),
+                    percent(e.predicted_effect, sign=True),
+                    percent(e.noise),
+                    signs[e.sign_right],
+                )
                 for e in effects
             ),
             strong=tuple(i for i, e in enumerate(effects) if e.sign_right is False),
@@ -217,7 +246,7 @@ def overlap_table(comparison: Comparison) -> Table:
         for network, effects in by_network(
             comparison.overlap, lambda e: network_name(e.network, e.emulated_network)
         ).items()
-    )  # fmt: skip
+    )
     return Table(
         title="What overlap does",
         columns=columns,

@@ -46,9 +46,14 @@ class Timelines:
 
 def _setting(key: PointKey | ComparedPoint) -> Setting:
     return (
-        key.network, key.devices, key.fusion_rule, key.fusion_threshold_bytes, key.algorithm, key.overlap,
+        key.network,
+        key.devices,
+        key.fusion_rule,
+        key.fusion_threshold_bytes,
+        key.algorithm,
+        key.overlap,
         key.global_batch,
-    )  # fmt: skip
+    )
 
 
 def kind_of(operation: str) -> str:

@@ -194,22 +194,25 @@ def _of_run(comparison: Comparison) -> Iterator[ReportWarning]:
             text="the prediction was made in another environment than the measurement",
             remedy="compare the two environments in the records, or run the sweep again on one machine",
         )
-    crowded = sorted({p.devices for p in comparison.points if p.devices > comparison.cores})
-    if crowded:
+    oversubscribed = sorted({p.devices for p in comparison.points if p.devices > comparison.cores})
+    if oversubscribed:
         yield ReportWarning(
             kind="shared-cores",
-            text=f"{' and '.join(map(str, crowded))} devices are more than this machine has cores "
+            text=f"{' and '.join(map(str, oversubscribed))} devices are more than this machine has cores "
             f"({comparison.cores}): their times are real, but of cores that several ranks share in turn",
             remedy="take them for what this machine does, not for more devices; run on as many cores to know that",
         )
     if comparison.scaling is not None and comparison.scaling.kind == "strong" and not comparison.drift_measured:
         yield ReportWarning(
-            kind="no-drift", text="the drift was not measured yet", remedy="give the sweep's command again to go on",
-        )  # fmt: skip
+            kind="no-drift",
+            text="the drift was not measured yet",
+            remedy="give the sweep's command again to go on",
+        )
     if comparison.identical is False:
         yield ReportWarning(
-            kind="not-identical", text="training with leaves, promised to be the same on any number of devices, is not",
+            kind="not-identical",
+            text="training with leaves, promised to be the same on any number of devices, is not",
             remedy="this is a defect of dpsim; see dpsim reproduce with the same flags, and please report it",
-        )  # fmt: skip
+        )
     for text in comparison.harness_warnings:
         yield ReportWarning(kind="run", text=text, remedy="see the text; run the sweep again when it is mended")

@@ -19,8 +19,12 @@ from dpsim.experiments.stress.hostile import commands, connections, kills, reade
 from dpsim.experiments.stress.hostile.tally import Tally, tallied
 from dpsim.launch.scratch import scratch
 
-PARTS = {"kills": (kills.run, 200), "readers": (readers.run, 19_000), "commands": (commands.run, 1_000),
-         "connections": (connections.run, 1_000)}  # fmt: skip
+PARTS = {
+    "kills": (kills.run, 200),
+    "readers": (readers.run, 19_000),
+    "commands": (commands.run, 1_000),
+    "connections": (connections.run, 1_000),
+}
 
 
 def attack(part: str, cases: int | None, seed: int, output: Path | None) -> Tally:

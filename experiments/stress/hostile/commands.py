@@ -51,19 +51,47 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
 _COMPILING = 5
 """So many of the commands, as they stand, do all the compiling there is."""
 _STRANGE = (
-    "", "-1", "0", "99999999999999999999", "9" * 5000, "nan", "inf", "-inf", "1e999", "\ud800", "é" * 300, "a" * 300,
-    "/dev/null", "/dev/zero/x", "..", "/proc/self/mem", "\x1b[31m", "--json", "--", "2x", "x2", "1,,2", "%n", "$(id)",
-    "mlp:99999999999", "synthetic:99999x99999x3,classes=10", "npz:/dev/zero", "resnet99999999999999", "w.toml", "sweep",
-)  # fmt: skip
+    "",
+    "-1",
+    "0",
+    "99999999999999999999",
+    "9" * 5000,
+    "nan",
+    "inf",
+    "-inf",
+    "1e999",
+    "\ud800",
+    "é" * 300,
+    "a" * 300,
+    "/dev/null",
+    "/dev/zero/x",
+    "..",
+    "/proc/self/mem",
+    "\x1b[31m",
+    "--json",
+    "--",
+    "2x",
+    "x2",
+    "1,,2",
+    "%n",
+    "$(id)",
+    "mlp:99999999999",
+    "synthetic:99999x99999x3,classes=10",
+    "npz:/dev/zero",
+    "resnet99999999999999",
+    "w.toml",
+    "sweep",
+)
 
 
 def prepared(folder: Path) -> None:
     """Put the files that the commands name into ``folder``."""
     for source, name in (
-        ("experiments/machines/googlenet_k80.toml", "w.toml"), ("experiments/machines/k80_10gbe.toml", "m.toml"),
+        ("experiments/machines/googlenet_k80.toml", "w.toml"),
+        ("experiments/machines/k80_10gbe.toml", "m.toml"),
         ("experiments/machines/benchmarks/nccl_a100.txt", "nccl.txt"),
         ("experiments/machines/benchmarks/osu_2_nodes.txt", "osu.txt"),
-    ):  # fmt: skip
+    ):
         shutil.copyfile(_ROOT / source, folder / name)
     (folder / "sweep").mkdir(exist_ok=True)
     for name in ("predictions.json", "results.json", "drift.json"):
@@ -89,8 +117,10 @@ def _command(moments: random.Random) -> list[str]:
             case _:
                 words[at:at] = [moments.choice(_STRANGE)]
     limit = 100_000  # of one word; the kernel allows 128 KiB
-    return [word.encode("utf-8", "surrogatepass").replace(b"\0", b"")[:limit].decode("utf-8", "surrogateescape")
-            for word in words]  # fmt: skip
+    return [
+        word.encode("utf-8", "surrogatepass").replace(b"\0", b"")[:limit].decode("utf-8", "surrogateescape")
+        for word in words
+    ]
 
 
 def _damage_a_file(folder: Path, moments: random.Random) -> None:
@@ -112,9 +142,14 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
     with said.open("wb") as file:
         variables = {**os.environ, **scratch.environment(place), "PYTHONPATH": str(_ROOT)}
         process = subprocess.Popen(
-            [sys.executable, "-m", "dpsim", *words], cwd=place, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-            env=variables, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "dpsim", *words],
+            cwd=place,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=variables,
+            start_new_session=True,
+        )
     wrong = _watched(process)
     scratch_keeper.end_processes(str(place))
     text = said.read_text(encoding="utf-8", errors="replace")

@@ -23,20 +23,42 @@ from dpsim.launch import scratch
 
 _ROOT = str(Path(str(importlib.resources.files("dpsim"))).resolve().parent)
 _TRAIN = (
-    "train", "--model", "mlp:6", "--dataset", "synthetic:4x4x1,classes=3,train=64,test=16", "--devices", "2",
-    "--global-batch", "16", "--steps", "2000", "--reproducible", "--json",
-)  # fmt: skip
+    "train",
+    "--model",
+    "mlp:6",
+    "--dataset",
+    "synthetic:4x4x1,classes=3,train=64,test=16",
+    "--devices",
+    "2",
+    "--global-batch",
+    "16",
+    "--steps",
+    "2000",
+    "--reproducible",
+    "--json",
+)
 
 
 def _message(moments: random.Random) -> bytes:
     """What a stranger says."""
     return moments.choice(
         (
-            b"", b"\n", b"[" * 200_000 + b"\n", b'{"secret": "\\ud800"}\n', '{"secret": "é"}\n'.encode(), b"a\nb\n",
-            b"0" * 64 + b' {"rank": 0}\n', b"f" * 63, b"GET / HTTP/1.1\r\n\r\n", b"x" * 5_000_000,
-            b'{"result": {}}\n', moments.randbytes(moments.randint(1, 4000)), b"\0" * 1024, b"9" * 5000 + b"\n",
+            b"",
+            b"\n",
+            b"[" * 200_000 + b"\n",
+            b'{"secret": "\\ud800"}\n',
+            '{"secret": "é"}\n'.encode(),
+            b"a\nb\n",
+            b"0" * 64 + b' {"rank": 0}\n',
+            b"f" * 63,
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"x" * 5_000_000,
+            b'{"result": {}}\n',
+            moments.randbytes(moments.randint(1, 4000)),
+            b"\0" * 1024,
+            b"9" * 5000 + b"\n",
         )
-    )  # fmt: skip
+    )
 
 
 def stranger(port: int, moments: random.Random) -> str:
@@ -71,9 +93,14 @@ class _Job:
     def __init__(self, folder: Path) -> None:
         variables = {**os.environ, **scratch.environment(folder), "PYTHONPATH": _ROOT}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dpsim", *_TRAIN], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, env=variables, start_new_session=True, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "dpsim", *_TRAIN],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=variables,
+            start_new_session=True,
+            text=True,
+        )
 
     def port(self) -> int | None:
         """Where it listens, as anybody may read in /proc/net/tcp; None where it does not, or has ended."""

@@ -49,9 +49,14 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
     shared = _files_of_mpich()
     with said.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dpsim", *_TRAIN], cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-            env={**os.environ, "PYTHONPATH": _ROOT, "TMPDIR": str(place)}, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "dpsim", *_TRAIN],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "PYTHONPATH": _ROOT, "TMPDIR": str(place)},
+            start_new_session=True,
+        )
     target, sent = _TARGETS[number % 4], _SIGNALS[number // 4 % 4]
     training = moments.random() < 0.6
     _wait(process, said, training, moments)
@@ -109,9 +114,11 @@ def _struck(
             one for one in members if "dpsim.launch.worker" in one.cmdline() and one.cmdline()[0] == sys.executable
         ]
         named = {
-            "rank": ranks, "launcher": members[:1], "mpiexec": [one for one in members if one.name() == "mpiexec"],
+            "rank": ranks,
+            "launcher": members[:1],
+            "mpiexec": [one for one in members if one.name() == "mpiexec"],
             "proxy": [one for one in members if one.name().startswith("hydra")],
-        }[target]  # fmt: skip
+        }[target]
         if named:
             chosen = moments.choice(named)
             rank = int(chosen.environ()["PMI_RANK"]) if target == "rank" else None

@@ -63,10 +63,12 @@ def _text_readers() -> dict[str, tuple[Callable[[str], object], tuple[str, ...]]
         "devices": (parse_devices, ("8", "2x4", "1024x8")),
         "network": (Network.parse, ("node", "paced:50us,1gbit")),
         "schedule": (parse_decay, ("constant", "step:10,15,gamma=0.2", "cosine:0.01")),
-        "model": (lambda text: build_model(text, shape, 3), ("mlp:512,256", "mlp:64x20", "cnn:4,6,norm=group",
-                                                             "resnet20:norm=group,dropout=0.1,crop=4,flip=0.5")),
+        "model": (
+            lambda text: build_model(text, shape, 3),
+            ("mlp:512,256", "mlp:64x20", "cnn:4,6,norm=group", "resnet20:norm=group,dropout=0.1,crop=4,flip=0.5"),
+        ),
         "data set": (load_dataset, ("synthetic:6x5x2,classes=3,train=45,test=31", "digits", "npz:a.npz", "mnist:x")),
-    }  # fmt: skip
+    }
 
 
 def _readers(folder: Path) -> list[Reader]:
@@ -86,10 +88,11 @@ def _readers(folder: Path) -> list[Reader]:
     both = tuple(_copied(_ROOT / f"reports/devices/{name}.json", folder / name) for name in names)
     readers.append(
         Reader(
-            name="sweep", files=both,
+            name="sweep",
+            files=both,
             read=lambda: _compared(folder),
         )
-    )  # fmt: skip
+    )
     for log in sorted((_ROOT / "experiments/machines/benchmarks").iterdir()):
         path = _copied(log, folder / log.name)
         config = ImportConfig(files=(str(path),), devices=(2,))
@@ -116,8 +119,14 @@ def _copied(source: Path, target: Path) -> Path:
 def _checkpoint_reader(folder: Path) -> Reader:
     path = folder / "checkpoint-3.safetensors"
     header = checkpoint.Header(
-        step=3, epoch=0, batch=3, seed=0, training_samples=7, plan=Plan(devices=1, global_batch=1), run={"seed": 0},
-    )  # fmt: skip
+        step=3,
+        epoch=0,
+        batch=3,
+        seed=0,
+        training_samples=7,
+        plan=Plan(devices=1, global_batch=1),
+        run={"seed": 0},
+    )
     tensors: dict[str, Array] = {"parameters/a": np.ones((3, 2), np.float32), "losses": np.zeros(3)}
     path.write_bytes(checkpoint.encode(checkpoint.Checkpoint(header=header, tensors=tensors)))
     return Reader(name="checkpoint", files=(path,), read=lambda: stored(checkpoint.read(path)))

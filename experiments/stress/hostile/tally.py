@@ -61,9 +61,10 @@ def tallied(
         tally = codec.read(file, Tally, "tally", SCHEMA)
         if (tally.part, tally.seed) != (part, seed):
             raise ConfigError(
-                f"{file} is of part {tally.part} with seed {tally.seed}", allowed=f"part {part} with seed {seed}",
+                f"{file} is of part {tally.part} with seed {tally.seed}",
+                allowed=f"part {part} with seed {seed}",
                 remedy="choose another folder with --output",
-            )  # fmt: skip
+            )
     saved_s = time.monotonic()
 
     def add(outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
 from dpsim.kernels.allreduce.cuda.versions import Codes, Mode, Momentum, flag_words
-from dpsim.kernels.allreduce.tree import Slots
+from dpsim.kernels.allreduce.tree import PartialSums
 
 MODES = ("one-launch", "flags", "split")
 NAMES = {"uint16": "bfloat16"} | {name: name for name in ("float16", "float32", "float64")}
@@ -43,12 +43,12 @@ class Given:
 
     name: str
     arrays: tuple[Any, ...]
-    slots: Slots
+    slots: PartialSums
     rank: int | None
     mode: Mode
     flags: Sequence[Any] | None
     scale: float
-    wire: Codes | None
+    compression: Codes | None
     sgd: Momentum | None
 
     @property
@@ -111,12 +111,13 @@ class Given:
                 f"arrays of {self.arrays[0].dtype}", allowed="float16, uint16 (bfloat16), float32, float64"
             )
         self._check_ranks()
-        if self.wire is not None and self.sgd is not None:
+        if self.compression is not None and self.sgd is not None:
             raise ConfigError("wire and sgd in one kernel", allowed="one of them")
-        if self.name != "two-shot" and (self.wire is not None or self.sgd is not None):
-            raise ConfigError(f"{self.name} with {'sgd' if self.wire is None else 'wire'}", allowed="two-shot")
-        if self.wire is not None:
-            self._check_wire(self.wire)
+        if self.name != "two-shot" and (self.compression is not None or self.sgd is not None):
+            fused = "sgd" if self.compression is None else "compression"
+            raise ConfigError(f"{self.name} with {fused}", allowed="two-shot")
+        if self.compression is not None:
+            self._check_wire(self.compression)
         if self.sgd is not None:
             if self.dtype not in ("float32", "float64"):
                 raise ConfigError(f"sgd on {self.dtype}", allowed="float32, float64")
@@ -156,13 +157,17 @@ class Given:
                     "mode 'flags' without flags of every rank", allowed=f"an array of uint32 [{words}] a rank"
                 )
 
-    def _check_wire(self, wire: Codes) -> None:
-        if self.dtype != "float32" or wire.dtype not in ("float16", "bfloat16"):
-            raise ConfigError(f"a wire of {wire.dtype} for {self.dtype}", allowed="float16, bfloat16 for float32")
-        exact = wire.scale > 0 and math.frexp(wire.scale)[0] == 0.5
-        if not exact or not (2.0**-64 <= wire.scale <= 1 if wire.dtype == "float16" else wire.scale == 1):
+    def _check_wire(self, compression: Codes) -> None:
+        if self.dtype != "float32" or compression.dtype not in ("float16", "bfloat16"):
             raise ConfigError(
-                f"a wire of {wire.dtype} with scale {wire.scale}",
+                f"compression to {compression.dtype} for {self.dtype}", allowed="float16, bfloat16 for float32"
+            )
+        exact = compression.scale > 0 and math.frexp(compression.scale)[0] == 0.5
+        if not exact or not (
+            2.0**-64 <= compression.scale <= 1 if compression.dtype == "float16" else compression.scale == 1
+        ):
+            raise ConfigError(
+                f"compression to {compression.dtype} with scale {compression.scale}",
                 allowed="1 for bfloat16; a power of two from 2^-64 to 1 for float16",
             )
-        self._check_arrays("the wire's arrays", wire.arrays, len(self.arrays), "uint16")
+        self._check_arrays("the wire's arrays", compression.arrays, len(self.arrays), "uint16")

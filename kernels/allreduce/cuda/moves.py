@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dpsim.kernels.allreduce.tree import Slots, Tree, fold, slots_below
+from dpsim.kernels.allreduce.tree import PartialSums, Tree, fold, slots_below
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def moved(schedule: Schedule) -> Fraction:
     return sum(((m.high - m.low) * (len(m.sources) + 1) for step in schedule for m in step), Fraction(0))
 
 
-def ring(slots: Slots) -> Schedule:
+def ring(slots: PartialSums) -> Schedule:
     """A ring's schedule: n - 1 steps that add, n - 1 that pass the results on.
 
     Part c of the elements visits ranks c + 1, c + 2, ..., c. Each adds its slots to the sums of whole subtrees that are
@@ -99,7 +99,7 @@ def _above(slot: int, tree: Tree) -> Iterator[tuple[Tree, Tree]]:
             yield tree, sibling
 
 
-def _copy(slots: Slots, rank: int, source: int, low: Fraction, n: int) -> Move:
+def _copy(slots: PartialSums, rank: int, source: int, low: Fraction, n: int) -> Move:
     return Move(rank, low, low + Fraction(1, n), (Partial(slots.of(source)[0]),), Partial(slots.of(rank)[0]))
 
 
@@ -113,7 +113,7 @@ class Share:
     place: Partial
 
 
-def halving_doubling(slots: Slots) -> Schedule:
+def halving_doubling(slots: PartialSums) -> Schedule:
     """Recursive halving with the nearest partner first, then doubling back (Rabenseifner), along the tree.
 
     At each node, from the lowest up, the ranks below it divide the elements anew and add the sums of its two halves,
@@ -143,7 +143,7 @@ def _at_height(tree: Tree, height: int) -> list[Tree]:
     return [tree] if _height(tree) == height else below
 
 
-def _meet(slots: Slots, node: Tree, shares: dict[Tree, list[Share]]) -> list[Move]:
+def _meet(slots: PartialSums, node: Tree, shares: dict[Tree, list[Share]]) -> list[Move]:
     """The moves that make a node's sum of its halves' sums; notes where it lies then."""
     final = node == slots.tree
     if isinstance(node, int):
@@ -171,7 +171,9 @@ def _divided(node: tuple[Tree, Tree], shares: dict[Tree, list[Share]]) -> list[t
     return [(rank, Fraction(i, len(ranks)), Fraction(i + 1, len(ranks))) for i, rank in enumerate(ranks)]
 
 
-def _spread(slots: Slots, node: Tree, shares: dict[Tree, list[Share]], held: dict[int, list[Share]]) -> list[Move]:
+def _spread(
+    slots: PartialSums, node: Tree, shares: dict[Tree, list[Share]], held: dict[int, list[Share]]
+) -> list[Move]:
     """The moves that give each rank the results of its shares of a node's halves; ``held``: what it has of them."""
     moves = []
     for want in (share for half in (node if isinstance(node, tuple) else ()) for share in shares[half]):

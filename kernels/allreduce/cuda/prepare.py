@@ -47,19 +47,27 @@ class Work:
 
 
 def make(
-    name: str, arrays: Sequence[Any], slots: Any, *, rank: int | None = None, mode: Mode = "one-launch",
-    flags: Sequence[Any] | None = None, scale: float = 1.0, wire: Codes | None = None, sgd: Momentum | None = None,
-) -> Launch:  # fmt: skip
+    name: str,
+    arrays: Sequence[Any],
+    slots: Any,
+    *,
+    rank: int | None = None,
+    mode: Mode = "one-launch",
+    flags: Sequence[Any] | None = None,
+    scale: float = 1.0,
+    compression: Codes | None = None,
+    sgd: Momentum | None = None,
+) -> Launch:
     """``version.make`` of the version ``name``; see ``cuda.py``."""
-    given = Given(name, tuple(arrays), slots, rank, mode, flags, scale, wire, sgd)
+    given = Given(name, tuple(arrays), slots, rank, mode, flags, scale, compression, sgd)
     return launch(given, prepare(given))
 
 
 def prepare(given: Given) -> Work:
     """What to run for what was given."""
     given.check()
-    if given.wire is not None:
-        return _encoded(given, given.wire)
+    if given.compression is not None:
+        return _encoded(given, given.compression)
     if given.sgd is not None:
         return _momentum(given, given.sgd)
     if given.name == "one-shot":
@@ -89,10 +97,10 @@ def _momentum(given: Given, sgd: Momentum) -> Work:
     return Work(kernel, elements, args, 1, given.ranks, scope is not None, given.apart, held)
 
 
-def _encoded(given: Given, wire: Codes) -> Work:
+def _encoded(given: Given, compression: Codes) -> Work:
     scope = given.scope
-    kernel = two_shot.encoded(wire.dtype, given.slots.tree, given.ranks, scope)
-    codes = tuple(map(address_of, wire.arrays))
+    kernel = two_shot.encoded(compression.dtype, given.slots.tree, given.ranks, scope)
+    codes = tuple(map(address_of, compression.arrays))
     owned = [given.slots.of(rank) for rank in range(given.ranks)]
     words, begin = [], 2 * given.ranks
     for own in owned:
@@ -101,10 +109,10 @@ def _encoded(given: Given, wire: Codes) -> Work:
     words += [address for own in owned for slot in own for address in (given.addresses[slot], codes[slot])]
     table = on_device(words)
     results = tuple(codes[own[0]] for own in owned)
-    numbers = (np.float32(wire.scale), np.float32(1 / wire.scale), np.float32(given.scale))
+    numbers = (np.float32(compression.scale), np.float32(1 / compression.scale), np.float32(given.scale))
     args = (address_of(table), codes, results, *numbers)
-    elements = given.elements(*((address, 2) for address in codes), lanes=lanes_of(wire.dtype))
-    return Work(kernel, elements, args, 3, 1, scope is not None, False, (*given.arrays, *wire.arrays, table))
+    elements = given.elements(*((address, 2) for address in codes), lanes=lanes_of(compression.dtype))
+    return Work(kernel, elements, args, 3, 1, scope is not None, False, (*given.arrays, *compression.arrays, table))
 
 
 def _one_shot(given: Given) -> Work:
@@ -204,8 +212,9 @@ def _blocks(given: Given, work: Work, ranks: int) -> int:
         if wanted > at_once:
             raise ConfigError(
                 f"flags between GPUs of which this one runs {at_once} blocks at once",
-                allowed=f"{wanted} and more", remedy='prepare with mode="split"',
-            )  # fmt: skip
+                allowed=f"{wanted} and more",
+                remedy='prepare with mode="split"',
+            )
     if at_once == 0:
         raise ConfigError(f"{ranks} logical devices on a GPU that runs fewer blocks at once", remedy="use fewer")
     return min(wanted, at_once)

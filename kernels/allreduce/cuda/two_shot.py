@@ -66,16 +66,16 @@ def momentum(dtype: str, tree: Tree, ranks: int, scope: str | None) -> Any:
 
 
 @functools.cache
-def encoded(wire: str, tree: Tree, ranks: int, scope: str | None) -> Any:
+def encoded(compression: str, tree: Tree, ranks: int, scope: str | None) -> Any:
     """Three steps: encode the own slots; add a share of all codes into all; decode the result.
 
     args: a table, all codes, the codes of the results, down, up, scale. The table: for each rank where its pairs of
     addresses begin and end (numbers of words), the pairs (numbers, codes), a rank's first one being its result.
     """
-    lanes, times, word = lanes_of(wire), memory.times, flags.read_address
+    lanes, times, word = lanes_of(compression), memory.times, flags.read_address
 
     def encode(lanes: int) -> Any:
-        load, store = memory.load("float32", lanes), memory.store(wire, lanes)
+        load, store = memory.load("float32", lanes), memory.store(compression, lanes)
 
         @inline
         def put(element, args):  # type: ignore[no-untyped-def]
@@ -85,7 +85,7 @@ def encoded(wire: str, tree: Tree, ranks: int, scope: str | None) -> Any:
         return put
 
     def reduce(lanes: int) -> Any:
-        total, store = memory.total(wire, lanes, tree), memory.store_each(wire, lanes)
+        total, store = memory.total(compression, lanes, tree), memory.store_each(compression, lanes)
 
         @inline
         def put(element, args):  # type: ignore[no-untyped-def]
@@ -95,7 +95,7 @@ def encoded(wire: str, tree: Tree, ranks: int, scope: str | None) -> Any:
         return put
 
     def decode(lanes: int) -> Any:
-        load, store = memory.load(wire, lanes), memory.store("float32", lanes)
+        load, store = memory.load(compression, lanes), memory.store("float32", lanes)
 
         @inline
         def put(element, args):  # type: ignore[no-untyped-def]

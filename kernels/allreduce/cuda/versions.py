@@ -1,8 +1,9 @@
 """The versions for NVIDIA GPUs. Importing this loads no CUDA: versions do when they are made.
 
-``version.make(arrays, slots, *, rank=None, mode="one-launch", flags=None, scale=1.0, wire=None, sgd=None) -> Launch``
+``version.make(arrays, slots, *, rank=None, mode="one-launch", flags=None, scale=1.0, compression=None, sgd=None) ->
+Launch``
 
-``arrays``: one 1-D device array a slot of ``tree.Slots``, all of one dtype and length, anything with
+``arrays``: one 1-D device array a slot of ``tree.PartialSums``, all of one dtype and length, anything with
 ``__cuda_array_interface__`` (NumPy arrays in numba's CUDA simulator). A rank's result goes to its first slot,
 ``slots.of(rank)[0]``; its other slots are scratch afterwards. float16, bfloat16 (as uint16 codes; added in float32),
 float32, float64; any length, any alignment of whole elements.
@@ -18,8 +19,8 @@ ranks' arrays being their memory, opened by CUDA IPC. ``mode``:
   in the same order. A rank that never comes leaves the others' kernels waiting.
 - ``split``: cut at the points of synchronisation, a stage each.
 
-``scale``: the sum is multiplied by it. ``wire``: 16 bits between ranks. ``sgd``: update instead of storing the sum.
-Raises ``ConfigError`` for what a version cannot do.
+``scale``: the sum is multiplied by it. ``compression``: 16 bits between ranks. ``sgd``: update instead of storing the
+sum. Raises ``ConfigError`` for what a version cannot do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any, Literal
 
 from dpsim.kernels.allreduce.cuda.moves import halving_doubling, moved, ring
 from dpsim.kernels.allreduce.registry import Version, register
-from dpsim.kernels.allreduce.tree import Slots
+from dpsim.kernels.allreduce.tree import PartialSums
 
 Mode = Literal["one-launch", "flags", "split"]
 
@@ -85,7 +86,7 @@ def flag_words(ranks: int) -> int:
 
 
 def _make(name: str) -> Callable[..., Launch]:
-    def make(arrays: Sequence[Any], slots: Slots, **options: Any) -> Launch:
+    def make(arrays: Sequence[Any], slots: PartialSums, **options: Any) -> Launch:
         from dpsim.kernels.allreduce.cuda import prepare  # loads CUDA
 
         return prepare.make(name, arrays, slots, **options)
@@ -97,30 +98,49 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 register(
     Version(
-        name="ring", backend="cuda", summary="n - 1 steps that add, n - 1 that copy; partial sums stay where they are",
+        name="ring",
+        backend="cuda",
+        summary="n - 1 steps that add, n - 1 that copy; partial sums stay where they are",
         bytes_moved=lambda slots, size: float(moved(ring(slots)) * size),
-        synchronisations=lambda slots: len(ring(slots)) + 1, make=_make("ring"), dtypes=DTYPES, variants=("scale",),
+        synchronisations=lambda slots: len(ring(slots)) + 1,
+        make=_make("ring"),
+        dtypes=DTYPES,
+        variants=("scale",),
     )
-)  # fmt: skip
+)
 register(
     Version(
-        name="halving-doubling", backend="cuda", summary="up the tree, each rank over its share, and back",
+        name="halving-doubling",
+        backend="cuda",
+        summary="up the tree, each rank over its share, and back",
         bytes_moved=lambda slots, size: float(moved(halving_doubling(slots)) * size),
-        synchronisations=lambda slots: len(halving_doubling(slots)) + 1, make=_make("halving-doubling"),
-        dtypes=DTYPES, variants=("scale",),
+        synchronisations=lambda slots: len(halving_doubling(slots)) + 1,
+        make=_make("halving-doubling"),
+        dtypes=DTYPES,
+        variants=("scale",),
     )
-)  # fmt: skip
+)
 register(
     Version(
-        name="one-shot", backend="cuda", summary="every rank adds everything, in registers until all have read",
+        name="one-shot",
+        backend="cuda",
+        summary="every rank adds everything, in registers until all have read",
         bytes_moved=lambda slots, size: slots.ranks * (len(slots.owners) + 1) * size,
-        synchronisations=lambda slots: 2, make=_make("one-shot"), dtypes=DTYPES, variants=("scale",),
+        synchronisations=lambda slots: 2,
+        make=_make("one-shot"),
+        dtypes=DTYPES,
+        variants=("scale",),
     )
-)  # fmt: skip
+)
 register(
     Version(
-        name="two-shot", backend="cuda", summary="each rank adds its share of the elements, writes it to every rank",
+        name="two-shot",
+        backend="cuda",
+        summary="each rank adds its share of the elements, writes it to every rank",
         bytes_moved=lambda slots, size: (len(slots.owners) + slots.ranks) * size,
-        synchronisations=lambda slots: 2, make=_make("two-shot"), dtypes=DTYPES, variants=("scale", "wire", "sgd"),
+        synchronisations=lambda slots: 2,
+        make=_make("two-shot"),
+        dtypes=DTYPES,
+        variants=("scale", "compression", "sgd"),
     )
-)  # fmt: skip
+)

@@ -20,7 +20,7 @@ class _Silence:
     def backward_done(self, layer: int) -> None: ...
 
 
-def rehearse(network: Network) -> None:
+def warm_up(network: Network) -> None:
     """Forward and backward of one sample of zeros; only the bound gradients are overwritten."""
     kept = {name: array.copy() for name, array in network.state().items()}
     x, labels = np.zeros((1, *network.input_shape), network.dtype), np.zeros(1, np.int64)

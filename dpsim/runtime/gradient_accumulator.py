@@ -9,10 +9,10 @@ import numpy as np
 from dpsim.kernels.rounding import round_array, round_sum
 from dpsim.replica import Array, LeafReplica, Replica, Rounding, Slot
 from dpsim.runtime.arena import Arena
-from dpsim.runtime.passes import Pass
+from dpsim.runtime.micro_batches import MicroBatch
 
 
-class SlotMemory:
+class GradientAccumulator:
     """The gradients of this rank's slots, and of those passes whose sums are not complete.
 
     ``held`` of the arena's slots are this rank's. A replica that does not take leaves is given one a pass.
@@ -20,17 +20,17 @@ class SlotMemory:
     """
 
     def __init__(
-        self, replica: Replica, arena: Arena, held: int, passes: Sequence[Pass], rounding: Rounding | None
+        self, replica: Replica, arena: Arena, held: int, micro_batches: Sequence[MicroBatch], rounding: Rounding | None
     ) -> None:
         self._replica = replica
         self._leaf_replica = replica if isinstance(replica, LeafReplica) else None
         self._parameters = arena.views(arena.parameters)
         self._slots = [arena.views(slot) for slot in arena.slots[:held]]
-        deepest = max(one.depth for one in passes)
+        deepest = max(one.depth for one in micro_batches)
         self._partial = [arena.views(np.zeros_like(arena.gradients)) for _ in range(deepest)]
         self._rounding = rounding
 
-    def bind(self, one: Pass) -> None:
+    def bind(self, one: MicroBatch) -> None:
         """Give the replica the memory that a pass writes to."""
         first = self._memory(one.slot, one.depth)
         if self._leaf_replica is not None and len(one.edges) > 1:
@@ -39,7 +39,7 @@ class SlotMemory:
         else:
             self._replica.bind(self._parameters, first)
 
-    def add_up(self, one: Pass, names: Sequence[str]) -> None:
+    def add_up(self, one: MicroBatch, names: Sequence[str]) -> None:
         """Add the gradients of these tensors from a pass to those of the passes before it that it completes."""
         to = self._rounding
         if to is not None and self._leaf_replica is None:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dpsim.data.sharding import device_leaves, leaf_bounds, shard
-from dpsim.kernels.allreduce.tree import Slots, left_part, slots, subtrees
+from dpsim.kernels.allreduce.tree import PartialSums, left_part, slots, subtrees
 from dpsim.plan import Plan
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Pass:
+class MicroBatch:
     """Leaves ``first`` to ``stop - 1`` of a device's, computed together.
 
     ``edges``: the first leaf of each of their slots, counted in the pass; several slots are all there are of the step.
@@ -35,7 +35,7 @@ class Pass:
     merges: int = 0
 
 
-def plan_slots(plan: Plan) -> Slots:
+def plan_partial_sums(plan: Plan) -> PartialSums:
     """The slots of all devices: of their leaves, or one a device."""
     if plan.leaves:
         return slots(device_leaves(plan.leaves, plan.devices))
@@ -59,7 +59,7 @@ def own_slots(plan: Plan, rank: int) -> list[tuple[int, int]]:
     return [(low - first, high - first) for low, high in subtrees(plan.leaves, first, stop)]
 
 
-def plan_passes(plan: Plan, rank: int, *, takes_leaves: bool) -> tuple[Pass, ...]:
+def plan_micro_batches(plan: Plan, rank: int, *, takes_leaves: bool) -> tuple[MicroBatch, ...]:
     """The passes of device ``rank``, in the order of their leaves.
 
     Micro-batches (``plan.accumulate``) are subtrees of so few leaves that there are as many passes or more; without
@@ -68,28 +68,30 @@ def plan_passes(plan: Plan, rank: int, *, takes_leaves: bool) -> tuple[Pass, ...
     blocks, most = own_slots(plan, rank), 1
     if plan.leaves and takes_leaves:
         if plan.accumulate == 1:
-            return (Pass(0, blocks[-1][1], tuple(low for low, _ in blocks)),)
+            return (MicroBatch(0, blocks[-1][1], tuple(low for low, _ in blocks)),)
         most = plan.leaves // (plan.devices * plan.accumulate)
     elif not plan.leaves:
         blocks = [(0, plan.accumulate)]
-    found: list[Pass] = []
+    found: list[MicroBatch] = []
     for slot, (low, high) in enumerate(blocks):
         found += _split(low, high, most, slot, depth=0)
     return tuple(found)
 
 
-def _split(low: int, high: int, most: int, slot: int, depth: int) -> list[Pass]:
+def _split(low: int, high: int, most: int, slot: int, depth: int) -> list[MicroBatch]:
     if high - low <= most:
-        return [Pass(low, high, slot=slot, depth=depth)]
+        return [MicroBatch(low, high, slot=slot, depth=depth)]
     middle = low + left_part(high - low)
     *before, last = _split(low, middle, most, slot, depth) + _split(middle, high, most, slot, depth + 1)
-    return [*before, Pass(last.first, last.stop, slot=slot, depth=last.depth, merges=last.merges + 1)]
+    return [*before, MicroBatch(last.first, last.stop, slot=slot, depth=last.depth, merges=last.merges + 1)]
 
 
-def slot_sums(passes: Sequence[Pass], of_slots: Sequence[Sequence[T]], add: Callable[[T, T], T]) -> list[T]:
+def slot_sums(
+    micro_batches: Sequence[MicroBatch], of_slots: Sequence[Sequence[T]], add: Callable[[T, T], T]
+) -> list[T]:
     """The sum of each slot, from what each pass found for its own."""
     sums: list[T] = []
-    for one, found in zip(passes, of_slots, strict=True):
+    for one, found in zip(micro_batches, of_slots, strict=True):
         sums += found
         for _ in range(one.merges):
             last = sums.pop()
