@@ -7,7 +7,6 @@ import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
+from dpsim.memo import Remembering, remember
 
 SCHEMA = "dpsim.workload/1"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -71,7 +71,7 @@ class Layer(Noun, frozen=True):
                 raise ConfigError(f"layer {self.name!r} has {key} {value}", allowed="a finite number >= 0")
 
 
-class Workload(Noun, frozen=True, dict=True):
+class Workload(Remembering, frozen=True):
     """What is trained: layers in forward order, and where the numbers come from.
 
     ``local_batches`` (ascending) are the batch sizes at which times were taken; between them times are
@@ -164,33 +164,24 @@ class Workload(Noun, frozen=True, dict=True):
             cumulative_bytes=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
         )
 
-    @functools.cached_property
-    def memo(self) -> dict[Any, Any]:
-        """Where the lowering and the model keep arrays that they derived from this workload alone."""
-        return {}
-
+    @remember
     def times(self, local_batch: float) -> LayerTimes:
-        """Seconds a layer at a local batch (which may be fractional: unequal shares average)."""
-        cached: LayerTimes | None = self.memo.get(("times", local_batch))
-        if cached is None:
-            if not local_batch > 0:
-                raise ConfigError(f"local batch {local_batch}", allowed="more than 0")
-            x = np.array(self.local_batches, float)
+        """Seconds of each layer at a local batch, which may be fractional: the mean of unequal shares."""
+        if not local_batch > 0:
+            raise ConfigError(f"local batch {local_batch}", allowed="more than 0")
+        x = np.array(self.local_batches, float)
 
-            def at(rows: list[tuple[float, ...]]) -> NDArray[np.float64]:
-                return np.maximum(_interpolate(x, np.array(rows, float), local_batch), 0.0)
+        def at(rows: list[tuple[float, ...]]) -> NDArray[np.float64]:
+            return np.maximum(_interpolate(x, np.array(rows, float), local_batch), 0.0)
 
-            backward = [layer.backward_s for layer in self.layers]
-            ready = [layer.gradient_ready_s or layer.backward_s for layer in self.layers]
-            backward_s = at(backward)
-            cached = LayerTimes(
-                forward_s=at([layer.forward_s for layer in self.layers]),
-                backward_s=backward_s,
-                gradient_ready_s=np.minimum(at(ready), backward_s),
-                overhead_s=self.overhead_s + local_batch * self.overhead_per_sample_s,
-            )
-            self.memo["times", local_batch] = cached
-        return cached
+        backward_s = at([layer.backward_s for layer in self.layers])
+        ready_s = at([layer.gradient_ready_s or layer.backward_s for layer in self.layers])
+        return LayerTimes(
+            forward_s=at([layer.forward_s for layer in self.layers]),
+            backward_s=backward_s,
+            gradient_ready_s=np.minimum(ready_s, backward_s),
+            overhead_s=self.overhead_s + local_batch * self.overhead_per_sample_s,
+        )
 
     def extrapolated(self, local_batch: float) -> bool:
         """Whether times at this local batch lie outside what was measured."""
