@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.layout import check_layout, node_counts
-from dpsim.memo import Remembering
 from dpsim.units import parse_bandwidth, parse_duration
 from dpsim.wire_dtype import SIXTEEN_BITS
 
@@ -249,7 +249,7 @@ class Speed(Noun, frozen=True):
             raise ConfigError(f"{what} has slow_share {self.slow_share}", allowed="from 0 to 1")
 
 
-class Machine(Remembering, frozen=True):
+class Machine(Noun, frozen=True, dict=True):
     """What a run runs on. Tables first; the link's formula where no table covers an algorithm or device count.
 
     ``link`` joins all devices; in a layout of several nodes it joins the nodes, the devices of one sharing it, and
@@ -296,7 +296,12 @@ class Machine(Remembering, frozen=True):
 
     def selected(self, devices: int) -> Selection | None:
         """What ``auto`` takes on so many devices, where it was measured."""
-        return next((found for found in self.selection if found.devices == devices), None)
+        return next((selection for selection in self.selection if selection.devices == devices), None)
+
+    @functools.cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What ``remember`` keeps of this machine."""
+        return {}
 
 
 def read(path: Path | str) -> Machine:

@@ -1,42 +1,35 @@
-"""``remember``: results that follow from a frozen noun and hashable arguments are computed once and kept with it."""
+"""``remember``: results that follow from a noun alone are kept with it, and gone when it is."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from dpsim.codec import Noun
 
+class Remembers(Protocol):
+    """A frozen noun with a dictionary that is not part of its value."""
+
+    @property
+    def memo(self) -> dict[Any, Any]: ...
+
+
+N = TypeVar("N", bound=Remembers)
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Remembering(Noun, frozen=True, dict=True):
-    """A noun that keeps what ``remember`` computes from it. Files, comparisons and copies leave this out."""
-
-    @functools.cached_property
-    def memo(self) -> dict[Any, Any]:
-        """Results by function and arguments."""
-        return {}
-
-
-N = TypeVar("N", bound=Remembering)
-
-
 def remember(function: Callable[Concatenate[N, P], R]) -> Callable[Concatenate[N, P], R]:
-    """Compute ``function(noun, ...)`` once for each noun and arguments, which must be hashable.
-
-    The result must depend on nothing else, and callers must not change it.
-    """
+    """Call ``function(noun, ...)`` once for the same noun and arguments, which must be hashable."""
 
     @functools.wraps(function)
     def remembered(noun: N, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        memo = noun.memo
-        key = (function, args, *sorted(kwargs.items())) if kwargs else (function, args)
-        if key not in memo:
-            memo[key] = function(noun, *args, **kwargs)
-        result: R = memo[key]
-        return result
+        memo: dict[Any, R] = noun.memo
+        key = (function, args, *kwargs.items()) if kwargs else (function, args)
+        try:
+            return memo[key]
+        except KeyError:
+            result = memo[key] = function(noun, *args, **kwargs)
+            return result
 
     return remembered

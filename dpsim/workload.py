@@ -7,6 +7,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
-from dpsim.memo import Remembering, remember
+from dpsim.memo import remember
 
 SCHEMA = "dpsim.workload/1"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -71,7 +72,7 @@ class Layer(Noun, frozen=True):
                 raise ConfigError(f"layer {self.name!r} has {key} {value}", allowed="a finite number >= 0")
 
 
-class Workload(Remembering, frozen=True):
+class Workload(Noun, frozen=True, dict=True):
     """What is trained: layers in forward order, and where the numbers come from.
 
     ``local_batches`` (ascending) are the batch sizes at which times were taken; between them times are
@@ -163,6 +164,11 @@ class Workload(Remembering, frozen=True):
             dtype_code=np.array([codes.index(self.tensors[i].dtype) for i in order], np.int64),
             cumulative_bytes=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
         )
+
+    @functools.cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What ``remember`` keeps of this workload."""
+        return {}
 
     @remember
     def times(self, local_batch: float) -> LayerTimes:
