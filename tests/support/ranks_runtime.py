@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.data import Dataset, load_dataset
-from dpsim.lowering.data_parallel import lower
+from dpsim.lowering import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan

@@ -17,7 +17,7 @@ from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.launch.jobs import on_ranks
 from dpsim.launch.scratch import scratch
-from dpsim.lowering.data_parallel import lower
+from dpsim.lowering import lower
 from dpsim.nn import build_model
 from dpsim.nn.kernel_table import committed
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift

@@ -17,7 +17,7 @@ from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Machine, Network, check_algorithm
 from dpsim.plan import OVERLAPS, Plan
-from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, speed_steps_s, timeline
+from dpsim.predict import choose_overlap, interval, nulls, predict, price, recommended, scheduled
 from dpsim.records.sweep import Environment, Experiment, PointKey, PredictedPoint, Predictions, Scaling
 from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
@@ -232,8 +232,8 @@ def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str,
 
 def _predicted_point(experiment: Experiment, workload: Workload, machine: Machine, key: PointKey) -> PredictedPoint:
     plan = plan_of(experiment, key)
-    prediction = predict(workload, machine, plan)
-    full_s, slow_s = speed_steps_s(workload, machine, plan)
+    priced = price(scheduled(workload, machine, plan), machine)
+    prediction, (full_s, slow_s) = priced.prediction, priced.speed_steps_s
     low_s, high_s = interval(prediction, machine, workload)
     beside = nulls(workload, machine, plan)
     if experiment.weak and key.devices > 1:  # perfect where a step is that of one device
@@ -249,7 +249,7 @@ def _predicted_point(experiment: Experiment, workload: Workload, machine: Machin
         extrapolated=prediction.extrapolated,
         null_step_s={name: value[0] for name, value in beside.items()},
         null_exposed_s={name: value[1] for name, value in beside.items()},
-        timeline=timeline(workload, machine, plan).to_record(),
+        timeline=priced.timeline().to_record(),
         full_speed_step_s=full_s if machine.speed else None,
         slow_speed_step_s=slow_s if machine.speed else None,
     )

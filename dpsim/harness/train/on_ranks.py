@@ -17,7 +17,7 @@ from dpsim.harness.train.advice import batch_norm_warning
 from dpsim.harness.train.resume import check_same_training, run_of, stored
 from dpsim.harness.train.train import TrainConfig
 from dpsim.learning_rate import learning_rate
-from dpsim.lowering.data_parallel import lower
+from dpsim.lowering import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.runtime.checkpoint import read

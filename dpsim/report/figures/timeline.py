@@ -13,16 +13,16 @@ from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import ALLREDUCE, INK, MUTED, PAPER, PARTS, RULE, panels, styled
 from dpsim.report.sweep.timelines import Timelines, kind_of, typical_step
 from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name
-from dpsim.schedule import COMMUNICATION, COMPUTE
+from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE
 from dpsim.timeline import Timeline
 from dpsim.units import format_size
 
 _COLOURS = {**PARTS, "allreduce": ALLREDUCE}
 _LANES = {
-    ("measured", COMPUTE): 3.35,
-    ("measured", COMMUNICATION): 2.5,
-    ("predicted", COMPUTE): 1.05,
-    ("predicted", COMMUNICATION): 0.2,
+    ("measured", COMPUTE_LANE): 3.35,
+    ("measured", COMMUNICATION_LANE): 2.5,
+    ("predicted", COMPUTE_LANE): 1.05,
+    ("predicted", COMMUNICATION_LANE): 0.2,
 }
 _TALL = 0.62
 
@@ -82,7 +82,7 @@ def _draw(axis: Axes, panel: _Panel, gap: str) -> None:
         axis.text(0, point + 0.92, source, fontweight="bold", fontsize=9, color=INK, va="center")
         axis.plot([end * 1e3] * 2, [point - 0.8, point + 0.72], color=INK, linewidth=1)
         axis.text(end * 1e3 + reach * 0.01, point - 0.02, f"{end * 1e3:.2f} ms", fontsize=8.5, color=INK, va="center")
-    names = {COMPUTE: "compute", COMMUNICATION: "communication"}
+    names = {COMPUTE_LANE: "compute", COMMUNICATION_LANE: "communication"}
     axis.set_yticks([y + _TALL / 2 for y in _LANES.values()], [names[lane] for _, lane in _LANES])
     axis.tick_params(labelsize=8.5)
     axis.grid(axis="x", color=RULE, linewidth=0.6)
@@ -98,7 +98,7 @@ def _draw(axis: Axes, panel: _Panel, gap: str) -> None:
 def _rows(axis: Axes, step: Timeline) -> float:
     """Draw one rank's step from 0 on; returns its end in seconds."""
     origin = float(step.start_s.min())
-    for lane in (COMPUTE, COMMUNICATION):
+    for lane in (COMPUTE_LANE, COMMUNICATION_LANE):
         mine = np.flatnonzero(step.lane == lane)
         spans = [((step.start_s[i] - origin) * 1e3, (step.end_s[i] - step.start_s[i]) * 1e3) for i in mine]
         colours = [_COLOURS[kind_of(step.operations[int(step.operation[i])])] for i in mine]
@@ -110,7 +110,7 @@ def _rows(axis: Axes, step: Timeline) -> float:
 
 def _waiting(axis: Axes, step: Timeline, origin: float) -> None:
     """Hatch the longest gap of the compute lane: there computation waits for communication."""
-    mine = step.lane == COMPUTE
+    mine = step.lane == COMPUTE_LANE
     order = np.argsort(step.start_s[mine], kind="stable")
     start, reach = step.start_s[mine][order], np.maximum.accumulate(step.end_s[mine][order])
     if len(start) < 2:
@@ -120,7 +120,7 @@ def _waiting(axis: Axes, step: Timeline, origin: float) -> None:
     length = float(gaps[i])
     if length <= 0.01 * float(step.end_s.max() - origin):
         return
-    left, bottom = float(reach[i] - origin) * 1e3, _LANES[(step.source, COMPUTE)]
+    left, bottom = float(reach[i] - origin) * 1e3, _LANES[(step.source, COMPUTE_LANE)]
     axis.broken_barh(
         [(left, length * 1e3)],
         (bottom, _TALL),
