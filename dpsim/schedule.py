@@ -32,7 +32,25 @@ COMPUTE_LANE, COMMUNICATION_LANE = 0, 1
 LANE_NAMES = ("compute", "communication")
 
 Ints = NDArray[np.int64]
-_COLUMNS = ("kind", "phase", "lane", "layer", "bucket", "micro_batch", "size_bytes", "rank_class", "group")
+_COLUMNS = (
+    "kind",
+    "phase",
+    "event_kind",
+    "lane",
+    "layer",
+    "bucket",
+    "micro_batch",
+    "size_bytes",
+    "rank_class",
+    "group",
+)
+
+
+def event_kinds(kind: NDArray[np.int8], phase: NDArray[np.int8], bucket: NDArray[np.int32]) -> NDArray[np.int8]:
+    """What operations are as events of a Timeline: indices into ``KINDS``."""
+    collective = np.where(bucket >= 0, ALLREDUCE_EVENT, SYNCHRONISE_EVENT)
+    other = np.where(kind == COLLECTIVE, collective, np.where(kind == UPDATE, UPDATE_EVENT, OTHER_EVENT))
+    return np.where(kind == COMPUTE, phase, other).astype(np.int8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +73,10 @@ class Group:
 class Schedule:
     """One step as arrays with one entry an operation, so that it costs the same for 8 and for 100,000 devices.
 
-    ``kind``, ``phase`` (of computations, else -1) and ``lane`` are codes of this module. ``layer`` and ``bucket`` are
-    indices or -1; ``micro_batch`` counts the micro-batches of the step; ``size_bytes`` is what a collective adds up.
-    ``rank_class`` and ``group`` (-1: none) are indices into ``rank_classes`` and ``groups``.
+    ``kind``, ``phase`` (of computations, else -1) and ``lane`` are codes of this module; ``event_kind`` follows from
+    them (``event_kinds``). ``layer`` and ``bucket`` are indices or -1; ``micro_batch`` counts the micro-batches of the
+    step; ``size_bytes`` is what a collective adds up. ``rank_class`` and ``group`` (-1: none) are indices into
+    ``rank_classes`` and ``groups``.
 
     Operation i waits for the operations ``depends_on[depends_start[i]:depends_start[i + 1]]``, which all stand before
     it. Within a lane operations run in the order of the arrays: so the order of the collectives is the order in which
@@ -78,6 +97,7 @@ class Schedule:
     plan: Plan
     kind: NDArray[np.int8]
     phase: NDArray[np.int8]
+    event_kind: NDArray[np.int8]
     lane: NDArray[np.int8]
     layer: NDArray[np.int32]
     bucket: NDArray[np.int32]
@@ -112,13 +132,6 @@ class Schedule:
         tensors, (start, stop) = self.workload.tensors, self.bucket_start[bucket : bucket + 2]
         return tuple(tensors[i].name for i in self.tensor_order[start:stop])
 
-    @property
-    def event_kind(self) -> NDArray[np.int8]:
-        """What each operation is as an event of a Timeline: an index into ``KINDS``."""
-        collective = np.where(self.bucket >= 0, ALLREDUCE_EVENT, SYNCHRONISE_EVENT)
-        other = np.where(self.kind == COLLECTIVE, collective, np.where(self.kind == UPDATE, UPDATE_EVENT, OTHER_EVENT))
-        return np.where(self.kind == COMPUTE, self.phase, other).astype(np.int8)
-
     def operation_name(self, operation: int) -> str:
         """``backward dense2`` or ``allreduce 3``."""
         kind, layer = KINDS[self.event_kind[operation]], self.layer[operation]
@@ -144,6 +157,12 @@ class Schedule:
         dependencies = [self.dependencies(int(row)) for row in rows]
         dependencies[operation] = np.append(dependencies[operation], np.int32(until))
         return self._replaced(rows, dependencies)
+
+    def swapped(self, first: int, second: int) -> Schedule:
+        """The same schedule, where two operations stand in each other's place. Raises ``ConfigError``."""
+        order = list(range(len(self.kind)))
+        order[first], order[second] = second, first
+        return self.reordered(order)
 
     def _replaced(self, rows: Ints, dependencies: Sequence[NDArray[np.int32]]) -> Schedule:
         """The operations ``rows`` with these dependencies (in the new numbers)."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
+from dpsim.kernels.jit import jit, quickest
 from dpsim.lowering.fusion import fuse
 from dpsim.memo import remember
 from dpsim.plan import Plan
@@ -27,11 +28,13 @@ from dpsim.schedule import (
     Group,
     RankClass,
     Schedule,
+    event_kinds,
 )
 from dpsim.workload import Layer, Workload
 
 N = TypeVar("N", bound=np.generic)
 _NO_PHASE = -1
+_FEW_BUCKETS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +55,27 @@ class _Computation:
     depends_on: NDArray[np.int32]
     statistics: int
     final: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class _Operations:
+    """The columns of a schedule with so many allreduces: all but the sizes of buckets and the dependencies.
+
+    ``late`` is 1 where batch norm's sum of leaf statistics stands behind the allreduces.
+    """
+
+    computation: _Computation
+    late: int
+    kind: NDArray[np.int8]
+    phase: NDArray[np.int8]
+    event_kind: NDArray[np.int8]
+    lane: NDArray[np.int8]
+    layer: NDArray[np.int32]
+    bucket: NDArray[np.int32]
+    micro_batch: NDArray[np.int32]
+    size_bytes: NDArray[np.int64]
+    rank_class: NDArray[np.int8]
+    group: NDArray[np.int8]
 
 
 def lower(
@@ -91,51 +115,31 @@ def lower(
         dtype_code=order.dtype_code,
     )
     sizes = order.cumulative_bytes[start[1:]] - order.cumulative_bytes[start[:-1]]
-    compute = _computation(workload, plan.accumulate, plan.batch_norm if plan.devices > 1 else "local")
-    before, buckets = len(compute.kind), len(sizes)
+    buckets = len(sizes)
     sent = 0 if dynamic or plan.devices == 1 else buckets
-    late = 1 if compute.statistics else 0
-    first_late, operations = before + sent, before + sent + late + 1
-
-    def column(values: NDArray[N], fill: int) -> NDArray[N]:
-        whole = np.full(operations, fill, values.dtype)
-        whole[:before] = values
-        return whole
-
-    kind, lane = column(compute.kind, COLLECTIVE), column(compute.lane, COMMUNICATION_LANE)
-    kind[-1], lane[-1] = UPDATE, COMPUTE_LANE
-    bucket = np.full(operations, -1, np.int32)
-    size_bytes = column(compute.size_bytes, 0)
-    size_bytes[first_late : first_late + late] = compute.statistics
-    depends_on, counts = compute.depends_on, [np.diff(compute.depends_start)]
+    layout = _operations(workload, plan.accumulate, plan.batch_norm if plan.devices > 1 else "local", sent)
+    computed, size_bytes = layout.computation, layout.size_bytes
+    before = len(computed.kind)
     if sent:
-        bucket[before:first_late] = np.arange(buckets)
-        size_bytes[before:first_late] = sizes
-        final = compute.final
-        of_bucket = np.repeat(np.arange(buckets), start[1:] - start[:-1])
-        new = np.ones(len(final), np.bool_)  # a layer's tensors that share a bucket are one dependency
-        new[1:] = (final[1:] != final[:-1]) | (of_bucket[1:] != of_bucket[:-1])
-        depends_on = np.concatenate([depends_on, final[new]])
-        counts.append(np.bincount(of_bucket[new], minlength=buckets))
-    last = np.arange(before, operations - 1, dtype=np.int32) if sent + late else np.array([before - 1], np.int32)
-    if late:
-        depends_on = np.concatenate([depends_on, last[:sent] if sent else np.array([before - 1], np.int32)])
-        counts.append(np.array([max(sent, 1)]))
-    depends_on = np.concatenate([depends_on, last])
-    depends_start = np.zeros(operations + 1, np.int32)
-    np.cumsum(np.concatenate([*counts, [len(last)]]), out=depends_start[1:])
+        size_bytes = size_bytes.copy()
+        size_bytes[before : before + sent] = sizes
+    edges = quickest(_dependencies, few=buckets <= _FEW_BUCKETS)
+    depends_start, depends_on = edges(
+        computed.depends_start, computed.depends_on, computed.final, start, sent, layout.late
+    )
     return Schedule(
         workload=workload,
         plan=plan,
-        kind=kind,
-        phase=column(compute.phase, _NO_PHASE),
-        lane=lane,
-        layer=column(compute.layer, -1),
-        bucket=bucket,
-        micro_batch=column(compute.micro_batch, plan.accumulate - 1),
+        kind=layout.kind,
+        phase=layout.phase,
+        event_kind=layout.event_kind,
+        lane=layout.lane,
+        layer=layout.layer,
+        bucket=layout.bucket,
+        micro_batch=layout.micro_batch,
         size_bytes=size_bytes,
-        rank_class=np.zeros(operations, np.int8),
-        group=np.where(kind == COLLECTIVE, np.int8(0), np.int8(-1)),
+        rank_class=layout.rank_class,
+        group=layout.group,
         depends_start=depends_start,
         depends_on=depends_on,
         tensor_order=order.tensor,
@@ -145,6 +149,31 @@ def lower(
         groups=(Group(devices=plan.devices, layout=plan.layout),),
         dynamic=dynamic,
     )
+
+
+@jit
+def _dependencies(computed_start, computed_on, final, bucket_start, sent, late):  # type: ignore[no-untyped-def]
+    """What each operation waits for: of computations as given; an allreduce for the backwards that make its tensors
+    final (``final``); batch norm's late sum (``late``: 0 or 1) for all allreduces; the update for all of these.
+    """
+    before = len(computed_start) - 1
+    start = np.empty(before + sent + late + 2, np.int32)
+    start[: before + 1] = computed_start
+    on = np.empty(len(computed_on) + (len(final) if sent else 0) + late * max(sent, 1) + max(sent + late, 1), np.int32)
+    count = len(computed_on)
+    on[:count] = computed_on
+    for bucket in range(sent):
+        for tensor in range(bucket_start[bucket], bucket_start[bucket + 1]):
+            if tensor == bucket_start[bucket] or final[tensor] != final[tensor - 1]:  # a layer counts once
+                on[count] = final[tensor]
+                count += 1
+        start[before + bucket + 1] = count
+    for row in range(before + sent, before + sent + late + 1):
+        for earlier in range(before if row > before else before - 1, row):
+            on[count] = earlier
+            count += 1
+        start[row + 1] = count
+    return start, on[:count].copy()
 
 
 @remember
@@ -158,6 +187,39 @@ def ready_times(workload: Workload, local_batch: float) -> NDArray[np.float64]:
     start = (np.cumsum(backward) - backward)[::-1]
     ready = (start + times.gradient_ready_s)[workload.ready_order.layer]
     return np.maximum.accumulate(ready)
+
+
+@remember
+def _operations(workload: Workload, accumulate: int, batch_norm: str, sent: int) -> _Operations:
+    computation = _computation(workload, accumulate, batch_norm)
+    before, late = len(computation.kind), 1 if computation.statistics else 0
+    operations = before + sent + late + 1
+
+    def column(values: NDArray[N], fill: int) -> NDArray[N]:
+        whole = np.full(operations, fill, values.dtype)
+        whole[:before] = values
+        return whole
+
+    kind, lane = column(computation.kind, COLLECTIVE), column(computation.lane, COMMUNICATION_LANE)
+    kind[-1], lane[-1] = UPDATE, COMPUTE_LANE
+    phase, bucket = column(computation.phase, _NO_PHASE), np.full(operations, -1, np.int32)
+    bucket[before : before + sent] = np.arange(sent)
+    size_bytes = column(computation.size_bytes, 0)
+    size_bytes[before + sent : before + sent + late] = computation.statistics
+    return _Operations(
+        computation=computation,
+        late=late,
+        kind=kind,
+        phase=phase,
+        event_kind=event_kinds(kind, phase, bucket),
+        lane=lane,
+        layer=column(computation.layer, -1),
+        bucket=bucket,
+        micro_batch=column(computation.micro_batch, accumulate - 1),
+        size_bytes=size_bytes,
+        rank_class=np.zeros(operations, np.int8),
+        group=np.where(kind == COLLECTIVE, np.int8(0), np.int8(-1)),
+    )
 
 
 @remember

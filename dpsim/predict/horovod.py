@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dpsim.lowering.fusion import HorovodCycle
 from dpsim.predict.simulate import OFF, Operations, Prices, operations_of, simulate
-from dpsim.schedule import BACKWARD, COLLECTIVE, COMMUNICATION_LANE, Schedule
+from dpsim.schedule import BACKWARD, COLLECTIVE, COMMUNICATION_LANE, Schedule, event_kinds
 from dpsim.workload import ReadyOrder
 
 N = TypeVar("N", bound=np.generic)
@@ -95,13 +95,16 @@ def _with_groups(schedule: Schedule, groups: list[Group], backward: NDArray[np.i
     kept = schedule.depends_on[: schedule.depends_start[compute]]
     members = [i for tensors, _, _ in groups for i in tensors]
     starts = np.cumsum([0] + [len(tensors) for tensors, _, _ in groups])
+    kind, phase = insert(schedule.kind, COLLECTIVE), insert(schedule.phase, -1)
+    bucket = insert(schedule.bucket, np.arange(buckets))
     result = dataclasses.replace(
         schedule,
-        kind=insert(schedule.kind, COLLECTIVE),
-        phase=insert(schedule.phase, -1),
+        kind=kind,
+        phase=phase,
+        event_kind=event_kinds(kind, phase, bucket),
         lane=insert(schedule.lane, COMMUNICATION_LANE),
         layer=insert(schedule.layer, -1),
-        bucket=insert(schedule.bucket, np.arange(buckets)),
+        bucket=bucket,
         micro_batch=insert(schedule.micro_batch, schedule.plan.accumulate - 1),
         size_bytes=insert(schedule.size_bytes, sizes),
         rank_class=insert(schedule.rank_class, 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from dpsim.replica import Array, BatchSums
 from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
 from dpsim.runtime.trainer import Trainer
+from dpsim.schedule import Schedule
 from dpsim.timeline import Timeline
 
 Report = Callable[[str], None]
@@ -29,7 +30,7 @@ def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | N
     dataset = dataset or load_dataset(case["dataset"])
     replica = build_model(case["model"], dataset.input_shape, dataset.classes)
     plan = codec.decode(case["plan"] | {"devices": comm.size}, Plan, "plan")
-    schedule = lower(describe(replica, "model"), plan, alpha_s=case.get("alpha_s", 1e-4), beta_s_per_byte=1e-8)
+    lowered = lower(describe(replica, "model"), plan, alpha_s=case.get("alpha_s", 1e-4), beta_s_per_byte=1e-8)
     network = Network.parse(case.get("network", "node"))
     rates = case.get("rates")
     rate = None if rates is None else rates.__getitem__
@@ -40,7 +41,7 @@ def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | N
         comm,
         network,
         seed=case.get("seed", 0),
-        schedule=schedule,
+        schedule=edited(lowered, case.get("edit", ())),
         rate=rate,
         backend=case.get("backend", "cpu"),
     )
@@ -150,6 +151,18 @@ def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) ->
     trainer.close()
 
 
+def edited(schedule: Schedule, edit: Sequence[Any]) -> Schedule:
+    """The schedule after ("swap", k, l), or after ("delay", k, name): collective k then waits for that operation, too."""
+    if not edit:
+        return schedule
+    what, k, other = edit
+    sent = schedule.gradient_collectives
+    if what == "swap":
+        return schedule.swapped(int(sent[k]), int(sent[other]))
+    names = [schedule.operation_name(operation) for operation in range(len(schedule.kind))]
+    return schedule.delayed(int(sent[k]), names.index(other))
+
+
 def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
     """Timelines of some steps of every case, from the marks of all ranks, with what the marks say beside them."""
     found = []
@@ -157,7 +170,9 @@ def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> l
         trainer = open_trainer(comm, case)
         mine = [trainer.step().marks for _ in range(argument["steps"])]
         marks: list[list[StepMarks]] = [list(ranks) for ranks in zip(*comm.allgather(mine), strict=True)]
-        line: Timeline = timeline(marks, emulated_network=trainer.transport.network.emulated)
+        line: Timeline = timeline(
+            marks, trainer.runner.program.names, emulated_network=trainer.transport.network.emulated
+        )
         found.append(
             {
                 "timeline": codec.to_builtins(line.to_record()),

@@ -106,7 +106,10 @@ class _Point:
     def measured(self) -> MeasuredPoint:
         """The samples so far, on rank 0."""
         emulated = Network.parse(self.key.network).emulated
-        record = timeline([self.typical[1]], emulated_network=emulated).to_record() if self.typical else None
+        record = None
+        if self.typical:
+            names = self.trainer.runner.program.names
+            record = timeline([self.typical[1]], names, emulated_network=emulated).to_record()
         return MeasuredPoint(
             key=self.key,
             buckets=self.buckets,
