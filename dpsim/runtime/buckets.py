@@ -24,7 +24,7 @@ class BucketPolicy(Protocol):
     def begin(self) -> None:
         """A new step."""
 
-    def ready(self, operation: int, layer: int) -> Sequence[Run]:
+    def ready(self, operation: int) -> Sequence[Run]:
         """A forward has ended, or a backward's gradients are final: the messages that may start now, in order."""
 
     def rest(self) -> Iterable[Run]:
@@ -46,7 +46,7 @@ class ScheduledBuckets:
         self._left = list(self._waits)
         self._head = 0
 
-    def ready(self, operation: int, layer: int) -> Sequence[Run]:
+    def ready(self, operation: int) -> Sequence[Run]:
         for place in self._releases[operation]:
             self._left[place] -= 1
         first = head = self._head
@@ -66,13 +66,13 @@ class CycleBuckets:
     travel as several messages, since gradients are never copied.
     """
 
-    def __init__(self, schedule: Schedule, control: Transport) -> None:
+    def __init__(self, schedule: Schedule, program: StepProgram, control: Transport) -> None:
         order = schedule.workload.ready_order
         self._sizes = [int(size) for size in order.size_bytes]
         self._dtype_codes = [int(code) for code in order.dtype_code]
-        self._by_layer: dict[int, list[int]] = {}
-        for position, layer in enumerate(order.layer):
-            self._by_layer.setdefault(int(layer), []).append(position)
+        self._of_operation: dict[int, list[int]] = {}
+        for position, layer in enumerate(order.layer.tolist()):
+            self._of_operation.setdefault(program.backward[-1][layer], []).append(position)
         self._cycle = HorovodCycle(threshold_bytes=schedule.plan.threshold_bytes, cycle_s=schedule.plan.cycle_s)
         self._control = control
         self._ready: set[int] = set()
@@ -87,8 +87,8 @@ class CycleBuckets:
         self._ready, self._waiting, self._decided, self._given = set(), [], [], 0
         self._tick_s = now() + self._cycle.cycle_s
 
-    def ready(self, operation: int, layer: int) -> Sequence[Run]:
-        for position in self._by_layer.get(layer, []):
+    def ready(self, operation: int) -> Sequence[Run]:
+        for position in self._of_operation.get(operation, []):
             self._ready.add(position)
             self._waiting.append(position)
         if self._control.rank == 0:
@@ -170,4 +170,4 @@ def _neighbours(positions: Sequence[int]) -> list[Run]:
 
 def bucket_policy(schedule: Schedule, program: StepProgram, control: Transport) -> BucketPolicy:
     """The policy a schedule asks for; ``control`` is a transport of its own for decisions taken while running."""
-    return CycleBuckets(schedule, control) if schedule.dynamic else ScheduledBuckets(program)
+    return CycleBuckets(schedule, program, control) if schedule.dynamic else ScheduledBuckets(program)

@@ -209,7 +209,7 @@ class StepRunner:
     def forward_done(self, layer: int) -> None:
         self._marks.compute.append((self._forward[layer], now()))
         if self._announces and self.program.releases[self._forward[layer]]:
-            self._released(self._forward[layer], layer)
+            self._released(self._forward[layer])
 
     def loss_done(self) -> None:
         self._marks.compute.append((self._loss, now()))
@@ -219,11 +219,11 @@ class StepRunner:
         if self._micro_batch.merges or self._rounding is not None:
             self._memory.add_up(self._micro_batch, [tensor.name for tensor in self._layers[layer].tensors])
         if self._announces:
-            self._released(self._backward[layer], layer)
+            self._released(self._backward[layer])
 
-    def _released(self, operation: int, layer: int) -> None:
+    def _released(self, operation: int) -> None:
         """Begin the messages that may start now that an operation is done."""
-        complete = self._policy.ready(operation, layer)
+        complete = self._policy.ready(operation)
         if not self._overlapped:
             self._held += complete
         elif complete:
