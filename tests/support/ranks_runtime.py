@@ -152,7 +152,7 @@ def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) ->
 
 
 def edited(schedule: Schedule, edit: Sequence[Any]) -> Schedule:
-    """The schedule after ("swap", k, l), or after ("delay", k, name): collective k then waits for that operation, too."""
+    """The schedule after ("swap", k, l), or after ("delay", k, name): collective k waits for that operation, too."""
     if not edit:
         return schedule
     what, k, other = edit
