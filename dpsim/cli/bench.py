@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from dpsim.cli import flags, show
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Examples:
   dpsim bench allreduce
+  dpsim bench allreduce --devices 2 --min 4B --max 64MiB --factor 4"""
+_ALLREDUCE_EXAMPLES = """\
+Examples:
+  dpsim bench allreduce
   dpsim bench allreduce --devices 2 --min 4B --max 64MiB --factor 4
     --algorithm all --dtype float32 --output reports/allreduce
   dpsim bench allreduce --peer-env openmpi=/opt/env-openmpi --peers mpi,openmpi
@@ -23,6 +27,13 @@ Examples:
   dpsim bench allreduce --backend cuda --devices 4 --max 256MiB --dtype bfloat16"""
 
 _ALL = "all"
+
+
+def group() -> App:
+    """``dpsim bench`` with its command."""
+    app = flags.group("bench", "How fast one operation is here, compared with memory's limit and with peers.", EXAMPLES)
+    app.command(allreduce, help_epilogue=_ALLREDUCE_EXAMPLES)
+    return app
 
 
 def allreduce(

@@ -1,4 +1,4 @@
-"""The flags that several commands share, each with one meaning, and the reading of comma-separated lists."""
+"""The flags that several commands share, each with one meaning, and how their values are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.cli.outputs import writable as writable
@@ -139,6 +139,11 @@ Backend = Annotated[
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]
+
+
+def group(name: str, help: str, examples: str) -> App:
+    """A command that has commands of its own, like ``dpsim sweep``."""
+    return App(name=name, help=help, help_format="plaintext", help_epilogue=examples)
 
 
 def listed(flag: str, text: str | None, read: Callable[[str], T]) -> tuple[T, ...] | None:

@@ -7,25 +7,39 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
 
-SHOW_EXAMPLES = """\
+EXAMPLES = """\
+Examples:
+  dpsim machine show machine.json
+  dpsim machine compare old.json new.json --plot both.svg
+  dpsim machine merge two.json four.json --output cluster.json"""
+_SHOW_EXAMPLES = """\
 Examples:
   dpsim machine show machine.json
   dpsim machine show cluster.json --plot cluster.svg"""
-COMPARE_EXAMPLES = """\
+_COMPARE_EXAMPLES = """\
 Examples:
   dpsim machine compare old.json new.json --plot both.png"""
-MERGE_EXAMPLES = """\
+_MERGE_EXAMPLES = """\
 Examples:
   dpsim machine merge two.json four.json --output cluster.json"""
 
 _Plot = Annotated[Path | None, Parameter(help="Draw the times of all tables into this file, .svg or .png.")]
+
+
+def group() -> App:
+    """``dpsim machine`` with its commands."""
+    app = flags.group("machine", "Show, compare and merge machine files.", EXAMPLES)
+    app.command(show_machine, name="show", help_epilogue=_SHOW_EXAMPLES)
+    app.command(compare, help_epilogue=_COMPARE_EXAMPLES)
+    app.command(merge, help_epilogue=_MERGE_EXAMPLES)
+    return app
 
 
 def show_machine(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dpsim.launch.jobs import Progress
+from dpsim.progress import Progress
 
 SCHEMA = "dpsim.output/1"
 

@@ -18,7 +18,8 @@ from dpsim.choices import Choices
 from dpsim.codec import Noun
 from dpsim.errors import DpsimError
 from dpsim.harness.measurement import environment
-from dpsim.launch import hosts, jobs
+from dpsim.launch import hosts, jobs, rank_info
+from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.runtime import choice_file
 from dpsim.units import format_duration, format_size
 
@@ -73,7 +74,7 @@ def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Callable[
 
 
 def _launcher() -> Finding:
-    here = jobs.job()
+    here = rank_info.job()
     if here is not None:
         found = f"inside a job of {here.launcher}, {here.size} ranks; {_schedulers()}"
         return Finding(name="launcher", state="ok", found=found)
@@ -83,7 +84,7 @@ def _launcher() -> Finding:
         return Finding(name="launcher", state="fail", found="no mpiexec beside this Python or on PATH", remedy=remedy)
     try:
         flavour = jobs.mpiexec_flavour(path)
-        chosen = hosts.chosen(1)
+        chosen = hosts.selected(1)
     except DpsimError as error:
         return Finding(name="launcher", state="fail", found=error.given, remedy=error.remedy)
     version = environment.launcher() if flavour != "unknown" else flavour
@@ -156,7 +157,7 @@ def _blas() -> Finding:
         )
     if found == "unknown":
         return Finding(name="BLAS", state="warn", found="not recognised", remedy="use NumPy's own wheels")
-    set_by_user = [f"{name}={os.environ[name]}" for name in jobs.THREAD_PINS if name in os.environ]
+    set_by_user = [f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if name in os.environ]
     threads = ", ".join(set_by_user) or "1 thread a rank"
     return Finding(name="BLAS", state="ok", found=f"{found}; {threads}")
 

@@ -17,7 +17,7 @@ import psutil
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.bench.entrants import Entrant, entrants, told
 from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.launch import jobs
+from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job
 from dpsim.launch.scratch import scratch
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
@@ -70,7 +70,7 @@ class _Standing:
 
 def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
     """Run the benchmark. Raises ``ConfigError`` for what is not there, ``CommunicationError`` where ranks fail."""
-    if jobs.job() is not None:
+    if rank_info.job() is not None:
         raise ConfigError(
             "the benchmark was started inside an MPI job",
             allowed="an ordinary process",

@@ -13,7 +13,8 @@ from dpsim.backend import Backend, check_backend
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.launch.jobs import JobFailed, job, on_ranks
+from dpsim.launch.jobs import JobFailed, on_ranks
+from dpsim.launch.rank_info import job
 from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
 from dpsim.nn.losses import check_label_smoothing
