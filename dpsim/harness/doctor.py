@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,7 @@ from dpsim.errors import DpsimError
 from dpsim.harness.measurement import environment
 from dpsim.launch import hosts, jobs, rank_info
 from dpsim.launch.rank_process import THREAD_VARIABLES
+from dpsim.progress import Progress
 from dpsim.runtime import choice_file
 from dpsim.units import format_duration, format_size
 
@@ -47,7 +48,7 @@ class Finding(Noun, frozen=True):
     remedy: str = ""
 
 
-def examine(progress: Callable[[str], None]) -> Iterator[Finding]:
+def examine(progress: Progress) -> Iterator[Finding]:
     """Try one thing after another. A probe that breaks becomes a finding, not an error."""
     for name, probe in (
         ("launcher", _launcher),
@@ -64,7 +65,7 @@ def examine(progress: Callable[[str], None]) -> Iterator[Finding]:
         yield probe()
 
 
-def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """The task of the MPI probe: the sum of rank + 1 over the ranks, and which library added them."""
     from mpi4py import MPI
 
@@ -237,7 +238,7 @@ def choices_of_ranks() -> Choices:
     return choice_file.load(environment.blas_threads())
 
 
-def tune(progress: Callable[[str], None]) -> Choices:
+def tune(progress: Progress) -> Choices:
     """Measure anew, on as many ranks as a machine with two cores can keep busy, which code is the fastest."""
     ranks = min(RANKS, environment.cores())
     task, networks = "dpsim.harness.calibrate.choices_on_ranks:tune_on_ranks", {"networks": TUNED_NETWORKS}

@@ -21,8 +21,8 @@ from dpsim.experiments.peers.job import Job
 from dpsim.experiments.peers.setting import ONE_RANK, OWN, SYSTEMS, Change, Setting, Work, choices, first_setting, shown
 from dpsim.launch import rank_info
 from dpsim.launch.scratch import scratch
+from dpsim.progress import Progress
 
-Progress = Callable[[str], None]
 WARM_STEPS = 2
 _SEARCH_VISITS = 4
 _JOB_FIELDS = ("pin", "thread_level")

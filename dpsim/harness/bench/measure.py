@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job
 from dpsim.launch.scratch import scratch
+from dpsim.progress import Progress
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.units import format_size
 
-Progress = Callable[[str], None]
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 _LONG_VISIT_S = 0.3
 _CHECKS_A_VISIT = 20  # small calls in a whole visit against those in a check
