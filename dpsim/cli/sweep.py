@@ -61,7 +61,7 @@ class SweepFlags:
 
     def fields(self) -> dict[str, Any]:
         """The fields of ``Experiment`` that these flags set. Raises ``ConfigError``."""
-        return flags.given(
+        return flags.provided(
             model=self.model,
             dataset=self.dataset,
             devices=flags.listed("--devices", self.devices, flags.devices_or_layout),
@@ -113,7 +113,7 @@ def fusion_threshold(
             allowed="an experiment without [scaling]",
             remedy="run it with dpsim sweep devices",
         )
-    fields = common.fields() | flags.given(
+    fields = common.fields() | flags.provided(
         fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, flags.threshold), overlap=overlap
     )
     _sweep(msgspec.structs.replace(base, **fields), common, command="sweep fusion-threshold")
@@ -154,10 +154,10 @@ def devices(
     flags.reproducible_leaves(reproducible, leaves)
     if reproducible and leaves is None:
         leaves = DEFAULT_LEAVES
-    scaling_fields: dict[str, Any] = flags.given(kind=scaling, batch_norm=batch_norm, leaves=leaves, steps=steps)
+    scaling_fields = flags.provided(kind=scaling, batch_norm=batch_norm, leaves=leaves, steps=steps)
     if leaves is not None and batch_norm is None:
         scaling_fields["batch_norm"] = None  # the default for this number of leaves
-    fields = common.fields() | flags.given(
+    fields = common.fields() | flags.provided(
         fusion_thresholds_bytes=None if fusion_threshold is None else (flags.threshold(fusion_threshold),),
         overlap=overlap,
         scaling=msgspec.structs.replace(base.scaling or Scaling(), **scaling_fields),
@@ -201,7 +201,7 @@ def _sweep(experiment: Experiment, common: SweepFlags, *, command: str) -> Compa
     with show.progress() as progress:
         comparison = sweep(experiment, folder, progress)
     if common.json:
-        show.as_json(command, points_json(comparison), summary_json(comparison))
+        show.print_json(command, points_json(comparison), summary_json(comparison))
     else:
         show.rich(table(comparison))
         print(f"report: {folder / 'index.html'}")

@@ -59,7 +59,7 @@ class RunFlags:
         threshold = fields.pop("fusion_threshold")
         fields["fusion_threshold_bytes"] = None if threshold is None else flags.threshold(threshold)
         fields["algorithm"] = flags.default_algorithm(self.algorithm, self.network, self.wire_dtype)
-        return flags.given(**fields)
+        return flags.provided(**fields)
 
 
 @Parameter(name="*")
@@ -110,22 +110,22 @@ def train(
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
     flags.reproducible_leaves(reproducible, leaves)
-    fields = run.fields() | flags.given(
+    fields = run.fields() | flags.provided(
         checkpoint=None if checkpoint is None else str(checkpoint),
         stall_after_s=stall_after,
         leaves=DEFAULT_LEAVES if reproducible and leaves is None else leaves,
     )
     decay = None if schedule is None else parse_decay(schedule)
-    rate = flags.given(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
+    rate = flags.provided(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
     with hosts.hostfile(hostfile), show.progress() as progress:
-        config = configured(resume, fields, optimizer, flags.given(**asdict(settings)), rate, progress)
+        config = configured(resume, fields, optimizer, flags.provided(**asdict(settings)), rate, progress)
         result = harness.train(config, progress)
     if output is not None:
         identity = {name: value for name, value in codec.to_builtins(config).items() if name in _IDENTITY}
         codec.write(output, {"schema": show.SCHEMA, "command": "train"} | identity | codec.to_builtins(result))
     if json:
         summary = codec.to_builtins(result)
-        show.as_json("train", [codec.to_builtins(config) | {"losses": summary.pop("losses", [])}], summary)
+        show.print_json("train", [codec.to_builtins(config) | {"losses": summary.pop("losses", [])}], summary)
     else:
         _print(config, result)
     if result.checkpoint_failure:
