@@ -22,7 +22,7 @@ _LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class MpiJob:
     """The MPI job that this process was started in; ``size`` is None where the launcher does not state it."""
 
     launcher: str
@@ -30,7 +30,7 @@ class Job:
     size: int | None
 
 
-def job(environment: Mapping[str, str] = os.environ) -> Job | None:
+def job(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
     """The MPI job that this process is a rank of, by its launcher's environment variables; None outside a job."""
 
     def number(key: str) -> int | None:
@@ -42,12 +42,12 @@ def job(environment: Mapping[str, str] = os.environ) -> Job | None:
         ("mpiexec", "PMI_RANK", "PMI_SIZE"),
     ):
         if (rank := number(rank_key)) is not None:
-            return Job(launcher=launcher, rank=rank, size=number(size_key))
+            return MpiJob(launcher=launcher, rank=rank, size=number(size_key))
     rank, step, tasks = number("SLURM_PROCID"), number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS")
     if rank is not None and step is not None and step < _LAST_ORDINARY_STEP and (tasks or 0) > 1:
-        return Job(launcher="srun", rank=rank, size=tasks)
+        return MpiJob(launcher="srun", rank=rank, size=tasks)
     if (rank := number("PMIX_RANK")) is not None:
-        return Job(launcher="a PMIx launcher", rank=rank, size=None)
+        return MpiJob(launcher="a PMIx launcher", rank=rank, size=None)
     return None
 
 
