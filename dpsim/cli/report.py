@@ -1,4 +1,4 @@
-"""``dpsim report``: a report again, from its records."""
+"""``dpsim report``: write a report again from its records."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Examples:
 
 
 def report(
-    folder: Annotated[Path, Parameter(help="The folder of a sweep, of bench allreduce, or of reproduce.")],
+    folder: Annotated[Path, Parameter(help="The folder of a sweep, of bench allreduce or of reproduce.")],
     /,
     *,
-    output: Annotated[Path | None, Parameter(help="Write the report here; by default into the same folder.")] = None,
+    output: Annotated[Path | None, Parameter(help="Folder for the report (the same folder).")] = None,
     json: flags.Json = False,
 ) -> None:
-    """Make a report again from its records; nothing is measured."""
+    """Write a report again from its records; nothing is measured."""
     from dpsim.folder_lock import locked
     from dpsim.harness.sweep.compare import compare
     from dpsim.harness.sweep.drift import read_drift
@@ -33,21 +33,21 @@ def report(
     from dpsim.report import write_report
     from dpsim.report.sweep.terminal import table
 
-    into = folder if output is None else output
-    flags.writable(into, folder=True)
-    with locked(into):
+    target = folder if output is None else output
+    flags.writable(target, folder=True)
+    with locked(target):
         if (folder / RECORD).is_file():
-            bench.show_record(read(folder / RECORD), into, json=json, command="report")
+            bench.show_record(read(folder / RECORD), target, json=json, command="report")
             return
         if (folder / reproductions.RECORD).is_file():
-            reproduce.show_record(reproductions.read(folder), into, json=json, command="report")
+            reproduce.show_record(reproductions.read(folder), target, json=json, command="report")
             return
         predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
         drift = read_drift(predictions, folder)
         comparison = compare(predictions, results, drift)
-        write_report(into, predictions, results, comparison, drift)
+        write_report(target, predictions, results, comparison, drift)
         if json:
-            show.as_json("report", points_json(comparison), summary_json(comparison))
+            show.print_json("report", points_json(comparison), summary_json(comparison))
             return
         show.rich(table(comparison))
-        print(f"report: {into / 'index.html'}")
+        print(f"report: {target / 'index.html'}")

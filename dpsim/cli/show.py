@@ -1,4 +1,4 @@
-"""What commands print: progress on stderr, results on stdout, and the one JSON object of ``--json``."""
+"""What commands print: progress on stderr, results on stdout, and the JSON object of ``--json``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dpsim.launch.jobs import Progress
+from dpsim.progress import Progress
 
 SCHEMA = "dpsim.output/1"
 
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A function that shows a line: the same line over and over on a terminal, a log line elsewhere.
+    """A function that shows progress: on a terminal in one line that it overwrites, elsewhere line by line.
 
-    A text that begins with ``warning:`` stays to be read.
+    On a terminal a text that begins with ``warning:`` is not overwritten.
     """
     terminal = sys.stderr.isatty()
 
-    def tell(text: str) -> None:
+    def show_line(text: str) -> None:
         if terminal and text.startswith("warning:"):
             print(f"\r\x1b[2K{text}", file=sys.stderr, flush=True)
         elif terminal:
@@ -32,14 +32,14 @@ def progress() -> Iterator[Progress]:
             print(text, file=sys.stderr, flush=True)
 
     try:
-        yield tell
+        yield show_line
     finally:
         if terminal:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def json_object(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command prints for programs."""
+    """The object that a command prints with ``--json``."""
     from dpsim import codec
     from dpsim.harness.measurement.environment import environment
 
@@ -52,8 +52,8 @@ def json_object(command: str, points: Iterable[Mapping[str, Any]], summary: Mapp
     }
 
 
-def as_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
-    """Print the command's one JSON object."""
+def print_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+    """Print the JSON object of a command."""
     from dpsim import codec
 
     print(codec.to_json(json_object(command, points, summary)))
@@ -64,16 +64,16 @@ def count_devices(number: int) -> str:
     return f"{number} device{'s' if number != 1 else ''}"
 
 
-def rich(*what: Any) -> None:
-    """Print rich text and tables; a pipe gets 100 columns unless COLUMNS says otherwise."""
+def rich(*renderables: Any) -> None:
+    """Print rich text and tables. The width of a pipe is COLUMNS, or 100 columns."""
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(highlight=False).print(*what)
+        Console(highlight=False).print(*renderables)
         return
     columns = os.environ.get("COLUMNS", "")
-    # With a height too, rich does not fall back to 80 columns on a dumb terminal.
-    Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(*what)
+    # Without a height, rich would use 80 columns on a dumb terminal.
+    Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(*renderables)
 
 
 def table(*columns: str) -> Any:

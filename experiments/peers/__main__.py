@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
@@ -36,7 +36,7 @@ def peers(
     from dpsim.harness.measurement.environment import version
 
     flags.writable(output)
-    chosen: dict[str, Any] = flags.given(
+    chosen = flags.provided(
         model=model,
         rounds=rounds,
         steps=steps,
@@ -46,14 +46,14 @@ def peers(
         systems=flags.listed("--systems", systems, str),
     )
     contest = Contest(**chosen)
-    with show.progress() as tell:
-        standings = hold(contest, tell)
+    with show.progress() as progress:
+        standings = hold(contest, progress)
     points = result.points(contest, standings)
     summary = result.summary(points) | {"rounds": contest.rounds, "torch": version("torch")}
     if output is not None:
         codec.write(output, show.json_object("peers", points, summary))
     if json:
-        show.as_json("peers", points, summary)
+        show.print_json("peers", points, summary)
         return
     table = show.table(*result.COLUMNS)
     for row in result.rows(points):

@@ -150,11 +150,11 @@ def test_reproducible_without_leaves_is_refused(dpsim: Dpsim) -> None:
 
 
 def test_a_crash_names_shared_memory_as_a_possible_reason() -> None:
-    assert "/dev/shm" in str(failure_report.failure(11, JobState(first_ended=0, signal=11), 2))
+    assert "/dev/shm" in str(failure_report.failure(11, JobState(first_ended=0, reported_signal=11), 2))
 
 
 def test_a_rank_killed_before_it_said_hello_is_not_taken_for_another_one() -> None:
-    seen = JobState(first_ended=0, signal=9, pids={0: ("here", 1)})
+    seen = JobState(first_ended=0, reported_signal=9, pids={0: ("here", 1)})
     assert str(failure_report.failure(9, seen, 2)).startswith("one of 2 ranks was killed by SIGKILL")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,13 @@ from dpsim.lowering import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan
+from dpsim.progress import Progress
 from dpsim.replica import Array, BatchSums
 from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
 from dpsim.runtime.trainer import Trainer
 from dpsim.schedule import Schedule
 from dpsim.timeline import Timeline
-
-Report = Callable[[str], None]
 
 
 def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | None = None) -> Trainer:
@@ -47,7 +46,7 @@ def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | N
     )
 
 
-def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case trained for some steps: parameters, losses, whether all ranks agree, what the memory looks like."""
     found = []
     for case in argument["cases"]:
@@ -92,7 +91,7 @@ def padding_is_zero(trainer: Trainer) -> bool:
     return not any(flat[outside].any() for flat in (arena.parameters, arena.gradients, *arena.optimizer_state.values()))
 
 
-def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, bool]:
+def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, bool]:
     """Ranks begin with different parameters and running statistics: whether they are equal before the first step."""
     dataset = load_dataset(argument["dataset"])
     replica = build_model(argument["model"], dataset.input_shape, dataset.classes)
@@ -119,7 +118,7 @@ def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Repor
     }
 
 
-def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case: the sums over the test set after some steps, on every rank."""
     found = []
     for case in argument["cases"]:
@@ -132,7 +131,7 @@ def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> 
     return found
 
 
-def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> None:
+def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """Train on data in which the last rank's share of the third global batch has a NaN; ends in an error."""
     plan = argument["plan"]
     dataset = load_dataset(argument["dataset"])
@@ -163,7 +162,7 @@ def edited(schedule: Schedule, edit: Sequence[Any]) -> Schedule:
     return schedule.delayed(int(sent[k]), names.index(other))
 
 
-def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Timelines of some steps of every case, from the marks of all ranks, with what the marks say beside them."""
     found = []
     for case in argument["cases"]:

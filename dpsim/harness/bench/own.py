@@ -15,11 +15,12 @@ from dpsim.harness.bench.turns import SCALE, SCALING, Reduction, serve
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.machine import Network, Selection
+from dpsim.progress import Progress
 from dpsim.records.bench import MESSAGES
 from dpsim.runtime.choosing import choose_selection
 
 
-def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> None:
+def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """The task of ``launch.on_ranks``: take part until the benchmark ends."""
     serve(OwnContender(comm, argument), argument)
 

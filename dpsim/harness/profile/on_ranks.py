@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,13 @@ from dpsim.harness.model import build_replica
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.machine import ComputeSlowdown, Network, Speed
 from dpsim.plan import Plan
+from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
 from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, UPDATE_EVENT, Schedule
 from dpsim.workload import Layer, Workload
 
-Progress = Callable[[str], None]
 Floats = NDArray[np.float64]
 WARM_STEPS, COUNTED_STEPS = 2, 6
 _LEAST_SAMPLES, _MOST_SAMPLES = 15, 400

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from dpsim.lowering import lower
 from dpsim.nn import build_model
 from dpsim.nn.kernel_table import committed
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
+from dpsim.progress import Progress
 from dpsim.records.reproduce import (
     PREDICTIONS,
     Configuration,
@@ -39,7 +40,6 @@ from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
 from dpsim.wire_dtype import UNITS
 
-Progress = Callable[[str], None]
 T = TypeVar("T")
 _Place = tuple[Configuration, int]
 """A configuration and a step, from 1."""

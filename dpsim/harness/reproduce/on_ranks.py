@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.progress import Progress
 from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory
 from dpsim.replica import Array
 from dpsim.runtime.trainer import Trainer
 from dpsim.runtime.watch import SampleDigests, as_numbers, watch
 
-Progress = Callable[[str], None]
 DIGITS = 16
 _MOST_BATCHES = 16
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,11 +10,11 @@ from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.harness.reproduce.measure import measure_drift, possible
 from dpsim.harness.sweep.experiment import chosen_overlap, networks_of
+from dpsim.progress import Progress
 from dpsim.records.reproduce import SCHEMA, ReproduceRecord, Reproduction
 from dpsim.records.sweep import Predictions
 
 DRIFT, DRIFT_PREDICTIONS = "drift.json", "drift_predictions.json"
-Progress = Callable[[str], None]
 
 
 def reproduction_of(predictions: Predictions) -> Reproduction | None:

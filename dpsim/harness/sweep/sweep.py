@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from dpsim.harness.sweep.experiment import completed, make_plan, networks_of, pl
 from dpsim.harness.sweep.prepare import Preparation, prepare
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, MeasureTask, Samples
 from dpsim.launch.jobs import on_ranks
+from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import (
     Environment,
@@ -30,8 +30,6 @@ from dpsim.records.sweep import (
     read_results,
 )
 from dpsim.report.write import write_report
-
-Progress = Callable[[str], None]
 
 
 def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ from dpsim.learning_rate import learning_rate
 from dpsim.lowering import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
+from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import read
 from dpsim.runtime.checkpoints import Checkpoints
 from dpsim.runtime.fit import Callback, Epoch, OnRank, fit
 from dpsim.runtime.snapshot import restore
 from dpsim.runtime.trainer import Trainer
-
-Progress = Callable[[str], None]
 
 
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
