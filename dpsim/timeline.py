@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dpsim.codec import Noun
 from dpsim.errors import FileFormatError
-from dpsim.kernels.jit import jit, quickest
+from dpsim.jit import jit, quickest
 from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, OTHER_EVENT
 
 SCHEMA = "dpsim.timeline/1"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.resources
 import itertools
 import json
 import math
@@ -35,7 +36,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import dpsim
 from dpsim.errors import DpsimError
 from dpsim.harness.measurement.statistics import median_ratio
 
@@ -583,7 +583,7 @@ def prepare(tree: Tree, published: Path) -> Tree:
 
 def compare(base: str, checks: Sequence[str]) -> dict[str, Any]:
     """The results of the checks, by name. Prints a row of the table for each. Raises ``DpsimError``."""
-    source = Path(dpsim.__file__).parents[1]
+    source = Path(str(importlib.resources.files("dpsim"))).resolve().parent
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="dpsim-compare-") as name:
         place = Path(name).resolve()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.kernels.jit import jit, quickest
+from dpsim.jit import jit, quickest
 from dpsim.lowering.fusion import fuse
 from dpsim.memo import remember
 from dpsim.plan import Plan

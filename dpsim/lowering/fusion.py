@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.kernels.jit import Compiled, jit, quickest
+from dpsim.jit import Compiled, jit, quickest
 from dpsim.registry import load
 
 DDP_FIRST_BUCKET_BYTES = float(2**20)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.kernels.jit import jit
+from dpsim.jit import jit
 from dpsim.predict.cost import at
 from dpsim.schedule import (
     ALLREDUCE_EVENT,
