@@ -128,7 +128,8 @@ def _numba() -> _Result:
         import numba
         import numpy as np
 
-        from dpsim.kernels import cache, jit
+        from dpsim import jit
+        from dpsim.kernels import cache
 
         start_s = time.monotonic()
         total = numba.njit(_total)(np.arange(10.0))
