@@ -14,7 +14,7 @@ from dpsim.kernels.allreduce.registry import versions
 from dpsim.records.sweep import Environment
 from dpsim.units import format_size
 
-SCHEMA = "dpsim.records.bench/1"
+SCHEMA = "dpsim.bench/1"
 RECORD = "allreduce.json"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 CPU_DTYPES = ("float32", "float64")
