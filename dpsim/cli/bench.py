@@ -94,8 +94,8 @@ def allreduce(
 def show_record(record: BenchRecord, folder: Path | None, *, json: bool, command: str) -> BenchResult:
     """Print what a record came to, and write its report where a folder is given."""
     from dpsim.harness.bench.result import result
-    from dpsim.records.bench_result import points_json, summary_json
-    from dpsim.report.bench.terminal import lines
+    from dpsim.report.bench.content import for_terminal, systems
+    from dpsim.report.bench.result import points_json, summary_json
     from dpsim.report.bench.write import write_bench_report
 
     found = result(record)
@@ -104,7 +104,9 @@ def show_record(record: BenchRecord, folder: Path | None, *, json: bool, command
     if json:
         show.as_json(command, points_json(found), summary_json(found))
     else:
-        print("\n".join(lines(record, found)))
+        for name, description in systems(record):
+            print(f"# {name}: {description}")
+        show.rich(for_terminal(found))
         if folder is not None:
             print(f"report: {folder / 'index.html'}")
     return found

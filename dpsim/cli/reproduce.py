@@ -104,28 +104,24 @@ def reproduce(
 
 def show_record(record: ReproduceRecord, folder: Path | None, *, json: bool, command: str) -> None:
     """Print what was found, and write its report where a folder is given."""
-    from dpsim.report.bench.terminal import table_lines
-    from dpsim.report.reproduce.content import ALL_RUNS, content
+    from dpsim.report.reproduce.content import content
     from dpsim.report.reproduce.result import points_json, summary_json
+    from dpsim.report.reproduce.tables import ALL_RUNS
     from dpsim.report.reproduce.write import write_reproduce_report
+    from dpsim.report.terminal import TerminalReport
 
     if folder is not None:
         write_reproduce_report(folder, record)
     if json:
         show.as_json(command, points_json(record), summary_json(record))
         return
-    shown = content(record)
-    for table in shown.tables:
-        if table.title != ALL_RUNS or len(record.runs) <= _MOST_SHOWN:
-            print("\n".join(table_lines(table)))
-    if len(record.runs) > _MOST_SHOWN:
+    shown, many = content(record), len(record.runs) > _MOST_SHOWN
+    tables = [table for table in shown.tables if table.title != ALL_RUNS or not many]
+    show.rich(TerminalReport(tables=tables, warnings=shown.warnings, answers=shown.answers))
+    if many:
         print(
-            f"\neach of the {len(record.runs)} runs: "
+            f"each of the {len(record.runs)} runs: "
             + ("in the report" if folder else "with --output FOLDER, or --json")
         )
-    print()
-    for warning in shown.warnings:
-        print(f"warning: {warning.text}; to do: {warning.remedy}")
-    print("\n".join(shown.answers))
     if folder is not None:
         print(f"report: {folder / 'index.html'}")

@@ -69,11 +69,11 @@ def rich(*what: Any) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(highlight=False).print(*what)
+        Console(highlight=False).print(*what, crop=False)
         return
     columns = os.environ.get("COLUMNS", "")
     # With a height too, rich does not fall back to 80 columns on a dumb terminal.
-    Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(*what)
+    Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(*what, crop=False)
 
 
 def table(*columns: str) -> Any:

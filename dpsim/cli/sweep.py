@@ -182,8 +182,8 @@ def _declared(name: str, given: Path | None) -> Experiment:
 def _swept(asked: Experiment, output: Path | None, *, json: bool, command: str) -> Comparison:
     """Run a sweep and show what it came to."""
     from dpsim.harness.sweep.sweep import free_folder, sweep
-    from dpsim.records.comparison import points_json, summary_json
-    from dpsim.report.sweep.terminal import table
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.result import points_json, summary_json
 
     folder = output if output is not None else free_folder(Path("reports"), asked)
     with show.progress() as tell:
@@ -191,6 +191,6 @@ def _swept(asked: Experiment, output: Path | None, *, json: bool, command: str) 
     if json:
         show.as_json(command, points_json(comparison), summary_json(comparison))
     else:
-        show.rich(table(comparison))
+        show.rich(for_terminal(comparison))
         print(f"report: {folder / 'index.html'}")
     return comparison

@@ -107,7 +107,7 @@ def test_a_loss_alone_that_differs_was_added_in_another_order() -> None:
 
 def test_what_comes_to_other_bits_when_it_runs_again_is_said_to() -> None:
     found = explained(ANY, (1.0, 1.0), looked(), looked(**OTHER), again=False)
-    assert found.cause == "other" and "not determined" in found.evidence and not found.kept
+    assert found.cause == "other" and "not determined" in found.evidence and not found.values_known
 
 
 def test_a_file_without_what_the_other_has_is_no_known_cause() -> None:

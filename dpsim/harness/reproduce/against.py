@@ -90,7 +90,7 @@ def against(record: ReproduceRecord, saved: ReproduceRecord, path: Path) -> Repr
         differences=tuple(differences),
         across_machines=tuple(_other_machine(saved, record.environment, record.kernel_table)),
     )
-    return msgspec.structs.replace(record, against=beside)
+    return msgspec.structs.replace(record, saved_comparison=beside)
 
 
 def _trajectory(record: ReproduceRecord, configuration: Configuration) -> Trajectory | None:

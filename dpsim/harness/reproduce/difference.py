@@ -45,7 +45,7 @@ def explained(
         )
         return msgspec.structs.replace(difference, cause="other", evidence=evidence)
     cause, evidence = _cause(reference, other)
-    found = msgspec.structs.replace(difference, cause=cause, evidence=evidence, kept=True)
+    found = msgspec.structs.replace(difference, cause=cause, evidence=evidence, values_known=True)
     if difference.tensor == LOSS:
         return _element(found, np.array(losses[0]), np.array(losses[1]))
     return _element(found, reference[difference.tensor], other[difference.tensor])

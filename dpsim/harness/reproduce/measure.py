@@ -55,7 +55,7 @@ def measure(reproduction: Reproduction, folder: Path | None, progress: Progress)
     with scratch("reproduce") as states:
         work = _Work(reproduction, states, progress)
         record = _compared(work, possible(reproduction), None if folder is None else folder / PREDICTIONS)
-        return msgspec.structs.replace(record, found=tuple(_explain(record, work)), measured_until=stamp())
+        return msgspec.structs.replace(record, divergences=tuple(_explain(record, work)), measured_until=stamp())
 
 
 def measure_drift(
@@ -247,7 +247,7 @@ def _predictions(
                     statistics=statistics_drift(local_batches(batch, devices), batch) if local else None,
                 )
             )
-    return DriftPredictions(reproduction=reproduction, predicted_at=stamp(), basis=tuple(basis), points=tuple(points))
+    return DriftPredictions(reproduction=reproduction, predicted_at=stamp(), inputs=tuple(basis), points=tuple(points))
 
 
 def _explain(record: ReproduceRecord, work: _Work) -> Iterator[Divergence]:

@@ -15,13 +15,9 @@ from dpsim.harness.sweep.equal_speed import RunSpeed, evened, predicted_at_run_s
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.machine import NODE
 from dpsim.predict import recommended
-from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group, points_json, summary_json
+from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
 from dpsim.records.reproduce import Configuration, ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
-from dpsim.report.sweep.warnings import ReportWarning, warnings
-from dpsim.units import format_size
-
-__all__ = ["Comparison", "ReportWarning", "compare", "points_json", "summary_json", "warnings"]
 
 SLOW = 1.5
 GroupKey = tuple[str, int]
@@ -38,7 +34,9 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
     speeds = run_speeds(pairs)
     pairs = evened(pairs, speeds)
-    chosen = {network: _chosen_overlap(network, pairs, predictions) for network in {p.key.network for p in pairs}}
+    chosen = {
+        network: _chosen_overlap(network, pairs, predictions) for network in dict.fromkeys(p.key.network for p in pairs)
+    }
     scaling = results.experiment.scaling
     of_devices = scaling is not None
     members: dict[GroupKey, list[Pair]] = {}
@@ -59,8 +57,7 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
     return Comparison(
-        name=results.experiment.name,
-        question=_question(results),
+        experiment=results.experiment,
         points=tuple(points),
         groups=tuple(groups),
         networks=tuple(
@@ -79,7 +76,6 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
         not_measured=missing,
         harness_warnings=results.warnings,
         cores=results.environment.cores,
-        scaling=scaling,
         identical=drift.kept_promises if drift is not None and scaling is not None and scaling.leaves else None,
         drift_predictions_sha256=drift.predictions_sha256 if drift is not None else "",
         speeds=speed_records(predictions, speeds),
@@ -87,23 +83,6 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
             (slowdown.half_width for machine in predictions.machines for slowdown in machine.compute_slowdown),
             default=0.0,
         ),
-    )
-
-
-def _question(results: Results) -> str:
-    run = results.experiment
-    if run.scaling is not None:
-        whose = "on each device" if run.weak else "over all devices"
-        return (
-            f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "
-            f"samples per step {whose}, does it stay the same training, and does the model know both before anything "
-            "is measured?"
-        )
-    sizes = run.fusion_thresholds_bytes or tuple(sorted({p.key.fusion_threshold_bytes for p in results.points}))
-    span = f" from {format_size(min(sizes))} to {format_size(max(sizes))} bytes".replace("inf bytes", "inf")
-    return (
-        f"Which fusion threshold{span} makes a training step of {run.model} on {run.dataset} "
-        f"fastest at a global batch of {run.global_batch}, and does the model know it before anything is measured?"
     )
 
 

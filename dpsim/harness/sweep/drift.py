@@ -11,6 +11,7 @@ from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.harness.reproduce.measure import measure_drift, possible
 from dpsim.harness.sweep.experiment import chosen_overlap, networks_of
+from dpsim.plan import Overlap
 from dpsim.records.reproduce import SCHEMA, ReproduceRecord, Reproduction
 from dpsim.records.sweep import Predictions
 
@@ -37,7 +38,7 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
         leaves=over.leaves,
         algorithms=tuple(dict.fromkeys(algorithm for algorithm, _ in ways)),
         overlaps=tuple(dict.fromkeys(overlap for _, overlap in ways)),
-        batch_norms=(str(over.batch_norm),),
+        batch_norms=(over.mode,),
         global_batch=experiment.global_batch,
         optimizer=experiment.optimizer,
         seed=experiment.seed,
@@ -81,7 +82,7 @@ def read_drift(predictions: Predictions, folder: Path) -> ReproduceRecord | None
     return record
 
 
-def _ways(predictions: Predictions) -> list[tuple[str, str]]:
+def _ways(predictions: Predictions) -> list[tuple[str, Overlap]]:
     """(algorithm, overlap) of each network, in their order: a record is compared with what is made of it."""
     mechanisms = predictions.mechanisms
     pairs = networks_of(predictions.experiment)

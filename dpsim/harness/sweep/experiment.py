@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from dpsim.harness.model import build_replica
 from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Machine, Network, check_algorithm
-from dpsim.plan import OVERLAPS, Plan
+from dpsim.plan import OVERLAPS, Overlap, Plan
 from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, speed_steps_s, timeline
 from dpsim.records.sweep import Environment, Experiment, PointKey, PredictedPoint, Predictions, Scaling
 from dpsim.runtime.describe import describe
@@ -188,9 +189,9 @@ def predict_experiment(
     )
 
 
-def chosen_overlap(steps: dict[str, float]) -> str:
-    """The overlap that a sweep is about, given every mechanism's predicted step."""
-    return recommended(steps) if steps else "off"
+def chosen_overlap(steps: dict[str, float]) -> Overlap:
+    """Return the overlap that a sweep is about, from the predicted step of every mechanism."""
+    return cast("Overlap", recommended(steps)) if steps else "off"
 
 
 def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str, float]) -> list[PointKey]:

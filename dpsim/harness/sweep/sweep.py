@@ -29,7 +29,7 @@ from dpsim.records.sweep import (
     read_predictions,
     read_results,
 )
-from dpsim.report.write import write_report
+from dpsim.report.sweep.write import write_report
 
 Progress = Callable[[str], None]
 
