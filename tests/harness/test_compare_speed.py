@@ -151,7 +151,7 @@ def test_a_compute_slowdown_that_is_not_known_well_is_said() -> None:
 def test_errors_at_equal_speed_stand_in_the_table_and_in_json() -> None:
     found = compare(*unsteady(0.5, calibrated_share=0.2))
     table = content(found, (), ()).tables[0]
-    column = [column.head for column in table.columns].index("at equal speed")
+    column = [column.head for column in table.columns].index("error at equal speed")
     point: ComparedPoint = found.scored[0]
     assert point.error_at_equal_speed is not None
     assert table.sections[0].rows[0][column] == f"{point.error_at_equal_speed:+.1%}"
