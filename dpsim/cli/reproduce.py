@@ -62,8 +62,7 @@ def reproduce(
     from dpsim import codec
     from dpsim.algorithms import RUNNABLE, algorithms_in
     from dpsim.folder_lock import locked
-    from dpsim.harness.reproduce.against import against as held_against
-    from dpsim.harness.reproduce.against import check_comparable
+    from dpsim.harness.reproduce.against import check_comparable, compare_with_saved
     from dpsim.harness.reproduce.measure import measure
     from dpsim.optimizer import changed
     from dpsim.plan import OVERLAPS
@@ -95,7 +94,7 @@ def reproduce(
         with show.progress() as tell:
             record = measure(reproduction, output, tell)
         if saved is not None and against is not None:
-            record = held_against(record, saved, against)
+            record = compare_with_saved(record, saved, against)
         if output is not None:
             codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
         show_record(record, output, json=json, command="reproduce")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dpsim import codec
-from dpsim.harness.reproduce.against import against
+from dpsim.harness.reproduce.against import compare_with_saved
 from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.records.reproduce import RECORD, ReproduceRecord, Reproduction, read
@@ -69,7 +69,7 @@ def test_every_step_has_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks
         alone: dict[str, RunOutcome] = {}
         for one, result in zip(task.configurations, ran, strict=True):
             outcome = codec.decode(result, RunOutcome, "outcome")
-            assert outcome.ranks_agree and outcome.basis is None
+            assert outcome.ranks_agree and outcome.drift_inputs is None
             assert len(outcome.trajectory.steps) == len(set(outcome.trajectory.steps)) == 3
             assert alone.setdefault(one.batch_norm, outcome) == outcome, one
         digests |= {outcome.trajectory.digest for outcome in alone.values()}
@@ -196,7 +196,7 @@ def test_a_run_with_another_kernel_table_is_refused(controls: Path, dpsim: Dpsim
 
 def test_a_run_is_identical_to_itself_saved(controls: Path) -> None:
     record = read(controls)
-    beside = against(record, record, controls).saved_comparison
+    beside = compare_with_saved(record, record, controls).saved_comparison
     assert beside is not None and beside.across_machines == ()
     assert [one.name for one in beside.compared] == ["1 device", "1 device", "2 devices, 0, auto, off"]
     assert beside.differences == (None, None, None)
@@ -264,7 +264,7 @@ def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message:
     [
         (("--steps", "4"), "steps is 3 there, 4 here"),
         (("--global-batch", "25"), "global_batch is 24 there, 25 here"),
-        (("--batch-norm", "global"), "has nothing that this one has, for batch norm global with 8 leaves"),
+        (("--batch-norm", "global"), "no configuration to compare with, for batch norm global with 8 leaves"),
         (("--leaves", "9"), "with 9 leaves"),
         (("--wire-dtype", "float16"), "wire_dtype is None there, 'float16' here"),
     ],
