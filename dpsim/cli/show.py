@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpsim.launch.jobs import Progress
 
+if TYPE_CHECKING:
+    from dpsim.report.table import Column
+
+Row = TypeVar("Row")
 SCHEMA = "dpsim.output/1"
 
 
@@ -76,11 +80,9 @@ def rich(*what: Any) -> None:
     Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(*what, crop=False)
 
 
-def table(*columns: str) -> Any:
-    """A plain rich table whose first column is left-aligned and the others right-aligned."""
-    from rich.table import Table
+def table(columns: Sequence[Column[Row]], rows: Sequence[Row], *, title: str = "") -> None:
+    """Print a table."""
+    from dpsim.report.table import table
+    from dpsim.report.terminal import TerminalReport
 
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for number, column in enumerate(columns):
-        shown.add_column(column, justify="right" if number else "left")
-    return shown
+    rich(TerminalReport(tables=[table(columns=columns, sections={title: rows})]))
