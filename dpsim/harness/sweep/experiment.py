@@ -90,7 +90,7 @@ def _completed_scaling(experiment: Experiment, thresholds: int) -> Scaling | Non
         raise ConfigError(
             f"a sweep over the number of devices at {thresholds} fusion thresholds",
             allowed="one threshold",
-            remedy="give one, or compare thresholds with dpsim sweep fusion-threshold --devices",
+            remedy="give one threshold, or compare thresholds with dpsim sweep fusion-threshold --devices",
         )
     return msgspec.structs.replace(scaling, batch_norm=scaling.mode)
 
@@ -160,7 +160,7 @@ def plan_of(experiment: Experiment, key: PointKey) -> Plan:
 
 
 def predict_experiment(
-    experiment: Experiment, workload: Workload, machines: dict[str, Machine], here: Environment
+    experiment: Experiment, workload: Workload, machines: dict[str, Machine], environment: Environment
 ) -> Predictions:
     """Predict every point of the experiment, with the overlap that the calibration recommends and others."""
     points: list[PredictedPoint] = []
@@ -178,7 +178,7 @@ def predict_experiment(
             points.append(_predicted_point(experiment, workload, machine, key))
     return Predictions(
         experiment=experiment,
-        environment=here,
+        environment=environment,
         predicted_at=stamp(),
         workload=workload,
         machines=tuple(machines.values()),

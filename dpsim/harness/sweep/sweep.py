@@ -153,7 +153,7 @@ def _mechanisms(experiment: Experiment) -> tuple[str, ...]:
 def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
     """Measure every predicted point, continuing from the samples of an interrupted run if there are any."""
     experiment, sha = predictions.experiment, codec.digest(predictions)
-    path, here = folder / "samples.json", environment()
+    path, current = folder / "samples.json", environment()
     before: tuple[MeasuredPoint, ...] = ()
     spent_s, measured_from = 0.0, stamp()
     if path.exists():
@@ -166,7 +166,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
             )
         before, spent_s, measured_from = samples.points, samples.spent_s, samples.measured_from
         progress(f"continuing an interrupted sweep after {spent_s:.0f} s of measuring")
-    _check_same_machine(predictions.environment, here, folder)
+    _check_same_machine(predictions.environment, current, folder)
     keys = tuple(point.key for point in predictions.points)
     task = MeasureTask(
         experiment=experiment,
@@ -190,7 +190,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     samples = codec.decode(measured, Samples, "samples")
     return Results(
         experiment=experiment,
-        environment=here,
+        environment=current,
         predictions_sha256=sha,
         predicted_at=predictions.predicted_at,
         measured_from=measured_from,
@@ -200,11 +200,11 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     )
 
 
-def _check_same_machine(predicted: Environment, here: Environment, folder: Path) -> None:
-    if (predicted.processor, predicted.cores, predicted.blas) != (here.processor, here.cores, here.blas):
+def _check_same_machine(predicted: Environment, current: Environment, folder: Path) -> None:
+    if (predicted.processor, predicted.cores, predicted.blas) != (current.processor, current.cores, current.blas):
         raise ConfigError(
             f"the predictions in {folder} were made on {predicted.processor} with {predicted.cores} cores, this is "
-            f"{here.processor} with {here.cores}",
+            f"{current.processor} with {current.cores}",
             allowed="the machine that was calibrated",
             remedy="start another sweep for this machine with --output",
         )

@@ -192,7 +192,7 @@ def points_table(result: BenchResult) -> Table:
         Column(head="of bound", cell=lambda row: _share(row.in_place.fraction_of_bound) if row.in_place else ""),
     )
     return table(
-        title=_title("Everything", result),
+        title=_title("All measurements", result),
         columns=columns,
         sections={_FRESH: placements(result, cached=False), _CACHED: placements(result, cached=True)},
         note="Out of place and in place; algbw and busbw = algbw 2 (n - 1) / n in GB/s (decimal). p50, p99 and the "

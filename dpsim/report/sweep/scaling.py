@@ -42,10 +42,10 @@ _WEAK = "Drift is not measured under weak scaling: every device count trains oth
 def question(comparison: Comparison) -> str:
     """Return the question that the sweep answers."""
     run = comparison.experiment
-    whose = "on each device" if run.weak else "over all devices"
+    where = "on each device" if run.weak else "over all devices"
     return (
         f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "
-        f"samples per step {whose}, does it stay the same training, and does the model know both before anything "
+        f"samples per step {where}, does it stay the same training, and does the model know both before anything "
         "is measured?"
     )
 
