@@ -56,7 +56,7 @@ def test_without_a_smallest_size_it_begins_at_one_element() -> None:
 @pytest.mark.parametrize(
     ("flags", "given", "more"),
     [
-        ("--min 1MiB --max 4B", "sizes from 1 MiB to 4 B", "exchange them"),
+        ("--min 1MiB --max 4B", "sizes from 1 MiB to 4 B", "exchange the two"),
         ("--min 3B", "sizes from 3 bytes", "multiples of 4 bytes"),
         ("--min 0", "--min is '0'", "1 byte or more"),
         ("--max inf", "--max is 'inf'", "64MiB"),
@@ -255,7 +255,7 @@ def test_the_bound_of_small_sizes_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (FULL[:2], "no series of dpsim's default at 1 MiB"),
+        (FULL[:2], "no series of dpsim's default algorithm at 1 MiB"),
         ((*FULL[:4], series("gloo", "gloo", [[1000]])), "with 1 and 2 rounds"),
     ],
 )
