@@ -111,8 +111,8 @@ def allreduce(
 def show_record(record: BenchRecord, folder: Path | None, *, json: bool, command: str) -> BenchResult:
     """Print the result of a record, and write its report into ``folder`` if there is one."""
     from dpsim.harness.bench.result import result as result_of
-    from dpsim.records.bench_result import points_json, summary_json
-    from dpsim.report.bench.terminal import lines
+    from dpsim.report.bench.content import for_terminal, systems
+    from dpsim.report.bench.result import points_json, summary_json
     from dpsim.report.bench.write import write_bench_report
 
     result = result_of(record)
@@ -121,7 +121,9 @@ def show_record(record: BenchRecord, folder: Path | None, *, json: bool, command
     if json:
         show.print_json(command, points_json(result), summary_json(result))
     else:
-        print("\n".join(lines(record, result)))
+        for name, description in systems(record):
+            print(f"# {name}: {description}")
+        show.rich(for_terminal(result))
         if folder is not None:
             print(f"report: {folder / 'index.html'}")
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +71,7 @@ def compare(first: Path, second: Path, /, *, plot: _Plot = None, json: flags.Jso
     from dpsim import machine as machines
     from dpsim.errors import ConfigError
     from dpsim.harness.machines import points
+    from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
     both = {path.name: machines.read(path) for path in (first, second)}
@@ -88,11 +89,17 @@ def compare(first: Path, second: Path, /, *, plot: _Plot = None, json: flags.Jso
     if json:
         show.print_json("machine compare", rows, {"first": str(first), "second": str(second)})
         return
-    table = show.table("algorithm", "devices", "size", first.name, second.name, "ratio")
-    for key, row in zip(common, rows, strict=True):
-        cells = format_size(key[3]), format_duration(times[0][key]), format_duration(times[1][key])
-        table.add_row(key[0], key[1], *cells, f"{row['ratio']:.2f}")
-    show.rich(table)
+    show.table(
+        (
+            Column(head="algorithm", cell=lambda row: row["algorithm"], left=True),
+            Column(head="devices", cell=lambda row: row["layout"]),
+            Column(head="size", cell=lambda row: format_size(row["size_bytes"])),
+            Column(head=first.name, cell=lambda row: format_duration(times[0][tuple(row[key] for key in keys)])),
+            Column(head=second.name, cell=lambda row: format_duration(times[1][tuple(row[key] for key in keys)])),
+            Column(head="ratio", cell=lambda row: f"{row['ratio']:.2f}"),
+        ),
+        rows,
+    )
 
 
 def merge(
@@ -119,15 +126,20 @@ def merge(
     print(f"machine file: {output}")
 
 
-def print_times(points: Iterable[dict[str, Any]]) -> None:
+def print_times(points: Sequence[dict[str, Any]]) -> None:
     """Print a table of all times."""
+    from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
-    table = show.table("algorithm", "devices", "size", "allreduce")
-    for point in points:
-        size, time_s = format_size(point["size_bytes"]), format_duration(point["time_s"])
-        table.add_row(point["algorithm"], point["layout"], size, time_s)
-    show.rich(table)
+    show.table(
+        (
+            Column(head="algorithm", cell=lambda point: point["algorithm"], left=True),
+            Column(head="devices", cell=lambda point: point["layout"]),
+            Column(head="size", cell=lambda point: format_size(point["size_bytes"])),
+            Column(head="allreduce", cell=lambda point: format_duration(point["time_s"])),
+        ),
+        points,
+    )
 
 
 def link_sentence(machine: Machine) -> str:

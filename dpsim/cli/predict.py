@@ -74,7 +74,7 @@ def predict(
             print(codec.to_json(shown))
             return
     weak = summary["scaling"] == "weak"
-    show.rich(_table(points, calibrated.name if calibrated.network == "node" else calibrated.network, weak=weak))
+    _print_table(points, calibrated.name if calibrated.network == "node" else calibrated.network, weak=weak)
     for best in summary["best"]:
         faster = _faster(best, summary["best"], "local_batch" if weak else "global_batch")
         print(_sentence(best, summary["relative_uncertainty"], faster))
@@ -93,40 +93,36 @@ def _notes(points: list[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> Any:
+def _print_table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> None:
+    from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
     batch = "local_batch" if weak else "global_batch"
-    names = {batch: batch.replace("_", " "), "fusion_rule": "rule", "algorithm": "algorithm"}
-    several = [key for key in names if len({point[key] for point in points}) > 1]
-    table = show.table(
-        "devices",
-        *(names[key] for key in several),
-        "threshold",
-        "buckets",
-        "overlap",
-        "step",
-        "band",
-        "exposed",
-        "memory",
-        "",
+
+    def several(key: str) -> bool:
+        return len({point[key] for point in points}) > 1
+
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        Column(head="devices", cell=lambda point: point["layout"], left=True),
+        Column(head=batch.replace("_", " "), cell=lambda point: f"{point[batch]:g}", shown=several(batch)),
+        Column(head="rule", cell=lambda point: point["fusion_rule"], shown=several("fusion_rule")),
+        Column(head="algorithm", cell=lambda point: point["algorithm"], shown=several("algorithm")),
+        Column(
+            head="threshold",
+            cell=lambda point: "-" if (size := point["fusion_threshold_bytes"]) is None else format_size(size),
+        ),
+        Column(head="buckets", cell=lambda point: str(point["buckets"])),
+        Column(head="overlap", cell=lambda point: point["overlap"]),
+        Column(head="step", cell=lambda point: format_duration(point["predicted_step_s"])),
+        Column(head="band", cell=lambda point: _band(point["predicted_low_s"], point["predicted_high_s"])),
+        Column(head="exposed", cell=lambda point: format_duration(point["predicted_exposed_communication_s"])),
+        Column(head="memory", cell=lambda point: _memory(point["memory_bytes"])),
+        Column(
+            head="",
+            cell=lambda point: "does not fit " * (point["fits"] is False) + "extrapolated" * point["extrapolated"],
+        ),
     )
-    table.title, table.title_justify, table.title_style = f"on {machine}", "left", "italic"
-    for point in points:
-        threshold = point["fusion_threshold_bytes"]
-        table.add_row(
-            point["layout"],
-            *(f"{point[key]:g}" if key == batch else point[key] for key in several),
-            "-" if threshold is None else format_size(threshold),
-            str(point["buckets"]),
-            point["overlap"],
-            format_duration(point["predicted_step_s"]),
-            _band(point["predicted_low_s"], point["predicted_high_s"]),
-            format_duration(point["predicted_exposed_communication_s"]),
-            _memory(point["memory_bytes"]),
-            ("does not fit " if point["fits"] is False else "") + ("extrapolated" if point["extrapolated"] else ""),
-        )
-    return table
+    show.table(columns, points, title=f"on {machine}")
 
 
 def _band(low_s: float, high_s: float) -> str:

@@ -30,6 +30,7 @@ def profile(
     from dpsim import codec
     from dpsim.harness.profile import profile as harness
     from dpsim.optimizer import changed
+    from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
     flags.writable(output)
@@ -52,10 +53,14 @@ def profile(
         rest = {"tensors": len(workload.tensors), "update_s": workload.update_s, "overhead_s": workload.overhead_s}
         show.print_json("profile", points, summary | rest)
         return
-    table = show.table("local batch", "forward", "backward")
-    for point in points:
-        table.add_row(*(str(point["local_batch"]), *(format_duration(point[k]) for k in ("forward_s", "backward_s"))))
-    show.rich(table)
+    show.table(
+        (
+            Column(head="local batch", cell=lambda point: str(point["local_batch"])),
+            Column(head="forward", cell=lambda point: format_duration(point["forward_s"])),
+            Column(head="backward", cell=lambda point: format_duration(point["backward_s"])),
+        ),
+        points,
+    )
     print(
         f"{workload.name}: {len(workload.tensors)} gradient tensors, {format_size(workload.gradient_bytes)};", end=" "
     )

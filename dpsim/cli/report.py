@@ -28,10 +28,10 @@ def report(
     from dpsim.harness.sweep.drift import read_drift
     from dpsim.records import reproduce as reproductions
     from dpsim.records.bench import RECORD, read
-    from dpsim.records.comparison import points_json, summary_json
     from dpsim.records.sweep import read_predictions, read_results
-    from dpsim.report import write_report
-    from dpsim.report.sweep.terminal import table
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.result import points_json, summary_json
+    from dpsim.report.sweep.write import write_report
 
     target = folder if output is None else output
     flags.writable(target, folder=True)
@@ -49,5 +49,5 @@ def report(
         if json:
             show.print_json("report", points_json(comparison), summary_json(comparison))
             return
-        show.rich(table(comparison))
+        show.rich(for_terminal(comparison))
         print(f"report: {target / 'index.html'}")

@@ -68,8 +68,7 @@ def reproduce(
     from dpsim import codec
     from dpsim.algorithms import RUNNABLE, algorithms_in
     from dpsim.folder_lock import locked
-    from dpsim.harness.reproduce.against import against as compared_with
-    from dpsim.harness.reproduce.against import check_comparable
+    from dpsim.harness.reproduce.against import check_comparable, compare_with_saved
     from dpsim.harness.reproduce.measure import measure
     from dpsim.optimizer import changed
     from dpsim.plan import OVERLAPS
@@ -101,7 +100,7 @@ def reproduce(
         with show.progress() as progress:
             record = measure(reproduction, output, progress)
         if saved is not None and against is not None:
-            record = compared_with(record, saved, against)
+            record = compare_with_saved(record, saved, against)
         if output is not None:
             codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
         show_record(record, output, json=json, command="reproduce")
@@ -110,28 +109,23 @@ def reproduce(
 
 def show_record(record: ReproduceRecord, folder: Path | None, *, json: bool, command: str) -> None:
     """Print the result of a record, and write its report into ``folder`` if there is one."""
-    from dpsim.report.bench.terminal import table_lines
-    from dpsim.report.reproduce.content import ALL_RUNS, content
+    from dpsim.report.reproduce.content import content
     from dpsim.report.reproduce.result import points_json, summary_json
+    from dpsim.report.reproduce.tables import ALL_RUNS
     from dpsim.report.reproduce.write import write_reproduce_report
+    from dpsim.report.terminal import TerminalReport
 
     if folder is not None:
         write_reproduce_report(folder, record)
     if json:
         show.print_json(command, points_json(record), summary_json(record))
         return
-    report = content(record)
-    for table in report.tables:
-        if table.title != ALL_RUNS or len(record.runs) <= _MOST_SHOWN:
-            print("\n".join(table_lines(table)))
-    if len(record.runs) > _MOST_SHOWN:
+    report, many = content(record), len(record.runs) > _MOST_SHOWN
+    tables = [table for table in report.tables if table.title != ALL_RUNS or not many]
+    show.rich(TerminalReport(tables=tables, warnings=report.warnings, answers=report.answers))
+    if many:
         print(
-            f"\neach of the {len(record.runs)} runs: "
-            + ("see the report" if folder else "use --output FOLDER or --json")
+            f"each of the {len(record.runs)} runs: " + ("see the report" if folder else "use --output FOLDER or --json")
         )
-    print()
-    for warning in report.warnings:
-        print(f"warning: {warning.text}; to do: {warning.remedy}")
-    print("\n".join(report.answers))
     if folder is not None:
         print(f"report: {folder / 'index.html'}")

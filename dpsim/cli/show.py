@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpsim.progress import Progress
 
+if TYPE_CHECKING:
+    from dpsim.report.table import Column
+
+Row = TypeVar("Row")
 SCHEMA = "dpsim.output/1"
 
 
@@ -69,18 +73,18 @@ def rich(*renderables: Any) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(highlight=False).print(*renderables)
+        Console(highlight=False).print(*renderables, crop=False)
         return
     columns = os.environ.get("COLUMNS", "")
     # Without a height, rich would use 80 columns on a dumb terminal.
-    Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(*renderables)
+    Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(
+        *renderables, crop=False
+    )
 
 
-def table(*columns: str) -> Any:
-    """A plain rich table whose first column is left-aligned and the others right-aligned."""
-    from rich.table import Table
+def table(columns: Sequence[Column[Row]], rows: Sequence[Row], *, title: str = "") -> None:
+    """Print a table."""
+    from dpsim.report.table import table
+    from dpsim.report.terminal import TerminalReport
 
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for number, column in enumerate(columns):
-        shown.add_column(column, justify="right" if number else "left")
-    return shown
+    rich(TerminalReport(tables=[table(columns=columns, sections={title: rows})]))

@@ -194,8 +194,8 @@ def _declared(name: str, file: Path | None) -> Experiment:
 def _sweep(experiment: Experiment, common: SweepFlags, *, command: str) -> Comparison:
     """Run a sweep and print its result."""
     from dpsim.harness.sweep.sweep import free_folder, sweep
-    from dpsim.records.comparison import points_json, summary_json
-    from dpsim.report.sweep.terminal import table
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.result import points_json, summary_json
 
     folder = common.output if common.output is not None else free_folder(Path("reports"), experiment)
     with show.progress() as progress:
@@ -203,6 +203,6 @@ def _sweep(experiment: Experiment, common: SweepFlags, *, command: str) -> Compa
     if common.json:
         show.print_json(command, points_json(comparison), summary_json(comparison))
     else:
-        show.rich(table(comparison))
+        show.rich(for_terminal(comparison))
         print(f"report: {folder / 'index.html'}")
     return comparison

@@ -39,7 +39,7 @@ def trace(
     The default is the fastest setting on the largest number of devices.
     """
     from dpsim.records.sweep import read_predictions, read_results
-    from dpsim.report import write_trace
+    from dpsim.report.trace import write_trace
     from dpsim.timeline import Timeline
 
     flags.writable(output, inputs=(folder / "results.json", folder / "predictions.json"))

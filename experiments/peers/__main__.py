@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from cyclopts import App, Parameter
 
 from dpsim.cli import flags, show
 from dpsim.cli.app import run
+from dpsim.report.table import Column
 
 _EXAMPLES = """\
 Examples:
@@ -55,10 +57,8 @@ def peers(
     if json:
         show.print_json("peers", points, summary)
         return
-    table = show.table(*result.COLUMNS)
-    for row in result.rows(points):
-        table.add_row(*row)
-    show.rich(table)
+    columns = [Column(head=head, cell=itemgetter(i), left=not i) for i, head in enumerate(result.COLUMNS)]
+    show.table(columns, list(result.rows(points)))
     print("\n".join(result.notes(standings)))
     print(f"PyTorch {summary['torch']}, medians of {contest.rounds} interleaved rounds of {contest.steps} steps")
 

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from dpsim.errors import CommunicationError, ConfigError
+from dpsim.harness.bench.algorithms import check_algorithms
 from dpsim.harness.bench.entrants import Entrant, entrants, told
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.launch import rank_info
@@ -75,6 +76,7 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
             allowed="an ordinary process",
             remedy="start it without mpiexec or srun: every system starts its own ranks",
         )
+    check_algorithms(bench)
     found = entrants(bench)
     _check_memory(bench, len(found))
     random = np.random.default_rng(bench.seed % 2**64)

@@ -11,12 +11,12 @@ from mpi4py import MPI
 
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.transport import Array, transport
+from dpsim.harness.bench.algorithms import MESSAGES
 from dpsim.harness.bench.turns import SCALE, SCALING, Reduction, serve
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.machine import Network, Selection
 from dpsim.progress import Progress
-from dpsim.records.bench import MESSAGES
 from dpsim.runtime.choosing import choose_selection
 
 
