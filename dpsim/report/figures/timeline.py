@@ -11,9 +11,9 @@ from matplotlib.patches import Patch
 
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import ALLREDUCE, INK, MUTED, PAPER, PARTS, grid, panels, styled
-from dpsim.report.sweep.timelines import Timelines, kind_of, typical_step
+from dpsim.report.sweep.timelines import Timelines, typical_step
 from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name
-from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE
+from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, WAIT_EVENT
 from dpsim.timeline import Timeline
 from dpsim.units import format_size
 
@@ -98,9 +98,9 @@ def _rows(axis: Axes, step: Timeline) -> float:
     """Draw one rank's step, beginning at 0; returns its end in seconds."""
     origin = float(step.start_s.min())
     for lane in (COMPUTE_LANE, COMMUNICATION_LANE):
-        events = np.flatnonzero(step.lane == lane)
+        events = np.flatnonzero((step.lane == lane) & (step.kind != WAIT_EVENT))
         spans = [((step.start_s[i] - origin) * 1e3, (step.end_s[i] - step.start_s[i]) * 1e3) for i in events]
-        colours = [_COLOURS[kind_of(step.operations[int(step.operation[i])])] for i in events]
+        colours = [_COLOURS.get(KINDS[step.kind[i]], _COLOURS["other"]) for i in events]
         bottom = _LANES[(step.source, lane)]
         axis.broken_barh(spans, (bottom, _TALL), facecolors=colours, edgecolors=PAPER, linewidth=0.7, zorder=3)
     _waiting(axis, step, origin)

@@ -9,9 +9,9 @@ import numpy as np
 
 from dpsim.records.comparison import ComparedPoint
 from dpsim.records.sweep import PointKey, Predictions, Results
+from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, KINDS, UPDATE_EVENT
 from dpsim.timeline import Timeline, TimelineRecord
 
-KINDS = ("forward", "backward", "update", "allreduce")
 PARTS = ("forward", "backward", "update", "exposed communication", "other")
 
 
@@ -43,12 +43,6 @@ class Timelines:
         return Timeline.from_record(self.measured[key]), Timeline.from_record(self.predicted[key])
 
 
-def kind_of(operation: str) -> str:
-    """Return ``backward`` for ``backward dense2``, and ``other`` for an operation of no kind in ``KINDS``."""
-    kind = operation.split(" ", 1)[0]
-    return kind if kind in KINDS else "other"
-
-
 def typical_step(timeline: Timeline) -> Timeline:
     """Return the lowest rank's step of median length."""
     of_rank = timeline.select(rank=int(timeline.rank.min()))
@@ -64,12 +58,7 @@ def parts_s(timeline: Timeline, step_s: float, exposed_s: float) -> dict[str, fl
     ``exposed_s``, and ``other`` is the rest of ``step_s``.
     """
     of_rank = timeline.select(rank=int(timeline.rank.min()))
-    kinds = np.array([kind_of(name) for name in of_rank.operations])[of_rank.operation]
-    length_s = of_rank.end_s - of_rank.start_s
-    steps = np.unique(of_rank.step)
-    parts = {
-        kind: float(np.median([length_s[(kinds == kind) & (of_rank.step == step)].sum() for step in steps]))
-        for kind in ("forward", "backward", "update")
-    }
+    sums_s = np.array([of_rank.select(step=int(step)).sums_s() for step in np.unique(of_rank.step)])
+    parts = {KINDS[kind]: float(np.median(sums_s[:, kind])) for kind in (FORWARD_EVENT, BACKWARD_EVENT, UPDATE_EVENT)}
     parts["exposed communication"] = exposed_s
     return parts | {"other": max(0.0, step_s - sum(parts.values()))}
