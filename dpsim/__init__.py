@@ -1,12 +1,14 @@
 """dpsim: data-parallel training, predicted and measured in the same run.
 
-``import dpsim`` alone loads nothing else; what is listed in ``__all__`` is loaded when it is first used.
+``import dpsim`` alone loads next to nothing: a name in ``__all__`` is loaded when it is first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+from dpsim.installation import VERSION
+
+if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a test holds the two lists together
     from dpsim.api import fit as fit
     from dpsim.data import Dataset as Dataset
     from dpsim.data import load_dataset as load_dataset
@@ -32,12 +34,12 @@ if TYPE_CHECKING:
     from dpsim.runtime.trainer import Trainer as Trainer
     from dpsim.workload import Tensor as Tensor
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "dpsim.api": ("fit",),
-    "dpsim.launch.rank_info": ("local_rank", "local_size", "rank", "size"),
     "dpsim.data": ("Dataset", "load_dataset"),
+    "dpsim.launch.rank_info": ("local_rank", "local_size", "rank", "size"),
     "dpsim.nn": ("FunctionReplica", "build_model"),
     "dpsim.optimizer": ("AdamW", "Sgd"),
     "dpsim.plan": ("Plan",),
@@ -49,7 +51,7 @@ _HOMES = {
     "dpsim.workload": ("Tensor",),
 }
 _MODULES = ("fusion_rules", "machine", "predict", "workload")
-"""Modules of which the documentation speaks as ``dpsim.predict.predict_points``."""
+"""Modules that the documentation uses without importing them, as in ``dpsim.predict.predict_points``."""
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,9 +11,57 @@ from numpy.typing import NDArray
 
 from dpsim.codec import Noun
 from dpsim.errors import FileFormatError
-from dpsim.schedule import COMMUNICATION, COMPUTE
+from dpsim.jit import jit, quickest
+from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, OTHER_EVENT
 
 SCHEMA = "dpsim.timeline/1"
+EXPOSED_S = len(KINDS)
+_FEW_EVENTS = 5000
+
+
+@jit
+def step_sums(kind, lane, start_s, end_s, blocking):  # type: ignore[no-untyped-def]
+    """Seconds of one step on one rank: of each of ``KINDS``, and then (``EXPOSED_S``) of exposed communication.
+
+    Exposed communication is the time of the communication lane outside the compute lane. ``blocking`` says that events
+    of the communication lane interrupt those of the compute lane that they lie in: they are then exposed, and their
+    time is not the computation's. The events of the compute lane stand in order of time and do not overlap.
+    """
+    sums = np.zeros(EXPOSED_S + 1)
+    sent = np.nonzero(lane == COMMUNICATION_LANE)[0]
+    if (np.diff(start_s[sent]) < 0).any():
+        sent = sent[np.argsort(start_s[sent], kind="mergesort")]
+    low, high = np.empty(len(sent)), np.empty(len(sent))  # the lane as disjoint intervals
+    total, reach = 0.0, -np.inf
+    for place in range(len(sent)):
+        i = sent[place]
+        sums[kind[i]] += end_s[i] - start_s[i]
+        low[place] = max(start_s[i], reach)
+        high[place] = reach = max(end_s[i], low[place])
+        total += high[place] - low[place]
+    hidden = 0.0
+    first = 0
+    for i in range(len(kind)):
+        if lane[i] != COMPUTE_LANE:
+            continue
+        sums[kind[i]] += end_s[i] - start_s[i]
+        while first < len(sent) and high[first] <= start_s[i]:
+            first += 1
+        place = first
+        while place < len(sent) and low[place] < end_s[i]:
+            both = max(0.0, min(end_s[i], high[place]) - max(start_s[i], low[place]))
+            if blocking:
+                sums[kind[i]] -= both
+            else:
+                hidden += both
+            place += 1
+    sums[EXPOSED_S] = max(0.0, total - hidden)
+    return sums
+
+
+def kind_of(operation: str) -> int:
+    """The kind of an operation by its name, as an index into ``KINDS``: ``backward`` for ``backward dense2``."""
+    return next((code for code, kind in enumerate(KINDS) if f"{operation} ".startswith(f"{kind} ")), OTHER_EVENT)
 
 
 class TimelineRecord(Noun, frozen=True):
@@ -36,8 +85,9 @@ class Timeline:
     """Events as arrays of one length.
 
     ``operation`` indexes ``operations`` (names such as ``backward dense2``, ``allreduce 3``, ``update``,
-    ``step overhead``); ``lane`` is ``schedule.COMPUTE`` or ``schedule.COMMUNICATION``; times are seconds
-    on one clock for all ranks, the first step starting near 0; ``size_bytes`` is 0 for compute.
+    ``step overhead``), and ``kind`` (of each event) indexes ``KINDS``; ``lane`` is ``schedule.COMPUTE_LANE`` or
+    ``schedule.COMMUNICATION_LANE``; times are seconds on one clock for all ranks, the first step starting near 0;
+    ``size_bytes`` is 0 for computations. The events of a rank stand in the order of their starts.
     """
 
     source: Literal["measured", "predicted"]
@@ -71,15 +121,20 @@ class Timeline:
             emulated_network=self.emulated_network,
         )
 
-    def exposed_communication_s(self) -> float:
-        """Communication time not hidden by computation: the measure of the communication lane outside the compute lane.
+    @functools.cached_property
+    def kind(self) -> NDArray[np.int64]:
+        """The kind of each event."""
+        return np.array([kind_of(name) for name in self.operations], np.int64)[self.operation]
 
-        Meant for the events of one step and one rank (see ``select``).
-        """
-        communication = _union(self.start_s[self.lane == COMMUNICATION], self.end_s[self.lane == COMMUNICATION])
-        compute = _union(self.start_s[self.lane == COMPUTE], self.end_s[self.lane == COMPUTE])
-        both = _union(np.concatenate([communication[0], compute[0]]), np.concatenate([communication[1], compute[1]]))
-        return max(0.0, _length(both) - _length(compute))
+    def sums_s(self) -> NDArray[np.float64]:
+        """``step_sums`` of the events of one step and one rank (see ``select``)."""
+        sums = quickest(step_sums, few=len(self.operation) <= _FEW_EVENTS)
+        result: NDArray[np.float64] = sums(self.kind, self.lane, self.start_s, self.end_s, False)
+        return result
+
+    def exposed_communication_s(self) -> float:
+        """Communication time not hidden by computation, of the events of one step and one rank (see ``select``)."""
+        return float(self.sums_s()[EXPOSED_S])
 
     def to_record(self) -> TimelineRecord:
         """The stored form; times rounded to 10 ns."""
@@ -108,8 +163,8 @@ class Timeline:
             raise FileFormatError("a timeline with a number out of range", allowed="64-bit whole numbers")
         if not np.isfinite((*record.start_s, *record.end_s)).all():
             raise FileFormatError("a timeline with a time that is not finite", allowed="finite seconds")
-        if not {*record.lane} <= {COMPUTE, COMMUNICATION}:
-            raise FileFormatError("a timeline with an unknown lane", allowed=f"{COMPUTE} or {COMMUNICATION}")
+        if not {*record.lane} <= {COMPUTE_LANE, COMMUNICATION_LANE}:
+            raise FileFormatError("a timeline with an unknown lane", allowed=f"{COMPUTE_LANE} or {COMMUNICATION_LANE}")
         columns: dict[str, Any] = {
             name: np.array(getattr(record, name), np.int64)
             for name in ("step", "rank", "lane", "operation", "size_bytes")
@@ -123,20 +178,3 @@ class Timeline:
         return Timeline(
             source=record.source, operations=record.operations, emulated_network=record.emulated_network, **columns
         )
-
-
-def _union(start: NDArray[np.float64], end: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Disjoint intervals that cover the same times."""
-    if len(start) == 0:
-        return start, end
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    first = np.ones(len(start), bool)
-    first[1:] = start[1:] > reach[:-1]
-    last = np.ones(len(start), bool)
-    last[:-1] = first[1:]
-    return start[first], reach[last]
-
-
-def _length(intervals: tuple[NDArray[np.float64], NDArray[np.float64]]) -> float:
-    return float(np.sum(intervals[1] - intervals[0]))

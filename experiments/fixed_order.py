@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from dpsim.kernels.allreduce.cpu import SharedGroup
 from dpsim.kernels.allreduce.registry import find, floor_bytes
 from dpsim.kernels.allreduce.tree import PartialSums, Tree, slots
 from dpsim.launch.jobs import on_ranks
+from dpsim.progress import Progress
 from dpsim.units import format_size, parse_size
 
 PLAIN, TREE = "plain", "tree"
@@ -41,7 +41,7 @@ def orders(devices: int, leaves: int) -> dict[str, PartialSums]:
     }
 
 
-def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """The task: seconds of every order at every size, medians over the slowest rank's times."""
     kinds = orders(comm.size, argument["leaves"])
     most = max(len(order.owners) for order in kinds.values())

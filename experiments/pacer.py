@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from dpsim.errors import DpsimError
 from dpsim.harness.calibrate.load import ReplicaLoad
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
+from dpsim.progress import Progress
 
 NETWORKS = ("paced:200us,200mbit", "paced:50us,1gbit")
 MESSAGE_BYTES = (4, 16 * 1024, 256 * 1024)
@@ -31,7 +31,7 @@ BACKWARD = ("mlp:64x20", "digits", 256)
 _IDLE_S = 50e-6
 
 
-def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> list[Any]:
+def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any]:
     """One row for each message size, mechanism, and whether a backward runs beside it, on two ranks of ``network``.
 
     A row has seconds a message: ``due_s``, what the link asks for; ``time_s``, the measured median;

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,14 @@ from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan
+from dpsim.progress import Progress
 from dpsim.runtime.trainer import Trainer
 from dpsim.units import parse_size
 
 _COUNTED = 6
 
 
-def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> dict[str, list[float]]:
+def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
     """The task: seconds of the counted steps, round by round, by algorithm (the repeated one with an apostrophe)."""
     dataset = load_dataset(argument["dataset"])
     first, *others = argument["algorithms"]

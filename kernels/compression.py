@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dpsim.kernels.jit import jit
+from dpsim.jit import jit
 
 F16_LEAST_NORMAL = np.uint32(0x38800000)
 """2^-14 as float32 bits; below it float16 has multiples of 2^-24."""

@@ -1,11 +1,11 @@
-"""``dpsim bench allreduce``: every allreduce of this machine against the memory's limit, and against its peers."""
+"""``dpsim bench allreduce``: every allreduce of this machine, compared with memory's limit and with peers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from dpsim.cli import flags, show
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from dpsim.records.bench_result import BenchResult
 
 EXAMPLES = """\
+Examples:
+  dpsim bench allreduce
+  dpsim bench allreduce --devices 2 --min 4B --max 64MiB --factor 4"""
+_ALLREDUCE_EXAMPLES = """\
 Examples:
   dpsim bench allreduce
   dpsim bench allreduce --devices 2 --min 4B --max 64MiB --factor 4
@@ -25,38 +29,51 @@ Examples:
 _ALL = "all"
 
 
+def group() -> App:
+    """``dpsim bench`` with its command."""
+    app = flags.group("bench", "How fast one operation is here, compared with memory's limit and with peers.", EXAMPLES)
+    app.command(allreduce, help_epilogue=_ALLREDUCE_EXAMPLES)
+    return app
+
+
 def allreduce(
     *,
     devices: Annotated[
-        int | None, Parameter(help="Number of devices: ranks of this machine (2); on a GPU, logical devices.")
+        int | None, Parameter(help="Number of devices: ranks on this machine (2), or logical devices on a GPU.")
     ] = None,
-    min: Annotated[str | None, Parameter(name="--min", help="The smallest size: 4B (one element).")] = None,
-    max: Annotated[str | None, Parameter(name="--max", help="The largest size: 64MiB (the default), 1GiB.")] = None,
-    factor: Annotated[int | None, Parameter(help="From one size to the next (4).")] = None,
+    min: Annotated[str | None, Parameter(name="--min", help="The smallest size (one element).")] = None,
+    max: Annotated[str | None, Parameter(name="--max", help="The largest size, like 1GiB (64MiB).")] = None,
+    factor: Annotated[int | None, Parameter(help="Ratio of one size to the one before (4).")] = None,
     algorithm: Annotated[
-        str | None, Parameter(name="--algorithm", help="all (the default), or a list of dpsim's algorithms.")
+        str | None, Parameter(name="--algorithm", help="all (the default), or a list of dpsim's own algorithms.")
     ] = None,
-    dtype: Annotated[str | None, Parameter(help="float32 (the default), float64; on GPUs float16, bfloat16.")] = None,
+    dtype: Annotated[
+        str | None, Parameter(help="float32 (the default) or float64; on GPUs also float16 or bfloat16.")
+    ] = None,
     backend: Annotated[Literal["cpu", "cuda"] | None, Parameter(help="cpu (the default) or cuda.")] = None,
     peers: Annotated[
         str | None,
-        Parameter(help="auto (what is found), none, or a list of mpi, gloo, nccl and names given with --peer-env."),
+        Parameter(help="auto (all that are installed), none, or a list of mpi, gloo, nccl and names from --peer-env."),
     ] = None,
     peer_env: Annotated[
         str | None,
-        Parameter(help="NAME=FOLDER,...: environments with another MPI library, or with PyTorch for gloo."),
+        Parameter(help="NAME=FOLDER,...: virtual environments with another MPI library, or with PyTorch for gloo."),
     ] = None,
-    budget: Annotated[str | None, Parameter(help="Time to measure for, like 60s; three rounds at least.")] = None,
-    output: Annotated[Path | None, Parameter(help="Folder for the record, all samples in it, and a report.")] = None,
+    budget: Annotated[
+        str | None, Parameter(help="Time to spend on measuring, like 60s; at least three rounds are measured.")
+    ] = None,
+    output: Annotated[Path | None, Parameter(help="Folder for the record with all samples, and the report.")] = None,
     json: flags.Json = False,
     plot: Annotated[Path | None, Parameter(help="Draw the bandwidths into this file, .png or .svg.")] = None,
-    seed: Annotated[int | None, Parameter(help="Seed of the numbers and of the order.")] = None,
+    seed: Annotated[
+        int | None, Parameter(help="Seed of the numbers that are added and of the order of measuring.")
+    ] = None,
 ) -> int:
-    """Time every allreduce, checked first, as a fraction of what memory allows.
+    """Check and time every allreduce, as a fraction of what memory allows.
 
-    MPI's allreduce, gloo and NCCL take part where they are found, each in
-    processes of its own and at its best; all take turns. Exits with 1 where a
-    sum was wrong.
+    MPI's allreduce, gloo and NCCL are compared if they are installed, each in
+    processes of its own and with its best setting; all take turns. Exits with 1
+    if a sum was wrong.
     """
     from dpsim import codec
     from dpsim.folder_lock import locked
@@ -67,7 +84,7 @@ def allreduce(
     flags.writable(output, folder=True)
     flags.writable(plot, flag="--plot")
     check_plot(plot)
-    chosen: dict[str, Any] = flags.given(
+    fields = flags.provided(
         devices=devices,
         min_bytes=_size("--min", min),
         max_bytes=_size("--max", max),
@@ -81,37 +98,39 @@ def allreduce(
         seed=seed,
     )
     with locked(output):
-        with show.progress() as tell:
-            record = measure(AllreduceBench(**chosen), tell)
+        with show.progress() as progress:
+            record = measure(AllreduceBench(**fields), progress)
         if output is not None:
             codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
-        found = show_record(record, output, json=json, command="bench allreduce")
+        result = show_record(record, output, json=json, command="bench allreduce")
     if plot is not None:
-        write_plot(plot, found)
-    return 1 if found.wrong else 0
+        write_plot(plot, result)
+    return 1 if result.wrong else 0
 
 
 def show_record(record: BenchRecord, folder: Path | None, *, json: bool, command: str) -> BenchResult:
-    """Print what a record came to, and write its report where a folder is given."""
-    from dpsim.harness.bench.result import result
-    from dpsim.records.bench_result import points_json, summary_json
-    from dpsim.report.bench.terminal import lines
+    """Print the result of a record, and write its report into ``folder`` if there is one."""
+    from dpsim.harness.bench.result import result as result_of
+    from dpsim.report.bench.content import for_terminal, systems
+    from dpsim.report.bench.result import points_json, summary_json
     from dpsim.report.bench.write import write_bench_report
 
-    found = result(record)
+    result = result_of(record)
     if folder is not None:
-        write_bench_report(folder, record, found)
+        write_bench_report(folder, record, result)
     if json:
-        show.as_json(command, points_json(found), summary_json(found))
+        show.print_json(command, points_json(result), summary_json(result))
     else:
-        print("\n".join(lines(record, found)))
+        for name, description in systems(record):
+            print(f"# {name}: {description}")
+        show.rich(for_terminal(result))
         if folder is not None:
             print(f"report: {folder / 'index.html'}")
-    return found
+    return result
 
 
 def _size(flag: str, text: str | None) -> int | None:
-    """Whole bytes, 1 or more. Raises ``ConfigError``."""
+    """A size in whole bytes, 1 or more; None stays None. Raises ``ConfigError``."""
     import math
 
     from dpsim.errors import ConfigError
@@ -132,7 +151,7 @@ def _peers(text: str | None) -> tuple[str, ...] | None:
 
 
 def _environments(text: str | None) -> dict[str, str] | None:
-    """``openmpi=/a,torch=/b`` as folders by name. Raises ``ConfigError``."""
+    """The folders in a list like ``openmpi=/a,torch=/b``, by name. Raises ``ConfigError``."""
     from dpsim.errors import ConfigError
 
     pairs = flags.listed("--peer-env", text, lambda part: part.partition("="))
@@ -140,5 +159,7 @@ def _environments(text: str | None) -> dict[str, str] | None:
         return None
     for name, _, folder in pairs:
         if not name or not folder:
-            raise ConfigError(f"--peer-env is {text!r}", allowed="NAME=FOLDER,...", remedy="openmpi=/opt/env-openmpi")
+            raise ConfigError(
+                f"--peer-env is {text!r}", allowed="NAME=FOLDER,...", remedy="write it like openmpi=/opt/env-openmpi"
+            )
     return {name: folder for name, _, folder in pairs}

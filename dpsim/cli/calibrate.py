@@ -1,19 +1,16 @@
-"""``dpsim calibrate``: a Machine, measured."""
+"""``dpsim calibrate``: write a machine file, measured on this machine or imported from benchmark outputs."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
 from dpsim.cli.machine import link_sentence, print_times
 from dpsim.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """\
 Examples:
@@ -33,13 +30,14 @@ def calibrate(
     algorithm: flags.PricedAlgorithms = None,
     overlap: Annotated[str | None, Parameter(help="Overlap modes to calibrate: poll,thread (both).")] = None,
     model: Annotated[
-        str | None, Parameter(help="Measure beside this model's own backward, not a stand-in; as for dpsim profile.")
+        str | None,
+        Parameter(help="Measure overlap with this model's backward instead of a stand-in; named as for dpsim profile."),
     ] = None,
     dataset: flags.DataSet = None,
     local_batch: Annotated[int, Parameter(help="With --model: samples on a device at once.")] = 32,
     wire_dtype: flags.WireDtype = None,
     budget: Annotated[
-        str | None, Parameter(help="Time for each device count and algorithm, like 10s or 2min (4s).")
+        str | None, Parameter(help="Time to spend on each number of devices and algorithm, like 10s or 2min (4s).")
     ] = None,
     output: Annotated[Path, Parameter(help="The machine file to write.")] = Path("machine.json"),
     json: flags.Json = False,
@@ -49,31 +47,32 @@ def calibrate(
             name="--from",
             negative="",
             allow_leading_hyphen=True,
-            help="Measure nothing: import these outputs of nccl-tests, OSU or IMB: FILE,FILE; - is standard input.",
+            help="Import these outputs of nccl-tests, OSU or IMB instead of measuring: FILE,FILE; - is standard input.",
         ),
     ] = None,
     format: Annotated[
         Literal["nccl-tests", "osu", "imb"] | None,
-        Parameter(help="With --from: what printed the files [what they look like]."),
+        Parameter(help="With --from: the benchmark that printed the files [recognised by their text]."),
     ] = None,
     out_of_place: Annotated[
-        bool, Parameter(negative="", show_default=False, help="With --from: nccl-tests' out-of-place times.")
+        bool,
+        Parameter(negative="", show_default=False, help="With --from: import the out-of-place times of nccl-tests."),
     ] = False,
 ) -> None:
-    """Measure this machine's allreduces, or import others' figures: writes a machine file."""
+    """Measure the allreduces of this machine, or import measurements; writes a machine file."""
     if from_ is not None:
-        measuring = flags.given(overlap=overlap, model=model, dataset=dataset, wire_dtype=wire_dtype, budget=budget)
-        _unused(measuring, "--from measures nothing")
+        measuring = flags.provided(overlap=overlap, model=model, dataset=dataset, wire_dtype=wire_dtype, budget=budget)
+        _refuse(measuring, "with --from nothing is measured")
         _import(",".join(from_), format, network, devices, algorithm, out_of_place, output, json)
         return
-    _unused(flags.given(format=format, out_of_place=out_of_place or None), "without --from nothing is imported")
+    _refuse(flags.provided(format=format, out_of_place=out_of_place or None), "without --from nothing is imported")
     from dpsim import codec
     from dpsim.harness.calibrate import calibrate as harness
     from dpsim.harness.machines import points as points_of
 
     flags.writable(output)
     algorithm = flags.default_algorithm(algorithm, network, wire_dtype)
-    chosen: dict[str, Any] = flags.given(
+    fields = flags.provided(
         network=network,
         devices=flags.listed("--devices", devices, flags.devices_or_layout),
         algorithms=flags.listed("--algorithm", algorithm, str),
@@ -84,14 +83,14 @@ def calibrate(
         wire_dtype=wire_dtype,
         seconds=flags.budget(budget),
     )
-    with show.progress() as tell:
-        machine = harness.calibrate(harness.CalibrateConfig(**chosen), tell)
+    with show.progress() as progress:
+        machine = harness.calibrate(harness.CalibrateConfig(**fields), progress)
     codec.write(output, machine)
     points = points_of(machine)
     if json:
         summary = {"machine": str(output), "network": machine.network, "emulated_network": machine.emulated_network}
         summary |= {"link": codec.to_builtins(machine.link), "calibrated_on": machine.calibrated_on}
-        show.as_json("calibrate", points, summary)
+        show.print_json("calibrate", points, summary)
         return
     print_times(points)
     print(link_sentence(machine))
@@ -112,7 +111,7 @@ def _import(
     from dpsim.harness.imports import ImportConfig, import_machine
     from dpsim.harness.machines import points as points_of
 
-    chosen: dict[str, Any] = flags.given(
+    fields = flags.provided(
         files=flags.listed("--from", files, str),
         format=format,
         network=network,
@@ -121,10 +120,10 @@ def _import(
         out_of_place=out_of_place,
     )
     replaced = _replaceable(output)
-    machine, tables = import_machine(ImportConfig(**chosen))
+    machine, tables = import_machine(ImportConfig(**fields))
     codec.write(output, machine)
     points = points_of(machine)
-    told = [
+    imported = [
         {"file": table.file, "benchmark": table.benchmark, "measured": table.measured}
         | {"algorithm": table.cost.algorithm, "devices": table.cost.devices, "layout": table.cost.layout}
         | {"sizes": len(table.cost.sizes_bytes)}
@@ -142,26 +141,26 @@ def _import(
             "source": machine.source,
             "replaced": replaced,
         }
-        show.as_json("calibrate", points, summary | {"imported": told})
+        show.print_json("calibrate", points, summary | {"imported": imported})
         return
     print_times(points)
-    for table in told:
-        on = f"{table['algorithm']} on {table['layout'] or table['devices']} devices, {table['sizes']} sizes"
-        print(f"{table['file']}: {table['benchmark']}: {on}, {table['measured']}")
+    for table in imported:
+        scope = f"{table['algorithm']} on {table['layout'] or table['devices']} devices, {table['sizes']} sizes"
+        print(f"{table['file']}: {table['benchmark']}: {scope}, {table['measured']}")
     print(link_sentence(machine))
-    where = machine.name if machine.network == "node" else f"network {machine.network}"
-    print(f"machine file: {output} ({where}){', replaced' if replaced else ''}")
+    source = machine.name if machine.network == "node" else f"network {machine.network}"
+    print(f"machine file: {output} ({source}){', replaced' if replaced else ''}")
 
 
-def _unused(given: dict[str, object], why: str) -> None:
-    """Refuse flags that would change nothing."""
-    if given:
-        names = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise ConfigError(f"{names}: {why}", remedy=f"leave {names} out")
+def _refuse(unused: dict[str, object], reason: str) -> None:
+    """Raises ``ConfigError`` for flags that would have no effect."""
+    if unused:
+        names = ", ".join("--" + name.replace("_", "-") for name in unused)
+        raise ConfigError(f"{names}: {reason}", remedy=f"leave {names} out")
 
 
 def _replaceable(output: Path) -> bool:
-    """Whether there is a machine file to replace; any other file that is there is not overwritten."""
+    """Whether ``output`` is a machine file to replace. Raises ``ConfigError`` if it is any other file."""
     from dpsim import machine as machines
     from dpsim.errors import FileFormatError
 
@@ -172,7 +171,7 @@ def _replaceable(output: Path) -> bool:
         machines.read(output)
     except FileFormatError as error:
         raise ConfigError(
-            f"--output {output} is there already and is no machine file",
+            f"--output {output} exists and is not a machine file",
             allowed="a new file, or a machine file to replace",
             remedy="choose another one with --output",
         ) from error

@@ -1,4 +1,4 @@
-"""``dpsim doctor``: what works on this machine, and which code is the fastest on it."""
+"""``dpsim doctor``: what works on this machine, and which code is the fastest."""
 
 from __future__ import annotations
 
@@ -27,29 +27,32 @@ def doctor(
     ] = False,
     propose: Annotated[
         Path | None,
-        Parameter(help="With --tune: write the next version of the table for reproducible training to this file."),
+        Parameter(help="With --tune: file for a new version of the table that reproducible training uses."),
     ] = None,
     json: flags.Json = False,
 ) -> int:
-    """Try what dpsim needs on this machine, by doing it: ranks that add numbers, kernels that compile.
+    """Try out what dpsim needs on this machine: ranks that add, kernels that compile.
 
-    Plain training computes with what was measured to be the fastest here; --tune measures it again. Exits with 1 when
-    something that dpsim needs does not work.
+    Plain training computes with the code that was measured to be the fastest on
+    this machine; --tune measures it again. Exits with 1 if something that dpsim
+    needs does not work.
     """
     from dpsim.errors import ConfigError
     from dpsim.harness.doctor import choices_of_ranks, examine
     from dpsim.harness.doctor import tune as measure
 
     if propose is not None and not tune:
-        raise ConfigError("--propose without --tune", allowed="both", remedy="add --tune: a proposal is measured first")
+        raise ConfigError(
+            "--propose without --tune", allowed="both", remedy="add --tune: a new table needs measurements"
+        )
     findings = []
-    with show.progress() as tell:
+    with show.progress() as progress:
         if tune:
-            measure(tell)
-        for finding in examine(tell):
+            measure(progress)
+        for finding in examine(progress):
             findings.append(finding)
             if not json:
-                tell("")
+                progress("")
                 print(f"{finding.state:<5} {finding.name:<14} {finding.found}")
                 if finding.remedy:
                     print(f"{'':<20} to do: {finding.remedy}")
@@ -61,7 +64,7 @@ def doctor(
         from dpsim import codec
 
         counts = {state: sum(f.state == state for f in findings) for state in ("ok", "warn", "fail")}
-        show.as_json("doctor", codec.to_builtins(findings), counts | {"choices": codec.to_builtins(choices)})
+        show.print_json("doctor", codec.to_builtins(findings), counts | {"choices": codec.to_builtins(choices)})
         return 1 if failed else 0
     _print_choices(choices, len(choices.kernels) if tune else _MOST_SHOWN)
     if failed:
@@ -71,12 +74,12 @@ def doctor(
 
 def _print_choices(choices: Choices, most: int) -> None:
     if choices.kernels:
-        print("\nthe fastest code for an operation, and the others' time as a multiple of its:")
+        print("\nthe fastest code for an operation, and the time of the others as a multiple of its time:")
     for choice in choices.kernels[:most]:
         others = [f"{name} {ratio:.2f}" for name, ratio in choice.time_ratios.items() if name != choice.candidate]
         print(f"  {choice.problem.name:<52} {choice.candidate:<8} {', '.join(others)}")
     if len(choices.kernels) > most:
-        print(f"  and {len(choices.kernels) - most} more: dpsim doctor --json has them all")
+        print(f"  and {len(choices.kernels) - most} more: dpsim doctor --json lists all")
     for selection in choices.selections:
         steps = [
             f"{name} below {size} bytes"
@@ -94,7 +97,7 @@ def _write_proposal(path: Path, choices: Choices, *, quiet: bool) -> None:
         codec.write(path, proposed)
     if not quiet:
         print(
-            f"\n{path} has version {proposed.version} of the table for reproducible training; nothing uses it yet"
+            f"\n{path} is version {proposed.version} of the table for reproducible training; nothing uses it yet"
             if proposed is not None
             else "\nnothing to propose: the table for reproducible training is within 10 % of the fastest everywhere"
         )

@@ -1,4 +1,4 @@
-"""The flags that several commands share, each with one meaning, and the reading of comma-separated lists."""
+"""The flags that several commands share, each with one meaning, and how their values are read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.cli.outputs import writable as writable
@@ -43,31 +43,43 @@ DataSet = Annotated[
         " or npy:X.npy,Y.npy.",
     ),
 ]
-Devices = Annotated[str | None, Parameter(help="Number of devices (MPI ranks), or nodes x devices of a node: 2x4.")]
+Devices = Annotated[
+    str | None, Parameter(help="Number of devices (MPI ranks), or a layout: 2x4 is 2 nodes with 4 each.")
+]
 DevicesList = Annotated[str | None, Parameter(help="Numbers of devices: 1,2,4, or layouts: 2x4.")]
 GlobalBatch = Annotated[int | None, Parameter(help="Samples per step, over all devices.")]
-LocalBatches = Annotated[str | None, Parameter(name="--local-batch", help="Samples on a device at once: 8,16,32.")]
+LocalBatches = Annotated[
+    str | None, Parameter(name="--local-batch", help="Numbers of samples on a device at once: 8,16,32.")
+]
 Accumulate = Annotated[int | None, Parameter(help="Micro-batches per step on each device.")]
-FusionRule = Annotated[str | None, Parameter(help=f"{named(FUSION_RULES)} (tarantella).")]
+FusionRule = Annotated[str | None, Parameter(help=f"Rule that forms buckets: {named(FUSION_RULES)} (tarantella).")]
 FusionRules = Annotated[
     str | None, Parameter(name="--fusion-rule", help=f"List of {named(FUSION_RULES)} (tarantella).")
 ]
 Cycle = Annotated[str | None, Parameter(help="Horovod's cycle, with --fusion-rule horovod, like 5ms (1ms).")]
 Threshold = Annotated[
     str | None,
-    Parameter(name="--fusion-threshold", help="Like 64KiB, 25MB; 0: one bucket per tensor; inf: one per step."),
+    Parameter(
+        name="--fusion-threshold",
+        help="Bytes to fuse, like 64KiB or 25MB; 0: one bucket per tensor; inf: one per step.",
+    ),
 ]
 Thresholds = Annotated[
     str | None,
-    Parameter(name="--fusion-threshold", help="Like 0,32KiB,1MiB,inf; 0: one bucket per tensor; inf: one per step."),
+    Parameter(
+        name="--fusion-threshold",
+        help="Bytes to fuse, like 0,32KiB,1MiB,inf; 0: one bucket per tensor; inf: one per step.",
+    ),
 ]
 Algorithm = Annotated[
     str | None,
-    Parameter(help=f"{named(_RUNNABLE)} (on a node auto: in shared memory, by size; else ring)."),
+    Parameter(help=f"{named(_RUNNABLE)}. Default: auto on a node (in shared memory, by size), otherwise ring."),
 ]
 Algorithms = Annotated[str | None, Parameter(name="--algorithm", help=f"List of {named(_RUNNABLE)}.")]
 PricedAlgorithms = Annotated[str | None, Parameter(name="--algorithm", help=f"List of {named(ALGORITHMS)}.")]
-Overlap = Annotated[str | None, Parameter(help="auto, off, inline, poll or thread.")]
+Overlap = Annotated[
+    str | None, Parameter(help="Overlap of communication with backward: auto, off, inline, poll or thread.")
+]
 WireDtype = Annotated[
     Literal["float32", "float64", "float16", "bfloat16"] | None,
     Parameter(
@@ -75,7 +87,8 @@ WireDtype = Annotated[
     ),
 ]
 Network = Annotated[
-    str | None, Parameter(help="node (this machine as it is), or paced:LATENCY,BANDWIDTH like paced:50us,1gbit.")
+    str | None,
+    Parameter(help="node (this machine), or an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit."),
 ]
 Networks = Annotated[str | None, Parameter(name="--network", help="Networks to compare: node,paced:50us,1gbit.")]
 Steps = Annotated[int | None, Parameter(help="Steps to train, instead of epochs.")]
@@ -90,59 +103,76 @@ RateDecay = Annotated[
     str | None,
     Parameter(
         name="--schedule",
-        help="Of the learning rate: constant; step:10,15 (a tenth from epoch 10 and from 15 on; step:10,15,gamma=0.2"
-        " a fifth); cosine; cosine:0.01 (ends at a hundredth).",
+        help="Learning rate over time: constant; step:10,15 (times 0.1 from epoch 10 on, and again from 15 on;"
+        " step:10,15,gamma=0.2: times 0.2); cosine (ends at 0); cosine:0.01 (ends at 0.01 of the rate).",
     ),
 ]
 WarmupEpochs = Annotated[
-    float | None, Parameter(help="Epochs over which the learning rate rises; from the unscaled rate if it is scaled.")
+    float | None,
+    Parameter(
+        help="Epochs in which the learning rate rises to its value; with --reference-batch, from the unscaled one."
+    ),
 ]
 ReferenceBatch = Annotated[
-    int | None, Parameter(help="Scale the learning rate by the global batch over this many samples.")
+    int | None, Parameter(help="Multiply the learning rate by the global batch divided by this number of samples.")
 ]
 StallAfter = Annotated[
     float | None, Parameter(help="Seconds of waiting after which a stall is reported (60); 0 or inf: never.")
 ]
 LabelSmoothing = Annotated[
-    float | None, Parameter(help="Share of the training loss that asks for every class alike: 0 (none), 0.1.")
+    float | None, Parameter(help="Share of each target that is spread evenly over all classes, like 0.1 (0).")
 ]
 Reproducible = Annotated[
-    bool | None, Parameter(negative="", help="The same bits on any number of devices (up to one a leaf).")
+    bool | None,
+    Parameter(negative="", help="Compute the same bits on any number of devices, up to the number of leaves."),
 ]
 Leaves = Annotated[
-    int | None, Parameter(help="Parts of a global batch that are added in one fixed order (8, with --reproducible).")
+    int | None,
+    Parameter(help="Parts of a global batch whose gradients are added in a fixed order (8 with --reproducible)."),
 ]
 BatchNorm = Annotated[
     Literal["local", "leaf", "global"] | None,
-    Parameter(name="--batch-norm", help="Whose statistics: the device's, each leaf's, or the whole batch's."),
+    Parameter(
+        name="--batch-norm", help="Samples that statistics are taken over: a device's, a leaf's, or the whole batch."
+    ),
 ]
 Elastic = Annotated[
     bool | None,
-    Parameter(negative="", help="When ranks are killed, go on by itself on the others, from the last checkpoint."),
+    Parameter(negative="", help="When ranks are killed, resume from the last checkpoint on the remaining ones."),
 ]
 CheckpointFolder = Annotated[
-    Path | None, Parameter(name="--checkpoint", help="Folder for checkpoints: one at the end; the last two are kept.")
+    Path | None,
+    Parameter(name="--checkpoint", help="Folder for checkpoints. One is written at the end; the last two are kept."),
 ]
-CheckpointEvery = Annotated[int | None, Parameter(help="Steps from one checkpoint to the next.")]
+CheckpointEvery = Annotated[int | None, Parameter(help="Steps between two checkpoints.")]
 Resume = Annotated[
     Path | None,
     Parameter(
-        help="Go on from the newest checkpoint in this folder, with the model, data and settings that it names;"
-        " --devices, the network's and fusion's flags may differ, --epochs and --steps count from the beginning."
+        help="Resume from the newest checkpoint in this folder, with its model, data and settings. --devices and the"
+        " flags of network and fusion may differ; --epochs and --steps count from the beginning."
     ),
 ]
-Hostfile = Annotated[Path | None, Parameter(help="Hosts to start ranks on, lines like node1:4 or node1 slots=4.")]
+Hostfile = Annotated[
+    Path | None, Parameter(help="File of hosts to start ranks on, with lines like node1:4 or node1 slots=4.")
+]
 Backend = Annotated[
     Literal["cpu", "cuda"] | None,
-    Parameter(help="What reduces the gradients: cpu, or cuda: kernels on the ranks' GPUs, with host computation."),
+    Parameter(
+        help="Where gradients are reduced: cpu, or cuda (kernels on the ranks' GPUs; the rest computes on the CPU)."
+    ),
 ]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]
 
 
+def group(name: str, help: str, examples: str) -> App:
+    """A command that has commands of its own, like ``dpsim sweep``."""
+    return App(name=name, help=help, help_format="plaintext", help_epilogue=examples)
+
+
 def listed(flag: str, text: str | None, read: Callable[[str], T]) -> tuple[T, ...] | None:
-    """``text`` split at its commas, each part read; None stays None. Raises ``ConfigError``."""
+    """The comma-separated parts of ``text``, each converted by ``read``; None stays None. Raises ``ConfigError``."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -152,7 +182,7 @@ def listed(flag: str, text: str | None, read: Callable[[str], T]) -> tuple[T, ..
 
 
 def whole(flag: str) -> Callable[[str], int]:
-    """A reader of whole numbers of 1 or more, for ``listed``."""
+    """A function that reads whole numbers of 1 or more, for ``listed``."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
@@ -163,17 +193,17 @@ def whole(flag: str) -> Callable[[str], int]:
 
 
 def reproducible_leaves(reproducible: bool | None, leaves: int | None) -> None:
-    """Refuse reproducible training without leaves, which would not be reproducible. Raises ``ConfigError``."""
+    """Raises ``ConfigError`` for reproducible training without leaves, which would not be reproducible."""
     if reproducible and leaves == 0:
         raise ConfigError(
             "--reproducible with --leaves 0: sums would depend on the number of devices",
             allowed="--leaves of 1 or more with --reproducible",
-            remedy="leave --leaves out for 8 of them, or leave --reproducible out",
+            remedy="leave --leaves out for 8 leaves, or leave --reproducible out",
         )
 
 
 def threshold(text: str) -> float:
-    """Bytes of a fusion threshold; warns of a bare number that is hardly meant in bytes. Raises ``ConfigError``."""
+    """A fusion threshold in bytes; warns of a bare number that is hardly meant in bytes. Raises ``ConfigError``."""
     from dpsim.units import parse_size
 
     size_bytes = parse_size(text)
@@ -187,19 +217,19 @@ def threshold(text: str) -> float:
 
 
 def duration(text: str | None) -> float | None:
-    """Seconds of what a flag was given; None stays None. Raises ``ConfigError``."""
+    """The seconds of a duration like ``5ms``; None stays None. Raises ``ConfigError``."""
     from dpsim.units import parse_duration
 
     return None if text is None else parse_duration(text)
 
 
 def budget(text: str | None) -> float | None:
-    """Seconds of a budget such as ``90s`` or ``2min``; a bare number is of seconds. Raises ``ConfigError``."""
+    """The seconds of a budget like ``90s`` or ``2min``; a bare number is in seconds. Raises ``ConfigError``."""
     return duration(f"{text}s" if text is not None and text.strip().isdecimal() else text)
 
 
 def layout(text: str) -> tuple[int, str]:
-    """(devices, layout) of what ``--devices`` was given: ``8`` or ``2x4``. Raises ``ConfigError``."""
+    """(devices, layout) of a value of ``--devices``, ``8`` or ``2x4``. Raises ``ConfigError``."""
     from dpsim.layout import parse_devices
 
     try:
@@ -209,13 +239,13 @@ def layout(text: str) -> tuple[int, str]:
 
 
 def devices_or_layout(text: str) -> int | str:
-    """What ``--devices`` was given as the number that it is, or the layout; for ``listed``."""
-    devices, of_nodes = layout(text)
-    return of_nodes or devices
+    """A value of ``--devices`` as a number, or as a layout of several nodes; for ``listed``."""
+    devices, node_layout = layout(text)
+    return node_layout or devices
 
 
 def default_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
-    """The algorithm that was named; else the one that a network (and a 16-bit wire on it) asks for."""
+    """``algorithm`` if it is named; otherwise the default of a named network with these messages."""
     from dpsim.machine import Network
 
     return (
@@ -224,7 +254,7 @@ def default_algorithm(algorithm: str | None, network: str | None, wire_dtype: st
 
 
 def networks(text: str | None) -> tuple[str, ...] | None:
-    """``node,paced:50us,1gbit`` as its two networks: a paced one has a comma of its own."""
+    """The networks in a list like ``node,paced:50us,1gbit`` (two: the name of a paced one contains a comma)."""
     if text is None:
         return None
     parts = re.findall(r"paced:[^,]*,[^,]*|[^,]+", text)
@@ -233,6 +263,6 @@ def networks(text: str | None) -> tuple[str, ...] | None:
     return tuple(part.strip() for part in parts)
 
 
-def given(**flags: object) -> dict[str, object]:
-    """The flags that were given: what was not keeps its default where it is defined."""
-    return {name: value for name, value in flags.items() if value is not None}
+def provided(**values: object) -> dict[str, Any]:
+    """The values that are not None. A flag that the user leaves out keeps the default of the class it configures."""
+    return {name: value for name, value in values.items() if value is not None}

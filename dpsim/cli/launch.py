@@ -1,127 +1,119 @@
-"""``dpsim launch``: a command or a script on ranks, here or by a scheduler."""
+"""``dpsim launch``: run a command or a script on ranks, on this machine or through a scheduler."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from dpsim.cli import flags
 from dpsim.errors import ConfigError, unknown
 
-Command = Annotated[str, Parameter(name="COMMAND", help="What to run, after --.")]
-Layout = Annotated[str, Parameter(help="Ranks: 8 on one node, or 2x4 for 2 nodes with 4 each.")]
-Cpus = Annotated[int, Parameter(help="Cores of a rank, and threads it computes with.")]
-Time = Annotated[str, Parameter(help="Time limit.")]
-Name = Annotated[str, Parameter(help="Name of the job.")]
-JobOutput = Annotated[str, Parameter(name="--output", help="File for what the job prints.")]
-Account = Annotated[str, Parameter(help="Account to charge.")]
-Queue = Annotated[str, Parameter(name=("--queue", "--partition"), help="Queue or partition.")]
-DryRun = Annotated[bool, Parameter(negative="", show_default=False, help="Print the job script; hand nothing in.")]
-
-LOCAL_EXAMPLES = """\
+EXAMPLES = """\
+Examples:
+  dpsim launch local --devices 2 -- train.py --lr 0.1
+  dpsim launch slurm --devices 2x4 -- train --model cnn --global-batch 512
+  dpsim launch pbs --devices 2x4 --dry-run -- train.py"""
+_LOCAL_EXAMPLES = """\
 Examples:
   dpsim launch local --devices 2 -- train.py --lr 0.1
   dpsim launch local --devices 8 --hostfile hosts -- train.py"""
-SLURM_EXAMPLES = """\
+_SLURM_EXAMPLES = """\
 Examples:
   dpsim launch slurm --devices 2x4 -- train --model cnn --global-batch 512
   dpsim launch slurm --devices 2x4 --dry-run -- train.py --lr 0.1"""
-PBS_EXAMPLES = """\
+_PBS_EXAMPLES = """\
 Examples:
   dpsim launch pbs --devices 2x4 --queue short -- train --model cnn
   dpsim launch pbs --devices 8 --dry-run -- train.py"""
 
+Command = Annotated[str, Parameter(name="COMMAND", help="The command to run, after --.")]
 
-def local(*command: Command, devices: int = 1, hostfile: flags.Hostfile = None) -> None:
-    """Run a Python script of your own on ranks. When one fails, all end.
 
-    The script finds its rank with dpsim.launch.rank_info or mpi4py. Its traceback or exit code is the command's.
-    """
-    from dpsim.launch import hosts
-    from dpsim.launch.user_script import run_script
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class JobFlags:
+    """What a scheduler is asked for; the fields of ``BatchJob`` with the same names."""
 
+    devices: Annotated[str, Parameter(help="Number of ranks: 8 on one node, or 2x4 on 2 nodes with 4 ranks each.")] = (
+        "1"
+    )
+    cpus: Annotated[int, Parameter(help="Cores per rank, and its number of compute threads.")] = 1
+    time: Annotated[str, Parameter(help="Time limit.")] = "01:00:00"
+    name: Annotated[str, Parameter(help="Name of the job.")] = "dpsim"
+    output: Annotated[str, Parameter(help="File for what the job prints.")] = ""
+    account: Annotated[str, Parameter(help="Account to charge.")] = ""
+    queue: Annotated[str, Parameter(name=("--queue", "--partition"), help="Queue or partition.")] = ""
+
+
+_DEFAULTS = JobFlags()
+DryRun = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Print the job script instead of submitting it.")
+]
+
+
+def group(dpsim_commands: Sequence[str]) -> App:
+    """``dpsim launch`` with its commands. ``dpsim_commands`` are the commands that a job may run."""
+    app = flags.group("launch", "Run a script or a command on ranks, here or through a scheduler.", EXAMPLES)
+
+    @app.command(help_epilogue=_LOCAL_EXAMPLES)
+    def local(*command: Command, devices: int = 1, hostfile: flags.Hostfile = None) -> None:
+        """Run your own Python script on ranks. If one rank fails, all end.
+
+        The script can ask dpsim.rank() and dpsim.size(), or mpi4py, which rank it
+        is. If it fails, its traceback and exit code become the command's.
+        """
+        from dpsim.launch import hosts
+        from dpsim.launch.user_script import run_script
+
+        _check_is_script(command, devices, dpsim_commands)
+        with hosts.hostfile(hostfile):
+            run_script(command[0], command[1:], devices=devices)
+
+    @app.command(help_epilogue=_SLURM_EXAMPLES)
+    def slurm(*command: Command, job: JobFlags = _DEFAULTS, dry_run: DryRun = False) -> None:
+        """Submit a Slurm job that runs a dpsim command or a Python script on ranks."""
+        _submit("slurm", command, job, dpsim_commands, dry_run=dry_run)
+
+    @app.command(help_epilogue=_PBS_EXAMPLES)
+    def pbs(*command: Command, job: JobFlags = _DEFAULTS, dry_run: DryRun = False) -> None:
+        """Submit a PBS job that runs a dpsim command or a Python script on ranks."""
+        _submit("pbs", command, job, dpsim_commands, dry_run=dry_run)
+
+    return app
+
+
+def _check_is_script(command: Sequence[str], devices: int, dpsim_commands: Sequence[str]) -> None:
     if not command:
         raise ConfigError(
             "there is no script to run",
             allowed="a Python script after --",
             remedy=f"dpsim launch local --devices {devices} -- train.py",
         )
-    if command[0] in _commands():
+    if command[0] in dpsim_commands:
         raise ConfigError(
             f"{command[0]!r} is a dpsim command",
             allowed="a Python script",
             remedy=f"dpsim commands start their ranks themselves: dpsim {command[0]} --devices {devices}",
         )
-    with hosts.hostfile(hostfile):
-        run_script(command[0], command[1:], devices=devices)
 
 
-def slurm(
-    *command: Command,
-    devices: Layout = "1",
-    cpus: Cpus = 1,
-    time: Time = "01:00:00",
-    name: Name = "dpsim",
-    output: JobOutput = "",
-    account: Account = "",
-    queue: Queue = "",
-    dry_run: DryRun = False,
+def _submit(
+    scheduler: Literal["slurm", "pbs"],
+    command: tuple[str, ...],
+    flags: JobFlags,
+    dpsim_commands: Sequence[str],
+    *,
+    dry_run: bool,
 ) -> None:
-    """Hand in a job for Slurm that runs a dpsim command or a Python script on its ranks."""
-    _hand_in(
-        "slurm",
-        command,
-        dry_run,
-        devices=devices,
-        cpus=cpus,
-        time=time,
-        name=name,
-        output=output,
-        account=account,
-        queue=queue,
-    )
-
-
-def pbs(
-    *command: Command,
-    devices: Layout = "1",
-    cpus: Cpus = 1,
-    time: Time = "01:00:00",
-    name: Name = "dpsim",
-    output: JobOutput = "",
-    account: Account = "",
-    queue: Queue = "",
-    dry_run: DryRun = False,
-) -> None:
-    """Hand in a job for PBS that runs a dpsim command or a Python script on its ranks."""
-    _hand_in(
-        "pbs",
-        command,
-        dry_run,
-        devices=devices,
-        cpus=cpus,
-        time=time,
-        name=name,
-        output=output,
-        account=account,
-        queue=queue,
-    )
-
-
-def _hand_in(scheduler: str, command: tuple[str, ...], dry_run: bool, **asked: str | int) -> None:
     from dpsim.launch.job_script import BatchJob, job_script, submit
 
-    job = BatchJob(scheduler=scheduler, command=command, **asked)  # type: ignore[arg-type]
-    if not job.runs_script and command[0] not in _commands():
-        raise unknown("command", command[0], [*_commands(), "a Python script"])
+    job = BatchJob(scheduler=scheduler, command=command, **asdict(flags))
+    if not job.runs_script and command[0] not in dpsim_commands:
+        raise unknown("command", command[0], [*dpsim_commands, "a Python script"])
     if dry_run:
         print(job_script(job), end="")
     else:
         print(submit(job))
-
-
-def _commands() -> list[str]:
-    from dpsim.cli.app import build
-
-    return [name for name in build() if not name.startswith("-") and name != "launch"]

@@ -1,41 +1,55 @@
-"""``dpsim machine``: machine files shown, compared and merged."""
+"""``dpsim machine``: show, compare and merge machine files."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
 
-SHOW_EXAMPLES = """\
+EXAMPLES = """\
+Examples:
+  dpsim machine show machine.json
+  dpsim machine compare old.json new.json --plot both.svg
+  dpsim machine merge two.json four.json --output cluster.json"""
+_SHOW_EXAMPLES = """\
 Examples:
   dpsim machine show machine.json
   dpsim machine show cluster.json --plot cluster.svg"""
-COMPARE_EXAMPLES = """\
+_COMPARE_EXAMPLES = """\
 Examples:
   dpsim machine compare old.json new.json --plot both.png"""
-MERGE_EXAMPLES = """\
+_MERGE_EXAMPLES = """\
 Examples:
   dpsim machine merge two.json four.json --output cluster.json"""
 
 _Plot = Annotated[Path | None, Parameter(help="Draw the times of all tables into this file, .svg or .png.")]
 
 
+def group() -> App:
+    """``dpsim machine`` with its commands."""
+    app = flags.group("machine", "Show, compare and merge machine files.", EXAMPLES)
+    app.command(show_machine, name="show", help_epilogue=_SHOW_EXAMPLES)
+    app.command(compare, help_epilogue=_COMPARE_EXAMPLES)
+    app.command(merge, help_epilogue=_MERGE_EXAMPLES)
+    return app
+
+
 def show_machine(
-    file: Annotated[Path, Parameter(help="A machine file, as dpsim calibrate writes it.")],
+    file: Annotated[Path, Parameter(help="A machine file from dpsim calibrate.")],
     /,
     *,
     plot: _Plot = None,
     json: flags.Json = False,
 ) -> None:
-    """What a machine file says: its tables, its link, where they come from."""
+    """Show a machine file: its tables, its link and where they come from."""
     from dpsim import codec
     from dpsim import machine as machines
     from dpsim.harness.machines import points
@@ -44,21 +58,20 @@ def show_machine(
     _draw(plot, {file.name: machine})
     if json:
         shown = {key: value for key, value in codec.to_builtins(machine).items() if key not in ("allreduce", "schema")}
-        show.as_json("machine show", points(machine), shown)
+        show.print_json("machine show", points(machine), shown)
         return
     print(f"{machine.name}, network {machine.network}")
     print_times(points(machine))
     print(link_sentence(machine))
-    print(
-        f"from {machine.source or 'a file that does not say'}; measured on {machine.calibrated_on or 'it is not said'}"
-    )
+    print(f"source: {machine.source or 'not stated'}; measured on {machine.calibrated_on or 'an unknown machine'}")
 
 
 def compare(first: Path, second: Path, /, *, plot: _Plot = None, json: flags.Json = False) -> None:
-    """Times of the second machine file over those of the first, where both have a table and a size."""
+    """Divide the times of the second machine file by those of the first."""
     from dpsim import machine as machines
     from dpsim.errors import ConfigError
     from dpsim.harness.machines import points
+    from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
     both = {path.name: machines.read(path) for path in (first, second)}
@@ -70,25 +83,31 @@ def compare(first: Path, second: Path, /, *, plot: _Plot = None, json: flags.Jso
         raise ConfigError(
             f"{first} and {second} have no allreduce of one algorithm, device count and size in common",
             allowed="machine files with a table of the same allreduce",
-            remedy="see what each has with dpsim machine show",
+            remedy="see what each contains with dpsim machine show",
         )
     rows = [dict(zip(keys, key, strict=True)) | {"ratio": times[1][key] / times[0][key]} for key in common]
     if json:
-        show.as_json("machine compare", rows, {"first": str(first), "second": str(second)})
+        show.print_json("machine compare", rows, {"first": str(first), "second": str(second)})
         return
-    table = show.table("algorithm", "devices", "size", first.name, second.name, "ratio")
-    for key, row in zip(common, rows, strict=True):
-        cells = format_size(key[3]), format_duration(times[0][key]), format_duration(times[1][key])
-        table.add_row(key[0], key[1], *cells, f"{row['ratio']:.2f}")
-    show.rich(table)
+    show.table(
+        (
+            Column(head="algorithm", cell=lambda row: row["algorithm"], left=True),
+            Column(head="devices", cell=lambda row: row["layout"]),
+            Column(head="size", cell=lambda row: format_size(row["size_bytes"])),
+            Column(head=first.name, cell=lambda row: format_duration(times[0][tuple(row[key] for key in keys)])),
+            Column(head=second.name, cell=lambda row: format_duration(times[1][tuple(row[key] for key in keys)])),
+            Column(head="ratio", cell=lambda row: f"{row['ratio']:.2f}"),
+        ),
+        rows,
+    )
 
 
 def merge(
-    *files: Annotated[Path, Parameter(help="Machine files, each with tables of its own.")],
+    *files: Annotated[Path, Parameter(help="Machine files with different tables.")],
     output: Annotated[Path, Parameter(help="The machine file to write.")],
     json: flags.Json = False,
 ) -> None:
-    """One machine file with the tables of several; its link is fitted to all."""
+    """Merge the tables of several machine files; the link is fitted to all of them."""
     from dpsim import codec
     from dpsim import machine as machines
     from dpsim.errors import ConfigError
@@ -100,32 +119,37 @@ def merge(
     machine = merged([machines.read(path) for path in files])
     codec.write(output, machine)
     if json:
-        show.as_json("machine merge", points(machine), {"machine": str(output), "source": machine.source})
+        show.print_json("machine merge", points(machine), {"machine": str(output), "source": machine.source})
         return
     print_times(points(machine))
     print(link_sentence(machine))
     print(f"machine file: {output}")
 
 
-def print_times(points: Iterable[dict[str, Any]]) -> None:
-    """A table of every time."""
+def print_times(points: Sequence[dict[str, Any]]) -> None:
+    """Print a table of all times."""
+    from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
-    table = show.table("algorithm", "devices", "size", "allreduce")
-    for point in points:
-        size, time_s = format_size(point["size_bytes"]), format_duration(point["time_s"])
-        table.add_row(point["algorithm"], point["layout"], size, time_s)
-    show.rich(table)
+    show.table(
+        (
+            Column(head="algorithm", cell=lambda point: point["algorithm"], left=True),
+            Column(head="devices", cell=lambda point: point["layout"]),
+            Column(head="size", cell=lambda point: format_size(point["size_bytes"])),
+            Column(head="allreduce", cell=lambda point: format_duration(point["time_s"])),
+        ),
+        points,
+    )
 
 
 def link_sentence(machine: Machine) -> str:
-    """What prices the settings that no table covers."""
+    """A sentence about the link, which prices the settings that no table covers."""
     from dpsim.units import format_duration, format_size
 
     if machine.link is None:
-        return "no link: only what the tables cover is priced"
+        return "no link: only settings that the tables cover can be priced"
     text = (
-        f"link for what no table covers: {format_duration(machine.link.latency_s)}, "
+        f"link for settings that no table covers: {format_duration(machine.link.latency_s)}, "
         f"{format_size(machine.link.bandwidth_bytes_per_s)}/s"
     )
     if not machine.link.fitted_to:

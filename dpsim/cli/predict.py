@@ -19,15 +19,15 @@ Examples:
 
 def predict(
     *,
-    workload: Annotated[Path, Parameter(help="A workload file, as dpsim profile writes it.")],
-    machine: Annotated[Path, Parameter(help="A machine file, as dpsim calibrate writes it.")],
+    workload: Annotated[Path, Parameter(help="A workload file from dpsim profile.")],
+    machine: Annotated[Path, Parameter(help="A machine file from dpsim calibrate.")],
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8, or layouts: 2x4.")],
     global_batch: Annotated[
-        str | None, Parameter(help="Samples per step over all devices, one number or more: strong scaling.")
+        str | None, Parameter(help="Samples per step over all devices, one number or a list: strong scaling.")
     ] = None,
     local_batch: Annotated[
         str | None,
-        Parameter(help="Samples per step on each device, or more such: weak scaling (the largest that was profiled)."),
+        Parameter(help="Samples per step on each device, one number or a list: weak scaling (the largest profiled)."),
     ] = None,
     accumulate: flags.Accumulate = None,
     fusion_rule: flags.FusionRules = None,
@@ -41,8 +41,8 @@ def predict(
 ) -> None:
     """Predict step times from a workload file and a machine file; needs no MPI.
 
-    Every rule is predicted with every algorithm at every batch, and all rows
-    with the same overlap mechanism.
+    Every rule is combined with every algorithm and every batch. All rows use
+    the same overlap.
     """
     from dpsim import codec
     from dpsim import machine as machines
@@ -50,9 +50,9 @@ def predict(
     from dpsim.predict import predict_points
 
     flags.writable(output, inputs=(workload, machine))
-    of_workload, of_machine = workloads.read(workload), machines.read(machine)
+    profiled, calibrated = workloads.read(workload), machines.read(machine)
     whole = flags.whole("--global-batch"), flags.whole("--local-batch")
-    chosen: dict[str, Any] = flags.given(
+    fields = flags.provided(
         rule=flags.listed("--fusion-rule", fusion_rule, str),
         algorithm=flags.listed("--algorithm", algorithm, str),
         global_batch=flags.listed("--global-batch", global_batch, whole[0]),
@@ -64,8 +64,8 @@ def predict(
     )
     counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold) or ()
-    points, summary = predict_points(of_workload, of_machine, counts, thresholds, **chosen)
-    summary |= {"workload": str(workload), "machine": str(machine), "machine_name": of_machine.name}
+    points, summary = predict_points(profiled, calibrated, counts, thresholds, **fields)
+    summary |= {"workload": str(workload), "machine": str(machine), "machine_name": calibrated.name}
     if output is not None or json:
         shown = show.json_object("predict", points, summary)
         if output is not None:
@@ -74,7 +74,7 @@ def predict(
             print(codec.to_json(shown))
             return
     weak = summary["scaling"] == "weak"
-    show.rich(_table(points, of_machine.name if of_machine.network == "node" else of_machine.network, weak=weak))
+    _print_table(points, calibrated.name if calibrated.network == "node" else calibrated.network, weak=weak)
     for best in summary["best"]:
         faster = _faster(best, summary["best"], "local_batch" if weak else "global_batch")
         print(_sentence(best, summary["relative_uncertainty"], faster))
@@ -83,51 +83,46 @@ def predict(
 
 
 def _notes(points: list[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
-    """What the words of the table mean."""
-    band = f"the band of +-{summary['relative_uncertainty']:.0%} is assumed, not measured"
-    found = [band]
+    """Sentences that explain the table."""
+    notes = [f"the band of +-{summary['relative_uncertainty']:.0%} is assumed, not measured"]
     if summary["extrapolated"]:
-        found[0] += ", and twice as wide where a row is extrapolated"
-        found.append("rows marked 'extrapolated' lie beyond the calibrated range: treat them as rough")
+        notes[0] += ", and twice as wide where a row is extrapolated"
+        notes.append("rows marked 'extrapolated' lie beyond the calibrated range: treat them as rough")
     if any(point["memory_bytes"]["activations"] is None for point in points):
-        found.append("activation memory is unknown, for the workload file does not state it: it comes on top (+)")
-    return found
+        notes.append("activation memory is unknown, because the workload file does not state it: it comes on top (+)")
+    return notes
 
 
-def _table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> Any:
+def _print_table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> None:
+    from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
     batch = "local_batch" if weak else "global_batch"
-    names = {batch: batch.replace("_", " "), "fusion_rule": "rule", "algorithm": "algorithm"}
-    several = [key for key in names if len({point[key] for point in points}) > 1]
-    table = show.table(
-        "devices",
-        *(names[key] for key in several),
-        "threshold",
-        "buckets",
-        "overlap",
-        "step",
-        "band",
-        "exposed",
-        "memory",
-        "",
+
+    def several(key: str) -> bool:
+        return len({point[key] for point in points}) > 1
+
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        Column(head="devices", cell=lambda point: point["layout"], left=True),
+        Column(head=batch.replace("_", " "), cell=lambda point: f"{point[batch]:g}", shown=several(batch)),
+        Column(head="rule", cell=lambda point: point["fusion_rule"], shown=several("fusion_rule")),
+        Column(head="algorithm", cell=lambda point: point["algorithm"], shown=several("algorithm")),
+        Column(
+            head="threshold",
+            cell=lambda point: "-" if (size := point["fusion_threshold_bytes"]) is None else format_size(size),
+        ),
+        Column(head="buckets", cell=lambda point: str(point["buckets"])),
+        Column(head="overlap", cell=lambda point: point["overlap"]),
+        Column(head="step", cell=lambda point: format_duration(point["predicted_step_s"])),
+        Column(head="band", cell=lambda point: _band(point["predicted_low_s"], point["predicted_high_s"])),
+        Column(head="exposed", cell=lambda point: format_duration(point["predicted_exposed_communication_s"])),
+        Column(head="memory", cell=lambda point: _memory(point["memory_bytes"])),
+        Column(
+            head="",
+            cell=lambda point: "does not fit " * (point["fits"] is False) + "extrapolated" * point["extrapolated"],
+        ),
     )
-    table.title, table.title_justify, table.title_style = f"on {machine}", "left", "italic"
-    for point in points:
-        threshold = point["fusion_threshold_bytes"]
-        table.add_row(
-            point["layout"],
-            *(f"{point[key]:g}" if key == batch else point[key] for key in several),
-            "-" if threshold is None else format_size(threshold),
-            str(point["buckets"]),
-            point["overlap"],
-            format_duration(point["predicted_step_s"]),
-            _band(point["predicted_low_s"], point["predicted_high_s"]),
-            format_duration(point["predicted_exposed_communication_s"]),
-            _memory(point["memory_bytes"]),
-            ("does not fit " if point["fits"] is False else "") + ("extrapolated" if point["extrapolated"] else ""),
-        )
-    return table
+    show.table(columns, points, title=f"on {machine}")
 
 
 def _band(low_s: float, high_s: float) -> str:
@@ -145,19 +140,19 @@ def _memory(parts: dict[str, int | None]) -> str:
 
 
 def _faster(best: dict[str, Any], others: list[dict[str, Any]], batch: str) -> dict[str, Any] | None:
-    """The fewest devices, of those predicted, that train more samples per second than this count by the same means."""
-    means = ("fusion_rule", "algorithm", batch)
-    same = [one for one in others if all(one[key] == best[key] for key in means)]
-    fewer = [one for one in same if one["devices"] < best["devices"] and one["images_per_s"] > best["images_per_s"]]
-    return min(fewer, key=lambda one: int(one["devices"]), default=None)
+    """The prediction with the fewest devices that still trains more samples per second, with the same settings."""
+    keys = ("fusion_rule", "algorithm", batch)
+    same = [point for point in others if all(point[key] == best[key] for key in keys)]
+    fewer = [p for p in same if p["devices"] < best["devices"] and p["images_per_s"] > best["images_per_s"]]
+    return min(fewer, key=lambda point: int(point["devices"]), default=None)
 
 
 def _sentence(best: dict[str, Any], uncertainty: float, faster: dict[str, Any] | None) -> str:
-    """A verdict on one device count: what to set, how fast it is, and whether fewer devices are ``faster``."""
+    """The advice for one number of devices: the best setting and its speed, or fewer devices that are ``faster``."""
     from dpsim.units import format_duration, format_size
 
     layout = "" if best["layout"] == str(best["devices"]) else f" ({best['layout']})"
-    where = (
+    setting = (
         f"{show.count_devices(best['devices'])}{layout}, batch {best['global_batch']}, {best['fusion_rule']}, "
         f"{best['algorithm']}"
     )
@@ -168,16 +163,16 @@ def _sentence(best: dict[str, Any], uncertainty: float, faster: dict[str, Any] |
     if best["devices"] == 1:
         return f"1 device: {format_duration(best['predicted_step_s'])} per step."
     if faster is not None:
-        return f"{where}: do not use them, {show.count_devices(faster['devices'])} would be faster: {speed}."
+        return f"{setting}: do not use them, {show.count_devices(faster['devices'])} would be faster: {speed}."
     if best["speedup"] < 1:
-        return f"{where}: do not use them, they are slower than one device: {speed}."
+        return f"{setting}: do not use them, they are slower than one device: {speed}."
     if best["any_threshold"]:
-        return f"{where}: the threshold makes no difference (within {uncertainty:.0%}): {speed}."
+        return f"{setting}: the threshold makes no difference (within {uncertainty:.0%}): {speed}."
     if best["fusion_threshold_bytes"] is None:
-        return f"{where}: {speed}."
+        return f"{setting}: {speed}."
     threshold = format_size(best["fusion_threshold_bytes"])
     if best["thresholds_compared"] == 1:
-        return f"{where}, threshold {threshold}: {speed}."
+        return f"{setting}, threshold {threshold}: {speed}."
     near = ", ".join(map(format_size, best["equally_fast_bytes"]))
     others = f" (no difference within {uncertainty:.0%}: {near})" if near else ""
-    return f"{where}: fastest at threshold {threshold}{others}: {speed}."
+    return f"{setting}: fastest at threshold {threshold}{others}: {speed}."

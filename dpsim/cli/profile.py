@@ -1,9 +1,9 @@
-"""``dpsim profile``: a Workload, measured."""
+"""``dpsim profile``: measure a workload."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -24,23 +24,24 @@ def profile(
     output: Annotated[Path, Parameter(help="The workload file to write.")] = Path("workload.json"),
     json: flags.Json = False,
 ) -> None:
-    """Measure a model's layers on this machine: writes a workload file."""
+    """Measure the layers of a model on this machine; writes a workload file."""
     import msgspec
 
     from dpsim import codec
     from dpsim.harness.profile import profile as harness
     from dpsim.optimizer import changed
+    from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
     flags.writable(output)
     batches = flags.listed("--local-batch", local_batch, flags.whole("--local-batch"))
-    chosen: dict[str, Any] = flags.given(
+    fields = flags.provided(
         model=model, dataset=dataset, seed=seed, local_batches=None if batches is None else tuple(sorted(set(batches)))
     )
-    config = harness.ProfileConfig(**chosen)
+    config = harness.ProfileConfig(**fields)
     config = msgspec.structs.replace(config, optimizer=changed(config.optimizer, optimizer, {}))
-    with show.progress() as tell:
-        workload = harness.profile(config, tell)
+    with show.progress() as progress:
+        workload = harness.profile(config, progress)
     codec.write(output, workload)
     points = []
     for batch in workload.local_batches:
@@ -49,13 +50,17 @@ def profile(
         points.append({"local_batch": batch, "forward_s": forward_s, "backward_s": backward_s})
     if json:
         summary = {"workload": str(output), "layers": len(workload.layers), "gradient_bytes": workload.gradient_bytes}
-        more = {"tensors": len(workload.tensors), "update_s": workload.update_s, "overhead_s": workload.overhead_s}
-        show.as_json("profile", points, summary | more)
+        rest = {"tensors": len(workload.tensors), "update_s": workload.update_s, "overhead_s": workload.overhead_s}
+        show.print_json("profile", points, summary | rest)
         return
-    table = show.table("local batch", "forward", "backward")
-    for point in points:
-        table.add_row(*(str(point["local_batch"]), *(format_duration(point[k]) for k in ("forward_s", "backward_s"))))
-    show.rich(table)
+    show.table(
+        (
+            Column(head="local batch", cell=lambda point: str(point["local_batch"])),
+            Column(head="forward", cell=lambda point: format_duration(point["forward_s"])),
+            Column(head="backward", cell=lambda point: format_duration(point["backward_s"])),
+        ),
+        points,
+    )
     print(
         f"{workload.name}: {len(workload.tensors)} gradient tensors, {format_size(workload.gradient_bytes)};", end=" "
     )

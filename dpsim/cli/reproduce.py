@@ -1,9 +1,9 @@
-"""``dpsim reproduce``: whether training comes to the same bits however it is run, and where and why it does not."""
+"""``dpsim reproduce``: whether training gives the same bits in every configuration, and if not, where and why."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -16,9 +16,9 @@ EXAMPLES = """\
 Examples:
   dpsim reproduce --model cnn --devices 1,2,3,4,8
   dpsim reproduce --batch-norm leaf,global,local --algorithm all --overlap all
-  dpsim reproduce --leaves 0 --algorithm ring --output drift
+  dpsim reproduce --leaves 0 --algorithm ring --output plain
   dpsim reproduce --wire-dtype float16 --algorithm all
-  dpsim reproduce --output here; dpsim reproduce --against here"""
+  dpsim reproduce --output saved; dpsim reproduce --against saved"""
 
 _ALL = "all"
 _MOST_SHOWN = 40
@@ -35,43 +35,48 @@ def reproduce(
     ] = None,
     overlap: Annotated[str | None, Parameter(help="all, or a list of off, inline, poll and thread (off).")] = None,
     batch_norm: Annotated[
-        str | None, Parameter(name="--batch-norm", help="List of leaf, global and local; local has no leaves (leaf).")
+        str | None,
+        Parameter(name="--batch-norm", help="List of leaf, global and local (leaf); local is trained without leaves."),
     ] = None,
-    steps: Annotated[int | None, Parameter(help="Steps to train each time (50).")] = None,
+    steps: Annotated[int | None, Parameter(help="Steps to train in each run (50).")] = None,
     leaves: Annotated[
-        int | None, Parameter(help="Parts of a global batch that are added in one fixed order (8); 0: plain training.")
+        int | None,
+        Parameter(help="Parts of a global batch whose gradients are added in a fixed order (8); 0: plain training."),
     ] = None,
     global_batch: flags.GlobalBatch = None,
     optimizer: flags.Optimizer = None,
     learning_rate: flags.LearningRate = None,
     seed: flags.Seed = None,
-    against: Annotated[Path | None, Parameter(help="Compare with a saved run: the folder of another one.")] = None,
+    against: Annotated[
+        Path | None, Parameter(help="Compare with the record in this folder, from an earlier dpsim reproduce.")
+    ] = None,
     across_machines: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Compare with a run of another machine type.")
+        bool,
+        Parameter(negative="", show_default=False, help="With --against: allow a record from another type of machine."),
     ] = False,
-    output: Annotated[Path | None, Parameter(help="Folder for the record, all digests in it, and a report.")] = None,
+    output: Annotated[Path | None, Parameter(help="Folder for the record with all digests, and the report.")] = None,
     wire_dtype: flags.WireDtype = None,
     json: flags.Json = False,
 ) -> int:
-    """Train in every combination and compare the bits, against one device.
+    """Train in every combination, and compare the bits with those on one device.
 
-    Says identical, or the first step, tensor and element that differ, and why.
-    Where nothing is promised it measures the drift beside a prediction. Exits
-    with 1 where something that should be identical is not.
+    Reports that they are identical, or the first step, tensor and element that
+    differ, and the cause. Where identical bits are not promised, it measures the
+    divergence and compares it with a prediction. Exits with 1 if bits differ
+    that should be identical.
     """
     from dpsim import codec
     from dpsim.algorithms import RUNNABLE, algorithms_in
     from dpsim.folder_lock import locked
-    from dpsim.harness.reproduce.against import against as held_against
-    from dpsim.harness.reproduce.against import check_comparable
+    from dpsim.harness.reproduce.against import check_comparable, compare_with_saved
     from dpsim.harness.reproduce.measure import measure
     from dpsim.optimizer import changed
     from dpsim.plan import OVERLAPS
     from dpsim.records.reproduce import RECORD, Reproduction
 
     flags.writable(output, folder=True)
-    settings = flags.given(learning_rate=learning_rate)
-    chosen: dict[str, Any] = flags.given(
+    settings = flags.provided(learning_rate=learning_rate)
+    fields = flags.provided(
         model=model,
         dataset=dataset,
         devices=flags.listed("--devices", devices, flags.devices_or_layout),
@@ -86,16 +91,16 @@ def reproduce(
         wire_dtype=wire_dtype,
     )
     if leaves == 0:
-        chosen.setdefault("batch_norms", ("local",))
-    reproduction = Reproduction(**chosen, optimizer=changed(Reproduction().optimizer, optimizer, settings))
+        fields.setdefault("batch_norms", ("local",))
+    reproduction = Reproduction(**fields, optimizer=changed(Reproduction().optimizer, optimizer, settings))
     saved = None
     if against is not None:
         saved = check_comparable(against, reproduction, across_machines=across_machines)
     with locked(output):
-        with show.progress() as tell:
-            record = measure(reproduction, output, tell)
+        with show.progress() as progress:
+            record = measure(reproduction, output, progress)
         if saved is not None and against is not None:
-            record = held_against(record, saved, against)
+            record = compare_with_saved(record, saved, against)
         if output is not None:
             codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
         show_record(record, output, json=json, command="reproduce")
@@ -103,29 +108,24 @@ def reproduce(
 
 
 def show_record(record: ReproduceRecord, folder: Path | None, *, json: bool, command: str) -> None:
-    """Print what was found, and write its report where a folder is given."""
-    from dpsim.report.bench.terminal import table_lines
-    from dpsim.report.reproduce.content import ALL_RUNS, content
+    """Print the result of a record, and write its report into ``folder`` if there is one."""
+    from dpsim.report.reproduce.content import content
     from dpsim.report.reproduce.result import points_json, summary_json
+    from dpsim.report.reproduce.tables import ALL_RUNS
     from dpsim.report.reproduce.write import write_reproduce_report
+    from dpsim.report.terminal import TerminalReport
 
     if folder is not None:
         write_reproduce_report(folder, record)
     if json:
-        show.as_json(command, points_json(record), summary_json(record))
+        show.print_json(command, points_json(record), summary_json(record))
         return
-    shown = content(record)
-    for table in shown.tables:
-        if table.title != ALL_RUNS or len(record.runs) <= _MOST_SHOWN:
-            print("\n".join(table_lines(table)))
-    if len(record.runs) > _MOST_SHOWN:
+    report, many = content(record), len(record.runs) > _MOST_SHOWN
+    tables = [table for table in report.tables if table.title != ALL_RUNS or not many]
+    show.rich(TerminalReport(tables=tables, warnings=report.warnings, answers=report.answers))
+    if many:
         print(
-            f"\neach of the {len(record.runs)} runs: "
-            + ("in the report" if folder else "with --output FOLDER, or --json")
+            f"each of the {len(record.runs)} runs: " + ("see the report" if folder else "use --output FOLDER or --json")
         )
-    print()
-    for warning in shown.warnings:
-        print(f"warning: {warning.text}; to do: {warning.remedy}")
-    print("\n".join(shown.answers))
     if folder is not None:
         print(f"report: {folder / 'index.html'}")

@@ -1,28 +1,32 @@
-"""What commands print: progress on stderr, results on stdout, and the one JSON object of ``--json``."""
+"""What commands print: progress on stderr, results on stdout, and the JSON object of ``--json``."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dpsim.launch.jobs import Progress
+from dpsim.progress import Progress
 
+if TYPE_CHECKING:
+    from dpsim.report.table import Column
+
+Row = TypeVar("Row")
 SCHEMA = "dpsim.output/1"
 
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A function that shows a line: the same line over and over on a terminal, a log line elsewhere.
+    """A function that shows progress: on a terminal in one line that it overwrites, elsewhere line by line.
 
-    A text that begins with ``warning:`` stays to be read.
+    On a terminal a text that begins with ``warning:`` is not overwritten.
     """
     terminal = sys.stderr.isatty()
 
-    def tell(text: str) -> None:
+    def show_line(text: str) -> None:
         if terminal and text.startswith("warning:"):
             print(f"\r\x1b[2K{text}", file=sys.stderr, flush=True)
         elif terminal:
@@ -32,14 +36,14 @@ def progress() -> Iterator[Progress]:
             print(text, file=sys.stderr, flush=True)
 
     try:
-        yield tell
+        yield show_line
     finally:
         if terminal:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def json_object(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command prints for programs."""
+    """The object that a command prints with ``--json``."""
     from dpsim import codec
     from dpsim.harness.measurement.environment import environment
 
@@ -52,8 +56,8 @@ def json_object(command: str, points: Iterable[Mapping[str, Any]], summary: Mapp
     }
 
 
-def as_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
-    """Print the command's one JSON object."""
+def print_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+    """Print the JSON object of a command."""
     from dpsim import codec
 
     print(codec.to_json(json_object(command, points, summary)))
@@ -64,23 +68,23 @@ def count_devices(number: int) -> str:
     return f"{number} device{'s' if number != 1 else ''}"
 
 
-def rich(*what: Any) -> None:
-    """Print rich text and tables; a pipe gets 100 columns unless COLUMNS says otherwise."""
+def rich(*renderables: Any) -> None:
+    """Print rich text and tables. The width of a pipe is COLUMNS, or 100 columns."""
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(highlight=False).print(*what)
+        Console(highlight=False).print(*renderables, crop=False)
         return
     columns = os.environ.get("COLUMNS", "")
-    # With a height too, rich does not fall back to 80 columns on a dumb terminal.
-    Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(*what)
+    # Without a height, rich would use 80 columns on a dumb terminal.
+    Console(width=int(columns) if columns.isdigit() else 100, height=25, highlight=False).print(
+        *renderables, crop=False
+    )
 
 
-def table(*columns: str) -> Any:
-    """A plain rich table whose first column is left-aligned and the others right-aligned."""
-    from rich.table import Table
+def table(columns: Sequence[Column[Row]], rows: Sequence[Row], *, title: str = "") -> None:
+    """Print a table."""
+    from dpsim.report.table import table
+    from dpsim.report.terminal import TerminalReport
 
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for number, column in enumerate(columns):
-        shown.add_column(column, justify="right" if number else "left")
-    return shown
+    rich(TerminalReport(tables=[table(columns=columns, sections={title: rows})]))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from dpsim.cli import flags, show
 
@@ -16,181 +17,192 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Examples:
   dpsim sweep fusion-threshold
+  dpsim sweep fusion-threshold --devices 1,2 --network node,paced:50us,1gbit
+  dpsim sweep fusion-threshold --fusion-threshold 0,32KiB,inf --output mine
+  dpsim sweep devices --model cnn --devices 1,2 --batch-norm local"""
+_THRESHOLD_EXAMPLES = """\
+Examples:
+  dpsim sweep fusion-threshold
   dpsim sweep fusion-threshold --network node,paced:50us,1gbit
   dpsim sweep fusion-threshold --model cnn --global-batch 64 --output reports/cnn"""
-DEVICES_EXAMPLES = """\
+_DEVICES_EXAMPLES = """\
 Examples:
   dpsim sweep devices --model cnn --devices 1,2 --global-batch 128
   dpsim sweep devices --batch-norm global --network node,paced:50us,1gbit
   dpsim sweep devices --reproducible --steps 100 --output reports/same-bits
   dpsim sweep devices --scaling weak --local-batch 64"""
 
-_Overlap = Annotated[
-    str | None,
-    Parameter(help="auto: measure the predicted-best mode and one alternative; or all, off, inline, poll, thread."),
-]
-_OverlapOfAll = Annotated[
-    str | None,
-    Parameter(name="--overlap", help="auto: measure the predicted-best mode; or all, off, inline, poll, thread."),
-]
-_Budget = Annotated[str | None, Parameter(help="Time to measure for, like 60s; to calibrate as much, 12s at most.")]
-_Declared = Annotated[Path | None, Parameter(help="A declared experiment (.toml); flags override it.")]
-_Folder = Annotated[Path | None, Parameter(help="Folder of the report [reports/NAME, or the next free].")]
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SweepFlags:
+    """The flags that every sweep has."""
+
+    model: flags.AnyModel = None
+    dataset: flags.DataSet = None
+    devices: flags.DevicesList = None
+    global_batch: flags.GlobalBatch = None
+    fusion_rule: flags.FusionRule = None
+    algorithm: flags.Algorithms = None
+    network: flags.Networks = None
+    seed: flags.Seed = None
+    wire_dtype: flags.WireDtype = None
+    budget: Annotated[
+        str | None,
+        Parameter(help="Time to spend on measuring, like 60s; calibration gets as much, at most 12s."),
+    ] = None
+    experiment: Annotated[
+        Path | None, Parameter(help="A file (.toml) that declares an experiment; flags override it.")
+    ] = None
+    output: Annotated[Path | None, Parameter(help="Folder of the report [reports/NAME, or the next that is free].")] = (
+        None
+    )
+    json: flags.Json = False
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of ``Experiment`` that these flags set. Raises ``ConfigError``."""
+        return flags.provided(
+            model=self.model,
+            dataset=self.dataset,
+            devices=flags.listed("--devices", self.devices, flags.devices_or_layout),
+            global_batch=self.global_batch,
+            fusion_rule=self.fusion_rule,
+            algorithms=flags.listed("--algorithm", self.algorithm, str),
+            networks=flags.networks(self.network),
+            seed=self.seed,
+            wire_dtype=self.wire_dtype,
+            budget_s=flags.budget(self.budget),
+        )
+
+
+_DEFAULTS = SweepFlags()
+
+
+def group() -> App:
+    """``dpsim sweep`` with its commands."""
+    app = flags.group("sweep", "Predict, then measure, then compare over a range of settings.", EXAMPLES)
+    app.command(fusion_threshold, help_epilogue=_THRESHOLD_EXAMPLES)
+    app.command(devices, help_epilogue=_DEVICES_EXAMPLES)
+    return app
 
 
 def fusion_threshold(
     *,
-    model: flags.AnyModel = None,
-    dataset: flags.DataSet = None,
-    devices: flags.DevicesList = None,
-    global_batch: flags.GlobalBatch = None,
-    fusion_rule: flags.FusionRule = None,
+    common: SweepFlags = _DEFAULTS,
     fusion_threshold: flags.Thresholds = None,
-    algorithm: flags.Algorithms = None,
-    overlap: _Overlap = None,
-    network: flags.Networks = None,
-    seed: flags.Seed = None,
-    wire_dtype: flags.WireDtype = None,
-    budget: _Budget = None,
-    experiment: _Declared = None,
-    output: _Folder = None,
-    json: flags.Json = False,
+    overlap: Annotated[
+        str | None,
+        Parameter(help="auto: measure the predicted-best mode and one alternative; or all, off, inline, poll, thread."),
+    ] = None,
 ) -> None:
-    """Which fusion threshold makes a step fastest, and does the model know it?
+    """Which fusion threshold makes a step fastest, and does the model predict it?
 
-    Profiles the model and calibrates the network, writes predictions down, and
-    only then measures, all settings interleaved, in random order. The folder
-    gets a page to open: index.html.
+    Profiles the model and calibrates the network, writes its predictions down,
+    and only then measures all settings, interleaved and in random order. The
+    page to open is index.html in the folder of the report.
     """
     import msgspec
 
     from dpsim.errors import ConfigError
 
-    flags.writable(output, folder=True)
-    base = _declared("fusion_threshold", experiment)
+    flags.writable(common.output, folder=True)
+    base = _declared("fusion_threshold", common.experiment)
     if base.scaling is not None:
         raise ConfigError(
             f"the experiment {base.name} has [scaling]: it is a sweep over the number of devices",
             allowed="an experiment without [scaling]",
             remedy="run it with dpsim sweep devices",
         )
-    chosen: dict[str, Any] = flags.given(
-        model=model,
-        dataset=dataset,
-        devices=flags.listed("--devices", devices, flags.devices_or_layout),
-        networks=flags.networks(network),
-        fusion_rule=fusion_rule,
-        fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, flags.threshold),
-        global_batch=global_batch,
-        algorithms=flags.listed("--algorithm", algorithm, str),
-        overlap=overlap,
-        seed=seed,
-        wire_dtype=wire_dtype,
-        budget_s=flags.budget(budget),
+    fields = common.fields() | flags.provided(
+        fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, flags.threshold), overlap=overlap
     )
-    _swept(msgspec.structs.replace(base, **chosen), output, json=json, command="sweep fusion-threshold")
+    _sweep(msgspec.structs.replace(base, **fields), common, command="sweep fusion-threshold")
 
 
 def devices(
     *,
-    model: flags.AnyModel = None,
-    dataset: flags.DataSet = None,
-    devices: flags.DevicesList = None,
-    global_batch: flags.GlobalBatch = None,
-    fusion_rule: flags.FusionRule = None,
+    common: SweepFlags = _DEFAULTS,
     fusion_threshold: flags.Threshold = None,
-    algorithm: flags.Algorithms = None,
-    overlap: _OverlapOfAll = None,
-    network: flags.Networks = None,
-    seed: flags.Seed = None,
-    wire_dtype: flags.WireDtype = None,
+    overlap: Annotated[
+        str | None, Parameter(help="auto: measure the predicted-best mode; or all, off, inline, poll, thread.")
+    ] = None,
     batch_norm: flags.BatchNorm = None,
     reproducible: flags.Reproducible = None,
     leaves: flags.Leaves = None,
     scaling: Annotated[
         Literal["strong", "weak"] | None,
-        Parameter(help="strong (one global batch for all), or weak (one local batch)."),
+        Parameter(help="strong (the same global batch on all), or weak (the same local batch on all)."),
     ] = None,
     local_batch: Annotated[int | None, Parameter(help="Samples per step on each device, under weak scaling.")] = None,
-    steps: Annotated[int | None, Parameter(help="Steps to train each device count for, to see the drift (50).")] = None,
-    budget: _Budget = None,
-    experiment: _Declared = None,
-    output: _Folder = None,
-    json: flags.Json = False,
+    steps: Annotated[
+        int | None, Parameter(help="Steps to train on each number of devices, to see the divergence (50).")
+    ] = None,
 ) -> int:
     """How fast is training on more devices, and is it still the same training?
 
-    Predicts, then measures the step on each number of devices, all interleaved,
-    and then trains on each to see how far the parameters drift from one device.
-    Exits with 1 where bits that should be the same are not.
+    Predicts, then measures the step on each number of devices, interleaved,
+    and then trains on each to see how far the parameters diverge from those on
+    one device. Exits with 1 where bits that should be the same differ.
     """
     import msgspec
 
     from dpsim.plan import DEFAULT_LEAVES
     from dpsim.records.sweep import Scaling
 
-    flags.writable(output, folder=True)
-    base = _declared("devices", experiment)
+    flags.writable(common.output, folder=True)
+    base = _declared("devices", common.experiment)
     flags.reproducible_leaves(reproducible, leaves)
     if reproducible and leaves is None:
         leaves = DEFAULT_LEAVES
-    over: dict[str, Any] = flags.given(kind=scaling, batch_norm=batch_norm, leaves=leaves, steps=steps)
+    scaling_fields = flags.provided(kind=scaling, batch_norm=batch_norm, leaves=leaves, steps=steps)
     if leaves is not None and batch_norm is None:
-        over["batch_norm"] = None  # the usual one
-    chosen: dict[str, Any] = flags.given(
-        model=model,
-        dataset=dataset,
-        devices=flags.listed("--devices", devices, flags.devices_or_layout),
-        networks=flags.networks(network),
-        fusion_rule=fusion_rule,
+        scaling_fields["batch_norm"] = None  # the default for this number of leaves
+    fields = common.fields() | flags.provided(
         fusion_thresholds_bytes=None if fusion_threshold is None else (flags.threshold(fusion_threshold),),
-        global_batch=global_batch,
-        algorithms=flags.listed("--algorithm", algorithm, str),
         overlap=overlap,
-        seed=seed,
-        wire_dtype=wire_dtype,
-        budget_s=flags.budget(budget),
+        scaling=msgspec.structs.replace(base.scaling or Scaling(), **scaling_fields),
     )
-    chosen["scaling"] = msgspec.structs.replace(base.scaling or Scaling(), **over)
     if local_batch is not None:
-        chosen["global_batch"] = _of_one_device(local_batch, global_batch, weak=chosen["scaling"].kind == "weak")
-    asked = msgspec.structs.replace(base, **chosen)
-    comparison = _swept(asked, output, json=json, command="sweep devices")
+        weak = fields["scaling"].kind == "weak"
+        fields["global_batch"] = _of_one_device(local_batch, common.global_batch, weak=weak)
+    comparison = _sweep(msgspec.structs.replace(base, **fields), common, command="sweep devices")
     return 1 if comparison.identical is False else 0
 
 
 def _of_one_device(local_batch: int, global_batch: int | None, *, weak: bool) -> int:
+    """The local batch, which is the global batch of one device under weak scaling. Raises ``ConfigError``."""
     from dpsim.errors import ConfigError
 
     if not weak or global_batch is not None:
-        given = "under strong scaling" if not weak else f"and --global-batch {global_batch}"
+        conflict = "under strong scaling" if not weak else f"and --global-batch {global_batch}"
         raise ConfigError(
-            f"--local-batch {local_batch} {given}",
+            f"--local-batch {local_batch} {conflict}",
             allowed="--local-batch with --scaling weak, --global-batch without",
             remedy="give one of the two",
         )
     return local_batch
 
 
-def _declared(name: str, given: Path | None) -> Experiment:
+def _declared(name: str, file: Path | None) -> Experiment:
+    """The experiment that ``file`` declares; without a file, dpsim's own experiment ``name``."""
     from dpsim.harness.sweep.sweep import declared
     from dpsim.records.sweep import read_experiment
 
-    return declared(name) if given is None else read_experiment(given)
+    return declared(name) if file is None else read_experiment(file)
 
 
-def _swept(asked: Experiment, output: Path | None, *, json: bool, command: str) -> Comparison:
-    """Run a sweep and show what it came to."""
+def _sweep(experiment: Experiment, common: SweepFlags, *, command: str) -> Comparison:
+    """Run a sweep and print its result."""
     from dpsim.harness.sweep.sweep import free_folder, sweep
-    from dpsim.records.comparison import points_json, summary_json
-    from dpsim.report.sweep.terminal import table
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.result import points_json, summary_json
 
-    folder = output if output is not None else free_folder(Path("reports"), asked)
-    with show.progress() as tell:
-        comparison = sweep(asked, folder, tell)
-    if json:
-        show.as_json(command, points_json(comparison), summary_json(comparison))
+    folder = common.output if common.output is not None else free_folder(Path("reports"), experiment)
+    with show.progress() as progress:
+        comparison = sweep(experiment, folder, progress)
+    if common.json:
+        show.print_json(command, points_json(comparison), summary_json(comparison))
     else:
-        show.rich(table(comparison))
+        show.rich(for_terminal(comparison))
         print(f"report: {folder / 'index.html'}")
     return comparison

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,42 +26,71 @@ Examples:
   mpiexec -n 2 dpsim train --devices 2"""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """The flags that set fields of ``TrainConfig``."""
+
+    model: flags.Model = None
+    dataset: flags.DataSet = None
+    devices: flags.Devices = None
+    global_batch: flags.GlobalBatch = None
+    accumulate: flags.Accumulate = None
+    fusion_rule: flags.FusionRule = None
+    fusion_threshold: flags.Threshold = None
+    algorithm: flags.Algorithm = None
+    overlap: flags.Overlap = None
+    wire_dtype: flags.WireDtype = None
+    network: flags.Network = None
+    steps: flags.Steps = None
+    epochs: flags.Epochs = None
+    seed: flags.Seed = None
+    checkpoint_every: flags.CheckpointEvery = None
+    label_smoothing: flags.LabelSmoothing = None
+    backend: flags.Backend = None
+    batch_norm: flags.BatchNorm = None
+    elastic: flags.Elastic = None
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of ``TrainConfig`` that these flags set. Raises ``ConfigError``."""
+        fields = asdict(self)
+        if self.devices is not None:
+            fields["devices"], fields["layout"] = flags.layout(self.devices)
+        threshold = fields.pop("fusion_threshold")
+        fields["fusion_threshold_bytes"] = None if threshold is None else flags.threshold(threshold)
+        fields["algorithm"] = flags.default_algorithm(self.algorithm, self.network, self.wire_dtype)
+        return flags.provided(**fields)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class OptimizerFlags:
+    """The flags that set the fields of the optimizer with the same names."""
+
+    learning_rate: flags.LearningRate = None
+    momentum: flags.Momentum = None
+    weight_decay: flags.WeightDecay = None
+    nesterov: flags.Nesterov = None
+
+
+_RUN, _OPTIMIZER = RunFlags(), OptimizerFlags()
+
+
 def train(
     *,
-    model: flags.Model = None,
-    dataset: flags.DataSet = None,
-    devices: flags.Devices = None,
-    global_batch: flags.GlobalBatch = None,
-    accumulate: flags.Accumulate = None,
-    fusion_rule: flags.FusionRule = None,
-    fusion_threshold: flags.Threshold = None,
-    algorithm: flags.Algorithm = None,
-    overlap: flags.Overlap = None,
-    wire_dtype: flags.WireDtype = None,
-    network: flags.Network = None,
-    steps: flags.Steps = None,
-    epochs: flags.Epochs = None,
-    seed: flags.Seed = None,
-    learning_rate: flags.LearningRate = None,
-    momentum: flags.Momentum = None,
-    weight_decay: flags.WeightDecay = None,
+    run: RunFlags = _RUN,
     optimizer: flags.Optimizer = None,
-    nesterov: flags.Nesterov = None,
+    settings: OptimizerFlags = _OPTIMIZER,
     schedule: flags.RateDecay = None,
     warmup_epochs: flags.WarmupEpochs = None,
     reference_batch: flags.ReferenceBatch = None,
     checkpoint: flags.CheckpointFolder = None,
-    checkpoint_every: flags.CheckpointEvery = None,
     resume: flags.Resume = None,
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     stall_after: flags.StallAfter = None,
-    label_smoothing: flags.LabelSmoothing = None,
     hostfile: flags.Hostfile = None,
-    backend: flags.Backend = None,
     reproducible: flags.Reproducible = None,
     leaves: flags.Leaves = None,
-    batch_norm: flags.BatchNorm = None,
-    elastic: flags.Elastic = None,
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured.
@@ -80,46 +110,22 @@ def train(
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
     flags.reproducible_leaves(reproducible, leaves)
-    algorithm = flags.default_algorithm(algorithm, network, wire_dtype)
-    count, layout = (None, None) if devices is None else flags.layout(devices)
-    threshold = None if fusion_threshold is None else flags.threshold(fusion_threshold)
-    chosen: dict[str, Any] = flags.given(
-        model=model,
-        dataset=dataset,
-        devices=count,
-        layout=layout,
-        global_batch=global_batch,
-        accumulate=accumulate,
-        fusion_rule=fusion_rule,
-        fusion_threshold_bytes=threshold,
-        algorithm=algorithm,
-        overlap=overlap,
-        wire_dtype=wire_dtype,
-        network=network,
-        steps=steps,
-        epochs=epochs,
-        seed=seed,
+    fields = run.fields() | flags.provided(
         checkpoint=None if checkpoint is None else str(checkpoint),
-        checkpoint_every=checkpoint_every,
         stall_after_s=stall_after,
-        label_smoothing=label_smoothing,
-        batch_norm=batch_norm,
-        backend=backend,
         leaves=DEFAULT_LEAVES if reproducible and leaves is None else leaves,
-        elastic=elastic,
     )
-    settings = flags.given(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     decay = None if schedule is None else parse_decay(schedule)
-    rate = flags.given(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
-    with hosts.hostfile(hostfile), show.progress() as tell:
-        config = configured(resume, chosen, optimizer, settings, rate, tell)
-        result = harness.train(config, tell)
+    rate = flags.provided(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
+    with hosts.hostfile(hostfile), show.progress() as progress:
+        config = configured(resume, fields, optimizer, flags.provided(**asdict(settings)), rate, progress)
+        result = harness.train(config, progress)
     if output is not None:
-        of_run = {name: value for name, value in codec.to_builtins(config).items() if name in _IDENTITY}
-        codec.write(output, {"schema": show.SCHEMA, "command": "train"} | of_run | codec.to_builtins(result))
+        identity = {name: value for name, value in codec.to_builtins(config).items() if name in _IDENTITY}
+        codec.write(output, {"schema": show.SCHEMA, "command": "train"} | identity | codec.to_builtins(result))
     if json:
         summary = codec.to_builtins(result)
-        show.as_json("train", [codec.to_builtins(config) | {"losses": summary.pop("losses", [])}], summary)
+        show.print_json("train", [codec.to_builtins(config) | {"losses": summary.pop("losses", [])}], summary)
     else:
         _print(config, result)
     if result.checkpoint_failure:
@@ -127,7 +133,7 @@ def train(
 
 
 _IDENTITY = ("model", "dataset", "global_batch", "seed", "network", "algorithm", "fusion_rule", "overlap", "leaves")
-"""What a result's file says of the run that it came from."""
+"""The fields of the configuration that the file of a result contains."""
 
 
 def _print(config: TrainConfig, result: TrainResult) -> None:
@@ -142,9 +148,9 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
         f"{type(optimizer).__name__} at learning rate {optimizer.learning_rate:g}"
     )
     print(f"test accuracy {result.test_accuracy:.2%}, final loss {result.final_loss:.4g}")
-    ran = f"{result.steps} steps, {show.count_devices(result.devices)}"
+    run = f"{result.steps} steps, {show.count_devices(result.devices)}"
     if result.first_step == result.steps:
-        print(f"{ran}, all of them done before")
+        print(f"{run}, all of them trained before")
     else:
-        print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} per step, {ran}")
+        print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} per step, {run}")
     print(f"digest of the parameters {result.digest}")

@@ -1,4 +1,4 @@
-"""``doctor``: what works on this machine, found out by doing it."""
+"""``doctor``: what works on this machine, determined by trying it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dpsim import codec, processor
 from dpsim.choices import Choices
 from dpsim.codec import Noun
 from dpsim.errors import DpsimError
 from dpsim.harness.measurement import environment
-from dpsim.launch import hosts, jobs
+from dpsim.launch import hosts, jobs, rank_info
+from dpsim.launch.rank_process import THREAD_VARIABLES
+from dpsim.progress import Progress
 from dpsim.runtime import choice_file
 from dpsim.units import format_duration, format_size
 
@@ -33,21 +35,31 @@ TUNED_NETWORKS = [
     ("cnn", (8, 8, 1)),
     ("mlp:64x20", (8, 8, 1)),
 ]
-"""Models and pictures whose operations ``tune`` measures, besides those measured before."""
+"""Models, and shapes of their input, whose operations ``tune`` measures in addition to those measured before."""
 _JOB_KEYS = {"Slurm": "SLURM_JOB_ID", "PBS": "PBS_JOBID"}
+
+State = Literal["ok", "warn", "fail"]
 
 
 class Finding(Noun, frozen=True):
-    """One thing that was tried. ``remedy`` says what to do where it does not work as it should."""
+    """The result of one probe; ``found`` describes it, and ``remedy`` says what to do unless the state is ok."""
 
     name: str
-    state: Literal["ok", "warn", "fail"]
+    state: State
     found: str
     remedy: str = ""
 
 
-def examine(progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Try one thing after another. A probe that breaks becomes a finding, not an error."""
+class _Result(NamedTuple):
+    """The result of a probe without its name."""
+
+    state: State
+    text: str
+    remedy: str = ""
+
+
+def examine(progress: Progress) -> Iterator[Finding]:
+    """Run one probe after another. A probe that fails becomes a finding, not an error."""
     for name, probe in (
         ("launcher", _launcher),
         ("MPI", _mpi),
@@ -60,82 +72,81 @@ def examine(progress: Callable[[str], None]) -> Iterator[Finding]:
         ("GPU", _gpu),
     ):
         progress(f"trying {name}")
-        yield probe()
+        result = probe()
+        yield Finding(name=name, state=result.state, found=result.text, remedy=result.remedy)
 
 
-def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-    """The task of the MPI probe: the sum of rank + 1 over the ranks, and which library added them."""
+def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """The task of the MPI probe: the sum of rank + 1 over the ranks, and the MPI library that computed it."""
     from mpi4py import MPI
 
     library = MPI.Get_library_version().replace("\0", "").splitlines()[0]
-    hosts = set(comm.allgather(MPI.Get_processor_name()))
-    return {"sum": comm.allreduce(comm.rank + 1), "library": " ".join(library.split()), "hosts": len(hosts)}
+    names = set(comm.allgather(MPI.Get_processor_name()))
+    return {"sum": comm.allreduce(comm.rank + 1), "library": " ".join(library.split()), "hosts": len(names)}
 
 
-def _launcher() -> Finding:
-    here = jobs.job()
-    if here is not None:
-        found = f"inside a job of {here.launcher}, {here.size} ranks; {_schedulers()}"
-        return Finding(name="launcher", state="ok", found=found)
+def _launcher() -> _Result:
+    job = rank_info.job()
+    if job is not None:
+        return _Result("ok", f"inside a job of {job.launcher}, {job.size} ranks; {_schedulers()}")
     path = jobs.mpiexec_path()
     if path is None:
-        remedy = "pip install 'dpsim[mpich]'"
-        return Finding(name="launcher", state="fail", found="no mpiexec beside this Python or on PATH", remedy=remedy)
+        return _Result("fail", "no mpiexec next to this Python or on PATH", "pip install 'dpsim[mpich]'")
     try:
         flavour = jobs.mpiexec_flavour(path)
-        chosen = hosts.chosen(1)
+        machines = hosts.selected(1)
     except DpsimError as error:
-        return Finding(name="launcher", state="fail", found=error.given, remedy=error.remedy)
+        return _Result("fail", error.given, error.remedy)
     version = environment.launcher() if flavour != "unknown" else flavour
-    listed = f"; hosts {', '.join(f'{host.name}:{host.slots}' for host in chosen)}" if chosen else ""
-    return Finding(name="launcher", state="ok", found=f"{version}: {path}{listed}; {_schedulers()}")
+    host_list = f"; hosts {', '.join(f'{host.name}:{host.slots}' for host in machines)}" if machines else ""
+    return _Result("ok", f"{version}: {path}{host_list}; {_schedulers()}")
 
 
 def _schedulers() -> str:
-    """What of Slurm and PBS is here, and whether this is a job of theirs."""
+    """Which commands of Slurm and PBS exist, and which batch job this process is part of."""
     present = [name for name in ("srun", "sbatch", "qsub") if shutil.which(name) is not None]
     inside = [f"{name} job {os.environ[key]}" for name, key in _JOB_KEYS.items() if key in os.environ]
     return f"{', '.join(present) or 'no srun, sbatch or qsub'}; {'in ' + inside[0] if inside else 'in no batch job'}"
 
 
-def _mpi() -> Finding:
+def _mpi() -> _Result:
     start_s = time.monotonic()
     try:
-        told = jobs.on_ranks("dpsim.harness.doctor:add_ranks", {}, devices=RANKS, timeout_s=60)
+        answer = jobs.on_ranks("dpsim.harness.doctor:add_ranks", {}, devices=RANKS, timeout_s=60)
     except DpsimError as error:
-        remedy = error.remedy or "look at what the ranks printed"
-        return Finding(name="MPI", state="fail", found=error.given, remedy=remedy)
+        return _Result("fail", error.given, error.remedy or "see what the ranks printed")
     expected = RANKS * (RANKS + 1) // 2
-    if told["sum"] != expected:
-        found = f"{RANKS} ranks added up to {told['sum']} instead of {expected}"
-        return Finding(name="MPI", state="fail", found=found, remedy="install the MPI library again")
-    took = format_duration(time.monotonic() - start_s)
-    return Finding(name="MPI", state="ok", found=f"{told['library']}: {RANKS} ranks added numbers, {took} with start")
+    if answer["sum"] != expected:
+        text = f"{RANKS} ranks computed the sum {answer['sum']} instead of {expected}"
+        return _Result("fail", text, "install the MPI library again")
+    duration = format_duration(time.monotonic() - start_s)
+    return _Result("ok", f"{answer['library']}: {RANKS} ranks computed a sum in {duration}, start included")
 
 
-def _numba() -> Finding:
+def _numba() -> _Result:
     try:
         import numba
         import numpy as np
 
-        from dpsim.kernels import cache, jit
+        from dpsim import jit
+        from dpsim.kernels import cache
 
         start_s = time.monotonic()
         total = numba.njit(_total)(np.arange(10.0))
-    except Exception as error:  # whatever breaks here is what the user came to hear
-        found = f"does not compile: {type(error).__name__}: {error}"
-        return Finding(name="numba", state="fail", found=found, remedy="pip install --upgrade numba numpy")
-    if total != 45.0:
-        return Finding(name="numba", state="fail", found="computes wrongly", remedy="pip install --upgrade numba")
-    took = format_duration(time.monotonic() - start_s)
-    if not jit.keeps() or cache.folder() is None:
-        return Finding(
-            name="numba",
-            state="warn",
-            found="no folder can be written to: every process compiles for itself",
-            remedy="name folders: NUMBA_CACHE_DIR=FOLDER DPSIM_CACHE_DIR=FOLDER, or set HOME",
+    except Exception as error:  # whatever fails here is the answer to the user's question
+        return _Result(
+            "fail", f"does not compile: {type(error).__name__}: {error}", "pip install --upgrade numba numpy"
         )
-    return Finding(name="numba", state="ok", found=f"{numba.__version__}: compiled and ran a kernel in {took}")
+    if total != 45.0:
+        return _Result("fail", "computes a wrong sum", "pip install --upgrade numba")
+    duration = format_duration(time.monotonic() - start_s)
+    if not jit.keeps() or cache.folder() is None:
+        return _Result(
+            "warn",
+            "there is no writable folder for compiled kernels: every process compiles its own",
+            "name folders: NUMBA_CACHE_DIR=FOLDER DPSIM_CACHE_DIR=FOLDER, or set HOME",
+        )
+    return _Result("ok", f"{numba.__version__}: compiled and ran a kernel in {duration}")
 
 
 def _total(values: Any) -> float:
@@ -145,28 +156,25 @@ def _total(values: Any) -> float:
     return total
 
 
-def _blas() -> Finding:
-    found = processor.blas()
+def _blas() -> _Result:
+    architecture = processor.blas()
     if forced := os.environ.get("OPENBLAS_CORETYPE"):
-        return Finding(
-            name="BLAS",
-            state="warn",
-            found=f"{found}, forced by OPENBLAS_CORETYPE={forced}",
-            remedy="unset OPENBLAS_CORETYPE, unless you mean it: it changes speed up to twofold, and bits",
+        return _Result(
+            "warn",
+            f"{architecture}, forced by OPENBLAS_CORETYPE={forced}",
+            "unset OPENBLAS_CORETYPE, unless it is intended: it changes bits, and speed up to twofold",
         )
-    if found == "unknown":
-        return Finding(name="BLAS", state="warn", found="not recognised", remedy="use NumPy's own wheels")
-    set_by_user = [f"{name}={os.environ[name]}" for name in jobs.THREAD_PINS if name in os.environ]
-    threads = ", ".join(set_by_user) or "1 thread a rank"
-    return Finding(name="BLAS", state="ok", found=f"{found}; {threads}")
+    if architecture == "unknown":
+        return _Result("warn", "not recognised", "use NumPy's own wheels")
+    set_by_user = [f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if name in os.environ]
+    return _Result("ok", f"{architecture}; {', '.join(set_by_user) or '1 thread per rank'}")
 
 
-def _shared_memory() -> Finding:
-    """Really writes: a container's /dev/shm may be smaller than it looks."""
-    name = "shared memory"
+def _shared_memory() -> _Result:
+    """Writes into /dev/shm, because a container may have less of it than the file system reports."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Finding(name=name, state="warn", found="there is no /dev/shm", remedy="mount a tmpfs there")
+        return _Result("warn", "there is no /dev/shm", "mount a tmpfs there")
     try:
         with tempfile.TemporaryFile(dir=folder, prefix="dpsim-doctor-") as file:
             os.posix_fallocate(file.fileno(), 0, SHARED_PROBE_BYTES)
@@ -174,86 +182,80 @@ def _shared_memory() -> Finding:
                 for start in range(0, SHARED_PROBE_BYTES, mmap.PAGESIZE):
                     memory[start] = 1
     except OSError as error:
-        wanted = format_size(SHARED_PROBE_BYTES)
         free = os.statvfs(folder)
-        return Finding(
-            name=name,
-            state="warn",
-            found=f"cannot write {wanted}: {error.strerror}; {format_size(free.f_bavail * free.f_frsize)} are free",
-            remedy="in a container: --shm-size=1g; also remove old /dev/shm/mpich_shm_* files of killed jobs",
+        return _Result(
+            "warn",
+            f"cannot write {format_size(SHARED_PROBE_BYTES)}: {error.strerror}; "
+            f"{format_size(free.f_bavail * free.f_frsize)} are free",
+            "in a container, use --shm-size=1g; also remove old /dev/shm/mpich_shm_* files of killed jobs",
         )
     size = os.statvfs(folder)
-    found = f"wrote {format_size(SHARED_PROBE_BYTES)} of {format_size(size.f_blocks * size.f_frsize)} in /dev/shm"
-    return Finding(name=name, state="ok", found=found)
+    total = format_size(size.f_blocks * size.f_frsize)
+    return _Result("ok", f"wrote {format_size(SHARED_PROBE_BYTES)} of {total} in /dev/shm")
 
 
-def _cores() -> Finding:
+def _cores() -> _Result:
     usable, present = environment.cores(), os.cpu_count() or 1
     load = os.getloadavg()[0]
-    found = f"{usable} of {present} usable, load {load:.1f}"
+    text = f"{usable} of {present} usable, load {load:.1f}"
     if usable < RANKS:
         remedy = "two devices on one core measure waiting, not training: use a machine with two cores or more"
-        return Finding(name="cores", state="warn", found=found, remedy=remedy)
+        return _Result("warn", text, remedy)
     if load > 0.5 * present:
-        return Finding(
-            name="cores", state="warn", found=found, remedy="others compute here: measure when they are done"
-        )
-    return Finding(name="cores", state="ok", found=found)
+        return _Result("warn", text, "other processes are computing: measure when they have finished")
+    return _Result("ok", text)
 
 
-def _clock() -> Finding:
+def _clock() -> _Result:
     ticks = [time.perf_counter_ns() for _ in range(2000)]
     steps = [later - earlier for earlier, later in itertools.pairwise(ticks) if later > earlier]
     resolution_s = min(steps, default=10**9) * 1e-9
-    found = f"resolves {format_duration(resolution_s)}"
+    text = f"resolves {format_duration(resolution_s)}"
     if resolution_s > 1e-6:
-        remedy = "small allreduces take 2 us: this clock is too coarse for them"
-        return Finding(name="clock", state="warn", found=found, remedy=remedy)
-    return Finding(name="clock", state="ok", found=found)
+        return _Result("warn", text, "small allreduces take 2 us: this clock is too coarse to time them")
+    return _Result("ok", text)
 
 
-def _kernels() -> Finding:
-    """What was measured here: which code computes an operation of a network in plain training."""
-    kept = choice_file.path(environment.blas_threads())
-    folder = None if kept is None else next((one for one in kept.parents if one.exists()), None)
-    if kept is None or folder is None or not os.access(folder, os.W_OK):
-        where = "there is no folder for caches" if kept is None else f"{kept.parent} cannot be written"
-        found = f"{where}: every run compiles and measures again"
-        remedy = "name a folder of your own with DPSIM_CACHE_DIR"
-        return Finding(name="kernels", state="warn", found=found, remedy=remedy)
+def _kernels() -> _Result:
+    """The code that computes each operation of a network in plain training, as it was measured on this machine."""
+    file = choice_file.path(environment.blas_threads())
+    folder = None if file is None else next((parent for parent in file.parents if parent.exists()), None)
+    if file is None or folder is None or not os.access(folder, os.W_OK):
+        reason = "there is no folder for caches" if file is None else f"{file.parent} is not writable"
+        return _Result(
+            "warn", f"{reason}: every run compiles and measures again", "set DPSIM_CACHE_DIR to a writable folder"
+        )
     choices = choices_of_ranks()
     if not choices.kernels:
-        found = "nothing measured yet: the first training of a network does it, or dpsim doctor --tune"
-        return Finding(name="kernels", state="ok", found=found)
+        return _Result("ok", "not measured yet: the first training of a network does that, or dpsim doctor --tune")
     names = Counter(choice.candidate for choice in choices.kernels)
     counted = ", ".join(f"{name} {count}" for name, count in names.most_common())
-    found = f"{len(choices.kernels)} operations measured on {choices.measured_on}; the fastest: {counted}"
-    return Finding(name="kernels", state="ok", found=found)
+    return _Result("ok", f"{len(choices.kernels)} operations measured on {choices.measured_on}; the fastest: {counted}")
 
 
 def choices_of_ranks() -> Choices:
-    """What was measured on ranks that dpsim starts here."""
+    """The fastest code of each operation, as measured on ranks that dpsim starts on this machine."""
     return choice_file.load(environment.blas_threads())
 
 
-def tune(progress: Callable[[str], None]) -> Choices:
-    """Measure anew, on as many ranks as a machine with two cores can keep busy, which code is the fastest."""
+def tune(progress: Progress) -> Choices:
+    """Measure again which code computes each operation fastest, on ``RANKS`` ranks, or fewer with fewer cores."""
     ranks = min(RANKS, environment.cores())
     task, networks = "dpsim.harness.calibrate.choices_on_ranks:tune_on_ranks", {"networks": TUNED_NETWORKS}
     measured = jobs.on_ranks(task, networks, devices=ranks, progress=progress, pin=True)
     return codec.decode(measured, Choices, "choices")
 
 
-def _gpu() -> Finding:
-    """A real allocation and addition with whichever of CuPy and numba-cuda is installed. None is needed."""
+def _gpu() -> _Result:
+    """Copies an array to the GPU and back, if CuPy or numba-cuda is installed. A GPU is not needed."""
     if environment.version("cupy-cuda13x") == "none" and environment.version("numba-cuda") == "none":
-        return Finding(name="GPU", state="ok", found="not used: neither CuPy nor numba-cuda is installed")
+        return _Result("ok", "not used: neither CuPy nor numba-cuda is installed")
     try:
         from numba import cuda as untyped
 
         cuda: Any = untyped
         if not cuda.is_available():
-            return Finding(name="GPU", state="ok", found="none found; everything runs on the CPU")
+            return _Result("ok", "none found; everything runs on the CPU")
         import numpy as np
 
         sent = cuda.to_device(np.arange(8.0))
@@ -261,7 +263,9 @@ def _gpu() -> Finding:
         name = cuda.get_current_device().name
         label = name.decode() if isinstance(name, bytes) else str(name)
     except Exception as error:  # drivers fail in many ways, and none of them matters to the CPU
-        found = f"does not work: {type(error).__name__}: {error}"
-        return Finding(name="GPU", state="warn", found=found, remedy="see nvidia-smi; the CPU is used meanwhile")
-    state: Literal["ok", "warn"] = "ok" if same else "warn"
-    return Finding(name="GPU", state=state, found=f"{label}, copies {'come back' if same else 'come back changed'}")
+        return _Result(
+            "warn", f"does not work: {type(error).__name__}: {error}", "see nvidia-smi; the CPU is used instead"
+        )
+    if not same:
+        return _Result("warn", f"{label}, copies come back changed", "see nvidia-smi; the CPU is used instead")
+    return _Result("ok", f"{label}, copies come back unchanged")

@@ -1,19 +1,20 @@
-"""The launching side of the line between the process that starts a job and each of its ranks: one JSON value a line.
+"""The launching side of the connection between the process that starts a job and each rank: one JSON object a line.
 
-It is a TCP connection, which works alike on this machine and over several and leaves nothing behind; ``rank_channel``
-is the rank's side. A rank proves that it knows the job's secret (``authentication``) and gets the request; then it
-sends progress, its failure, and rank 0's result; the parent of a watched rank (``dpsim.launch.supervisor``) sends the
-signal that killed it.
-What is no JSON object is what Python's faulthandler writes as the process crashes.
+It is a TCP connection, which works alike on one machine and between several, and leaves nothing behind.
+``rank_channel`` is the rank's side. A rank proves that it knows the job's secret (``authentication``) and receives the
+request; then it sends progress, its failure, and on rank 0 the result. The parent of a watched rank
+(``dpsim.launch.supervisor``) sends the signal that killed the rank. A line that is not a JSON object was written by
+Python's faulthandler while the process crashed.
 
-Anybody on this machine may connect, and on the network where other hosts take part. Such a connection can do no more
-than be closed: of what it sends at most ``HELLO_BYTES`` are kept, nothing is parsed, and its time is bounded.
+Anybody on this machine can connect, and anybody on the network if other hosts take part. An unverified connection can
+do no harm: at most ``HELLO_BYTES`` of what it sends are kept, nothing is parsed, and it is closed after ``HELLO_S``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import secrets
 import selectors
@@ -24,99 +25,124 @@ from typing import Any
 
 from dpsim.errors import CommunicationError
 from dpsim.launch import authentication
-from dpsim.launch.failure_report import JobState, LineReader
-
-VARIABLE = "DPSIM_JOB"
-"""In the ranks' environment: the job's secret and where to connect to. Other users can see no environment."""
+from dpsim.launch.failure_report import JobState
+from dpsim.progress import Progress
 
 SPARE_FILES = 32
 SEND_S = 60.0
 HELLO_S = 10.0
 HELLO_BYTES = 1024
-_NEWCOMERS = 8
+_MOST_UNVERIFIED = 8
+
+
+class LineReader:
+    """Reads a non-blocking file descriptor and calls ``handle_line`` with each whole line."""
+
+    def __init__(self, handle_line: Callable[[str], Any]) -> None:
+        self._handle_line, self._partial = handle_line, b""
+
+    def read(self, descriptor: int) -> bool:
+        """Read what has arrived. False at the end of the file."""
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return True
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._handle_line(line.decode("utf-8", "replace"))
+        return bool(data)
+
+    def end(self) -> None:
+        """Handle a last line that has no newline."""
+        if self._partial:
+            self._handle_line(self._partial.decode("utf-8", "replace"))
+            self._partial = b""
 
 
 class Listener:
-    """The launching side: takes the ranks' connections and passes on what comes in.
+    """Accepts the ranks' connections and records in ``state`` what they send.
 
-    It listens from the start, on this machine's loopback or ``everywhere``; ``environment`` is what the ranks'
-    environment needs to find it.
+    It listens as soon as it is made, on the loopback interface or on all (``all_interfaces``). The ranks find it by
+    the variables in ``environment``.
     """
 
     def __init__(
         self,
         devices: int,
         request: dict[str, Any],
-        seen: JobState,
-        progress: Callable[[str], None],
+        state: JobState,
+        progress: Progress,
         *,
-        everywhere: bool,
+        all_interfaces: bool,
     ) -> None:
         self._devices, self._request = devices, json.dumps(request)
-        self._seen, self._progress = seen, progress
+        self._state, self._progress = state, progress
         self._secret = secrets.token_hex(16)
-        self._server = _listening(devices, everywhere=everywhere)
-        self._newcomers: list[_Newcomer] = []
+        self._server = _server(devices, all_interfaces=all_interfaces)
+        self._unverified: list[_UnverifiedConnection] = []
         self._ranks: dict[int, socket.socket] = {}
         port = self._server.getsockname()[1]
-        places = own_addresses() if everywhere else ["127.0.0.1"]
-        self.environment = {VARIABLE: " ".join([self._secret, *(f"{place}:{port}" for place in places)])}
+        addresses = own_addresses() if all_interfaces else ["127.0.0.1"]
+        self.environment = {
+            authentication.VARIABLE: " ".join([self._secret, *(f"{address}:{port}" for address in addresses)])
+        }
 
     def serve(self, selector: selectors.BaseSelector) -> None:
-        """Let ranks in from now on; what they say is read as ``selector`` tells that it is there."""
-        selector.register(self._server, selectors.EVENT_READ, _Door(self, selector))
+        """Accept connections from now on. The data of each ``selector`` event has ``read(descriptor)`` to be called."""
+        selector.register(self._server, selectors.EVENT_READ, _Acceptor(self, selector))
 
     def close(self) -> None:
-        for connection in (self._server, *(new.connection for new in self._newcomers), *self._ranks.values()):
+        unverified = (connection.socket for connection in self._unverified)
+        for connection in (self._server, *unverified, *self._ranks.values()):
             connection.close()
 
     @property
     def connected(self) -> bool:
-        """Whether some rank is connected."""
+        """Whether any rank is connected."""
         return bool(self._ranks)
 
     @property
     def all_done(self) -> bool:
-        """Whether every rank has done its task."""
-        return len(self._seen.done) == self._devices
+        """Whether every rank has finished its task."""
+        return len(self._state.done) == self._devices
 
     def accept(self, selector: selectors.BaseSelector) -> None:
-        """Send a challenge to whoever connects. One that has gone before leaves nothing to be done."""
+        """Accept a connection and send it a challenge. If it has already been closed, nothing happens."""
         with contextlib.suppress(OSError):
-            connection, _ = self._server.accept()
-            newcomer = _Newcomer(self, selector, connection)
-            self._newcomers.append(newcomer)
-            selector.register(connection, selectors.EVENT_READ, newcomer)
-            newcomer.challenge()
+            accepted, _ = self._server.accept()
+            connection = _UnverifiedConnection(self, selector, accepted)
+            self._unverified.append(connection)
+            selector.register(accepted, selectors.EVENT_READ, connection)
+            connection.send_challenge()
 
     def close_silent(self, selector: selectors.BaseSelector) -> None:
-        """Close connections that have not said hello in time, and the oldest of too many: files are limited."""
-        too_many = len(self._ranks) + len(self._newcomers) - self._devices - _NEWCOMERS
-        for number, newcomer in enumerate(list(self._newcomers)):
-            if number < too_many or time.monotonic() > newcomer.until_s:
-                selector.unregister(newcomer.connection)
-                newcomer.end()
+        """Close unverified connections whose time is over, and the oldest if there are too many: files are limited."""
+        excess = len(self._ranks) + len(self._unverified) - self._devices - _MOST_UNVERIFIED
+        for number, connection in enumerate(list(self._unverified)):
+            if number < excess or time.monotonic() > connection.deadline_s:
+                selector.unregister(connection.socket)
+                connection.end()
 
-    def hello(self, newcomer: _Newcomer, line: bytes) -> int:
-        """The rank that sent ``line``, which now has its request. Raises ``CommunicationError`` for anybody else."""
-        hello = json.loads(authentication.verified(self._secret, "rank", newcomer.sent, line))
-        rank = int(hello["rank"])
-        newcomer.connection.settimeout(SEND_S)
-        newcomer.connection.sendall(authentication.signed(self._secret, "launcher", hello["challenge"], self._request))
-        self._seen.pids[rank] = (str(hello["host"]), int(hello["pid"]))
-        self._ranks[rank] = newcomer.connection
-        self._newcomers.remove(newcomer)
+    def verify(self, connection: _UnverifiedConnection, hello: bytes) -> int:
+        """The rank that sent ``hello``; it gets the request. Raises ``CommunicationError`` if it is not a rank."""
+        fields = json.loads(authentication.verified(self._secret, "rank", connection.challenge, hello))
+        rank = int(fields["rank"])
+        connection.socket.settimeout(SEND_S)
+        connection.socket.sendall(authentication.signed(self._secret, "launcher", fields["challenge"], self._request))
+        self._state.pids[rank] = (str(fields["host"]), int(fields["pid"]))
+        self._ranks[rank] = connection.socket
+        self._unverified.remove(connection)
         return rank
 
-    def leaves(self, newcomer: _Newcomer) -> None:
-        """Close a connection that was never a rank's."""
-        self._newcomers.remove(newcomer)
-        newcomer.connection.close()
+    def discard(self, connection: _UnverifiedConnection) -> None:
+        """Close a connection that did not prove to be a rank's."""
+        self._unverified.remove(connection)
+        connection.socket.close()
 
-    def take(self, rank: int, line: str) -> None:
-        """One line of a rank's. A rank that is killed as it sends one leaves it unfinished: that says nothing."""
+    def receive(self, rank: int, line: str) -> None:
+        """Record one line that a rank sent. A line that a killed rank left unfinished is dropped."""
         if not line.startswith("{"):
-            self._seen.faults[rank] = self._seen.faults.get(rank, "") + line + "\n"
+            self._state.faults[rank] = self._state.faults.get(rank, "") + line + "\n"
             return
         try:
             ((kind, value),) = json.loads(line).items()
@@ -125,27 +151,28 @@ class Listener:
         if kind == "progress":
             self._progress(value)
         elif kind == "killed":
-            self._seen.killed.setdefault(rank, value)
-        elif kind == "deserted":
-            self._seen.deserted.setdefault(rank, value)
+            self._state.killed.setdefault(rank, value)
+        elif kind == "orphaned":
+            self._state.orphaned.setdefault(rank, value)
         elif kind == "done":
-            self._seen.done.add(rank)
+            self._state.done.add(rank)
         elif kind == "result":
-            self._seen.result = [value]
-        elif not self._seen.killed:  # what fails after a kill fails because of it
-            self._seen.errors.append(value)
+            self._state.result = [value]
+        elif not self._state.killed:  # an error after a rank was killed is a consequence of that
+            self._state.errors.append(value)
 
     def ended(self, rank: int) -> None:
+        """Record that a rank's process has ended."""
         self._ranks.pop(rank).close()
-        self._seen.ended(rank)
+        self._state.ended(rank)
 
 
-def _listening(devices: int, *, everywhere: bool) -> socket.socket:
+def _server(devices: int, *, all_interfaces: bool) -> socket.socket:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         if soft != resource.RLIM_INFINITY and soft < devices + SPARE_FILES:
-            raise OSError(f"{soft} open files are allowed")
-        return socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=devices + _NEWCOMERS)
+            raise OSError(f"only {soft} open files are allowed")
+        return socket.create_server(("" if all_interfaces else "127.0.0.1", 0), backlog=devices + _MOST_UNVERIFIED)
     except OSError as error:
         raise CommunicationError(
             f"cannot start {devices} ranks: {error.strerror or error}",
@@ -153,8 +180,8 @@ def _listening(devices: int, *, everywhere: bool) -> socket.socket:
         ) from error
 
 
-class _Door:
-    """Reads nothing: each event is a connection that somebody makes."""
+class _Acceptor:
+    """The selector's data for the server socket: each event is a new connection."""
 
     def __init__(self, listener: Listener, selector: selectors.BaseSelector) -> None:
         self._listener, self._selector = listener, selector
@@ -167,69 +194,69 @@ class _Door:
         pass
 
 
-class _Newcomer:
-    """A connection that has not yet proved to be a rank's. It has ``HELLO_S`` seconds and ``HELLO_BYTES`` for that."""
+class _UnverifiedConnection:
+    """A connection that has yet to prove, in ``HELLO_S`` seconds and ``HELLO_BYTES`` bytes, that it is a rank's."""
 
-    def __init__(self, listener: Listener, selector: selectors.BaseSelector, connection: socket.socket) -> None:
-        self._listener, self._selector, self.connection = listener, selector, connection
-        self.sent, self.until_s = authentication.challenge(), time.monotonic() + HELLO_S
-        self._said = b""
-        connection.setblocking(False)
+    def __init__(self, listener: Listener, selector: selectors.BaseSelector, accepted: socket.socket) -> None:
+        self._listener, self._selector, self.socket = listener, selector, accepted
+        self.challenge, self.deadline_s = authentication.challenge(), time.monotonic() + HELLO_S
+        self._received = b""
+        accepted.setblocking(False)
 
-    def challenge(self) -> None:
-        self.connection.sendall(f"{self.sent}\n".encode())
+    def send_challenge(self) -> None:
+        self.socket.sendall(f"{self.challenge}\n".encode())
 
     def read(self, _: int) -> bool:
-        """Take what is there. False for who has gone, has sent too much, or is no rank of this job."""
+        """Read what has arrived. False if the connection has ended, has sent too much, or is not a rank's."""
         try:
-            data = self.connection.recv(HELLO_BYTES - len(self._said))
-            self._said += data
-            if not self._said.endswith(b"\n"):  # a rank says nothing more until it has the request
-                return bool(data) and len(self._said) < HELLO_BYTES
-            rank = self._listener.hello(self, self._said)
+            data = self.socket.recv(HELLO_BYTES - len(self._received))
+            self._received += data
+            if not self._received.endswith(b"\n"):  # a rank sends nothing more until it has the request
+                return bool(data) and len(self._received) < HELLO_BYTES
+            rank = self._listener.verify(self, self._received)
         except BlockingIOError:
             return True
         except (OSError, CommunicationError):
             return False
-        self._selector.modify(self.connection, selectors.EVENT_READ, _RankLine(self._listener, rank))
+        self._selector.modify(self.socket, selectors.EVENT_READ, _RankConnection(self._listener, rank))
         return True
 
     def end(self) -> None:
-        self._listener.leaves(self)
+        self._listener.discard(self)
 
 
-class _RankLine(LineReader):
-    """One rank's connection. Its end is the end of the rank's process.
+class _RankConnection(LineReader):
+    """One rank's connection. It ends when the rank's process ends.
 
-    A dying process closes its files early: in which order these ends come tells which rank died first, where
-    ``mpiexec`` may name one that it killed itself.
+    A dying process closes its files early. So the order in which connections end shows which rank died first, where
+    ``mpiexec`` may report a rank that it killed itself.
     """
 
     def __init__(self, listener: Listener, rank: int) -> None:
-        super().__init__(lambda line: listener.take(rank, line))
+        super().__init__(lambda line: listener.receive(rank, line))
         self._listener, self._rank = listener, rank
 
-    def read(self, handle: int) -> bool:
+    def read(self, descriptor: int) -> bool:
         """As in ``LineReader``."""
         try:
-            if super().read(handle):
+            if super().read(descriptor):
                 return True
         except ConnectionError:
-            pass  # a killed process may end its connection so
+            pass  # this may be how the connection of a killed process ends
         self.end()
         self._listener.ended(self._rank)
         return False
 
 
 def own_addresses() -> list[str]:
-    """Where other hosts may reach this one: its name first, then its addresses, loopback last."""
+    """Where other hosts may reach this one: its name first, then its IPv4 addresses, loopback last."""
     import psutil
 
-    found = [
+    addresses = [
         address.address
         for interface in psutil.net_if_addrs().values()
         for address in interface
         if address.family == socket.AF_INET
     ]
-    found.sort(key=lambda address: address.startswith("127."))
-    return [socket.gethostname(), *found]
+    addresses.sort(key=lambda address: address.startswith("127."))
+    return [socket.gethostname(), *addresses]

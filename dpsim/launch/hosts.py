@@ -1,4 +1,4 @@
-"""The machines that ranks are started on: a hostfile, as Open MPI or mpich has them."""
+"""The hosts that ranks are started on: a hostfile in the format of Open MPI or mpich."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from pathlib import Path
 from dpsim.errors import ConfigError
 
 VARIABLE = "DPSIM_HOSTFILE"
-"""Names the hostfile for every job that is started, unless a command is given another."""
+"""Names the hostfile of every job that is started, unless a command names another one."""
 
 _LINE = re.compile(r"(?P<name>[\w.-]+|\[[0-9a-fA-F:]+\])(?::(?P<mpich>\d{1,6})|\s+slots\s*=\s*(?P<openmpi>\d{1,6}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A machine and how many ranks it takes."""
+    """A host and the number of ranks it can run."""
 
     name: str
     slots: int = 1
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of lines like ``node1 slots=4`` or ``node1:4`` (one slot where no number stands); ``#`` comments.
+    """The hosts in a file with lines like ``node1 slots=4`` or ``node1:4`` (1 slot without a number); ``#`` comments.
 
-    Raises ``ConfigError``, which names the line.
+    Raises ``ConfigError``, which names the line that is wrong.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read the hostfile {path}: {reason}", allowed="a text file") from error
-    found = []
+    hosts = []
     for number, line in enumerate(lines, start=1):
         if not (text := line.partition("#")[0].strip()):
             continue
@@ -44,21 +44,21 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         slots = int((match["mpich"] or match["openmpi"] or 1) if match else 0)
         if match is None or slots < 1:
             raise ConfigError(f"line {number} of {path} is {text!r}", allowed="node1, node1:4 or node1 slots=4")
-        found.append(Host(name=match["name"], slots=slots))
-    if not found:
-        raise ConfigError(f"the hostfile {path} names no host", allowed="a host a line: node1:4 or node1 slots=4")
-    return tuple(found)
+        hosts.append(Host(name=match["name"], slots=slots))
+    if not hosts:
+        raise ConfigError(f"the hostfile {path} names no host", allowed="one host per line: node1:4 or node1 slots=4")
+    return tuple(hosts)
 
 
-def chosen(devices: int, environment: Mapping[str, str] = os.environ) -> tuple[Host, ...]:
-    """The hosts of the hostfile in use, none where there is none. Raises ``ConfigError`` for too few slots."""
+def selected(devices: int, environment: Mapping[str, str] = os.environ) -> tuple[Host, ...]:
+    """The hosts of the hostfile that is in use, none without one. Raises ``ConfigError`` if their slots are too few."""
     if not (name := environment.get(VARIABLE)):
         return ()
     hosts = read_hostfile(Path(name))
     slots = sum(host.slots for host in hosts)
     if devices > slots:
         raise ConfigError(
-            f"{devices} devices, and the hostfile {name} has {slots} slot{'s' if slots > 1 else ''}",
+            f"{devices} devices, but the hostfile {name} has {slots} slot{'s' if slots > 1 else ''}",
             allowed=f"1 to {slots} devices",
             remedy="give its hosts more slots: node1:4 or node1 slots=4",
         )
@@ -67,7 +67,7 @@ def chosen(devices: int, environment: Mapping[str, str] = os.environ) -> tuple[H
 
 @contextlib.contextmanager
 def hostfile(path: Path | None) -> Iterator[None]:
-    """Meanwhile, ranks are started on the hosts of this file; None changes nothing. Raises ``ConfigError``."""
+    """Start ranks on the hosts of this file while the context is open. None changes nothing. Raises ``ConfigError``."""
     if path is None:
         yield
         return
@@ -83,15 +83,15 @@ def hostfile(path: Path | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def elsewhere(hosts: tuple[Host, ...]) -> bool:
-    """Whether some host is another machine than this one."""
-    here = {"localhost", "127.0.0.1", "[::1]", socket.gethostname(), socket.getfqdn()}
-    return not {host.name for host in hosts} <= here
+def any_remote(hosts: tuple[Host, ...]) -> bool:
+    """Whether any of the hosts is not this machine."""
+    names_of_this_machine = {"localhost", "127.0.0.1", "[::1]", socket.gethostname(), socket.getfqdn()}
+    return not {host.name for host in hosts} <= names_of_this_machine
 
 
 def mpiexec_arguments(hosts: tuple[Host, ...], flavour: str) -> list[str]:
-    """The flags that make ``mpiexec`` use these hosts; it fills each host's slots before the next one's."""
+    """The flags that make ``mpiexec`` use these hosts; it fills one host's slots before it goes on to the next."""
     if not hosts:
         return []
-    listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-    return ["--host" if flavour == "openmpi" else "-hosts", listed]
+    host_list = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+    return ["--host" if flavour == "openmpi" else "-hosts", host_list]

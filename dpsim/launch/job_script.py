@@ -1,4 +1,4 @@
-"""Job scripts for Slurm and PBS: written out, or handed in."""
+"""Job scripts for Slurm and PBS: written, and submitted."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 from typing import Literal
 
-import dpsim
+from dpsim import installation
 from dpsim.codec import Noun
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import jobs
+from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.user_script import check_script
 
 _WORD = re.compile(r"[\w.,:/@%+=~^-]+")
@@ -25,10 +24,10 @@ _PMI = {"mpich": ["--mpi=pmi2"], "openmpi": ["--mpi=pmix"]}
 
 
 class BatchJob(Noun, frozen=True):
-    """What a scheduler is asked for, and the command: a dpsim command, or a Python script and its arguments.
+    """The resources that a scheduler is asked for, and a dpsim command or a Python script with its arguments.
 
-    ``devices`` is ``8``, on one node, or ``2x4``: 2 nodes with 4 ranks each. ``cpus`` are the cores of a rank, and
-    the threads that it computes with. ``queue`` is Slurm's partition. Empty words are left out of the script.
+    ``devices`` is ``8`` on one node, or ``2x4`` on 2 nodes with 4 ranks each. ``cpus`` is the number of cores of a
+    rank, and of its compute threads. ``queue`` is Slurm's partition. Empty values are left out of the script.
     """
 
     scheduler: Literal["slurm", "pbs"]
@@ -80,33 +79,32 @@ class BatchJob(Noun, frozen=True):
 
 
 def job_script(job: BatchJob) -> str:
-    """The script for ``sbatch`` or ``qsub``; it needs nothing but this Python at the same path on every node."""
+    """The script for ``sbatch`` or ``qsub``; it needs only this Python at the same path on every node."""
     lines = ["#!/bin/bash", *(_slurm_header(job) if job.scheduler == "slurm" else _pbs_header(job)), ""]
     if job.scheduler == "pbs":
         lines.append('cd "$PBS_O_WORKDIR" || exit 1')
-    lines += [f"export {name}={job.cpus}" for name in jobs.THREAD_PINS]
-    root = Path(dpsim.__file__).resolve().parents[1]
-    if root != Path(sysconfig.get_path("purelib")).resolve():  # a checkout: the ranks must find the same one
-        lines.append(f"export PYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}}")
+    lines += [f"export {name}={job.cpus}" for name in THREAD_VARIABLES]
+    if (checkout := installation.checkout()) is not None:
+        lines.append(f"export PYTHONPATH={shlex.quote(str(checkout))}${{PYTHONPATH:+:$PYTHONPATH}}")
     lines.append(f"{_starter(job)} {shlex.join(_command(job))}")
     return "\n".join(lines) + "\n"
 
 
 def submit(job: BatchJob) -> str:
-    """Hand the job in; returns its id. Raises ``CommunicationError`` where there is no scheduler or it refuses."""
+    """Submit the job; returns its id. Raises ``CommunicationError`` if there is no scheduler or it refuses the job."""
     program, *flags = _SUBMIT[job.scheduler]
     path = shutil.which(program)
     if path is None:
         raise CommunicationError(
             f"there is no {program} on PATH",
-            allowed=f"a machine that hands jobs in to {job.scheduler}",
-            remedy="see the script with --dry-run, and hand it in where that works",
+            allowed=f"a machine from which jobs can be submitted to {job.scheduler}",
+            remedy="print the script with --dry-run, and submit it from such a machine",
         )
     done = subprocess.run([path, *flags], input=job_script(job), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CommunicationError(
             f"{program} refused the job: {(done.stderr or done.stdout).strip() or f'exit code {done.returncode}'}",
-            remedy="see the script with --dry-run; --account and --queue may be needed",
+            remedy="print the script with --dry-run; --account and --queue may be needed",
         )
     return done.stdout.strip()
 
@@ -140,7 +138,7 @@ def _pbs_header(job: BatchJob) -> list[str]:
 
 
 def _starter(job: BatchJob) -> str:
-    """The command that starts the ranks: ``srun`` with what this Python's MPI understands, or its own ``mpiexec``."""
+    """The command that starts the ranks: ``srun`` in the form that this Python's MPI needs, or its own ``mpiexec``."""
     path = jobs.mpiexec_path()
     flavour = jobs.mpiexec_flavour(path) if path is not None else "unknown"
     if job.scheduler == "slurm":
@@ -151,7 +149,7 @@ def _starter(job: BatchJob) -> str:
 
 def _command(job: BatchJob) -> list[str]:
     if job.runs_script:
-        return [sys.executable, "-m", "mpi4py", *job.command]  # which ends all ranks when one fails
+        return [sys.executable, "-m", "mpi4py", *job.command]  # mpi4py's runner ends all ranks when one fails
     command = [sys.executable, "-m", "dpsim", *job.command]
     flags = [word.partition("=")[0] for word in job.command]
     if job.command[0] == "train" and "--devices" not in flags:

@@ -1,6 +1,6 @@
-"""Runs a task on MPI ranks: starts them with ``mpiexec``, or uses the ranks of the job it already runs in.
+"""Runs a task on MPI ranks: starts them with ``mpiexec``, or uses the ranks of the job that this process is part of.
 
-Loads no MPI library outside such a job, so that a command that starts ranks stays an ordinary process.
+Outside such a job no MPI library is loaded, so that a command that starts ranks stays an ordinary process.
 """
 
 from __future__ import annotations
@@ -12,53 +12,19 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-import dpsim
+from dpsim import installation
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.launch import control_channel, failure_report, hosts, mpiexec, scratch
+from dpsim.launch import attached_job, authentication, control_channel, failure_report, hosts, mpiexec, scratch
 from dpsim.launch.failure_report import JobFailed as JobFailed
-
-Progress = Callable[[str], None]
-
-THREAD_PINS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-"""Each rank computes with one thread, unless the user has set these."""
+from dpsim.launch.rank_info import job
+from dpsim.launch.rank_process import THREAD_VARIABLES
+from dpsim.progress import Progress, no_progress
 
 _INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
-_LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (batch script, interactive shell)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """The MPI job this process was started in; ``size`` is None where the launcher does not tell."""
-
-    launcher: str
-    rank: int
-    size: int | None
-
-
-def job(environment: Mapping[str, str] = os.environ) -> Job | None:
-    """The MPI job that this process is a rank of, from its launcher's variables; None outside one."""
-
-    def number(key: str) -> int | None:
-        text = environment.get(key, "")
-        return int(text) if text.isdecimal() else None
-
-    for launcher, rank_key, size_key in (
-        ("mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("mpiexec", "PMI_RANK", "PMI_SIZE"),
-    ):
-        if (rank := number(rank_key)) is not None:
-            return Job(launcher=launcher, rank=rank, size=number(size_key))
-    rank, step, tasks = number("SLURM_PROCID"), number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS")
-    if rank is not None and step is not None and step < _LAST_ORDINARY_STEP and (tasks or 0) > 1:
-        return Job(launcher="srun", rank=rank, size=tasks)
-    if (rank := number("PMIX_RANK")) is not None:
-        return Job(launcher="a PMIx launcher", rank=rank, size=None)
-    return None
 
 
 def on_ranks(
@@ -75,58 +41,52 @@ def on_ranks(
 ) -> Any:
     """Rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
 
-    The function is called on every rank as ``function(comm, argument, progress)``; argument and result are
-    plain JSON values (infinity allowed). Progress of rank 0 reaches ``progress``, everything the ranks print
-    goes to stderr. ``env`` adds variables to the ranks' environment, ``timeout_s`` bounds the whole job
-    and ``pin`` binds each rank to a core; ``env`` and ``timeout_s`` mean nothing to ranks that already run. With
-    ``stdout`` what the ranks print to stdout goes there. The hosts are those of ``dpsim.launch.hosts.chosen``. With
-    ``watch`` all ranks that are killed at once are known (``JobFailed.lost``), not just the first; on Linux, in a job
-    that is started here.
+    The function is called on every rank as ``function(comm, argument, progress)``; argument and result are plain JSON
+    values (infinity is allowed). Rank 0's progress reaches ``progress``. What the ranks print goes to stderr; with
+    ``stdout``, what they print to stdout goes to stdout.
 
-    Inside an MPI job the given ranks are used; there only rank 0 returns, and the other ranks serve until it
-    ends and then raise ``SystemExit(0)``.
+    ``env`` adds variables to the ranks' environment, ``timeout_s`` limits the duration of the job, and ``pin`` binds
+    each rank to a core. The ranks run on the hosts of ``dpsim.launch.hosts.selected``. With ``watch`` (on Linux),
+    ``JobFailed.lost`` counts all ranks that were killed, not just the first.
 
-    Raises the ``DpsimError`` that a rank raised; ``JobFailed`` when a rank raised anything else or was killed
-    (the first failure counts); ``CommunicationError`` without a working MPI; ``ConfigError`` when the job
-    has fewer ranks than ``devices``.
+    Inside an MPI job the job's own ranks are used, and ``env``, ``timeout_s`` and ``watch`` have no effect. There the
+    call returns on rank 0 only; the other ranks serve until rank 0 ends, and then raise ``SystemExit(0)``.
+
+    Raises the ``DpsimError`` that a rank raised; ``JobFailed`` if a rank raised any other exception or was killed
+    (the first failure counts); ``CommunicationError`` without a working MPI; ``ConfigError`` if the job has fewer
+    ranks than ``devices``.
     """
     if devices < 1:
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
     if importlib.util.find_spec("mpi4py") is None:
         raise CommunicationError("the Python package mpi4py is not installed", remedy=_INSTALL)
     if job() is not None:
-        from dpsim.launch import attached_job
-
         return attached_job.run(task, argument, devices=devices, progress=progress, pin=pin)
-    machines = hosts.chosen(devices)
+    machines = hosts.selected(devices)
     command = [*_mpiexec(machines), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.launch.worker", task]
-    seen = failure_report.JobState()
+    state = failure_report.JobState()
     request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch}
-    elsewhere = hosts.elsewhere(machines)
-    listener = control_channel.Listener(devices, request, seen, progress or _ignore, everywhere=elsewhere)
+    remote = hosts.any_remote(machines)
+    listener = control_channel.Listener(devices, request, state, progress or no_progress, all_interfaces=remote)
     with contextlib.closing(listener), scratch.scratch("job") as folder:
         environment = _environment(env) | listener.environment | scratch.environment(folder)
-        if not elsewhere:  # other hosts do not have the folder
+        if not remote:  # other hosts do not have the folder
             environment["TMPDIR"] = str(folder)
-        code = mpiexec.run(command, folder, listener, seen, environment, timeout_s, stdout=stdout)
-    if code == 0 and seen.result:
-        return seen.result[0]
-    if elsewhere and not seen.pids and code > 0:
+        code = mpiexec.run(command, folder, listener, state, environment, timeout_s, stdout=stdout)
+    if code == 0 and state.result:
+        return state.result[0]
+    if remote and not state.pids and code > 0:
         names = ", ".join(host.name for host in machines)
         raise CommunicationError(
             f"no rank could be started on the hosts {names}: mpiexec ended with exit code {code}",
             allowed="hosts that this one reaches by ssh without a password",
-            remedy="try ssh HOST true for each, and mend the hostfile",
+            remedy="try ssh HOST true for each, and correct the hostfile",
         )
-    raise failure_report.failure(code, seen, devices)
-
-
-def _ignore(_: str) -> None:
-    pass
+    raise failure_report.failure(code, state, devices)
 
 
 def mpiexec_path() -> str | None:
-    """The ``mpiexec`` of this Python's own environment, else the one on PATH."""
+    """The ``mpiexec`` of this Python's own environment, otherwise the one on PATH."""
     folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
     if (user := sysconfig.get_preferred_scheme("user")) in sysconfig.get_scheme_names():
         folders.append(sysconfig.get_path("scripts", user))
@@ -150,37 +110,32 @@ def mpiexec_flavour(path: str) -> str:
 def _mpiexec(machines: tuple[hosts.Host, ...]) -> list[str]:
     path = mpiexec_path()
     if path is None:
-        raise CommunicationError("there is no mpiexec beside this Python or on PATH", remedy=_INSTALL)
+        raise CommunicationError("there is no mpiexec next to this Python or on PATH", remedy=_INSTALL)
     flavour = mpiexec_flavour(path)
     flags = hosts.mpiexec_arguments(machines, flavour)
     if flavour != "openmpi":
         return [path, *flags]
-    for variable in (control_channel.VARIABLE, "PYTHONPATH", *THREAD_PINS) if machines else ():
-        flags += ["-x", variable]  # mpich hands on the whole environment, Open MPI only to its own machine
+    for variable in (authentication.VARIABLE, "PYTHONPATH", *THREAD_VARIABLES) if machines else ():
+        flags += ["-x", variable]  # mpich passes on the whole environment; Open MPI does so only on its own machine
     return [path, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", *flags]
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    environment = {name: "1" for name in THREAD_PINS} | dict(os.environ) | dict(extra or {})
-    root = Path(dpsim.__file__).resolve().parents[1]
-    if root != Path(sysconfig.get_path("purelib")).resolve():  # a checkout: the ranks must find the same one
-        paths = [str(root), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+    environment = {name: "1" for name in THREAD_VARIABLES} | dict(os.environ) | dict(extra or {})
+    if (checkout := installation.checkout()) is not None:
+        paths = [str(checkout), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return environment
 
 
 def serve() -> NoReturn:
-    """For ranks other than 0 of a job: do rank 0's tasks until it ends, then raise ``SystemExit(0)``."""
+    """For ranks other than 0 of a job: run rank 0's tasks until it ends, then raise ``SystemExit(0)``."""
     if importlib.util.find_spec("mpi4py") is not None:
-        from dpsim.launch import attached_job
-
         attached_job.serve()
     raise SystemExit(0)
 
 
 def release() -> None:
-    """For rank 0 of a job, once nothing more is to do: let the ranks that serve end."""
+    """For rank 0 of a job, after its last task: let the other ranks end."""
     if importlib.util.find_spec("mpi4py") is not None:
-        from dpsim.launch import attached_job
-
         attached_job.release()

@@ -1,41 +1,98 @@
-"""Runs ``mpiexec`` to its end: passes on what the ranks say, and notices what will not end by itself."""
+"""Runs ``mpiexec`` to its end: passes on what the ranks print, and ends a job that does not end by itself."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import re
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpsim.launch import control_channel, failure_report, teardown
+from dpsim.launch import teardown
+from dpsim.launch.control_channel import LineReader, Listener
+from dpsim.launch.failure_report import JobFailed, JobState
 
-_LATE_WORDS_S = 2.0
+_POLL_S = 0.05
+_LATE_MESSAGES_S = 2.0
+"""How long after mpiexec's end messages from ranks on other hosts may still arrive."""
 _FAILED_S, _KILLED_S = 5.0, 1.0
-"""How long a job goes on after a rank has failed, and after a watched one was killed: others may be so too."""
+"""How long a job goes on after a rank has failed, and after a watched rank was killed: others may fail, too."""
 _DONE_S = 10.0
-"""How long ranks whose task is done, and mpiexec, have for their end: one of them may be stopped."""
+"""How long finished ranks and mpiexec may take to end: one of them may be stopped."""
+
+_MPICH_NOISE = re.compile(
+    r"=+$|= +(BAD TERMINATION|PID \d|RANK \d|KILLED BY|EXIT CODE|CLEANING UP|YOU CAN IGNORE)"
+    r"|YOUR APPLICATION TERMINATED WITH|This typically refers to a problem|Please see the FAQ page"
+    r"|Abort\(-?\d+\) on node \d+|\[(mpiexec|proxy:[\d:]+)@"
+)
+_OPENMPI_RULE = re.compile(r"-{60,}$")
+_OPENMPI_SIGNAL = re.compile(r"process rank (\d+) .* exited on\s+signal (\d+)", re.DOTALL)
+_MPICH_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
+
+
+class OutputFilter:
+    """Passes on the lines that the ranks print, and keeps back what mpiexec says about a failure.
+
+    Which rank and signal mpiexec reports is recorded in ``state``.
+    """
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._block: list[str] | None = None
+
+    def to_stderr(self, line: str) -> None:
+        """Pass a line on to stderr, unless it is blank."""
+        if self._is_of_a_rank(line) and line.strip("\0 \t\r"):
+            print(line, file=sys.stderr, flush=True)
+
+    def to_stdout(self, line: str) -> None:
+        """Pass a line on to stdout."""
+        if self._is_of_a_rank(line):
+            print(line, flush=True)
+
+    def _is_of_a_rank(self, line: str) -> bool:
+        """Whether a rank printed this line, not mpiexec. Open MPI's reports are blocks between two rules."""
+        if _OPENMPI_RULE.match(line):
+            if self._block is not None:
+                self._record("\n".join(self._block))
+            self._block = [] if self._block is None else None
+        elif self._block is not None:
+            self._block.append(line)
+        elif _MPICH_NOISE.match(line):
+            self._record(line)
+        else:
+            return True
+        return False
+
+    def _record(self, text: str) -> None:
+        if match := _MPICH_SIGNAL.search(text):
+            self._state.reported_signal = int(match.group(1))
+        if match := _OPENMPI_SIGNAL.search(text):
+            self._state.reported_rank, self._state.reported_signal = int(match.group(1)), int(match.group(2))
 
 
 def run(
     command: Sequence[str],
     folder: Path,
-    listener: control_channel.Listener,
-    seen: failure_report.JobState,
+    listener: Listener,
+    state: JobState,
     environment: Mapping[str, str],
     timeout_s: float | None,
     *,
     stdout: bool,
 ) -> int:
-    """The exit code of ``command``, an ``mpiexec``, or 0 when all its ranks have done their task.
+    """The exit code of ``command``, an ``mpiexec``; 0 if all its ranks have finished their task.
 
-    Whatever happens, no process that was started for ``folder`` is left behind on this machine.
+    In any case no process that was started for ``folder`` is left behind on this machine. With ``stdout`` what the
+    ranks print to stdout goes there, otherwise to stderr. Raises ``JobFailed`` after ``timeout_s``.
     """
-    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         listener.serve(selector)
@@ -49,60 +106,60 @@ def run(
             preexec_fn=teardown.end_with_parent(signal.SIGTERM),
         )
         stack.callback(teardown.stop, process, folder)
-        lines = failure_report.OutputFilter(seen)
-        for output, act in (
-            (process.stdout, lines.own if stdout else lines.ordinary),
-            (process.stderr, lines.ordinary),
+        lines = OutputFilter(state)
+        for output, handle_line in (
+            (process.stdout, lines.to_stdout if stdout else lines.to_stderr),
+            (process.stderr, lines.to_stderr),
         ):
             assert output is not None
             stack.enter_context(output)
             os.set_blocking(output.fileno(), False)
-            selector.register(output, selectors.EVENT_READ, failure_report.LineReader(act))
-        by_itself = _follow(process, selector, listener, seen, deadline)
+            selector.register(output, selectors.EVENT_READ, LineReader(handle_line))
+        ended_by_itself = _follow(process, selector, listener, state, deadline_s)
         for key in selector.get_map().values():
             key.data.end()
-    return process.returncode if by_itself or not listener.all_done else 0
+    return process.returncode if ended_by_itself or not listener.all_done else 0
 
 
 def _follow(
     process: subprocess.Popen[bytes],
     selector: selectors.BaseSelector,
-    listener: control_channel.Listener,
-    seen: failure_report.JobState,
-    deadline: float,
+    listener: Listener,
+    state: JobState,
+    deadline_s: float,
 ) -> bool:
-    """Pass output on until the job has ended, or has failed or done its task for some seconds; whether it has ended.
+    """Handle output and messages until the job ends, or until it has had time to end and did not. Whether it ended.
 
     Raises ``JobFailed`` at the deadline.
     """
-    give_up_at = math.inf
-    late_until = math.inf
+    give_up_at_s = math.inf
+    late_until_s = math.inf
     while True:
         ended = process.poll() is not None
-        if ended:  # the last words of ranks elsewhere may arrive after mpiexec's end
-            late_until = min(late_until, time.monotonic() + _LATE_WORDS_S)
-        late = ended and listener.connected and time.monotonic() < late_until
-        ready = _pass_on(selector, 0 if ended and not late else 0.05)
+        if ended:
+            late_until_s = min(late_until_s, time.monotonic() + _LATE_MESSAGES_S)
+        expects_messages = ended and listener.connected and time.monotonic() < late_until_s
+        handled = _handle_events(selector, 0 if ended and not expects_messages else _POLL_S)
         listener.close_silent(selector)
-        if ended and not ready and not late:
+        if ended and not handled and not expects_messages:
             if process.returncode < 0:
-                seen.launcher_signal = -process.returncode
+                state.launcher_signal = -process.returncode
             return True
         if ended:
             continue
-        if (patience_s := _patience(listener, seen)) is not None:
-            give_up_at = min(give_up_at, time.monotonic() + patience_s)
-        if time.monotonic() > give_up_at:
+        if (grace_s := _grace_s(listener, state)) is not None:
+            give_up_at_s = min(give_up_at_s, time.monotonic() + grace_s)
+        if time.monotonic() > give_up_at_s:
             return False
-        if time.monotonic() > deadline:
-            raise failure_report.JobFailed(
-                "the ranks did not finish in the time given to them", remedy="give more time, or less work"
+        if time.monotonic() > deadline_s:
+            raise JobFailed(
+                "the ranks did not finish within the time limit", remedy="allow more time, or give less work"
             )
 
 
-def _pass_on(selector: selectors.BaseSelector, within_s: float) -> bool:
-    """Act on what has come in; whether there was anything."""
-    ready = selector.select(within_s)
+def _handle_events(selector: selectors.BaseSelector, timeout_s: float) -> bool:
+    """Read whatever has arrived; whether anything had."""
+    ready = selector.select(timeout_s)
     for key, _ in ready:
         if not key.data.read(key.fd):
             selector.unregister(key.fileobj)
@@ -110,10 +167,10 @@ def _pass_on(selector: selectors.BaseSelector, within_s: float) -> bool:
     return bool(ready)
 
 
-def _patience(listener: control_channel.Listener, seen: failure_report.JobState) -> float | None:
-    """How many seconds from now on the job may take at the most; None where it is at work."""
-    if seen.killed or seen.deserted:
+def _grace_s(listener: Listener, state: JobState) -> float | None:
+    """Seconds within which the job should end; None while its ranks work."""
+    if state.killed or state.orphaned:
         return _KILLED_S
-    if seen.errors:
+    if state.errors:
         return _FAILED_S
     return _DONE_S if listener.all_done else None

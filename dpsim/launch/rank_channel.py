@@ -1,4 +1,4 @@
-"""A rank's side of the line to the process that starts the job; ``dpsim.launch.control_channel`` is the other one."""
+"""A rank's side of the connection to the process that started the job (``dpsim.launch.control_channel``)."""
 
 from __future__ import annotations
 
@@ -14,101 +14,108 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpsim.errors import CommunicationError
-from dpsim.launch import authentication, control_channel
+from dpsim.launch import authentication
+from dpsim.launch.control_channel import SEND_S, SPARE_FILES
 
-_CONNECT_S, _TRY_S, _AGAIN_S = 5.0, 5.0, 0.2
+_CONNECT_S, _RETRY_FOR_S, _RETRY_AFTER_S = 5.0, 5.0, 0.2
 
 
-class Line:
-    """A rank's side."""
+class LauncherConnection:
+    """The connection of a rank to the launching process; ``request`` is what that process asked for."""
 
     def __init__(self, connection: socket.socket, request: dict[str, Any]) -> None:
-        self._connection, self.request = connection, request
-        self._one_at_a_time = threading.Lock()
+        self._socket, self.request = connection, request
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        """For faulthandler, which writes a crash straight to it."""
-        return self._connection.fileno()
+        """For Python's faulthandler, which writes the report of a crash straight to the connection."""
+        return self._socket.fileno()
 
     def send(self, kind: str, value: Any) -> None:
-        """``progress``, ``error``, ``result`` or ``deserted``."""
-        with self._one_at_a_time:
-            self._connection.sendall((json.dumps({kind: value}) + "\n").encode())
+        """Send a message; ``kind`` is ``progress``, ``error``, ``result``, ``done`` or ``orphaned``."""
+        with self._sending:
+            self._socket.sendall((json.dumps({kind: value}) + "\n").encode())
 
-    def killed(self, number: int) -> None:
-        """For the parent of a rank that a signal has ended, maybe amid a line; returns when the launcher hangs up."""
-        with contextlib.suppress(OSError):  # the launcher has gone before
-            self._connection.sendall(b"\n" + json.dumps({"killed": number}).encode() + b"\n")
+    def send_killed(self, signal_number: int) -> None:
+        """For the parent of a rank that a signal has killed; returns when the launching process hangs up.
+
+        The rank may have been killed while it sent a line, so this message begins with a line end.
+        """
+        with contextlib.suppress(OSError):  # the launching process may have ended
+            self._socket.sendall(b"\n" + json.dumps({"killed": signal_number}).encode() + b"\n")
             self.wait_for_end()
 
     def wait_for_end(self, process: int = -1, timeout_s: float | None = None) -> bool:
-        """Wait until the launcher hangs up or ``process`` (a pidfd) ends; whether the launcher did. False also in time.
+        """Wait until the launching process hangs up, or until ``process`` (a pidfd) ends or ``timeout_s`` is over.
 
-        Sleeps in the kernel: nothing of it is felt beside a computation.
+        True if the launching process has hung up. The wait sleeps in the kernel and takes no core time.
         """
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN)  # the launcher says nothing more: what comes is its end
+        poll.register(self._socket, select.POLLIN)  # the launching process sends nothing more: an event is its end
         if process >= 0:
             poll.register(process, select.POLLIN)
         ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
-        return self._connection.fileno() in {handle for handle, _ in ready}
+        return self._socket.fileno() in {descriptor for descriptor, _ in ready}
 
 
-def connect(rank: int, environment: Mapping[str, str] = os.environ) -> Line:
-    """Say hello to the process that started this job, as its rank ``rank``. Raises ``CommunicationError``.
+def connect(rank: int, environment: Mapping[str, str] = os.environ) -> LauncherConnection:
+    """Connect this process, as rank ``rank``, to the process that started the job. Raises ``CommunicationError``.
 
-    Tries for some seconds: the launcher may close a connection while strangers keep it busy.
+    Retries for some seconds, because the launching process may close a connection while strangers keep it busy.
     """
-    secret, *places = environment[control_channel.VARIABLE].split()
-    until = time.monotonic() + _TRY_S
+    secret, *addresses = environment[authentication.VARIABLE].split()
+    deadline_s = time.monotonic() + _RETRY_FOR_S
     while True:
         failures = []
-        for place in places:
+        for address in addresses:
             try:
-                return _introduced(place, secret, rank)
+                return _connected(address, secret, rank)
             except (OSError, CommunicationError) as error:
-                failures.append(f"{place}: {error}")
-        if time.monotonic() > until:
+                failures.append(f"{address}: {error}")
+        if time.monotonic() > deadline_s:
             break
-        time.sleep(_AGAIN_S)
+        time.sleep(_RETRY_AFTER_S)
     raise CommunicationError(
         f"rank {rank} on {socket.gethostname()} cannot reach the process that started it ({'; '.join(failures)})",
-        remedy="let this host reach the one that starts the job, or start the ranks with the scheduler's own launcher",
+        remedy="let this host connect to the one that starts the job, or start the ranks with the scheduler's launcher",
     )
 
 
-def _introduced(place: str, secret: str, rank: int) -> Line:
-    """The line to the launcher at ``place``. Raises ``OSError``, and ``CommunicationError`` for another one's."""
-    host, _, port = place.rpartition(":")
-    connection = _closed_first(socket.create_connection((host, int(port)), timeout=_CONNECT_S))
+def _connected(address: str, secret: str, rank: int) -> LauncherConnection:
+    """The connection to the launching process at ``address``.
+
+    Raises ``OSError``, or ``CommunicationError`` if the process at that address does not know the secret.
+    """
+    host, _, port = address.rpartition(":")
+    connection = _with_highest_descriptor(socket.create_connection((host, int(port)), timeout=_CONNECT_S))
     try:
-        connection.settimeout(control_channel.SEND_S)
+        connection.settimeout(SEND_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         with connection.makefile("rb") as reader:
-            given = reader.readline(authentication.CHALLENGE_BYTES + 1)
-            if not given.endswith(b"\n"):
-                raise ConnectionError("it has closed the connection")
+            line = reader.readline(authentication.CHALLENGE_BYTES + 1)
+            if not line.endswith(b"\n"):
+                raise ConnectionError("the connection was closed")
             own = authentication.challenge()
             hello = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "challenge": own}
-            connection.sendall(authentication.signed(secret, "rank", given[:-1].decode("latin-1"), json.dumps(hello)))
+            connection.sendall(authentication.signed(secret, "rank", line[:-1].decode("latin-1"), json.dumps(hello)))
             request = json.loads(authentication.verified(secret, "launcher", own, reader.readline()))
         connection.settimeout(None)
     except BaseException:
         connection.close()
         raise
-    return Line(connection, request)
+    return LauncherConnection(connection, request)
 
 
-def _closed_first(connection: socket.socket) -> socket.socket:
-    """The same connection under the highest file number that is free.
+def _with_highest_descriptor(connection: socket.socket) -> socket.socket:
+    """The same connection under the highest file descriptor that is free.
 
-    Linux closes a killed process's files from the highest number down (the delayed closing of a task's files is a
-    stack). This one must close before the one that tells ``mpiexec``, which then kills the other ranks: the order
-    in which connections end is how the launcher knows who died first.
+    Linux closes the files of a killed process from the highest number down (the delayed closing of a task's files is a
+    stack). This connection must close before the one to ``mpiexec``, which then kills the other ranks: the launching
+    process tells from the order in which connections end which rank died first.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = (1 << 12 if soft == resource.RLIM_INFINITY else min(soft, 1 << 12)) - 1
-    number = next((n for n in range(highest, highest - control_channel.SPARE_FILES, -1) if not _is_open(n)), None)
+    number = next((n for n in range(highest, highest - SPARE_FILES, -1) if not _is_open(n)), None)
     if number is None:
         return connection
     moved = socket.socket(fileno=os.dup2(connection.fileno(), number, inheritable=False))
@@ -116,9 +123,9 @@ def _closed_first(connection: socket.socket) -> socket.socket:
     return moved
 
 
-def _is_open(number: int) -> bool:
+def _is_open(descriptor: int) -> bool:
     try:
-        os.fstat(number)
+        os.fstat(descriptor)
     except OSError:
         return False
     return True

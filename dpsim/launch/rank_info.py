@@ -1,6 +1,6 @@
-"""Which of how many ranks this process is: started by dpsim, by ``mpiexec`` or ``srun``, or alone (rank 0 of 1).
+"""Which rank this process is, and of how many: started by dpsim, by ``mpiexec`` or ``srun``, or alone (rank 0 of 1).
 
-Nothing here loads MPI as long as the launcher's variables tell.
+MPI is loaded only where the launcher's environment variables do not answer the question.
 """
 
 from __future__ import annotations
@@ -8,47 +8,118 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dpsim.launch import jobs
+from dpsim.errors import CommunicationError
+from dpsim.launch import teardown
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (batch script, interactive shell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiJob:
+    """The MPI job that this process was started in; ``size`` is None where the launcher does not state it."""
+
+    launcher: str
+    rank: int
+    size: int | None
+
+
+def job(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
+    """The MPI job that this process is a rank of, by its launcher's environment variables; None outside a job."""
+
+    def number(key: str) -> int | None:
+        text = environment.get(key, "")
+        return int(text) if text.isdecimal() else None
+
+    for launcher, rank_key, size_key in (
+        ("mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("mpiexec", "PMI_RANK", "PMI_SIZE"),
+    ):
+        if (rank := number(rank_key)) is not None:
+            return MpiJob(launcher=launcher, rank=rank, size=number(size_key))
+    rank, step, tasks = number("SLURM_PROCID"), number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS")
+    if rank is not None and step is not None and step < _LAST_ORDINARY_STEP and (tasks or 0) > 1:
+        return MpiJob(launcher="srun", rank=rank, size=tasks)
+    if (rank := number("PMIX_RANK")) is not None:
+        return MpiJob(launcher="a PMIx launcher", rank=rank, size=None)
+    return None
+
+
+def world() -> MPI.Intracomm:
+    """MPI's world communicator; the first call starts MPI and is collective.
+
+    Raises ``CommunicationError`` when no MPI library can be loaded.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise CommunicationError(
+            f"mpi4py cannot load an MPI library: {error}",
+            remedy="install one into this Python: pip install 'dpsim[mpich]'",
+        ) from error
+    _unlink_shared_files()
+    return MPI.COMM_WORLD
+
+
+@functools.cache
+def _unlink_shared_files() -> None:
+    """Wait, once, until all ranks have started MPI; then a job that is killed leaves nothing in /dev/shm."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+    teardown.unlink_shared_files()
 
 
 def rank() -> int:
     """This process's number among all ranks, from 0."""
-    return _place()[0]
+    return _rank_and_size()[0]
 
 
 def size() -> int:
-    """How many ranks there are."""
-    return _place()[1]
+    """The number of ranks."""
+    return _rank_and_size()[1]
 
 
 def local_rank() -> int:
     """This process's number among the ranks of its node, from 0.
 
-    Where the launcher does not tell (``srun``), the first call of ``local_rank`` or ``local_size`` is collective.
+    Where the launcher does not state it (``srun``), the first call of ``local_rank`` or ``local_size`` is collective.
     """
-    return _local_place()[0]
+    return _local_rank_and_size()[0]
 
 
 def local_size() -> int:
-    """How many ranks there are on this node; collective as ``local_rank`` is."""
-    return _local_place()[1]
+    """The number of ranks on this node; collective where ``local_rank`` is."""
+    return _local_rank_and_size()[1]
 
 
-def _place() -> tuple[int, int]:
-    here = jobs.job()
+def loaded_world() -> MPI.Intracomm | None:
+    """MPI's world communicator if this process has started MPI; None otherwise. Starts nothing."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized():
+        return None
+    communicator: MPI.Intracomm = module.COMM_WORLD
+    return communicator
+
+
+def _rank_and_size() -> tuple[int, int]:
     if "mpi4py.MPI" not in sys.modules:
-        if here is None:
+        current = job()
+        if current is None:
             return 0, 1
-        if here.size is not None:
-            return here.rank, here.size
-    from dpsim.launch import worker
-
-    world = worker.world()
-    return world.rank, world.size
+        if current.size is not None:
+            return current.rank, current.size
+    communicator = world()
+    return communicator.rank, communicator.size
 
 
-def _local_place() -> tuple[int, int]:
+def _local_rank_and_size() -> tuple[int, int]:
     for rank_key, size_key in (
         ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -56,14 +127,14 @@ def _local_place() -> tuple[int, int]:
         texts = os.environ.get(rank_key, ""), os.environ.get(size_key, "")
         if all(text.isdecimal() for text in texts):
             return int(texts[0]), int(texts[1])
-    return (0, 1) if _place()[1] == 1 else _measured_local_place()
+    return (0, 1) if size() == 1 else _node_rank_and_size()
 
 
 @functools.cache
-def _measured_local_place() -> tuple[int, int]:
+def _node_rank_and_size() -> tuple[int, int]:
     from mpi4py import MPI
 
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    found = node.rank, node.size
+    rank_and_size = node.rank, node.size
     node.Free()
-    return found
+    return rank_and_size

@@ -1,4 +1,4 @@
-"""A system's ranks as a job that lives through all rounds of a contest and sleeps while it is not asked."""
+"""Ranks that stay alive for a whole benchmark and sleep between commands."""
 
 from __future__ import annotations
 
@@ -15,86 +15,87 @@ from typing import Any, Protocol, TextIO
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import jobs, scratch, teardown
 
-_LOOK_S = 0.2
-_PATIENCE_S = 300.0
+_POLL_S = 0.2
+_REPLY_S = 300.0
 _END_S = 10.0
-_LAST_WORDS = 12
+_LAST_LINES = 12
 
 
 class Ranks(Protocol):
     """The running processes of a job."""
 
     def alive(self) -> bool:
-        """Whether all of them are, as far as one can see."""
+        """Whether all of them still run, as far as this process can tell."""
 
     def end(self, within_s: float) -> BaseException | None:
-        """Wait for their end, which comes when their sockets close; why it came before that, if it did."""
+        """Wait until they end, which they do when their sockets close. Returns the error that ended them, or None."""
 
 
 class Job:
-    """Ranks that ``start`` starts, given the address of a socket; each connects to it, tells its number and obeys.
+    """Ranks that connect to a socket of this process and carry out its commands.
 
-    ``folder`` must be a new one. ``close`` ends the ranks; so does leaving the process.
+    ``start`` starts them, given the socket's address. Each rank first sends an object with its number, ``rank``.
+    ``folder`` must be a new folder. ``close`` ends the ranks; so does the end of this process.
     """
 
     def __init__(self, name: str, ranks: int, folder: Path, start: Callable[[str], Ranks]) -> None:
         self.name, self._count = name, ranks
-        self._lines: list[tuple[socket.socket, TextIO]] = []
+        self._connections: list[tuple[socket.socket, TextIO]] = []
         address = str(folder / "ranks.socket")
         with socket.socket(socket.AF_UNIX) as listener:
             try:
                 listener.bind(address)
-            except OSError as error:  # the system allows some 100 characters
+            except OSError as error:  # the path of a socket may have some 100 characters
                 raise ConfigError(
                     f"cannot make a socket in {folder}: {error.strerror or error}",
                     allowed="a folder for temporary files with a short path",
-                    remedy="name one: TMPDIR=/tmp dpsim ...",
+                    remedy="choose one with TMPDIR: TMPDIR=/tmp dpsim ...",
                 ) from error
             listener.listen(ranks)
             self._ranks = start(address)
             try:
                 self._accept(listener)
             except BaseException:
-                self.close(within_s=0.0)  # ranks that still start have no socket whose closing they could notice
+                self.close(within_s=0.0)  # ranks that are still starting would not notice the closing
                 raise
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
-        """Give every rank a command; their replies, rank after rank. Raises what a rank raised."""
-        for _, text in self._lines:
+        """Send every rank a command; returns their replies in the order of the ranks. Raises the error of a rank."""
+        for _, text in self._connections:
             self._write(text, command)
-        return [self._read(text) for _, text in self._lines]
+        return [self._read(text) for _, text in self._connections]
 
     def close(self, within_s: float = _END_S) -> None:
-        """Let the ranks end: each sees its socket closed once it has done what it is doing."""
-        for line, text in self._lines:
+        """Let the ranks end: each notices that its socket is closed when it has finished its command."""
+        for connection, text in self._connections:
             with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
             with contextlib.suppress(OSError):
                 text.close()
-            line.close()
-        self._lines = []
+            connection.close()
+        self._connections = []
         self._ranks.end(within_s)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Wait until every rank is there; ``hello`` keeps what each said first."""
-        listener.settimeout(_LOOK_S)
+        """Wait until every rank has connected; ``hello`` keeps the first object that the last of them sent."""
+        listener.settimeout(_POLL_S)
         waited_s = 0.0
-        found: dict[int, tuple[socket.socket, TextIO]] = {}
+        by_rank: dict[int, tuple[socket.socket, TextIO]] = {}
         self.hello: dict[str, Any] = {}
-        while len(found) < self._count:
+        while len(by_rank) < self._count:
             try:
-                line, _ = listener.accept()
+                connection, _ = listener.accept()
             except TimeoutError:
-                waited_s += _LOOK_S
-                if not self._ranks.alive() or waited_s > _PATIENCE_S:
+                waited_s += _POLL_S
+                if not self._ranks.alive() or waited_s > _REPLY_S:
                     raise self._failure() from None
                 continue
-            line.settimeout(_PATIENCE_S)
-            text = line.makefile("rw", encoding="utf-8")
-            self._lines.append((line, text))
+            connection.settimeout(_REPLY_S)
+            text = connection.makefile("rw", encoding="utf-8")
+            self._connections.append((connection, text))
             self.hello = self._read(text)
-            found[int(self.hello["rank"])] = (line, text)
-        self._lines = [found[rank] for rank in sorted(found)]
+            by_rank[int(self.hello["rank"])] = (connection, text)
+        self._connections = [by_rank[rank] for rank in sorted(by_rank)]
 
     def _write(self, text: TextIO, command: dict[str, Any]) -> None:
         try:
@@ -113,15 +114,15 @@ class Job:
         return dict(json.loads(reply))
 
     def _failure(self) -> BaseException:
-        """Why the ranks do not answer: their own error if there is one."""
+        """The reason why the ranks do not answer: their own error if there is one."""
         return self._ranks.end(_END_S) or CommunicationError(
-            f"the ranks of {self.name} did not answer for {_PATIENCE_S:.0f} s",
-            remedy="see what they printed above; run it again without them",
+            f"the ranks of {self.name} did not answer for {_REPLY_S:.0f} s",
+            remedy="see what they printed above; leave them out to measure the others",
         )
 
 
 class OnRanks:
-    """``jobs.on_ranks`` on a thread of its own."""
+    """``Ranks`` that ``jobs.on_ranks`` runs, called in a thread of its own."""
 
     def __init__(self, task: str, argument: dict[str, Any], **options: Any) -> None:
         self._error: BaseException | None = None
@@ -129,7 +130,7 @@ class OnRanks:
         def run() -> None:
             try:
                 jobs.on_ranks(task, argument, **options)
-            except BaseException as error:  # handed to the thread that asks, which raises it
+            except BaseException as error:  # the thread that sends the commands raises it
                 self._error = error
 
         self._thread = threading.Thread(target=run, name=f"job {task}", daemon=True)
@@ -144,18 +145,18 @@ class OnRanks:
 
 
 class Processes:
-    """Commands that know nothing of dpsim, run as processes that end with this one; what they print goes to a file."""
+    """``Ranks`` that are ordinary commands. They end with this process and print to a file in ``folder``."""
 
     def __init__(self, name: str, commands: Sequence[Sequence[str]], folder: Path, env: Mapping[str, str]) -> None:
-        self._name, self._folder, self._said = name, folder, folder / "said.txt"
+        self._name, self._folder, self._output = name, folder, folder / "output.txt"
         marked = {**env, **scratch.environment(folder)}
-        with self._said.open("wb") as said:
+        with self._output.open("wb") as output:
             self._processes = [
                 subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
+                    stdout=output,
+                    stderr=output,
                     env=marked,
                     cwd=folder,
                     start_new_session=True,
@@ -168,7 +169,7 @@ class Processes:
         return all(process.poll() is None for process in self._processes)
 
     def end(self, within_s: float) -> BaseException | None:
-        """Of several processes, one that ended badly ends the others."""
+        """As in ``Ranks``. If one of the processes has failed, the others are ended at once."""
         failed = [process.returncode for process in self._processes if process.poll()]
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -178,8 +179,8 @@ class Processes:
         failed = failed or [process.returncode for process in self._processes if process.returncode]
         if not failed:
             return None
-        words = self._said.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_WORDS:]
+        lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         return CommunicationError(
-            f"{self._name} ended with exit code {failed[0]}: " + "\n  ".join(words or ["it printed nothing"]),
-            remedy="mend it, or leave it out with --peers",
+            f"{self._name} ended with exit code {failed[0]}: " + "\n  ".join(lines or ["it printed nothing"]),
+            remedy="correct it, or leave it out with --peers",
         )

@@ -1,4 +1,4 @@
-"""Temporary folders that are gone afterwards, whatever becomes of the process that made them."""
+"""Temporary folders that are removed afterwards, even if the process that made them is killed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAME = re.compile(r"dpsim-[a-z]+-\w{8}\.scratch")
 
 @contextlib.contextmanager
 def scratch(purpose: str) -> Iterator[Path]:
-    """A new folder that is removed afterwards, and every process with ``environment(folder)`` ended.
+    """A new folder. Afterwards it is removed, and every process that has ``environment(folder)`` is ended.
 
-    A keeper (``dpsim.launch.scratch_keeper``) does both when this process is killed; should that be killed
-    too, the next scratch folder's maker does. Raises ``ConfigError`` where no temporary folder can be written to.
+    If this process is killed, the keeper (``dpsim.launch.scratch_keeper``) does both. If the keeper is killed too, the
+    next process that makes a scratch folder does. Raises ``ConfigError`` if no temporary folder can be made.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -33,10 +33,10 @@ def scratch(purpose: str) -> Iterator[Path]:
         except OSError as error:
             raise ConfigError(
                 f"cannot make a temporary folder: {error.strerror or error}",
-                allowed="a folder for temporary files that you may write to, with space in it",
+                allowed="a folder for temporary files that is writable and has free space",
                 remedy="name one: TMPDIR=FOLDER dpsim ...",
             ) from error
-        watching = subprocess.Popen(
+        keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", scratch_keeper.__file__, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -44,38 +44,38 @@ def scratch(purpose: str) -> Iterator[Path]:
             start_new_session=True,
             cwd="/",
         )
-        stack.callback(_end, folder, watching)
+        stack.callback(_end, folder, keeper)
         yield folder
 
 
-def _end(folder: Path, watching: subprocess.Popen[bytes]) -> None:
-    with teardown.undisturbed():
+def _end(folder: Path, keeper: subprocess.Popen[bytes]) -> None:
+    with teardown.signals_ignored():
         scratch_keeper.end(str(folder))
-        watching.communicate()  # closes its standard input, at whose end it goes
+        keeper.communicate()  # closes its standard input, which ends it
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What marks a process as started for ``folder``."""
+    """The environment variable that marks a process as started for ``folder``."""
     return {scratch_keeper.VARIABLE: str(folder)}
 
 
 def _locked_folder(stack: contextlib.ExitStack, purpose: str) -> Path:
-    """A new folder, locked as long as ``stack`` is open: it is not abandoned. Raises ``OSError``."""
+    """A new folder, locked while ``stack`` is open; the lock shows that it is in use. Raises ``OSError``."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"dpsim-{purpose}-", suffix=".scratch")).resolve()
         with contextlib.suppress(FileNotFoundError):
             handle = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, handle)
-            if lock(handle) and folder.exists():  # else another process has just taken it for an abandoned one
+            if lock(handle) and folder.exists():  # otherwise another process has just removed it as abandoned
                 return folder
 
 
 def _clear_abandoned() -> None:
-    """Remove this user's scratch folders that no process holds, and end what was started for them."""
+    """Remove this user's scratch folders that no process has locked, and end the processes started for them."""
     for entry in os.scandir(tempfile.gettempdir()):
         if not _NAME.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
             continue
-        with contextlib.suppress(OSError):  # it has gone, is another user's, is held, or there are no locks here
+        with contextlib.suppress(OSError):  # it is gone, another user's, or locked; or this file system has no locks
             handle = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

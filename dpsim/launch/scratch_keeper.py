@@ -1,8 +1,7 @@
-"""Ends what was started for a temporary folder and removes the folder, when the process that made it is gone.
+"""Removes a temporary folder, and ends the processes started for it, when the process that made the folder has ended.
 
-``python -I -S scratch_keeper.py FOLDER`` waits for the end of its standard input, whose other end the maker of
-the folder holds: a process that is killed cannot clean up after itself. It uses the standard library alone, so that
-it starts at once.
+A process that is killed cannot clean up after itself. ``python -I -S scratch_keeper.py FOLDER`` therefore waits for the
+end of its standard input, whose other end the folder's maker holds. It uses only the standard library, to start fast.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ import sys
 import time
 
 VARIABLE = "DPSIM_FOLDER"
-"""In the environment of every process that is started for a folder: the folder. So all of them can be found."""
+"""Holds the folder in the environment of every process that is started for it, so that all can be identified."""
 
 _SHARED_FOLDER = "/dev/shm"
 _MPICH_FILE = re.compile(rf"{_SHARED_FOLDER}/mpich_sh\w+$", re.MULTILINE)
 _TOPOLOGY_FOLDER = "/tmp"
-"""Hydra heeds no TMPDIR here."""
+"""Hydra ignores TMPDIR for this file."""
 _TOPOLOGY_FILE = re.compile(r"hydra_hwloc_xmlfile_\w{6}")
-_GONE_WITHIN_S, _LOOK_S = 5.0, 0.02
+_END_S, _POLL_S = 5.0, 0.02
 
 
 def end(folder: str) -> None:
-    """End every process of this machine that was started for ``folder``, and remove it.
+    """End every process on this machine that was started for ``folder``, and remove the folder.
 
-    Of mpich's files in /dev/shm and its descriptions of this machine those go, too, which no process has open.
+    Also removes mpich's files in /dev/shm, and hydra's topology files, that no process has open.
     """
     end_processes(folder)
     for path in unused_shared_files() | abandoned_topologies():
@@ -39,28 +38,28 @@ def end(folder: str) -> None:
 
 
 def end_processes(folder: str) -> None:
-    """Kill every process of this machine that was started for ``folder`` or one in it, and remove its shared files."""
-    until, files = time.monotonic() + _GONE_WITHIN_S, set[str]()
-    while (found := started_for(folder)) and time.monotonic() < until:
-        for process in found:
+    """Kill every process on this machine that was started for ``folder`` or a subfolder; remove their shared files."""
+    deadline_s, files = time.monotonic() + _END_S, set[str]()
+    while (processes := started_for(folder)) and time.monotonic() < deadline_s:
+        for process in processes:
             files |= shared_files(process)
             _kill(process, folder)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     for path in files:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def started_for(folder: str) -> list[int]:
-    """The processes that were started for ``folder`` or one in it, without this one and those that have ended."""
+    """The running processes, except this one, that were started for ``folder`` or a subfolder."""
     return [pid for pid in _processes() if pid != os.getpid() and _was_started_for(pid, folder)]
 
 
 def shared_files(process: int | str = "self") -> set[str]:
-    """The files in /dev/shm by which a process shares memory with the other ranks of an mpich job.
+    """The files in /dev/shm through which a process shares memory with the other ranks of an mpich job.
 
-    Only their names are of use to nobody once all ranks have them open, and only a rank that ends in order removes
-    its own: a killed job would leave some MB behind.
+    Once all ranks have opened them, their names are no longer needed. Only a rank that ends normally removes its own,
+    so a killed job would leave some MB behind.
     """
     try:
         with open(f"/proc/{process}/maps", encoding="utf-8", errors="replace") as maps:
@@ -84,7 +83,7 @@ def _was_started_for(pid: int, folder: str) -> bool:
 
 
 def _kill(pid: int, folder: str) -> None:
-    """Kill a process, unless its number is another one's by now."""
+    """Kill a process, unless its id belongs to another process by now."""
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(pid)
         try:
@@ -95,22 +94,24 @@ def _kill(pid: int, folder: str) -> None:
 
 
 def unused_shared_files() -> set[str]:
-    """mpich's files of this user that no process has open: of a rank that was killed before the others came."""
+    """This user's mpich files that no process has open: a rank was killed before the others opened its file."""
     try:
         own = {entry.path for entry in os.scandir(_SHARED_FOLDER) if entry.stat().st_uid == os.getuid()}
     except OSError:
         return set()
     left = {path for path in own if _MPICH_FILE.fullmatch(path)}
     for pid in _processes() if left else ():
-        left -= _open_files(pid)  # in this order: a file is opened, then mapped, then closed
+        left -= _open_files(
+            pid
+        )  # first the open files, then the mapped ones: mpich opens a file, maps it and closes it
         left -= shared_files(pid)
     return left
 
 
 def abandoned_topologies() -> set[str]:
-    """Files of this user with which hydra's proxies describe the machine to their ranks, and that no process has open.
+    """This user's files with hydra's description of the machine that no process has open.
 
-    A proxy has its own open from first to last and removes it when it ends, but not when it is killed.
+    Each of hydra's proxies keeps its file open and removes it when it ends, but not when it is killed.
     """
     left = set()
     with contextlib.suppress(OSError):
@@ -123,12 +124,12 @@ def abandoned_topologies() -> set[str]:
 
 
 def _open_files(pid: int) -> set[str]:
-    found = set()
+    paths = set()
     with contextlib.suppress(OSError):
-        for handle in os.scandir(f"/proc/{pid}/fd"):
+        for descriptor in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                found.add(os.readlink(handle.path))
-    return found
+                paths.add(os.readlink(descriptor.path))
+    return paths
 
 
 def main(folder: str) -> None:

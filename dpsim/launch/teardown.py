@@ -1,4 +1,4 @@
-"""Ends a job for good: whatever state it is in, no process and no file of it is left behind."""
+"""Ends a job so that no process and no file of it is left behind, whatever state it is in."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from dpsim.launch import scratch_keeper
 
 _GRACE_S = 2.0
-_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TERMINATING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """End ``process``, an ``mpiexec`` perhaps, and everything on this machine that was started for ``folder``.
+    """End ``process`` (for instance ``mpiexec``) and every process on this machine that was started for ``folder``.
 
-    Takes a few seconds at most, in which a further Ctrl-C is not heeded.
+    Takes a few seconds at most; Ctrl-C is ignored meanwhile.
     """
-    with undisturbed():
+    with signals_ignored():
         if process.poll() is None:
             process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -35,7 +35,10 @@ def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """For a child to call first: the kernel then sends it this signal when its parent ends. None where none does so."""
+    """A function that a child calls first, so that the kernel sends it this signal when its parent ends.
+
+    None on systems other than Linux, whose kernels do not offer this.
+    """
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -43,10 +46,10 @@ def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     return lambda: libc.prctl(set_parent_death_signal, number) and None
 
 
-def forget_shared_files() -> None:
-    """Remove the names of this rank's shared memory, which lives on until the last rank has ended.
+def unlink_shared_files() -> None:
+    """Remove the names of this rank's shared memory; the memory itself lives on until the last rank has ended.
 
-    To be called when every rank of this node has started MPI.
+    To be called after every rank of this node has started MPI.
     """
     for path in scratch_keeper.shared_files():
         with contextlib.suppress(OSError):
@@ -54,12 +57,12 @@ def forget_shared_files() -> None:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """No Ctrl-C and no request to end is heeded meanwhile. Only the main thread can see to that."""
+def signals_ignored() -> Iterator[None]:
+    """Ignore SIGINT, SIGTERM and SIGHUP while the context is open. Only works in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) or signal.SIG_DFL for number in _ENDINGS}
+    before = {number: signal.signal(number, signal.SIG_IGN) or signal.SIG_DFL for number in _TERMINATING_SIGNALS}
     try:
         yield
     finally:

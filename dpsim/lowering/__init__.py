@@ -1,1 +1,33 @@
 """From a Workload and a Plan to the Schedule of one step. One file a strategy; the fusion rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.plan import Plan
+from dpsim.registry import load
+from dpsim.schedule import Schedule
+from dpsim.workload import Workload
+
+LOWERINGS: dict[str, str | Callable[..., Schedule]] = {"data-parallel": "dpsim.lowering.data_parallel:lower"}
+"""The function that lowers each strategy, or its ``module:name``. Its arguments are those of ``lower``."""
+
+
+def lower(
+    workload: Workload,
+    plan: Plan,
+    ready_s: NDArray[np.float64] | None = None,
+    alpha_s: float | None = None,
+    beta_s_per_byte: float | None = None,
+) -> Schedule:
+    """The operations of one step of a plan, by the lowering of its strategy.
+
+    Fusion rules that need costs take ``alpha_s`` and ``beta_s_per_byte`` (``dpsim.predict.alpha_beta``), and
+    ``ready_s``: seconds from the start of the last backward until each tensor is final, in ready order, which defaults
+    to the Workload's times at ``plan.local_batch``. Raises ``ConfigError`` where they are missing.
+    """
+    schedule: Schedule = load(LOWERINGS[plan.strategy])(workload, plan, ready_s, alpha_s, beta_s_per_byte)
+    return schedule

@@ -7,17 +7,15 @@ the runtime and the model both call. Each is registered in ``dpsim.fusion_rules`
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.kernels.jit import jit
+from dpsim.jit import Compiled, jit, quickest
 from dpsim.registry import load
 
 DDP_FIRST_BUCKET_BYTES = float(2**20)
@@ -77,8 +75,7 @@ def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
     Source: Tarantella ``FusedTensorInfo.cpp``.
     """
-    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, threshold_bytes, threshold_bytes, tensors.dtype_code)
-    return starts
+    return _loop(_close_at, tensors)(tensors.size_bytes, threshold_bytes, threshold_bytes, tensors.dtype_code)
 
 
 def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
@@ -88,20 +85,17 @@ def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     ``reducer.cpp`` compute_bucket_assignment_by_size.
     """
     first = min(DDP_FIRST_BUCKET_BYTES, threshold_bytes)
-    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, first, threshold_bytes, tensors.dtype_code)
-    return starts
+    return _loop(_close_at, tensors)(tensors.size_bytes, first, threshold_bytes, tensors.dtype_code)
 
 
 def per_tensor(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """One bucket per tensor."""
-    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, 0.0, 0.0, tensors.dtype_code)
-    return starts
+    return _loop(_close_at, tensors)(tensors.size_bytes, 0.0, 0.0, tensors.dtype_code)
 
 
 def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """One bucket per step."""
-    starts: Ints = _loop(_close_at, tensors)(tensors.size_bytes, math.inf, math.inf, tensors.dtype_code)
-    return starts
+    return _loop(_close_at, tensors)(tensors.size_bytes, math.inf, math.inf, tensors.dtype_code)
 
 
 def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
@@ -138,10 +132,9 @@ def horovod(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     )
 
 
-def _loop(compiled: Any, tensors: GradientTensors) -> Any:
+def _loop(compiled: Compiled, tensors: GradientTensors) -> Callable[..., Ints]:
     """The loop, compiled unless that means loading numba for a few tensors: training fuses once, predictions often."""
-    few = len(tensors.size_bytes) <= _FEW_TENSORS and "numba" not in sys.modules
-    return compiled.py_func if few else compiled
+    return quickest(compiled, few=len(tensors.size_bytes) <= _FEW_TENSORS)
 
 
 @jit

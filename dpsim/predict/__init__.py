@@ -4,11 +4,12 @@ from dpsim.predict.compare import choose_overlap, nulls, recommended
 from dpsim.predict.cost import alpha_beta, collective_cost, compute_slowdown
 from dpsim.predict.memory import Memory, memory
 from dpsim.predict.points import predict_points
-from dpsim.predict.step import Prediction, interval, predict, scheduled, speed_steps_s, step_times, timeline
+from dpsim.predict.step import Prediction, PricedStep, interval, predict, price, scheduled, step_times, timeline
 
 __all__ = [
     "Memory",
     "Prediction",
+    "PricedStep",
     "alpha_beta",
     "choose_overlap",
     "collective_cost",
@@ -18,9 +19,9 @@ __all__ = [
     "nulls",
     "predict",
     "predict_points",
+    "price",
     "recommended",
     "scheduled",
-    "speed_steps_s",
     "step_times",
     "timeline",
 ]

@@ -10,8 +10,8 @@ from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict.cost import alpha_beta
 from dpsim.predict.speed import speeds
-from dpsim.predict.step import predict, timeline
-from dpsim.schedule import COMMUNICATION
+from dpsim.predict.step import predict, price, scheduled
+from dpsim.schedule import COMMUNICATION_LANE
 from dpsim.workload import Workload
 
 LEAST_GAIN = 0.03
@@ -26,10 +26,10 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     """
     single = predict(workload, machine, msgspec.structs.replace(plan, devices=1, layout=""))
     without = msgspec.structs.replace(plan, overlap="off")
-    off = predict(workload, machine, without)
-    events = timeline(workload, machine, without)
+    priced = price(scheduled(workload, machine, without), machine)
+    off, events = priced.prediction, priced.timeline()
     algorithm = machine.priced(plan.algorithm, plan.devices, plan.layout)
-    sizes = [size for size in events.size_bytes[events.lane == COMMUNICATION].tolist() if size]
+    sizes = [size for size in events.size_bytes[events.lane == COMMUNICATION_LANE].tolist() if size]
     exposed_s = 0.0
     for share, at in speeds(machine, plan.devices):
         alpha_s, beta = alpha_beta(at, algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.errors import ConfigError
-from dpsim.kernels.jit import jit
+from dpsim.jit import jit
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.memo import remember

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.lowering.fusion import HorovodCycle
-from dpsim.predict.simulate import OFF, Operations, Prices, simulate
-from dpsim.schedule import ALLREDUCE, BACKWARD, COMMUNICATION, Schedule
+from dpsim.predict.simulate import OFF, Operations, Prices, operations_of, simulate
+from dpsim.schedule import BACKWARD, COLLECTIVE, COMMUNICATION_LANE, Schedule, event_kinds
 from dpsim.workload import ReadyOrder
 
+N = TypeVar("N", bound=np.generic)
 Floats = NDArray[np.float64]
 _MOST_ROUNDS = 8
 Group = tuple[tuple[int, ...], int, bool]
@@ -31,12 +34,12 @@ def joined(schedule: Schedule, prices: Prices, mode: int) -> tuple[Schedule, Ope
     plan = schedule.plan
     order = schedule.workload.ready_order
     policy = HorovodCycle(threshold_bytes=plan.threshold_bytes, cycle_s=plan.cycle_s)
-    backward = np.flatnonzero(schedule.kind == BACKWARD)[-len(schedule.workload.layers) :][::-1]
+    backward = np.flatnonzero(schedule.phase == BACKWARD)[-len(schedule.workload.layers) :][::-1]
 
     groups: list[Group] = []
     for _ in range(_MOST_ROUNDS):
         result, operations = _with_groups(schedule, groups, backward)
-        times, _ = simulate(operations, prices, mode)
+        times, _, _ = simulate(operations, prices, mode)
         ready = times[2, backward[order.layer]]
         decided = _decide(policy, np.full_like(ready, -1.0) if mode == OFF else ready, order)
         if decided == groups:
@@ -73,33 +76,43 @@ def _with_groups(schedule: Schedule, groups: list[Group], backward: NDArray[np.i
     ``backward``: each layer's backward operation in the last micro-batch.
     """
     order = schedule.workload.ready_order
-    compute, buckets = len(schedule.kind) - 1, len(groups)
+    late = int(schedule.kind[-2] == COLLECTIVE and schedule.layer[-2] < 0)  # batch norm's sum after all buckets
+    compute, buckets = len(schedule.kind) - 1 - late, len(groups)
     sizes = np.array([int(order.size_bytes[list(tensors)].sum()) for tensors, _, _ in groups], np.int64)
-    after = np.array([backward[layer] for _, layer, _ in groups], np.int32)
-    held = np.array([False] * compute + [late for _, _, late in groups] + [False])
+    held = np.zeros(compute + buckets + late + 1, np.bool_)
+    held[compute : compute + buckets] = [waits for _, _, waits in groups]
 
-    def insert(column: NDArray[np.generic], values: object) -> NDArray[np.generic]:
+    def insert(column: NDArray[N], values: object) -> NDArray[N]:
         middle = np.broadcast_to(np.asarray(values, column.dtype), (buckets,))
         return np.concatenate([column[:compute], middle, column[compute:]])
 
-    columns = {
-        "kind": insert(schedule.kind, ALLREDUCE),
-        "lane": insert(schedule.lane, COMMUNICATION),
-        "layer": insert(schedule.layer, -1),
-        "bucket": insert(schedule.bucket, np.arange(buckets)),
-        "micro_batch": insert(schedule.micro_batch, schedule.plan.accumulate - 1),
-        "size_bytes": insert(schedule.size_bytes, sizes),
-        "after": insert(schedule.after, after),
-    }
-    if buckets:
-        columns["after"][-1] = compute + buckets - 1
+    decided = [[int(backward[layer])] for _, layer, _ in groups]
+    sent = [*range(compute, compute + buckets)] or [compute - 1]
+    after = [*decided, *([sent] if late else []), [*sent, compute + buckets] if late else sent]
+    start = np.concatenate(
+        [schedule.depends_start[: compute + 1], schedule.depends_start[compute] + np.cumsum([len(d) for d in after])]
+    )
+    kept = schedule.depends_on[: schedule.depends_start[compute]]
     members = [i for tensors, _, _ in groups for i in tensors]
     starts = np.cumsum([0] + [len(tensors) for tensors, _, _ in groups])
+    kind, phase = insert(schedule.kind, COLLECTIVE), insert(schedule.phase, -1)
+    bucket = insert(schedule.bucket, np.arange(buckets))
     result = dataclasses.replace(
         schedule,
+        kind=kind,
+        phase=phase,
+        event_kind=event_kinds(kind, phase, bucket),
+        lane=insert(schedule.lane, COMMUNICATION_LANE),
+        layer=insert(schedule.layer, -1),
+        bucket=bucket,
+        micro_batch=insert(schedule.micro_batch, schedule.plan.accumulate - 1),
+        size_bytes=insert(schedule.size_bytes, sizes),
+        rank_class=insert(schedule.rank_class, 0),
+        group=insert(schedule.group, 0),
+        depends_start=start.astype(np.int32),
+        depends_on=np.concatenate([kept, list(itertools.chain(*after))]).astype(np.int32),
         tensor_order=order.tensor[members],
         bucket_start=starts.astype(np.int64),
         bucket_size_bytes=sizes,
-        **columns,  # type: ignore[arg-type]
     )
-    return result, Operations(result.kind, result.layer, result.after, result.size_bytes, held)
+    return result, operations_of(result, held)

@@ -1,4 +1,4 @@
-"""The predicted points of a sweep, as flat records with the fixed names of ``dpsim ... --json``."""
+"""Predicted points of many configurations, as flat records with the fixed names of ``--json``."""
 
 from __future__ import annotations
 
@@ -41,61 +41,62 @@ def predict_points(
     wire_dtype: WireDtype | None = None,
     cycle_s: float = 1e-3,
 ) -> tuple[list[Record], Record]:
-    """(points, summary) of every device count or layout with every threshold, rule, algorithm and batch.
+    """Return (points, summary) of every device count or layout with every threshold, rule, algorithm and batch.
 
-    With ``global_batch`` it is the same on any device count (strong scaling). With ``local_batch`` it grows with
-    the devices (weak scaling), as it does without either: then the workload's largest profiled local batch is taken.
-    Without ``algorithm`` it is the machine's own: ``default_algorithm``. One device has no threshold and is
-    predicted once; no ``thresholds`` means the rule's default, and where rules are compared, those that take no
-    threshold get none. ``overlap`` may be ``auto``: the one mechanism that ``choose_overlap`` picks for all points.
-    ``cycle_s`` is that of the rule ``horovod``.
+    ``global_batch`` is the same on any device count (strong scaling); with ``local_batch`` the global batch grows with
+    the devices (weak scaling). Without either, weak scaling with the workload's largest profiled local batch is
+    predicted. Without ``algorithm`` it is ``default_algorithm``. One device has no threshold and is predicted once; no
+    ``thresholds`` means the rule's default, and where rules are compared, those that take no threshold get none.
+    ``overlap`` may be ``auto``: the mechanism that ``choose_overlap`` chooses for all points. ``cycle_s`` belongs to
+    the rule ``horovod``.
 
-    The summary names the best point of each device count, rule, algorithm and batch, with speedup (samples/s over one
-    device's at the same global batch, or local batch under weak scaling), scaling efficiency (speedup / n) and the
-    thresholds that are within the uncertainty of it (``equally_fast_bytes``); and ``cautions``: the assumptions behind
-    the points, in sentences. Raises ``ConfigError``.
+    The summary names the best point of each device count, rule, algorithm and batch, with its speedup (samples/s over
+    one device's at the same global batch, or local batch under weak scaling), its scaling efficiency (speedup / n), and
+    the thresholds within the uncertainty of it (``equally_fast_bytes``). It also has the ``cautions``: the assumptions
+    behind the points, in sentences. Raises ``ConfigError``.
     """
     _check(overlap, global_batch, local_batch)
     weak = global_batch is None
     batches = _several(workload.local_batches[-1] if weak and local_batch is None else local_batch or global_batch)
-    ways = [
-        _Way(fusion_rule=one, algorithm=name or default_algorithm(machine, wire_dtype), batch=batch)
-        for batch, one, name in itertools.product(batches, _several(rule), _several(algorithm))
+    variants = [
+        _Variant(fusion_rule=name, algorithm=chosen or default_algorithm(machine, wire_dtype), batch=batch)
+        for batch, name, chosen in itertools.product(batches, _several(rule), _several(algorithm))
     ]
-    plans: dict[Plan, _Way] = {}
-    singles: dict[_Way, Prediction] = {}
+    plans: dict[Plan, _Variant] = {}
+    singles: dict[_Variant, Prediction] = {}
 
-    def plan_of(way: _Way, count: int, threshold: float | None, layout: str = "") -> Plan:
+    def plan_of(variant: _Variant, count: int, threshold: float | None, layout: str = "") -> Plan:
         return Plan(
             devices=count,
             layout=layout,
-            global_batch=way.batch * accumulate * count if weak else way.batch,
+            global_batch=variant.batch * accumulate * count if weak else variant.batch,
             accumulate=accumulate,
-            fusion_rule=way.fusion_rule,
+            fusion_rule=variant.fusion_rule,
             fusion_threshold_bytes=threshold,
-            algorithm=way.algorithm,
+            algorithm=variant.algorithm,
             wire_dtype=wire_dtype,
             cycle_s=cycle_s,
         )
 
-    for way in ways:
-        has_none = len(_several(rule)) > 1 and FUSION_RULES.find(way.fusion_rule).default_threshold_bytes is None
-        singles[way] = predict(workload, machine, plan_of(way, 1, None))
+    for variant in variants:
+        takes_threshold = FUSION_RULES.find(variant.fusion_rule).default_threshold_bytes is not None
+        compared = thresholds and (takes_threshold or len(_several(rule)) == 1)
+        singles[variant] = predict(workload, machine, plan_of(variant, 1, None))
         for count, layout in map(parse_devices, devices):
-            for threshold in [None] if count == 1 or has_none or not thresholds else thresholds:
-                plans[plan_of(way, count, threshold, layout)] = way
+            for threshold in thresholds if compared and count > 1 else [None]:
+                plans[plan_of(variant, count, threshold, layout)] = variant
     mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap
-    by_way: dict[tuple[_Way, str], list[Record]] = {}
+    groups: dict[tuple[_Variant, str], list[Record]] = {}
     used = []
-    for plan, way in plans.items():
+    for plan, variant in plans.items():
         used.append(Plan(**(msgspec.structs.asdict(plan) | {"overlap": mechanism})))
-        point = _point(workload, machine, used[-1], singles[way], relative_uncertainty)
-        by_way.setdefault((way, point["layout"]), []).append(point)
-    points = [point for rows in by_way.values() for point in rows]
+        point = _point(workload, machine, used[-1], singles[variant], relative_uncertainty)
+        groups.setdefault((variant, point["layout"]), []).append(point)
+    points = [point for rows in groups.values() for point in rows]
     return points, {
         "scaling": "weak" if weak else "strong",
         "wire_dtype": wire_dtype,
-        "best": [_best(rows, relative_uncertainty) for rows in by_way.values()],
+        "best": [_best(rows, relative_uncertainty) for rows in groups.values()],
         "relative_uncertainty": relative_uncertainty,
         "extrapolated": any(point["extrapolated"] for point in points),
         "cautions": list(cautions(machine, used)),
@@ -113,21 +114,21 @@ def _check(overlap: str, global_batch: object, local_batch: object) -> None:
         )
 
 
-class _Way(NamedTuple):
-    """What is compared on every device count; ``batch`` is the global one, or under weak scaling the local one."""
+class _Variant(NamedTuple):
+    """What is compared on every device count; ``batch`` is the global batch, or under weak scaling the local one."""
 
     fusion_rule: str
     algorithm: str
     batch: int
 
 
-def _several(given: Any) -> tuple[Any, ...]:
-    """A value, or several of them, as several."""
-    return (given,) if given is None or isinstance(given, (str, int)) else tuple(given)
+def _several(values: Any) -> tuple[Any, ...]:
+    """Return one value or a sequence of values as a tuple."""
+    return (values,) if values is None or isinstance(values, (str, int)) else tuple(values)
 
 
 def _best(rows: Sequence[Record], relative_uncertainty: float) -> Record:
-    """The fastest of a device count's points, and which thresholds cannot be told from it."""
+    """Return the fastest point of a device count, and the thresholds that cannot be told apart from it."""
     row = min(rows, key=lambda point: float(point["predicted_step_s"]))
     keys = (
         "devices",
@@ -157,9 +158,10 @@ def _best(rows: Sequence[Record], relative_uncertainty: float) -> Record:
 
 
 def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
-    """``auto`` or MPI's own where the machine has a table of it, else its first table's algorithm, else ``ring``.
+    """Return the algorithm to predict with by default.
 
-    With 16 bits on the wire the first of those that can send them, else ``direct``.
+    It is ``auto`` or else ``mpi`` where the machine has a table of it, else the algorithm of its first table, else
+    ``ring``. With 16-bit messages it is the first algorithm with a table that can send them, else ``direct``.
     """
     names = [table.algorithm for table in machine.allreduce]
     if wire_dtype in SIXTEEN_BITS:
@@ -168,7 +170,7 @@ def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
 
 
 def _point(workload: Workload, machine: Machine, plan: Plan, single: Prediction, relative_uncertainty: float) -> Record:
-    predicted: Prediction = predict(workload, machine, plan)
+    predicted = predict(workload, machine, plan)
     low_s, high_s = interval(predicted, machine, workload, relative_uncertainty)
     needed = memory(workload, plan, machine)
     has_threshold = plan.devices > 1 and FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is not None

@@ -6,25 +6,52 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpsim.kernels.jit import jit
+from dpsim.jit import jit
 from dpsim.predict.cost import at
-from dpsim.schedule import ALLREDUCE, BACKWARD, FORWARD, SYNCHRONISE
+from dpsim.schedule import (
+    ALLREDUCE_EVENT,
+    BACKWARD_EVENT,
+    FORWARD_EVENT,
+    OVERHEAD_EVENT,
+    SYNCHRONISE_EVENT,
+    UPDATE_EVENT,
+    Schedule,
+)
+from dpsim.timeline import step_sums
 
 OFF, INLINE, POLL, THREAD = 0, 1, 2, 3
 MODES = {"off": OFF, "inline": INLINE, "poll": POLL, "thread": THREAD}
-STEP, EXPOSED, FORWARDS, BACKWARDS, UPDATES = range(5)
 
 
 class Operations(NamedTuple):
-    """A Schedule's arrays as the kernel takes them; ``held`` allreduces start after the last backward at the earliest
-    (what is left of Horovod's last cycle; false elsewhere)."""
+    """A Schedule's arrays as the kernel takes them; ``kind`` is of ``dpsim.schedule.KINDS``.
+
+    ``held`` allreduces start after the last backward at the earliest (what is left of Horovod's last cycle; false
+    elsewhere).
+    """
 
     kind: Any
+    lane: Any
     layer: Any
-    after: Any
     size_bytes: Any
+    depends_start: Any
+    depends_on: Any
     held: Any
+
+
+def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> Operations:
+    """The arrays of a schedule for the kernel."""
+    return Operations(
+        schedule.event_kind,
+        schedule.lane,
+        schedule.layer,
+        schedule.size_bytes,
+        schedule.depends_start,
+        schedule.depends_on,
+        np.zeros(len(schedule.kind), np.bool_) if held is None else held,
+    )
 
 
 class Prices(NamedTuple):
@@ -41,7 +68,7 @@ class Prices(NamedTuple):
 class Lane(NamedTuple):
     """The communication lane. ``head`` is the progress of the allreduce at the head of the ``queue``: [0] its place;
     [1] under thread the fraction left (-1: not started), under poll the stages left (0: not started); [2] under poll
-    the end of its stage. ``ready`` marks operations whose gradients are ready."""
+    the end of its stage. ``ready`` marks backwards whose gradients are ready, and other operations that have ended."""
 
     queue: Any
     ready: Any
@@ -51,7 +78,7 @@ class Lane(NamedTuple):
 
 @jit
 def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
-    """Start, end and gradients-ready instants of every operation of one step, and its sums.
+    """Start, end and gradients-ready instants of every operation of one step, its sums, and its length.
 
     step = overhead + computation and communication on two lanes + update, as follows.
 
@@ -59,8 +86,8 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     launched it (host time is the sum of the launches so far; the host runs ahead). A backward makes its gradients
     ready after ``gradient`` seconds of its own work. Updates come last, when the allreduce they wait for has ended.
 
-    Communication lane: allreduces one after another in array order. One may start when the operation ``after`` has
-    made its gradients ready.
+    Communication lane: allreduces one after another in array order. One may start when all operations that it depends
+    on have made their gradients ready, or have ended where they make none.
 
     - off: all after the last computation, each at its solo cost.
     - inline: on the calling thread at the gradients-ready instant; computation (and launching) stops meanwhile.
@@ -75,85 +102,97 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     follows the last allreduce. It counts as exposed communication.
 
     ``operations`` is an ``Operations``, ``prices`` a ``Prices``, ``mode`` a value of ``MODES``.
-    Returns times (3, operations): start, end, ready; sums (5): step, exposed communication, forward, backward, update.
+    Returns times (3, operations): start, end, ready; ``dpsim.timeline.step_sums``; the seconds of the step.
     """
-    kind, after = operations.kind, operations.after
+    kind, lane_of = operations.kind, operations.lane
     times = np.zeros((3, len(kind)))
-    queue = np.nonzero(kind == ALLREDUCE)[0]
+    queue = np.nonzero(kind == ALLREDUCE_EVENT)[0]
     head = np.array([0.0, 0.0 if mode == POLL else -1.0, 0.0])
     lane = Lane(queue, np.zeros(len(kind), np.bool_), head, times)
-    now, paused = _compute(operations, prices, lane, mode)
+    now = _compute(operations, prices, lane, mode)
     _drain(now, operations, prices, lane, mode)
     for i in range(len(kind)):
-        if kind[i] == SYNCHRONISE and operations.layer[i] < 0:
-            times[0, i] = now if len(queue) == 0 else max(now, times[1, queue[-1]])
-            now = times[1, i] = times[0, i] + at(prices.solo, 1, operations.size_bytes[i])
-        elif kind[i] != FORWARD and kind[i] != BACKWARD and kind[i] != ALLREDUCE and kind[i] != SYNCHRONISE:
-            times[0, i] = now if after[i] < 0 else max(now, times[1, after[i]])
-            now = times[1, i] = times[0, i] + prices.fixed[1]
-    sums = _sums(kind, queue, times, prices.fixed[0])
-    sums[STEP] = now
-    sums[BACKWARDS] -= paused
-    if mode in (OFF, INLINE):
-        sums[EXPOSED] = (times[1, queue] - times[0, queue]).sum()
-    stops = np.nonzero(kind == SYNCHRONISE)[0]
-    sums[EXPOSED] += (times[1, stops] - times[0, stops]).sum()
-    return times, sums
+        late = kind[i] == SYNCHRONISE_EVENT and operations.layer[i] < 0
+        if late or kind[i] == UPDATE_EVENT:
+            for d in range(operations.depends_start[i], operations.depends_start[i + 1]):
+                now = max(now, times[1, operations.depends_on[d]])
+            times[0, i] = now
+            now += at(prices.solo, 1, operations.size_bytes[i]) if late else prices.fixed[1]
+            times[1, i] = now
+    return times, step_sums(kind, lane_of, times[0], times[1], mode in (OFF, INLINE)), now
 
 
 @jit
 def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
-    """All forwards and backwards, with the communication beside them; (the instant afterwards, seconds of pauses).
+    """All that is computed before the update, with the communication beside it; the instant afterwards.
 
     An operation is three parts: the wait for its launch, the work until its gradients are ready (all of a forward),
     and the rest of a backward.
     """
     kind, layers = operations.kind, prices.layers
     ready, times = lane.ready, lane.times
-    now = host = prices.fixed[0]
-    paused = 0.0
+    now = host = 0.0
     for i in range(len(kind)):
-        if kind[i] == SYNCHRONISE and operations.layer[i] >= 0:
+        if kind[i] == OVERHEAD_EVENT:
+            times[0, i] = now
+            now += prices.fixed[0]
+            host = max(host, now)
+        elif kind[i] == SYNCHRONISE_EVENT and operations.layer[i] >= 0:
             now = host = max(now, host)
             cost = at(prices.solo, 1, operations.size_bytes[i])
             times[0, i] = now
             if _engaged(operations, lane, mode):
                 _flow(now, cost, False, operations, prices, lane)
-            now = host = times[1, i] = now + cost
-        if kind[i] != FORWARD and kind[i] != BACKWARD:
-            continue
-        of = operations.layer[i]
-        host += layers[3, of]
-        if host > now:
+            now = host = now + cost
+        elif kind[i] == FORWARD_EVENT or kind[i] == BACKWARD_EVENT:
+            layer = operations.layer[i]
+            host += layers[3, layer]
+            if host > now:
+                if _engaged(operations, lane, mode):
+                    _flow(now, host - now, False, operations, prices, lane)
+                now = host
+            times[0, i] = now
+            work = layers[0, layer] if kind[i] == FORWARD_EVENT else layers[2, layer]
             if _engaged(operations, lane, mode):
-                _flow(now, host - now, False, operations, prices, lane)
-            now = host
-        times[0, i] = now
-        work = layers[0, of] if kind[i] == FORWARD else layers[2, of]
-        if _engaged(operations, lane, mode):
-            now = _flow(now, work, True, operations, prices, lane)
-        else:
-            now += work
-        if kind[i] == BACKWARD:
-            times[2, i] = now
-            ready[i] = True
-            if mode == INLINE:
-                stopped = now
-                now = _stop(now, operations, prices, lane)
-                if now > stopped:
-                    paused += now - stopped
-                    host = max(host, now)
-            elif mode == POLL and prices.announces[of]:
-                now = _poll(now, operations, prices, lane)
-            rest = layers[1, of] - layers[2, of]
-            if _engaged(operations, lane, mode):
-                now = _flow(now, rest, True, operations, prices, lane)
+                now = _flow(now, work, True, operations, prices, lane)
             else:
-                now += rest
-            if mode == POLL:
-                now = _poll(now, operations, prices, lane)
+                now += work
+            if kind[i] == BACKWARD_EVENT:
+                times[2, i] = now
+                ready[i] = True
+                if mode == INLINE:
+                    stopped = now
+                    now = _stop(now, operations, prices, lane)
+                    if now > stopped:
+                        host = max(host, now)
+                elif mode == POLL and prices.announces[layer]:
+                    now = _poll(now, operations, prices, lane)
+                rest = layers[1, layer] - layers[2, layer]
+                if _engaged(operations, lane, mode):
+                    now = _flow(now, rest, True, operations, prices, lane)
+                else:
+                    now += rest
+                if mode == POLL:
+                    now = _poll(now, operations, prices, lane)
+        elif kind[i] != ALLREDUCE_EVENT and kind[i] != SYNCHRONISE_EVENT and kind[i] != UPDATE_EVENT:
+            times[0, i] = now  # the loss: its time is part of the overhead
+        else:
+            continue
         times[1, i] = now
-    return now, paused
+        ready[i] = True
+    return now
+
+
+@jit
+def _may_start(k, operations, lane):  # type: ignore[no-untyped-def]
+    """Whether everything that an allreduce waits for is ready; the allreduces before it in the queue have ended."""
+    if operations.held[k]:
+        return False
+    for d in range(operations.depends_start[k + 1] - 1, operations.depends_start[k] - 1, -1):  # the last is ready last
+        i = operations.depends_on[d]
+        if not lane.ready[i] and operations.kind[i] != ALLREDUCE_EVENT:
+            return False
+    return True
 
 
 @functools.partial(jit, inline="always")
@@ -162,16 +201,16 @@ def _engaged(operations, lane, mode):  # type: ignore[no-untyped-def]
     place = int(lane.head[0])
     if mode != THREAD or place >= len(lane.queue):
         return False
-    return lane.head[1] >= 0.0 or lane.ready[operations.after[lane.queue[place]]]
+    return lane.head[1] >= 0.0 or _may_start(lane.queue[place], operations, lane)
 
 
 @jit
 def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     """Run every allreduce that may start, one after another; the instant afterwards."""
-    queue, ready, head, times = lane
+    queue, _, head, times = lane
     while head[0] < len(queue):
         k = queue[int(head[0])]
-        if operations.held[k] or not ready[operations.after[k]]:
+        if not _may_start(k, operations, lane):
             break
         times[0, k] = now
         now += at(prices.solo, 1, operations.size_bytes[k])
@@ -183,14 +222,13 @@ def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
 @jit
 def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-untyped-def]
     """Advance both lanes until ``work`` seconds of computation (or of idling) are done; that instant."""
-    queue, ready, head, times = lane
-    size_bytes, held, solo = operations.size_bytes, operations.held, prices.solo
-    after, beside = operations.after, prices.beside
+    queue, _, head, times = lane
+    size_bytes, solo, beside = operations.size_bytes, prices.solo, prices.beside
     while True:
         place = int(head[0])
         k = queue[place] if place < len(queue) else -1
         if head[1] < 0.0:
-            if k < 0 or held[k] or not ready[after[k]]:
+            if k < 0 or not _may_start(k, operations, lane):
                 return now + work
             head[1] = 1.0
             times[0, k] = now
@@ -213,9 +251,9 @@ def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-un
 @jit
 def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     """One look at the communication: notice a stage that has ended, start what may start; the instant afterwards."""
-    queue, ready, head, times = lane
-    size_bytes, held, solo = operations.size_bytes, operations.held, prices.solo
-    after, poll_s, stages = operations.after, prices.fixed[2], prices.fixed[3]
+    queue, _, head, times = lane
+    size_bytes, solo = operations.size_bytes, prices.solo
+    poll_s, stages = prices.fixed[2], prices.fixed[3]
     if head[1] > 0.0:
         now += poll_s
     while head[0] < len(queue):
@@ -229,7 +267,7 @@ def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
             else:
                 times[1, k] = now
                 head[0] += 1
-        elif ready[after[k]] and not held[k]:
+        elif _may_start(k, operations, lane):
             times[0, k] = now
             head[1] = stages
             head[2] = now + at(solo, 1, size_bytes[k]) / stages
@@ -257,28 +295,3 @@ def _drain(now, operations, prices, lane, mode):  # type: ignore[no-untyped-def]
             now += cost
         head[1] = 0.0 if mode == POLL else -1.0
         times[1, k] = now
-
-
-@jit
-def _sums(kind, queue, times, overhead_s):  # type: ignore[no-untyped-def]
-    """Sums by kind, and the communication lane's time outside the compute lane (both lanes are in time order)."""
-    sums = np.zeros(5)
-    total = 0.0
-    for k in queue:
-        total += times[1, k] - times[0, k]
-    hidden = 0.0
-    place = 0
-    for i in range(-1, len(kind)):
-        if i >= 0 and kind[i] == ALLREDUCE:
-            continue
-        start, end = (0.0, overhead_s) if i < 0 else (times[0, i], times[1, i])
-        if i >= 0 and kind[i] != SYNCHRONISE:
-            sums[FORWARDS if kind[i] == FORWARD else BACKWARDS if kind[i] == BACKWARD else UPDATES] += end - start
-        while place < len(queue) and times[1, queue[place]] <= start:
-            place += 1
-        other = place
-        while other < len(queue) and times[0, queue[other]] < end:
-            hidden += max(0.0, min(end, times[1, queue[other]]) - max(start, times[0, queue[other]]))
-            other += 1
-    sums[EXPOSED] = max(0.0, total - hidden)
-    return sums

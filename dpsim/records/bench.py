@@ -1,4 +1,4 @@
-"""The allreduce benchmark: what is asked, and the record of what was measured, raw samples kept."""
+"""The allreduce benchmark: its configuration, and the record of what was measured, with every raw sample."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from dpsim import codec
-from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
-from dpsim.kernels.allreduce.registry import versions
 from dpsim.records.sweep import Environment
 from dpsim.units import format_size
 
@@ -22,27 +20,17 @@ PEERS = ("mpi", "gloo", "nccl")
 CUDA_PEERS = ("nccl",)
 OWN = "dpsim"
 BETWEEN = "dpsim-gpus"
-"""dpsim's kernels between GPUs, where ``OWN`` are logical devices of one."""
+"""dpsim's kernels between several GPUs; ``OWN`` runs on logical devices of one GPU."""
 Backend = Literal["cpu", "cuda"]
-MESSAGES = "-messages"
-"""Ends the names of algorithms that send messages, where a version in shared memory has the plain name."""
-
-
-def bench_algorithms(backend: Backend) -> tuple[str, ...]:
-    """What ``all`` stands for: the kernels, and on CPUs MPI's own allreduce and what goes by messages on one node."""
-    kernels = tuple(version.name for version in versions(backend))
-    if backend == "cuda":
-        return kernels
-    others = (n for n, one in ALGORITHMS.items() if one.place in ("messages", "library") and n != "hierarchical")
-    return (*kernels, *(name + MESSAGES * (name in kernels) for name in others))
 
 
 class AllreduceBench(Noun, frozen=True):
-    """An allreduce benchmark on ``devices`` devices of this machine, at sizes from ``min_bytes`` by ``factor``.
+    """An allreduce benchmark on ``devices`` devices of this machine.
 
-    ``algorithms``: dpsim's own, none for all; the default one is always among them. ``peers``: kinds of peers or names
-    in ``peer_envs``, ``None`` for all that are found. ``peer_envs``: virtual environments with another MPI library or
-    with PyTorch, by a name. ``budget_s`` bounds the measuring (not the starting and checking).
+    Sizes grow from ``min_bytes`` (0: one element) to ``max_bytes`` by ``factor``. ``algorithms`` are dpsim's own; empty
+    means all, and the default algorithm is always measured. ``peers`` are kinds of peers or names in ``peer_envs``;
+    ``None`` means every peer that is installed. ``peer_envs`` maps a name to a virtual environment with another MPI
+    library or with PyTorch. ``budget_s`` bounds the measuring, not the starting and the checking.
     """
 
     devices: int = 2
@@ -61,18 +49,15 @@ class AllreduceBench(Noun, frozen=True):
         if not 2 <= self.devices <= 1024:
             raise ConfigError(f"devices is {self.devices}", allowed="2 to 1024", remedy="give --devices 2 or more")
         self._check_sizes()
-        for algorithm in self.algorithms:
-            if algorithm not in (allowed := bench_algorithms(self.backend)):
-                raise unknown("algorithm", algorithm, ("all", *allowed))
-        kinds = CPU_DTYPES if self.backend == "cpu" else tuple(ITEM_BYTES)
-        if self.dtype not in kinds:
-            raise ConfigError(f"dtype {self.dtype} on backend {self.backend}", allowed=", ".join(kinds))
+        dtypes = CPU_DTYPES if self.backend == "cpu" else tuple(ITEM_BYTES)
+        if self.dtype not in dtypes:
+            raise ConfigError(f"dtype {self.dtype} on backend {self.backend}", allowed=", ".join(dtypes))
         for peer in self.peers or ():
             if peer not in (*PEERS, *self.peer_envs):
                 raise unknown("peer", peer, ("auto", "none", *PEERS, *self.peer_envs))
             if self.backend == "cuda" and peer not in CUDA_PEERS:
                 raise ConfigError(
-                    f"the peer {peer} on backend cuda: it adds up on CPUs",
+                    f"the peer {peer} on backend cuda: it reduces on CPUs",
                     allowed=", ".join(CUDA_PEERS),
                     remedy="leave --peers out, or use --backend cpu",
                 )
@@ -83,35 +68,34 @@ class AllreduceBench(Noun, frozen=True):
             raise ConfigError(f"the budget is {self.budget_s} s", allowed="more than 0 s", remedy="give --budget 60s")
 
     def _check_sizes(self) -> None:
-        item = ITEM_BYTES.get(self.dtype)
-        if item is None:
+        item_bytes = ITEM_BYTES.get(self.dtype)
+        if item_bytes is None:
             raise unknown("dtype", self.dtype, ITEM_BYTES)
         if self.factor < 2:
             raise ConfigError(f"factor is {self.factor}", allowed="2 or more", remedy="give --factor 2 or 4")
-        low = self.min_bytes or item
-        if low % item:
-            raise ConfigError(f"sizes from {low} bytes for {self.dtype}", allowed=f"multiples of {item} bytes")
+        low = self.min_bytes or item_bytes
+        if low % item_bytes:
+            raise ConfigError(f"sizes from {low} bytes for {self.dtype}", allowed=f"multiples of {item_bytes} bytes")
         if self.max_bytes < low:
             raise ConfigError(
                 f"sizes from {format_size(low)} to {format_size(self.max_bytes)}",
-                allowed="a --max that is not below --min",
-                remedy="exchange them",
+                allowed="--max at or above --min",
+                remedy="exchange the two",
             )
 
     def sizes(self) -> list[int]:
-        """The sizes in bytes: min, min factor, min factor^2, ... up to max."""
-        item = ITEM_BYTES[self.dtype]
-        found = [self.min_bytes or item]
-        while found[-1] * self.factor <= self.max_bytes:
-            found.append(found[-1] * self.factor)
-        return found
+        """Return the sizes in bytes: min, min factor, min factor^2, ... up to max."""
+        sizes = [self.min_bytes or ITEM_BYTES[self.dtype]]
+        while sizes[-1] * self.factor <= self.max_bytes:
+            sizes.append(sizes[-1] * self.factor)
+        return sizes
 
 
 class System(Noun, frozen=True):
-    """Who took part: ``dpsim``, or a peer with its library and how its processes ran.
+    """A system that was measured: dpsim, or a peer with its library and ``how`` its processes ran.
 
-    ``peer`` is what several of one library have in common. ``simulated``: in numba's CUDA simulator, whose times mean
-    nothing.
+    Systems with the same library (such as its thread levels) share one ``peer`` name. ``simulated`` marks runs in
+    numba's CUDA simulator; their times mean nothing.
     """
 
     name: str
@@ -123,10 +107,10 @@ class System(Noun, frozen=True):
 
 
 class Series(Noun, frozen=True):
-    """The calls of one way to reduce at one size: the slowest rank's nanoseconds of each, round by round.
+    """Call times of one algorithm of one system at one size: nanoseconds of the slowest rank, grouped by round.
 
-    ``algorithm`` is ``scaling`` for the bound. ``repeat`` 1: the second of an A/A pair. ``wrong`` counts elements that
-    were not the exact sum; where there are any, no times are kept.
+    ``algorithm`` is ``scaling`` for the bound. ``repeat`` 1 is the second run of an A/A pair. ``wrong`` counts the
+    elements that were not the exact sum; a series with any wrong element keeps no times.
     """
 
     size_bytes: int
@@ -141,7 +125,7 @@ class Series(Noun, frozen=True):
 
 
 class BenchRecord(Noun, frozen=True):
-    """Everything that a benchmark measured."""
+    """Everything that a benchmark measured. Series of one size have the same number of rounds."""
 
     bench: AllreduceBench
     environment: Environment
@@ -159,19 +143,21 @@ class BenchRecord(Noun, frozen=True):
         for size in self.bench.sizes():
             self._check_size(size, [series for series in self.series if series.size_bytes == size])
 
-    def _check_size(self, size: int, here: list[Series]) -> None:
-        """Ways are compared round by round, and with the default one."""
-        rounds = {len(series.rounds_ns) for series in here if series.rounds_ns}
+    def _check_size(self, size: int, members: list[Series]) -> None:
+        """Check what a comparison needs: equally many rounds of every series, and the default algorithm."""
+        rounds = {len(series.rounds_ns) for series in members if series.rounds_ns}
         if len(rounds) > 1:
             raise ConfigError(
                 f"series of {format_size(size)} with {' and '.join(map(str, sorted(rounds)))} rounds",
-                allowed="as many rounds of every way",
+                allowed="the same number of rounds in every series",
             )
-        own = (s for s in here if s.system == OWN and s.in_place and not s.cached)
+        own = (series for series in members if series.system == OWN and series.in_place and not series.cached)
         if not any(series.default and not series.repeat for series in own):
-            raise ConfigError(f"no series of dpsim's default at {format_size(size)}", allowed="one at every size")
+            raise ConfigError(
+                f"no series of dpsim's default algorithm at {format_size(size)}", allowed="one at every size"
+            )
 
 
 def read(path: Path) -> BenchRecord:
-    """Read a benchmark's record. Raises ``FileFormatError``."""
+    """Read the record of a benchmark. Raises ``FileFormatError``."""
     return codec.read(path, BenchRecord, "benchmark", SCHEMA)

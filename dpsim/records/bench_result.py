@@ -1,24 +1,22 @@
-"""``BenchResult``: an allreduce benchmark as flat points and as what dpsim comes to beside its peers.
+"""``BenchResult``: an allreduce benchmark as flat points, and dpsim compared with its peers size by size.
 
-The harness derives it from the record (``dpsim.harness.bench.result``); nothing here computes.
+``dpsim.harness.bench.result`` derives it from the record; nothing is computed in this module.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from dpsim import codec
 from dpsim.codec import Noun
 
 
 class BenchPoint(Noun, frozen=True):
-    """One way to reduce at one size. Times are the slowest rank's.
+    """One algorithm of one system at one size. Times are those of the slowest rank.
 
-    ``time_s`` is the median over rounds of a round's median, with its 95 % interval; ``p50_s`` and ``p99_s`` are of all
-    calls. ``fraction_of_bound`` is the time of in-place scaling in the same rounds over this one's: the bandwidth that
-    2 n S bytes would need over that of scaling. ``None``: below the sizes at which that means anything, or nothing was
-    timed since ``wrong`` elements were not the sum. ``bytes_moved`` is what the algorithm reads and writes, all ranks
-    together, where that is registered. ``simulated``: numba's CUDA simulator, whose times mean nothing.
+    ``time_s`` is the median over rounds of each round's median, with its 95 % interval; ``p50_s`` and ``p99_s`` are
+    percentiles of all calls. ``fraction_of_bound`` = time of in-place scaling in the same rounds / ``time_s``, which is
+    the bandwidth for 2 n S bytes over the bandwidth of scaling. It is ``None`` at sizes too small for it to mean
+    anything. All times are ``None`` where ``wrong`` elements were not the sum. ``bytes_moved`` is what all ranks
+    together read and write, where the algorithm states it. ``simulated`` marks numba's CUDA simulator; its times mean
+    nothing.
     """
 
     size_bytes: int
@@ -47,9 +45,9 @@ class BenchPoint(Noun, frozen=True):
 
 
 class Ratio(Noun, frozen=True):
-    """A peer's time over the default algorithm's in the same rounds (above 1: dpsim is faster), and its 95 % interval.
+    """A peer's time over that of dpsim's default algorithm in the same rounds, with its 95 % interval.
 
-    ``system`` and what follows is the peer's mode that was fastest: its thread level, in or out of place.
+    Above 1 dpsim is faster. ``system``, ``algorithm`` and ``in_place`` name the fastest mode of the peer.
     """
 
     peer: str
@@ -62,9 +60,9 @@ class Ratio(Noun, frozen=True):
 
 
 class BenchSize(Noun, frozen=True):
-    """One size: the bound, the default algorithm and the best one in place, and the peers.
+    """One size: the bound, dpsim's default and its fastest algorithm (both in place), and the peers.
 
-    ``noise`` is the difference of the default algorithm's two runs (A/A) as a part of its time.
+    ``noise`` is the relative difference of the default algorithm's two runs (A/A).
     """
 
     size_bytes: int
@@ -81,7 +79,7 @@ class BenchSize(Noun, frozen=True):
 
 
 class BenchResult(Noun, frozen=True):
-    """What a benchmark came to."""
+    """The result of a benchmark, in ascending order of size."""
 
     points: tuple[BenchPoint, ...]
     sizes: tuple[BenchSize, ...]
@@ -89,26 +87,10 @@ class BenchResult(Noun, frozen=True):
 
     @property
     def wrong(self) -> int:
-        """Elements that were not the exact sum, everywhere."""
+        """The number of elements that were not the exact sum, over all points."""
         return sum(point.wrong for point in self.points)
 
     @property
     def simulated(self) -> bool:
-        """Whether the times mean nothing."""
+        """Whether a point was taken in a simulator, so that its times mean nothing."""
         return any(point.simulated for point in self.points)
-
-
-def points_json(result: BenchResult) -> list[dict[str, Any]]:
-    """The flat points of ``--json``."""
-    points: list[dict[str, Any]] = codec.to_builtins(result.points)
-    return points
-
-
-def summary_json(result: BenchResult) -> dict[str, Any]:
-    """The summary of ``--json``."""
-    return {
-        "sizes": codec.to_builtins(result.sizes),
-        "rounds": result.rounds,
-        "wrong": result.wrong,
-        "simulated": result.simulated,
-    }

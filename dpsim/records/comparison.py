@@ -1,40 +1,31 @@
-"""``Comparison``: the measured and the predicted side by side, as flat points and as scores. What every report renders.
+"""``Comparison``: measured and predicted side by side, as flat points and as scores. Reports of sweeps render it.
 
-The harness derives it from records (``dpsim.harness.sweep.compare``); nothing here computes.
+``dpsim.harness.sweep.compare`` derives it from the records; nothing is computed in this module.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.records.sweep import Scaling
+from dpsim.records.sweep import Experiment, PointKey, Scaling
 
 ALL_NETWORKS = "all"
-NULL_NAMES = {
-    "constant": "a constant per device count (with hindsight: the median of what was measured)",
-    "perfect_scaling": "perfect scaling (communication is free)",
-    "alpha_beta_no_overlap": "alpha-beta without overlap",
-    "largest_bucket": "the largest bucket (one allreduce per step)",
-}
 
 
 class ComparedPoint(Noun, frozen=True):
-    """One configuration: what was measured (twins of an A/A pair pooled) and what was predicted before.
+    """One configuration: what was measured (both runs of an A/A pair pooled), and what was predicted before.
 
-    ``error`` is predicted over measured, minus 1. ``noise`` is the A/A difference of the point's network
-    and device count (``None``: no pair was run). ``repeat`` counts the runs that were pooled.
-    ``slow_samples`` is the share of samples beyond 1.5 times the median. ``scored`` tells the points of
-    the main table (the chosen overlap) from those that only show what overlap does. Of a sweep over the number of
-    devices: ``measured_drift`` is |w_n - w_1| / |w_1| after some steps (0 where the bits are the same), the statistics'
-    that of local batch norm's means (``dpsim.records.reproduce``), each ``None`` where there is none;
-    ``digest`` is that of the trained state.
-
-    Where the machine's speed changed ``measured_step_s`` is the mean over its speeds: the median of steps that were
-    brought to the mean speed of the run by the times of the reference computation. ``predicted_at_run_speed_s`` is what
-    would have been predicted for the speeds of the run, and ``error_at_equal_speed`` compares it with the measured step
-    (``None`` in records that did not observe the speed).
+    - ``error`` = predicted / measured - 1. ``noise`` is the A/A difference of the point's network and device count
+      (``None``: no pair was run). ``repeat`` counts the pooled runs.
+    - ``slow_samples`` is the share of samples above 1.5 times the median.
+    - ``scored`` marks the points of the main table, which have the chosen overlap; the others only show what overlap
+      does.
+    - In a sweep over the number of devices, ``measured_drift`` = |w_n - w_1| / |w_1| after some steps (0 where the bits
+      are the same), and the statistics' drift is that of local batch norm's means (``dpsim.records.reproduce``); each
+      is ``None`` where it was not measured. ``digest`` is the digest of the trained state.
+    - Where the machine's speed changed, ``measured_step_s`` is the median of steps that were scaled to the mean speed
+      of the run, by the times of the reference computation. ``predicted_at_run_speed_s`` is the prediction for the
+      speeds that the run had, and ``error_at_equal_speed`` compares it with the measured step (``None`` in records that
+      did not observe the speed).
     """
 
     devices: int
@@ -83,12 +74,26 @@ class ComparedPoint(Noun, frozen=True):
 
     @property
     def measured_s_per_sample(self) -> float:
-        """Seconds of a step over the samples of a step."""
+        """Measured seconds per sample."""
         return self.measured_step_s / self.global_batch
+
+    @property
+    def key(self) -> PointKey:
+        """The configuration of the point. Both runs of an A/A pair have this one."""
+        return PointKey(
+            network=self.network,
+            devices=self.devices,
+            fusion_rule=self.fusion_rule,
+            algorithm=self.algorithm,
+            overlap=self.overlap,
+            global_batch=self.global_batch,
+            fusion_threshold_bytes=self.fusion_threshold_bytes,
+            layout=self.layout if "x" in self.layout else "",
+        )
 
 
 class Score(Noun, frozen=True):
-    """The model's absolute errors beside those of the nulls. ``skill`` is 1 - model / best null."""
+    """The model's absolute errors and those of the nulls. ``skill`` = 1 - model / best null."""
 
     median_abs_error: float
     p90_abs_error: float
@@ -99,19 +104,19 @@ class Score(Noun, frozen=True):
 
 
 class Group(Noun, frozen=True):
-    """One network and one device count above 1: its scores, and what the choice of the threshold is worth.
+    """The scores of one network and one device count above 1, and what choosing the threshold is worth.
 
-    Of a sweep over the number of devices one network, with ``devices`` 0: scores over its counts above 1, and what the
-    choice of the count is worth, by time a sample.
+    In a sweep over the number of devices a group is one network, with ``devices`` 0: its scores are over all counts
+    above 1, and the choice is that of the count, by time per sample.
 
-    ``exposed_communication`` scores absolute errors relative to the measured step time, for exposed
-    communication itself may be 0. ``effect`` is the worst over the best measured setting, minus 1;
-    ``noise_floor`` is the larger of the A/A difference and of the half widths of those two settings'
-    intervals, and ``below_noise`` says that the effect is smaller. ``regret`` is what following the
-    prediction costs: the best setting is chosen on one half of the rounds and compared with the
-    predicted best on the other half, both ways round, averaged (``regret_on_halves`` is false when
-    there were too few rounds and all samples had to serve for both). ``drift`` is the last third of
-    the rounds over the first third, minus 1.
+    - ``exposed_communication`` scores absolute errors relative to the measured step, since exposed communication
+      itself may be 0.
+    - ``effect`` = worst / best measured setting - 1. ``noise_floor`` is the largest of the A/A difference and of the
+      half widths of these two settings' intervals; ``below_noise`` says that the effect is smaller.
+    - ``regret`` is the cost of following the prediction: the best setting is chosen on one half of the rounds and
+      compared with the predicted best on the other half, then the halves are swapped, and both are averaged.
+      ``regret_on_halves`` is false where there were too few rounds, so that all samples served for both.
+    - ``drift`` = step time in the last third of the rounds / in the first third - 1.
     """
 
     network: str
@@ -136,10 +141,10 @@ class Group(Noun, frozen=True):
 
 
 class SpeedRecord(Noun, frozen=True):
-    """How the machine's speed with so many devices at work changed between calibration and measurement, and within.
+    """How the machine's speed with this many devices at work changed, within and between calibration and measurement.
 
-    A slow speed makes the reference computation take a slow factor times as long (1: there was none), for a slow share
-    of the time. ``mean_change`` is its mean time in the measurement over that in the calibration, minus 1.
+    At the slow speed the reference computation takes the slow factor times as long (1: there was no slow speed), for
+    the slow share of the time. ``mean_change`` = its mean time in the measurement / in the calibration - 1.
     """
 
     devices: int
@@ -151,9 +156,9 @@ class SpeedRecord(Noun, frozen=True):
 
 
 class Overall(Noun, frozen=True):
-    """Scores over all device counts above 1 of one network, or of all (``network`` is then ``all``).
+    """Scores over all device counts above 1 of one network, or of all networks (``network`` is then ``all``).
 
-    ``regret`` is the worst over the groups, ``effect`` the largest, ``noise`` the largest.
+    ``regret``, ``effect`` and ``noise`` are the largest over the groups.
     """
 
     network: str
@@ -167,10 +172,10 @@ class Overall(Noun, frozen=True):
 
 
 class OverlapEffect(Noun, frozen=True):
-    """What overlap does at one setting: step time with it over step time without it, minus 1 (negative is faster).
+    """What overlap does at one setting: step with overlap / step without - 1 (negative is faster).
 
-    ``sign_right`` is ``None`` when the measured effect is within ``noise``: the larger of the A/A
-    difference and of the half widths of the two intervals.
+    ``noise`` is the largest of the A/A difference and of the half widths of the two intervals. ``sign_right`` is
+    ``None`` where the measured effect is within the noise.
     """
 
     network: str
@@ -186,16 +191,14 @@ class OverlapEffect(Noun, frozen=True):
 
 
 class Comparison(Noun, frozen=True):
-    """A sweep's predictions against its measurements. One device is scored apart.
+    """The predictions of a sweep compared with its measurements. One device is scored apart.
 
-    ``cores`` are those of the machine, ``speeds`` its speeds by the number of devices at work, and
-    ``compute_slowdown_half_width`` half the widest 95 % interval of its compute slowdowns, over the slowdown.
-    ``scaling`` is that of a sweep over the number of devices. ``identical``:
-    whether all its trainings with leaves came to the same bits, None where none was to.
+    ``cores`` are those of the machine, and ``speeds`` its speeds by the number of devices at work.
+    ``compute_slowdown_half_width`` is half the widest 95 % interval of its compute slowdowns, relative to the slowdown.
+    ``identical`` says whether all trainings with leaves ended with the same bits (``None``: nothing was promised).
     """
 
-    name: str
-    question: str
+    experiment: Experiment
     points: tuple[ComparedPoint, ...]
     groups: tuple[Group, ...]
     networks: tuple[Overall, ...]
@@ -211,15 +214,19 @@ class Comparison(Noun, frozen=True):
     not_measured: tuple[str, ...]
     harness_warnings: tuple[str, ...]
     cores: int
-    scaling: Scaling | None = None
     identical: bool | None = None
     drift_predictions_sha256: str = ""
     speeds: tuple[SpeedRecord, ...] = ()
     compute_slowdown_half_width: float = 0.0
 
     @property
+    def scaling(self) -> Scaling | None:
+        """How a sweep over the number of devices scales; ``None`` for a sweep over the threshold."""
+        return self.experiment.scaling
+
+    @property
     def drift_measured(self) -> bool:
-        """Whether the device counts were trained and compared."""
+        """Whether trainings on several device counts were compared."""
         return any(p.digest for p in self.points)
 
     @property
@@ -228,41 +235,13 @@ class Comparison(Noun, frozen=True):
         return tuple(p for p in self.points if p.scored)
 
     def members(self, group: Group) -> tuple[ComparedPoint, ...]:
-        """The scored points of a group, by threshold or by number of devices."""
+        """Return the scored points of a group, ordered by threshold or by number of devices."""
         return tuple(p for p in self.scored if p.network == group.network and group.devices in (0, p.devices))
 
+    def best_measured(self, group: Group) -> ComparedPoint:
+        """Return the fastest measured point of a group."""
+        return next(p for p in self.members(group) if p.is_best_measured)
 
-def points_json(comparison: Comparison) -> list[dict[str, Any]]:
-    """The flat points of ``--json``. One device has no threshold (null); an infinite one is ``"inf"``."""
-    points: list[dict[str, Any]] = codec.to_builtins(comparison.points)
-    return [point | ({"fusion_threshold_bytes": None} if point["devices"] == 1 else {}) for point in points]
-
-
-def summary_json(comparison: Comparison) -> dict[str, Any]:
-    """The summary of ``--json``: the overall scores under their fixed names, then the parts."""
-    parts: dict[str, Any] = codec.to_builtins(comparison)
-    overall: dict[str, Any] = parts["overall"] or {}
-    step: dict[str, Any] = overall.pop("step", {})
-    fixed = {key: step.get(key) for key in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
-    kept = [
-        "groups",
-        "networks",
-        "single_device_median_abs_error",
-        "overlap",
-        "chosen_overlap",
-        "predictions_sha256",
-        "predicted_at",
-        "measured_from",
-        "measured_until",
-        "not_measured",
-        "speeds",
-    ]
-    if comparison.scaling is not None:
-        kept += ["scaling", "identical", "drift_predictions_sha256"]
-    return (
-        fixed
-        | {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}
-        | {"exposed_communication": overall.get("exposed_communication"), "noise": overall.get("noise")}
-        | {"effect": overall.get("effect")}
-        | {key: parts[key] for key in kept}
-    )
+    def best_predicted(self, group: Group) -> ComparedPoint:
+        """Return the point of a group that was predicted to be fastest."""
+        return next(p for p in self.members(group) if p.is_best_predicted)

@@ -1,22 +1,27 @@
-"""Reproducibility across configurations: what is asked, and the record of what training came to, bits by digest."""
+"""Reproducibility across configurations: what is compared, and the record of all trainings, their bits as digests."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
-from dpsim.errors import ConfigError, unknown
+from dpsim.errors import unknown
 from dpsim.layout import parse_devices
 from dpsim.machine import Network, check_algorithm
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import BATCH_NORM_MODES, DEFAULT_LEAVES, OVERLAPS, BatchNormMode, Overlap, Plan
+from dpsim.records.checks import check_distinct, check_steps
 from dpsim.records.sweep import Environment
 from dpsim.rng import check_seed
+from dpsim.units import format_size
 from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype
 
 SCHEMA = "dpsim.reproduce/1"
@@ -26,7 +31,7 @@ Cause = Literal["summation order", "batch norm", "shape", "other"]
 
 
 class Configuration(Noun, frozen=True):
-    """One way to run the training. On one device nothing is sent, and threshold, algorithm and overlap mean nothing."""
+    """One configuration of the training. On one device threshold, algorithm and overlap have no effect."""
 
     batch_norm: BatchNormMode
     leaves: int
@@ -41,14 +46,12 @@ class Configuration(Noun, frozen=True):
 
     @property
     def promised(self) -> bool:
-        """Whether its bits are those of any other one of its mode: with leaves they are."""
+        """Whether dpsim promises the same bits in every configuration of this mode: with leaves it does."""
         return self.leaves > 0
 
     @property
     def name(self) -> str:
         """``2 devices, 64 KiB, ring, poll``."""
-        from dpsim.units import format_size
-
         devices = self.layout or str(self.devices)
         if self.devices == 1:
             return "1 device"
@@ -56,11 +59,11 @@ class Configuration(Noun, frozen=True):
 
 
 class Reproduction(Noun, frozen=True):
-    """A training, and all the ways of running it that are compared: every combination, and one device.
+    """A training, and all configurations of it that are compared: every combination, and one device.
 
-    ``batch_norms`` are trainings of their own: what is compared is compared within one of them. ``local`` is trained
-    without leaves, since it has no meaning with them; ``leaves`` 0 asks for plain training in every mode.
-    ``wire_dtype`` is what gradients are sent as, which is part of the training; ``None``: as they are.
+    Each of ``batch_norms`` is a training of its own, and configurations are compared within it. Mode ``local`` is
+    trained without leaves, because it has no meaning with them; ``leaves`` 0 means plain training in every mode.
+    ``wire_dtype`` is the format in which gradients are sent (``None``: as they are); it is part of the training.
     """
 
     model: str = "cnn"
@@ -68,8 +71,8 @@ class Reproduction(Noun, frozen=True):
     devices: tuple[int | str, ...] = (1, 2, 3, 4)
     fusion_thresholds_bytes: tuple[float, ...] = (0.0, 65536.0, math.inf)
     algorithms: tuple[str, ...] = ("auto",)
-    overlaps: tuple[str, ...] = ("off",)
-    batch_norms: tuple[str, ...] = ("leaf",)
+    overlaps: tuple[Overlap, ...] = ("off",)
+    batch_norms: tuple[BatchNormMode, ...] = ("leaf",)
     steps: int = 50
     leaves: int = DEFAULT_LEAVES
     global_batch: int = 64
@@ -80,61 +83,54 @@ class Reproduction(Noun, frozen=True):
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        if self.steps < 1:
-            raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
-        for what, given, allowed in (
-            ("algorithm", self.algorithms, algorithms_in(*RUNNABLE)),
-            ("overlap", self.overlaps, OVERLAPS),
-            ("batch norm", self.batch_norms, BATCH_NORM_MODES),
-        ):
-            for word in given:
-                if word not in allowed:
-                    raise unknown(what, word, ("all", *allowed) if what != "batch norm" else allowed)
-        for what, values in (
-            ("devices", self.devices),
-            ("fusion_thresholds_bytes", self.fusion_thresholds_bytes),
-            ("algorithms", self.algorithms),
-            ("overlaps", self.overlaps),
-            ("batch_norms", self.batch_norms),
-        ):
-            if not values or len(set(values)) != len(values):
-                raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
+        check_steps(self.steps)
+        words: tuple[tuple[str, Sequence[str], Sequence[str], tuple[str, ...]], ...] = (
+            ("algorithm", self.algorithms, algorithms_in(*RUNNABLE), ("all",)),
+            ("overlap", self.overlaps, OVERLAPS, ("all",)),
+            ("batch norm", self.batch_norms, BATCH_NORM_MODES, ()),
+        )
+        for name, values, allowed, every in words:
+            for value in values:
+                if value not in allowed:
+                    raise unknown(name, value, (*every, *allowed))
+        for name in ("devices", "fusion_thresholds_bytes", "algorithms", "overlaps", "batch_norms"):
+            check_distinct(name, getattr(self, name))
         for configuration in self.configurations():
             self.plan(configuration)
             check_algorithm(configuration.algorithm, Network())
 
     def configurations(self) -> tuple[Configuration, ...]:
-        """Every combination, ordered by mode and then by devices; one device first, once a mode."""
-        given = sorted((parse_devices(token) for token in self.devices), key=lambda pair: (pair[0], pair[1]))
-        found: list[Configuration] = []
+        """Return every combination, ordered by mode and then by devices, with one device first and once per mode."""
+        layouts = sorted(parse_devices(token) for token in self.devices)
+        configurations: list[Configuration] = []
         for mode in self.batch_norms:
             leaves = 0 if mode == "local" else self.leaves
-            found.append(Configuration(batch_norm=mode, leaves=leaves, devices=1))  # type: ignore[arg-type]
+            configurations.append(Configuration(batch_norm=mode, leaves=leaves, devices=1))
             for (devices, layout), threshold, algorithm, overlap in itertools.product(
-                given, self.fusion_thresholds_bytes, self.algorithms, self.overlaps
+                layouts, self.fusion_thresholds_bytes, self.algorithms, self.overlaps
             ):
                 if devices == 1 or (len(self.algorithms) > 1 and self._impossible(algorithm, layout, leaves)):
                     continue
-                found.append(
+                configurations.append(
                     Configuration(
-                        batch_norm=mode,  # type: ignore[arg-type]
+                        batch_norm=mode,
                         leaves=leaves,
                         devices=devices,
                         layout=layout,
                         fusion_threshold_bytes=threshold,
                         algorithm=algorithm,
-                        overlap=overlap,  # type: ignore[arg-type]
+                        overlap=overlap,
                     )
                 )
-        return tuple(found)
+        return tuple(configurations)
 
     def _impossible(self, algorithm: str, layout: str, leaves: int) -> bool:
-        """Whether one of several algorithms has no nodes here, or without leaves cannot send 16 bits."""
+        """Whether the algorithm needs nodes that the layout lacks, or cannot send 16 bits without leaves."""
         plain = self.wire_dtype in SIXTEEN_BITS and not leaves
         return (algorithm == "hierarchical" and not layout) or (plain and not ALGORITHMS.find(algorithm).sixteen_bits)
 
     def plan(self, configuration: Configuration) -> Plan:
-        """The plan of one of them. Raises ``ConfigError``."""
+        """Return the plan of a configuration. Raises ``ConfigError``."""
         return Plan(
             devices=configuration.devices,
             layout=configuration.layout,
@@ -151,11 +147,11 @@ class Reproduction(Noun, frozen=True):
 
 
 class Trajectory(Noun, frozen=True):
-    """What a training came to. Several configurations that came to the same share one.
+    """The outcome of a training. Configurations with the same outcome share one trajectory.
 
-    ``digest`` is that of ``dpsim train``: SHA-256 of parameters, optimizer state and running statistics, tensor by
-    tensor in name order. ``tensors`` are rank 0's, in the order in which a step makes them; ``steps`` has the first 16
-    digits of the SHA-256 of each after each step.
+    ``digest`` is the one that ``dpsim train`` prints: the SHA-256 of parameters, optimizer state and running
+    statistics, tensor by tensor in name order. ``tensors`` names those of rank 0 in the order in which a step makes
+    them, and ``steps`` has the first 16 digits of the SHA-256 of each tensor after each step.
     """
 
     digest: str
@@ -166,7 +162,7 @@ class Trajectory(Noun, frozen=True):
 
 
 class Run(Noun, frozen=True):
-    """A configuration and the number of its trajectory. ``ranks_agree``: all ranks ended with the same bits."""
+    """A configuration and the index of its trajectory. ``ranks_agree``: all ranks ended with the same bits."""
 
     configuration: Configuration
     trajectory: int
@@ -174,12 +170,13 @@ class Run(Noun, frozen=True):
 
 
 class Difference(Noun, frozen=True):
-    """Where a trajectory leaves another for the first time.
+    """Where one trajectory first differs from another.
 
-    ``tensor`` is the first one that differs in ``step`` (from 1), in the order in which a step makes them; ``element``
-    the first place in it, where ``value`` stands instead of ``reference_value``, ``ulps`` floating-point numbers away.
-    ``max_ulps`` and ``max_relative`` (over the tensor's largest number) are the largest in that tensor. ``kept``:
-    values are known (of a saved run only the digests are). ``evidence`` says why it is ``cause``.
+    In ``step`` (from 1), ``tensor`` is the first one that differs, in the order in which a step makes them. Its first
+    differing ``element`` has ``value`` instead of ``reference_value``, ``ulps`` floating-point numbers apart.
+    ``max_ulps`` and ``max_relative`` (over the tensor's largest number) are the largest in that tensor.
+    ``values_known`` is false where only digests are known, as of a saved run. ``evidence`` says why ``cause`` is the
+    cause.
     """
 
     step: int
@@ -188,7 +185,7 @@ class Difference(Noun, frozen=True):
     tensors: int
     cause: Cause | None = None
     evidence: str = ""
-    kept: bool = False
+    values_known: bool = msgspec.field(default=False, name="kept")
     element: tuple[int, ...] = ()
     value: float = 0.0
     reference_value: float = 0.0
@@ -201,12 +198,12 @@ class Difference(Noun, frozen=True):
 
 
 class PredictedDrift(Noun, frozen=True):
-    """What a mode that is not invariant was predicted to drift by on so many devices, against one device.
+    """The predicted drift from one device of a mode that does not promise the same bits.
 
-    ``parameters``: |w_n - w_1| / |w_1| after the last step, from rounding alone (None with local statistics, which
-    change more than rounding does). ``statistics``: root mean square, in standard deviations of a sample, of the
-    difference between a device's mean and the whole batch's: those of the first batch norm, before training, over the
-    first 16 batches (None without local batch norm).
+    ``parameters`` = |w_n - w_1| / |w_1| after the last step, from rounding alone (``None`` with local statistics, which
+    change more than rounding does). ``statistics`` is the root mean square, in standard deviations of a sample, of the
+    difference between a device's mean and the whole batch's: of the first batch norm, before training, over the first
+    16 batches (``None`` without local batch norm).
     """
 
     batch_norm: BatchNormMode
@@ -216,7 +213,7 @@ class PredictedDrift(Noun, frozen=True):
 
 
 class MeasuredDrift(Noun, frozen=True):
-    """The same, measured; ``loss`` is the relative difference of the last step's loss."""
+    """The measured drift of a configuration; ``loss`` is the relative difference of the last step's loss."""
 
     configuration: Configuration
     parameters: float
@@ -225,11 +222,11 @@ class MeasuredDrift(Noun, frozen=True):
 
 
 class DriftInputs(Noun, frozen=True):
-    """What the run on one device tells a prediction of drift; it was measured before the prediction was made.
+    """The inputs of a prediction of drift, measured in the run on one device before the prediction was made.
 
     ``spacing_updates`` = sum over steps of the mean of |update| times the spacing of floating-point numbers at w;
-    ``squared_updates`` = sum over steps of the mean of update^2; ``parameter_rms`` at the end. ``unit`` is half the
-    relative spacing of floating-point numbers. ``normalises``: the model has batch norm.
+    ``squared_updates`` = sum over steps of the mean of update^2; ``parameter_rms`` is taken after the last step.
+    ``unit`` is half the relative spacing of floating-point numbers. ``normalises``: the model has batch norm.
     """
 
     batch_norm: BatchNormMode
@@ -241,17 +238,17 @@ class DriftInputs(Noun, frozen=True):
 
 
 class DriftPredictions(Noun, frozen=True):
-    """All predictions of drift and what they were made from; written and hashed before any other run."""
+    """All predictions of drift and their inputs; written and hashed before the runs that they predict."""
 
     reproduction: Reproduction
     predicted_at: str
-    basis: tuple[DriftInputs, ...]
+    inputs: tuple[DriftInputs, ...] = msgspec.field(name="basis")
     points: tuple[PredictedDrift, ...]
     schema: str = "dpsim.drift/1"
 
 
 class Divergence(Noun, frozen=True):
-    """A trajectory that is not the one it is compared with (numbers in the record's ``trajectories``)."""
+    """A trajectory that differs from its reference; both are indices into the record's ``trajectories``."""
 
     trajectory: int
     reference: int
@@ -259,7 +256,7 @@ class Divergence(Noun, frozen=True):
 
 
 class SavedComparison(Noun, frozen=True):
-    """A comparison with a saved run: ``None`` where a configuration or its mode came to the same."""
+    """A comparison with a saved run. A difference is ``None`` where a configuration has the bits of the saved run."""
 
     path: str
     compared: tuple[Configuration, ...]
@@ -268,9 +265,9 @@ class SavedComparison(Noun, frozen=True):
 
 
 class ReproduceRecord(Noun, frozen=True):
-    """Everything that was found.
+    """All trainings of a reproduction, where they differ, and the drift.
 
-    ``kernel_table``: the digest of the table that decided which code computes in leaves.
+    ``kernel_table`` is the digest of the table that decides which code computes in leaves.
     """
 
     reproduction: Reproduction
@@ -279,16 +276,16 @@ class ReproduceRecord(Noun, frozen=True):
     measured_until: str
     trajectories: tuple[Trajectory, ...]
     runs: tuple[Run, ...]
-    found: tuple[Divergence, ...] = ()
+    divergences: tuple[Divergence, ...] = msgspec.field(default=(), name="found")
     predictions: DriftPredictions | None = None
     predictions_sha256: str = ""
     drift: tuple[MeasuredDrift, ...] = ()
-    against: SavedComparison | None = None
+    saved_comparison: SavedComparison | None = msgspec.field(default=None, name="against")
     kernel_table: str = ""
     schema: str = SCHEMA
 
     def reference(self, configuration: Configuration) -> int:
-        """The trajectory that the ones of its mode are compared with: that of one device."""
+        """Return the index of the trajectory to compare a configuration with: one device in the same mode."""
         return next(
             run.trajectory
             for run in self.runs
@@ -296,23 +293,35 @@ class ReproduceRecord(Noun, frozen=True):
         )
 
     def identical(self, run: Run) -> bool:
-        """Whether a run came to the bits of one device, on all its ranks."""
+        """Return whether a run ended with the bits of one device, on all its ranks."""
         return run.ranks_agree and run.trajectory == self.reference(run.configuration)
 
     def difference(self, run: Run) -> Difference | None:
-        """Where a run leaves the one on one device."""
+        """Return where a run first differs from the run on one device."""
         pair = self.reference(run.configuration), run.trajectory
-        return next((one.difference for one in self.found if (one.reference, one.trajectory) == pair), None)
+        return next((d.difference for d in self.divergences if (d.reference, d.trajectory) == pair), None)
+
+    def measured_drift(self, configuration: Configuration) -> MeasuredDrift | None:
+        """Return the measured drift of a configuration, ``None`` where it was not measured."""
+        return next((drift for drift in self.drift if drift.configuration == configuration), None)
+
+    def predicted_drift(self, configuration: Configuration) -> PredictedDrift | None:
+        """Return the predicted drift of a configuration's mode and device count, ``None`` without a prediction."""
+        points = self.predictions.points if self.predictions is not None else ()
+        mode = configuration.batch_norm, configuration.devices
+        return next((point for point in points if (point.batch_norm, point.devices) == mode), None)
 
     @property
     def kept_promises(self) -> bool:
-        """Whether everything that should be identical is, here and in the saved run."""
-        here = all(self.identical(run) for run in self.runs if run.configuration.promised)
-        beside = self.against
-        pairs = zip(beside.compared, beside.differences, strict=True) if beside else ()
-        return here and not any(where is not None for one, where in pairs if one.promised)
+        """Whether everything that dpsim promises to be identical is, in this run and against the saved one."""
+        promised = (run for run in self.runs if run.configuration.promised)
+        saved = self.saved_comparison
+        pairs = zip(saved.compared, saved.differences, strict=True) if saved is not None else ()
+        return all(map(self.identical, promised)) and all(
+            difference is None for configuration, difference in pairs if configuration.promised
+        )
 
 
 def read(path: Path) -> ReproduceRecord:
-    """Read a record, or the one in a folder. Raises ``FileFormatError``."""
+    """Read a record, from its file or from the folder that holds it. Raises ``FileFormatError``."""
     return codec.read(path / RECORD if path.is_dir() else path, ReproduceRecord, "reproduce", SCHEMA)

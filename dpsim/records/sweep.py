@@ -1,4 +1,4 @@
-"""Records of a sweep: what was declared, predicted and measured. Immutable, versioned, raw samples kept."""
+"""The records of a sweep: what was declared, predicted and measured, with every raw sample."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import math
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import BatchNormMode, Plan
+from dpsim.records.checks import check_steps
 from dpsim.rng import check_seed
 from dpsim.timeline import TimelineRecord
 from dpsim.wire_dtype import WireDtype
@@ -23,11 +26,12 @@ RESULTS_SCHEMA = "dpsim.results/1"
 
 
 class Scaling(Noun, frozen=True):
-    """What a sweep over the number of devices has beside one over the fusion threshold.
+    """What a sweep over the number of devices declares beyond a sweep over the fusion threshold.
 
     ``kind`` strong: every device count trains the same global batch. Weak: the experiment's ``global_batch`` is that of
-    one device, and n devices train n times as many samples a step. ``batch_norm`` (None: the usual one) and ``leaves``
-    are a ``Plan``'s. Under strong scaling the drift from one device is measured over ``steps`` steps.
+    one device, and n devices train n times as many samples per step. ``batch_norm`` (``None``: the default) and
+    ``leaves`` mean what they mean in a ``Plan``. Under strong scaling the drift from one device is measured over
+    ``steps`` steps.
     """
 
     kind: Literal["strong", "weak"] = "strong"
@@ -37,29 +41,28 @@ class Scaling(Noun, frozen=True):
 
     @property
     def mode(self) -> BatchNormMode:
-        """Whose statistics batch norm uses."""
+        """The batch-norm mode that is trained."""
         return self.batch_norm or Plan.default_batch_norm(self.leaves)
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
+        check_steps(self.steps)
         if self.kind == "weak" and self.leaves:
             raise ConfigError(
                 f"weak scaling with {self.leaves} leaves: every device count trains another global batch",
-                allowed="leaves with strong scaling, where all train the same",
-                remedy="leave --reproducible and --leaves out, or take --scaling strong",
+                allowed="leaves with strong scaling, where every device count trains the same batch",
+                remedy="leave out --reproducible and --leaves, or use --scaling strong",
             )
 
 
 class Experiment(Noun, frozen=True):
     """A declared sweep over the fusion threshold, or with ``scaling`` over the number of devices.
 
-    Two reports are of one experiment when these are equal.
+    Two reports are of the same experiment when their experiments are equal.
 
-    ``devices`` are numbers of devices or layouts (``2x4``), with one layout for a number.
-    Empty ``fusion_thresholds_bytes`` and ``algorithms`` are chosen by the sweep: thresholds that give different
-    buckets, MPI's own allreduce on a real network and ``ring`` on an emulated one. ``budget_s`` bounds the
-    measuring; a point needs no more samples once its median's 95 % interval is within +- ``interval`` of it.
+    ``devices`` are numbers of devices or layouts (``2x4``), with one layout for each number. Empty
+    ``fusion_thresholds_bytes`` and ``algorithms`` are chosen by the sweep: thresholds that give different buckets, and
+    each network's default algorithm. ``budget_s`` bounds the measuring. A point needs no more samples once the 95 %
+    interval of its median is within +- ``interval`` of the median.
     """
 
     name: str = "fusion-threshold"
@@ -82,17 +85,17 @@ class Experiment(Noun, frozen=True):
 
     @property
     def weak(self) -> bool:
-        """Whether more devices train more samples a step."""
+        """Whether more devices train more samples per step."""
         return self.scaling is not None and self.scaling.kind == "weak"
 
     @property
     def measures_drift(self) -> bool:
-        """Whether the device counts are trained and compared: they train the same batches, and a built-in model."""
-        own = self.model.partition(":")[0].endswith(".py")
-        return self.scaling is not None and not self.weak and not own
+        """Whether drift is measured: under strong scaling, where all train the same batches, with a built-in model."""
+        built_in = not self.model.partition(":")[0].endswith(".py")
+        return self.scaling is not None and not self.weak and built_in
 
     def batch(self, devices: int) -> int:
-        """Samples per step on so many devices."""
+        """Return the samples per step on this many devices."""
         return self.global_batch * devices if self.weak else self.global_batch
 
     def __post_init__(self) -> None:
@@ -110,7 +113,7 @@ class Experiment(Noun, frozen=True):
 
 
 class Environment(Noun, frozen=True):
-    """Where a measurement was taken: enough to refuse a comparison that would mean nothing."""
+    """Where a measurement was taken, in enough detail to refuse a comparison that would mean nothing."""
 
     dpsim: str
     python: str
@@ -125,28 +128,36 @@ class Environment(Noun, frozen=True):
     variables: dict[str, str]
 
 
-class PointKey(Noun, frozen=True):
-    """Which configuration a point is. ``repeat`` tells the two runs of an A/A pair apart (0 and 1)."""
+class PointKey(Noun, frozen=True, order=True):
+    """The configuration of a point; keys sort by network, devices, ..., threshold.
+
+    ``repeat`` tells the two runs of an A/A pair apart (0 and 1).
+    """
 
     network: str
     devices: int
     fusion_rule: str
-    fusion_threshold_bytes: float
     algorithm: str
     overlap: str
     global_batch: int
+    fusion_threshold_bytes: float
     repeat: int = 0
     layout: str = ""
 
+    @property
+    def first_run(self) -> PointKey:
+        """The key of the same configuration with ``repeat`` 0."""
+        return msgspec.structs.replace(self, repeat=0)
+
 
 class PredictedPoint(Noun, frozen=True):
-    """What the model said of a point before it was measured, with the nulls' predictions beside it.
+    """The model's and the nulls' predictions of a point, made before it was measured.
 
     ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement: ``perfect_scaling``,
-    ``alpha_beta_no_overlap`` and ``largest_bucket`` (the model's own prediction at one bucket a step);
-    the fourth, a constant per device count, is formed in the comparison. ``full_speed_step_s`` and
-    ``slow_speed_step_s`` are the step at either speed of the machine, where ``step_s`` is the mean over both; ``None``
-    where speeds were not observed.
+    ``alpha_beta_no_overlap`` and ``largest_bucket`` (the model's own prediction with one bucket per step). The fourth
+    null, a constant per device count, is computed in the comparison. ``full_speed_step_s`` and ``slow_speed_step_s``
+    are the step at each of the machine's two speeds, while ``step_s`` is the mean over both; they are ``None`` where
+    speeds were not observed.
     """
 
     key: PointKey
@@ -164,7 +175,7 @@ class PredictedPoint(Noun, frozen=True):
 
 
 class Predictions(Noun, frozen=True):
-    """Everything predicted in a sweep, and what it was predicted from. Written and hashed before measuring."""
+    """Everything that was predicted in a sweep, and what from. Written and hashed before the first measurement."""
 
     experiment: Experiment
     environment: Environment
@@ -177,12 +188,12 @@ class Predictions(Noun, frozen=True):
 
 
 class MeasuredPoint(Noun, frozen=True):
-    """Raw samples of one configuration: seconds of each step (the slowest rank's) and its exposed communication.
+    """The raw samples of one configuration: seconds of each step on the slowest rank, and its exposed communication.
 
-    ``round`` says in which visit of the interleaved run a sample was taken. ``losses`` are the mean
-    training losses of the same steps. ``events_per_step`` is what recording a step's timeline adds on one rank,
-    each at the results' ``recording_s_per_event``. ``reference_s`` is the time of the reference computation in each
-    sample's visit, on the slowest rank (empty in records of earlier versions).
+    ``round`` is the round of the interleaved run in which each sample was taken, and ``losses`` are the mean training
+    losses of the same steps. ``events_per_step`` counts the events that one rank records in a step; each takes
+    ``recording_s_per_event`` of the results. ``reference_s`` is the time of the reference computation in the same visit
+    as each sample, on the slowest rank (empty in records of earlier versions).
     """
 
     key: PointKey
@@ -197,7 +208,7 @@ class MeasuredPoint(Noun, frozen=True):
 
 
 class Results(Noun, frozen=True):
-    """Everything measured in a sweep, tied to the predictions by their SHA-256."""
+    """Everything that was measured in a sweep, tied to the predictions by their SHA-256."""
 
     experiment: Experiment
     environment: Environment
@@ -217,19 +228,21 @@ def read_experiment(path: Path | str) -> Experiment:
 
 
 def read_predictions(path: Path | str) -> Predictions:
+    """Read the predictions of a sweep. Raises ``FileFormatError``."""
     return codec.read(Path(path), Predictions, "predictions", PREDICTIONS_SCHEMA)
 
 
 def read_results(path: Path | str) -> Results:
+    """Read the results of a sweep. Raises ``FileFormatError``."""
     return codec.read(Path(path), Results, "results", RESULTS_SCHEMA)
 
 
 class TrainResult(Noun, frozen=True):
-    """What a training run came to. ``losses`` are mean training losses, one a step; times are medians.
+    """The result of a training run. ``losses`` are mean training losses, one per step; times are medians.
 
-    ``step_s`` is of the steps with a whole batch but the first, each from the last rank's begin to the slowest rank's
-    end (0 where there is none), and ``images_per_s`` is such a batch over it. A run that was resumed did
-    ``first_step`` steps before, whose losses it has, but not their times. ``checkpoint_failure`` says why the last
+    ``step_s`` is taken over the steps with a whole batch except the first, each from the last rank's begin to the
+    slowest rank's end (0 where there is no such step); ``images_per_s`` is the batch over it. A resumed run did
+    ``first_step`` steps before; it has their losses but not their times. ``checkpoint_failure`` says why the last
     checkpoint could not be written (empty where it could).
     """
 

@@ -1,7 +1,7 @@
-"""The colours of figures and pages, each with its counterpart on a dark page. Loads nothing.
+"""The colours of figures and pages, each for light and for dark pages. Loads nothing.
 
-Figures are drawn in the light ones; in a page both stand behind CSS variables. Words need a contrast of 4.5 with what
-they stand on, lines and areas 3 (WCAG AA); a test computes them. Hairlines that only help the eye need none.
+Figures are drawn in the light colours; a page has both as CSS variables. Text needs a contrast of 4.5 to its
+background, lines and areas need 3 (WCAG AA), which a test computes. Faint guide lines need none.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ BACKS = {
     "paper": Colour("#fefefe", "#1d1d23"),
     "page": Colour("#f5f5f7", "#141418"),
 }
-"""What words and figures stand on."""
+"""Backgrounds."""
 RULE = Colour("#d9d9e0", "#3a3a44")
 WARN, WARN_BACK = Colour("#805300", "#f0c36a"), Colour("#fff6e0", "#2c2413")
 
 
 def variables() -> dict[str, Colour]:
-    """CSS variable (without its dashes) -> colour."""
+    """Return name of the CSS variable (without its dashes) -> colour."""
     series = {f"series{number}": colour for number, colour in enumerate(SERIES)}
     return {**WORDS, **AREAS, **series, **BACKS, "rule": RULE, "warn": WARN, "warn-back": WARN_BACK}

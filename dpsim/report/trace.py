@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpsim import codec
+from dpsim.codec import to_json, write_text
 from dpsim.schedule import LANE_NAMES
 from dpsim.timeline import Timeline
 
@@ -16,10 +16,10 @@ STEPS = 3
 
 
 def trace_events(timelines: Sequence[Timeline], *, steps: int = STEPS) -> dict[str, Any]:
-    """The first ``steps`` steps of each timeline as a Trace Event Format object.
+    """Return the first ``steps`` steps of each timeline as a Trace Event Format object.
 
-    One process a timeline and rank, one thread a lane, one complete event (``ph`` X) an operation;
-    ``ts`` and ``dur`` in microseconds. Each timeline starts at 0, so that measured and predicted line up.
+    Each rank of a timeline is a process, each lane a thread, and each operation a complete event (``ph`` X) with ``ts``
+    and ``dur`` in microseconds. Every timeline starts at 0, so that measured and predicted line up.
     """
     events: list[dict[str, Any]] = []
     pid = 0
@@ -28,17 +28,17 @@ def trace_events(timelines: Sequence[Timeline], *, steps: int = STEPS) -> dict[s
         origin = float(timeline.start_s[kept].min()) if kept.any() else 0.0
         label = timeline.source + (" (emulated network)" if timeline.emulated_network else "")
         for rank in np.unique(timeline.rank[kept]):
-            mine = kept & (timeline.rank == rank)
-            lanes = [int(lane) for lane in np.unique(timeline.lane[mine])]
+            of_rank = kept & (timeline.rank == rank)
+            lanes = [int(lane) for lane in np.unique(timeline.lane[of_rank])]
             events += _names(pid, f"{label}, rank {rank}", lanes)
-            events += [_event(timeline, int(i), pid, origin) for i in np.flatnonzero(mine)]
+            events += [_event(timeline, int(i), pid, origin) for i in np.flatnonzero(of_rank)]
             pid += 1
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
 def write_trace(path: Path, timelines: Sequence[Timeline], *, steps: int = STEPS) -> None:
     """Write ``trace_events`` as a JSON file that Perfetto opens."""
-    codec.write_text(path, codec.to_json(trace_events(timelines, steps=steps), indent=None) + "\n")
+    write_text(path, to_json(trace_events(timelines, steps=steps), indent=None) + "\n")
 
 
 def _names(pid: int, process: str, lanes: Sequence[int]) -> list[dict[str, Any]]:

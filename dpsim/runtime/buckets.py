@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dpsim.comm.clock import now
 from dpsim.comm.transport import Request, Transport, all_done
 from dpsim.lowering.fusion import HorovodCycle
+from dpsim.runtime.program import StepProgram
 from dpsim.schedule import Schedule
 
 Run = tuple[int, int]
@@ -18,13 +19,13 @@ Run = tuple[int, int]
 
 
 class BucketPolicy(Protocol):
-    """Told which layer's gradients are final, says which messages may start. All ranks get the same order."""
+    """Takes what has been computed and says which messages may start. All ranks get the same order."""
 
     def begin(self) -> None:
         """A new step."""
 
-    def ready(self, layer: int) -> Sequence[Run]:
-        """A layer's gradients are final: the messages that are now complete, in order."""
+    def ready(self, operation: int) -> Sequence[Run]:
+        """A forward has ended, or a backward's gradients are final: the messages that may start now, in order."""
 
     def rest(self) -> Iterable[Run]:
         """Backward is over: all messages not handed out yet, in order, each as soon as it may start.
@@ -33,28 +34,29 @@ class BucketPolicy(Protocol):
         """
 
 
-class StaticBuckets:
-    """Buckets of the Schedule, complete when their last gradient is; handed out in bucket order."""
+class ScheduledBuckets:
+    """The gradient collectives of the Schedule, in its order, each as soon as all that it waits for is done."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        order = schedule.workload.ready_order
-        self._complete: dict[int, list[Run]] = {}
-        for bucket in range(schedule.buckets):
-            last = schedule.bucket_start[bucket + 1] - 1
-            self._complete.setdefault(int(order.layer[last]), []).append((bucket, bucket + 1))
-        self._all = [(bucket, bucket + 1) for bucket in range(schedule.buckets)]
-        self._given = 0
+    def __init__(self, program: StepProgram) -> None:
+        self._releases, self._waits = program.releases, program.waits
+        self._queue = tuple((bucket, bucket + 1) for bucket in program.queue)
+        self.begin()
 
     def begin(self) -> None:
-        self._given = 0
+        self._left = list(self._waits)
+        self._head = 0
 
-    def ready(self, layer: int) -> Sequence[Run]:
-        complete = self._complete.get(layer, [])
-        self._given += len(complete)
-        return complete
+    def ready(self, operation: int) -> Sequence[Run]:
+        for place in self._releases[operation]:
+            self._left[place] -= 1
+        first = head = self._head
+        while head < len(self._queue) and not self._left[head]:
+            head += 1
+        self._head = head
+        return self._queue[first:head]
 
     def rest(self) -> Iterable[Run]:
-        return self._all[self._given :]
+        return self._queue[self._head :]
 
 
 class CycleBuckets:
@@ -64,13 +66,13 @@ class CycleBuckets:
     travel as several messages, since gradients are never copied.
     """
 
-    def __init__(self, schedule: Schedule, control: Transport) -> None:
+    def __init__(self, schedule: Schedule, program: StepProgram, control: Transport) -> None:
         order = schedule.workload.ready_order
         self._sizes = [int(size) for size in order.size_bytes]
         self._dtype_codes = [int(code) for code in order.dtype_code]
-        self._by_layer: dict[int, list[int]] = {}
-        for position, layer in enumerate(order.layer):
-            self._by_layer.setdefault(int(layer), []).append(position)
+        self._of_operation: dict[int, list[int]] = {}
+        for position, layer in enumerate(order.layer.tolist()):
+            self._of_operation.setdefault(program.backward[-1][layer], []).append(position)
         self._cycle = HorovodCycle(threshold_bytes=schedule.plan.threshold_bytes, cycle_s=schedule.plan.cycle_s)
         self._control = control
         self._ready: set[int] = set()
@@ -85,8 +87,8 @@ class CycleBuckets:
         self._ready, self._waiting, self._decided, self._given = set(), [], [], 0
         self._tick_s = now() + self._cycle.cycle_s
 
-    def ready(self, layer: int) -> Sequence[Run]:
-        for position in self._by_layer.get(layer, []):
+    def ready(self, operation: int) -> Sequence[Run]:
+        for position in self._of_operation.get(operation, []):
             self._ready.add(position)
             self._waiting.append(position)
         if self._control.rank == 0:
@@ -166,6 +168,6 @@ def _neighbours(positions: Sequence[int]) -> list[Run]:
     return runs
 
 
-def bucket_policy(schedule: Schedule, control: Transport) -> BucketPolicy:
+def bucket_policy(schedule: Schedule, program: StepProgram, control: Transport) -> BucketPolicy:
     """The policy a schedule asks for; ``control`` is a transport of its own for decisions taken while running."""
-    return CycleBuckets(schedule, control) if schedule.dynamic else StaticBuckets(schedule)
+    return CycleBuckets(schedule, program, control) if schedule.dynamic else ScheduledBuckets(program)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from dpsim.comm.broadcast import broadcast
 from dpsim.errors import ConfigError
+from dpsim.progress import Progress
 from dpsim.replica import Array
 from dpsim.runtime.checkpoint import Checkpoint, Header
 from dpsim.runtime.trainer import Trainer
@@ -43,7 +43,7 @@ def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Chec
     return Checkpoint(header=header, tensors=tensors)
 
 
-def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Callable[[str], None]) -> list[float]:
+def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Progress) -> list[float]:
     """Put a trainer that has not begun into a checkpoint's state, which rank 0 has; collective. The losses so far.
 
     Training goes on with the same bits on as many devices as wrote it, and, with leaves, on any number: running

@@ -28,6 +28,7 @@ from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.gradient_accumulator import GradientAccumulator
 from dpsim.runtime.micro_batches import MicroBatch, plan_micro_batches, plan_partial_sums, slot_sums
+from dpsim.runtime.program import compiled
 from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
 from dpsim.runtime.stall import Labels
@@ -97,10 +98,10 @@ class StepRunner:
         self._rounding = self._compression.rounding if self._compression is not None and plan.leaves else None
         held = len(slots.of(transport.rank))
         self._memory = GradientAccumulator(replica, self.arena, held, self._micro_batches, self._rounding)
-        self._pass = self._micro_batches[0]
+        self._micro_batch = self._micro_batches[0]
         if isinstance(replica, LeafReplica):
             replica.train_in_leaves(plan.leaves > 0, self._rounding)
-        self._memory.bind(self._pass)
+        self._memory.bind(self._micro_batch)
         self._statistics: BatchNormReplica | None = None
         if normalises and isinstance(replica, BatchNormReplica):
             replica.normalise_batches(plan.batch_norm, self._paused_sum)
@@ -115,14 +116,12 @@ class StepRunner:
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
         self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._compression)
-        self._policy: BucketPolicy = bucket_policy(schedule, control or transport)
+        self.program = compiled(schedule)
+        self._policy: BucketPolicy = bucket_policy(schedule, self.program, control or transport)
         self._held: list[Run] = []
         self._of_leaves: list[list[Array]] = []
         self._blocking = plan.overlap in ("off", "inline")
-        self._forward_names = [f"forward {layer.name}" for layer in self._layers]
-        self._backward_names = [f"backward {layer.name}" for layer in self._layers]
-        self._operations = [*self._forward_names, "loss", *self._backward_names]
-        self._numbers = {name: number for number, name in enumerate(self._operations)}
+        self._of_micro_batch(self._micro_batch)
 
     def initialise(self, seed: int) -> None:
         """Parameters from the replica's own initial values, optimizer state zero."""
@@ -150,7 +149,7 @@ class StepRunner:
         Raises ``NotFiniteError`` when the loss of any rank is not finite, before any parameter changes.
         """
         self._marks = StepMarks(now() if begin_s is None else begin_s)
-        self._marks.compute.append(("step overhead", now()))
+        self._marks.compute.append((self.program.overhead, now()))
         self.status.computes(self.steps + 1)
         self._policy.begin()
         self._held = []
@@ -185,7 +184,7 @@ class StepRunner:
         )
         marks = self._marks
         marks.end_s = now()
-        marks.compute.append(("update", marks.end_s))
+        marks.compute.append((self.program.update, marks.end_s))
         self.steps += 1
         self.status.rests()
         return StepOutcome(sums=sums, global_samples=global_samples, marks=marks)
@@ -193,12 +192,13 @@ class StepRunner:
     @property
     def labels(self) -> Labels:
         """What the numbers of ``look`` stand for."""
-        return Labels([self.schedule.bucket_tensors(n) for n in range(self.schedule.buckets)], self._operations)
+        return Labels([self.schedule.bucket_tensors(n) for n in range(self.schedule.buckets)], self.program.names)
 
     def look(self) -> tuple[int, int]:
         """The bucket under way, and the number of the operation finished last; for another thread to ask."""
         done = self._marks.compute
-        return self._progress.bucket, self._numbers.get(done[-1][0], UNKNOWN) if done else UNKNOWN
+        last = done[-1][0] if done else UNKNOWN
+        return self._progress.bucket, UNKNOWN if last in (self.program.overhead, self.program.update) else last
 
     def close(self) -> None:
         """End the communication thread, if there is one."""
@@ -207,18 +207,23 @@ class StepRunner:
     # What the replica announces (dpsim.replica.StepEvents).
 
     def forward_done(self, layer: int) -> None:
-        self._marks.compute.append((self._forward_names[layer], now()))
+        self._marks.compute.append((self._forward[layer], now()))
+        if self._announces and self.program.releases[self._forward[layer]]:
+            self._released(self._forward[layer])
 
     def loss_done(self) -> None:
-        self._marks.compute.append(("loss", now()))
+        self._marks.compute.append((self._loss, now()))
 
     def gradients_ready(self, layer: int) -> None:
         self._marks.ready.append((layer, now()))
-        if self._pass.merges or self._rounding is not None:
-            self._memory.add_up(self._pass, [tensor.name for tensor in self._layers[layer].tensors])
-        if not self._communicates or self._pass is not self._micro_batches[-1]:
-            return
-        complete = self._policy.ready(layer)
+        if self._micro_batch.merges or self._rounding is not None:
+            self._memory.add_up(self._micro_batch, [tensor.name for tensor in self._layers[layer].tensors])
+        if self._announces:
+            self._released(self._backward[layer])
+
+    def _released(self, operation: int) -> None:
+        """Begin the messages that may start now that an operation is done."""
+        complete = self._policy.ready(operation)
         if not self._overlapped:
             self._held += complete
         elif complete:
@@ -234,7 +239,7 @@ class StepRunner:
             self._progress.poll()
 
     def backward_done(self, layer: int) -> None:
-        self._marks.compute.append((self._backward_names[layer], now()))
+        self._marks.compute.append((self._backward[layer], now()))
         if self._overlapped and self._communicates:
             self._progress.poll()
 
@@ -250,7 +255,7 @@ class StepRunner:
         self.status.computes(self.steps + 1)
         end_s = now()
         self._marks.pauses.append((begin_s, end_s))
-        self._marks.compute.append(("step overhead", end_s))
+        self._marks.compute.append((self.program.overhead, end_s))
 
     def _reduce(self, first: int, stop: int) -> None:
         """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot."""
@@ -275,10 +280,24 @@ class StepRunner:
         self._marks.collectives.append((-1, arrays[0].nbytes, *self._marks.pauses[-1]))
         return total
 
+    def _of_micro_batch(self, micro_batch: MicroBatch) -> None:
+        """Look up the operations that the replica announces next.
+
+        There may be more micro-batches than the schedule has, the first ones then in place of its first one; what is
+        released is released by the last one that stands for a micro-batch of the schedule.
+        """
+        number = self._micro_batches.index(micro_batch)
+        surplus = len(self._micro_batches) - self.plan.accumulate
+        self._announces = self._communicates and number >= surplus
+        scheduled = max(0, number - surplus)
+        self._forward, self._backward = self.program.forward[scheduled], self.program.backward[scheduled]
+        self._loss = self.program.loss[scheduled]
+
     def _forward_backward(self, one: MicroBatch, share: Batch) -> BatchSums:
         """The sums of one pass over its leaves of the share."""
         if len(self._micro_batches) > 1:
-            self._pass = one
+            self._micro_batch = one
+            self._of_micro_batch(one)
             self._memory.bind(one)
         edges = share.leaves[one.first : one.stop + 1]
         low, high = edges[0], edges[-1]

@@ -24,7 +24,7 @@ from dpsim.comm.compression import Compression
 from dpsim.comm.transport import Transport, transport
 from dpsim.data import Dataset, epoch_batches
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
-from dpsim.lowering.data_parallel import lower
+from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Replica

@@ -26,7 +26,7 @@ from dpsim.experiments.gpu_check import logical
 from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Samples, Tests, assemble, file_name, table
 from dpsim.experiments.gpu_check.versions import gpus
 from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.launch import jobs
+from dpsim.launch import jobs, rank_info
 from dpsim.records.sweep import Environment
 
 TESTS_S, LOGICAL_S, RANKS_S = 200.0, 130.0, 60.0
@@ -42,7 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER", help="where the JSON file goes [here]")
     folder: Path = parser.parse_args().output
-    here = jobs.job()
+    here = rank_info.job()
     if here is not None and here.rank != 0:
         jobs.serve()
     try:
@@ -136,7 +136,7 @@ class _Found:
 
 def _between(on: Gpus, found: _Found) -> None:
     """Samples between processes, as many as this job's ranks, else one a GPU, else two on the one GPU."""
-    here = jobs.job()
+    here = rank_info.job()
     if here is not None and here.size is not None:
         counts = [here.size] if here.size > 1 else []
     else:

@@ -6,7 +6,7 @@ for, launches and host barriers included. The peer is timed by the same rule, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 from mpi4py import MPI
@@ -15,12 +15,12 @@ from dpsim import codec
 from dpsim.comm.cuda.device import Device, nccl_missing, open_device
 from dpsim.experiments.gpu_check.record import Mode, Samples, kept
 from dpsim.harness.bench.gpus import Kernels, Nccl, Numbers, Way
+from dpsim.progress import Progress
 
-Tell = Callable[[str], None]
 _DTYPE = "float32"
 
 
-def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
     """Samples of every version at ``sizes_bytes``, ``samples`` each; by which way and mode; how many GPUs these are."""
     device = open_device(_number(comm))
     device.use()
@@ -38,7 +38,7 @@ def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Tell) -> dict[s
     return {"samples": codec.to_builtins(found), "way": access.way, "mode": access.mode, "gpus": gpus, "left_out": []}
 
 
-def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
     """The same of NCCL's in-place allreduce, by CuPy; ``left_out`` says why where there is none."""
     missing = comm.bcast(nccl_missing())
     if missing:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from dpsim.experiments.gpu_check.record import Samples, kept
 from dpsim.harness.bench.logical import HEAD_START_BYTES, Lane, Timed, buffers, lane, prepared
 from dpsim.kernels.allreduce import registry, tree
 from dpsim.kernels.allreduce.cuda.versions import Mode
+from dpsim.progress import Progress
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,7 +44,7 @@ class Effort:
 SIMULATOR = Effort(devices=(2, 3), sizes_bytes=(4, 60, 256), samples=2, least=2, mode="split", head_start_bytes=4)
 
 
-def alone(comm: MPI.Intracomm, argument: dict[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+def alone(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
     """``measure`` as the task of one rank, for ``seconds`` at most."""
     device = open_device(0)
     device.use()
@@ -53,9 +53,7 @@ def alone(comm: MPI.Intracomm, argument: dict[str, Any], tell: Callable[[str], N
     return {"samples": codec.to_builtins(found), "left_out": left_out}
 
 
-def measure(
-    device: Device, effort: Effort, tell: Callable[[str], None], deadline_s: float
-) -> tuple[list[Samples], list[str]]:
+def measure(device: Device, effort: Effort, tell: Progress, deadline_s: float) -> tuple[list[Samples], list[str]]:
     """Every version at every number of devices and size; and what was left out, with the reason.
 
     ``deadline_s``: when to stop, on ``time.monotonic``.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from dpsim.cli import flags, show
 from dpsim.cli.app import run
+from dpsim.report.table import Column
 
 _EXAMPLES = """\
 Examples:
@@ -36,7 +38,7 @@ def peers(
     from dpsim.harness.measurement.environment import version
 
     flags.writable(output)
-    chosen: dict[str, Any] = flags.given(
+    chosen = flags.provided(
         model=model,
         rounds=rounds,
         steps=steps,
@@ -46,19 +48,17 @@ def peers(
         systems=flags.listed("--systems", systems, str),
     )
     contest = Contest(**chosen)
-    with show.progress() as tell:
-        standings = hold(contest, tell)
+    with show.progress() as progress:
+        standings = hold(contest, progress)
     points = result.points(contest, standings)
     summary = result.summary(points) | {"rounds": contest.rounds, "torch": version("torch")}
     if output is not None:
         codec.write(output, show.json_object("peers", points, summary))
     if json:
-        show.as_json("peers", points, summary)
+        show.print_json("peers", points, summary)
         return
-    table = show.table(*result.COLUMNS)
-    for row in result.rows(points):
-        table.add_row(*row)
-    show.rich(table)
+    columns = [Column(head=head, cell=itemgetter(i), left=not i) for i, head in enumerate(result.COLUMNS)]
+    show.table(columns, list(result.rows(points)))
     print("\n".join(result.notes(standings)))
     print(f"PyTorch {summary['torch']}, medians of {contest.rounds} interleaved rounds of {contest.steps} steps")
 

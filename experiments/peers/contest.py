@@ -19,10 +19,10 @@ from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.experiments.peers.agreement import loss_error, require_agreement
 from dpsim.experiments.peers.job import Job
 from dpsim.experiments.peers.setting import ONE_RANK, OWN, SYSTEMS, Change, Setting, Work, choices, first_setting, shown
-from dpsim.launch import jobs
+from dpsim.launch import rank_info
 from dpsim.launch.scratch import scratch
+from dpsim.progress import Progress
 
-Progress = Callable[[str], None]
 WARM_STEPS = 2
 _SEARCH_VISITS = 4
 _JOB_FIELDS = ("pin", "thread_level")
@@ -100,7 +100,7 @@ def require_torch(systems: tuple[str, ...]) -> None:
 def hold(contest: Contest, tell: Progress) -> list[Standing]:
     """Run the contest. Raises ``ConfigError`` without PyTorch, ``DpsimError`` where a peer trains otherwise."""
     require_torch(contest.systems)
-    if jobs.job() is not None:
+    if rank_info.job() is not None:
         raise ConfigError(
             "the peers were started inside an MPI job", allowed="an ordinary process: every system starts its own ranks"
         )

@@ -16,6 +16,7 @@ from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.experiments.peers.agreement import CHECKED_STEPS, gradient_errors
 from dpsim.experiments.peers.setting import OWN, OwnSetting, TorchSetting, Work
+from dpsim.progress import Progress
 from dpsim.replica import Array
 
 
@@ -34,7 +35,7 @@ class Contender(Protocol):
     def close(self) -> None: ...
 
 
-def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> None:
+def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """Do what comes through the socket until it is closed. Commands: ``build``, ``visit``, ``drop``."""
     work = codec.decode(argument["work"], Work, "work of the peers")
     contenders: dict[int, Contender] = {}

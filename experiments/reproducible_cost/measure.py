@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -14,13 +13,14 @@ from dpsim.experiments.turns import steps_in_turn
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan
+from dpsim.progress import Progress
 from dpsim.runtime.trainer import Trainer
 
 _TURN_S = 0.3
 _MOST_COUNTED = 6
 
 
-def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> dict[str, list[float]]:
+def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
     """The task: seconds of a step of each mode, a median a round."""
     case = codec.decode(argument["case"], Case, "case")
     dataset = load_dataset(case.dataset)

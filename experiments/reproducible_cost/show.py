@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from dpsim import codec
 from dpsim.experiments.reproducible_cost.cases import AGAIN, PLAIN, Case, CostRecord, Measured
 from dpsim.harness.measurement.statistics import Interval, median_ratio
-from dpsim.report.content import Content
+from dpsim.report.content import Content, environment_facts
 from dpsim.report.figures.style import MUTED, RULE, labels_at_right, panels, styled
-from dpsim.report.sweep.facts import environment_facts
-from dpsim.report.sweep.tables import Column, Section, Table
-from dpsim.report.write import write_content
+from dpsim.report.table import Column, Table, table
+from dpsim.report.write import ReportFigure, write_content
 
 RECORD = "cost.json"
 _COLOURS = ("#0071b1", "#d45d00", "#009e73")
@@ -68,7 +67,8 @@ def write(folder: Path, record: CostRecord) -> Path:
             f"{curves[0].case.model}, whose weights take 40 MB. Bars: 95 % intervals."
         )
         wide, narrow = _figure(curves), _figure(curves, narrow=True)
-        figures.append(("cost", "Cost against the global batch", caption, wide, narrow))
+        title = "Cost against the global batch"
+        figures.append(ReportFigure(name="cost", title=title, caption=caption, wide=wide, narrow=narrow))
     return next(path for path in write_content(folder, _content(record), figures) if path.suffix == ".html")
 
 
@@ -101,38 +101,29 @@ def _answers(record: CostRecord) -> Iterator[str]:
 
 
 def _table(record: CostRecord) -> Table:
-    columns = (
-        Column(head="B"),
-        Column(head="mode", left=True),
-        Column(head="step"),
-        Column(head="over plain"),
-        Column(head="95 %", left=True, dispensable=1),
-        Column(head="limit"),
-        Column(head="rounds", dispensable=2),
-    )
-    sections: dict[str, list[tuple[str, ...]]] = {}
+    sections: dict[str, list[tuple[Measured, str]]] = {}
     for measured in record.measured:
         case = measured.case
         rows = sections.setdefault(f"{case.model} on {case.dataset}, {_devices(case.devices)}", [])
-        rows += [_row(measured, name) for name in measured.step_s]
-    return Table(
+        rows += [(measured, name) for name in measured.step_s]
+    return table(
         title="Steps",
-        columns=columns,
-        sections=tuple(Section(title=t, rows=tuple(r)) for t, r in sections.items()),
+        columns=(
+            Column(head="B", cell=lambda row: str(row[0].case.global_batch)),
+            Column(head="mode", cell=lambda row: row[1], left=True),
+            Column(head="step", cell=lambda row: f"{np.median(row[0].step_s[row[1]]) * 1e3:.2f} ms"),
+            Column(head="over plain", cell=lambda row: f"{ratio(*row).median:.3f}"),
+            Column(
+                head="95 %",
+                cell=lambda row: f"{ratio(*row).low:.3f} to {ratio(*row).high:.3f}",
+                left=True,
+                dispensable=1,
+            ),
+            Column(head="limit", cell=lambda row: f"{limit:.2f}" if (limit := _limit(row[0].case, row[1])) else ""),
+            Column(head="rounds", cell=lambda row: str(len(row[0].step_s[row[1]])), dispensable=2),
+        ),
+        sections=sections,
         note="Plain: batch norm local, gradients summed rank after rank; medians.",
-    )
-
-
-def _row(measured: Measured, name: str) -> tuple[str, ...]:
-    of, limit, steps_s = ratio(measured, name), _limit(measured.case, name), measured.step_s[name]
-    return (
-        str(measured.case.global_batch),
-        name,
-        f"{np.median(steps_s) * 1e3:.2f} ms",
-        f"{of.median:.3f}",
-        f"{of.low:.3f} to {of.high:.3f}",
-        f"{limit:.2f}" if limit else "",
-        str(len(steps_s)),
     )
 
 

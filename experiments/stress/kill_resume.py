@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from dpsim.launch.jobs import JobFailed, on_ranks
 from dpsim.launch.scratch import scratch
 from dpsim.learning_rate import Cosine, RateSchedule, Step
 from dpsim.optimizer import AdamW, Sgd
+from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import checkpoints
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Told:
         )
 
 
-def undisturbed(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> list[Result]:
+def undisturbed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Result]:
     """A task for one rank: what each training comes to that nothing happens to."""
     from dpsim.harness.train.on_ranks import train_on_ranks
 

@@ -125,7 +125,7 @@ def test_doctor(dpsim: Dpsim) -> None:
     found = {point["name"]: point for point in shown["points"]}
     assert set(found) == {"launcher", "MPI", "numba", "BLAS", "shared memory", "cores", "clock", "kernels", "GPU"}
     assert found["MPI"]["state"] == "ok"
-    assert "2 ranks added numbers" in found["MPI"]["found"]
+    assert "2 ranks computed a sum" in found["MPI"]["found"]
     assert all(point["remedy"] for point in shown["points"] if point["state"] != "ok")
     assert shown["summary"]["fail"] == 0
 
@@ -135,7 +135,7 @@ def test_doctor_shows_what_was_measured_and_measures_again(
 ) -> None:
     monkeypatch.setenv("DPSIM_CACHE_DIR", str(tmp_path))
     code, out, _ = dpsim("doctor")
-    assert code == 0 and "nothing measured yet" in out
+    assert code == 0 and "not measured yet" in out
     monkeypatch.setattr("dpsim.harness.doctor.TUNED_NETWORKS", [("mlp:5,6,7,8,9", (4, 4, 1))])
     shown = _object(dpsim, "doctor", "--tune")
     choices = shown["summary"]["choices"]

@@ -86,7 +86,7 @@ def test_an_input_is_not_overwritten_under_any_of_its_names(tmp_path: Path) -> N
     given.write_text("{}")
     link.symlink_to(given)
     for path in (given, link, tmp_path / ".." / tmp_path.name / "w.json"):
-        with pytest.raises(ConfigError, match="it is read by this command"):
+        with pytest.raises(ConfigError, match="this command reads it"):
             writable(path, inputs=(None, given))
     writable(tmp_path / "other.json", inputs=(None, given))
 
@@ -110,14 +110,14 @@ def test_predict_does_not_write_over_its_workload(dpsim: Dpsim, tmp_path: Path) 
         workload,
     )
     assert (code, workload.read_bytes()) == (2, before)
-    assert "it is read by this command" in said
+    assert "this command reads it" in said
 
 
 def test_a_page_that_is_no_report_is_not_overwritten(dpsim: Dpsim, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<h1>my home page</h1>")
     code, _, said = dpsim("report", Path(__file__).parents[2] / "reports" / "devices", "--output", tmp_path)
     assert (code, (tmp_path / "index.html").read_text()) == (2, "<h1>my home page</h1>")
-    assert "its index.html is no report of dpsim" in said
+    assert "its index.html is not a report of dpsim" in said
 
 
 def test_a_second_command_is_kept_out_of_a_folder_and_the_first_one_s_files_are_as_they_were(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from report_factory import timeline
 
 from dpsim.report.trace import trace_events, write_trace
-from dpsim.schedule import COMMUNICATION, COMPUTE
+from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE
 from dpsim.timeline import Timeline
 
 MEASURED = Timeline.from_record(timeline("measured", 6e-3, 1e-3, 4, True, 2))
@@ -36,8 +36,8 @@ def test_a_process_is_a_rank_and_a_thread_a_lane_with_names() -> None:
         "predicted (emulated network), rank 1",
     ]
     lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert set(lanes) == {(pid, lane) for pid in names for lane in (COMPUTE, COMMUNICATION)}
-    assert lanes[0, COMMUNICATION] == "communication"
+    assert set(lanes) == {(pid, lane) for pid in names for lane in (COMPUTE_LANE, COMMUNICATION_LANE)}
+    assert lanes[0, COMMUNICATION_LANE] == "communication"
     assert {e["pid"] for e in events} == set(names)
 
 

@@ -31,7 +31,7 @@ from dpsim.layout import parse_devices
 from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.records import bench
-from dpsim.report.markdown import _cell
+from dpsim.report.page import markdown_cell
 from dpsim.report.words import printable
 from dpsim.runtime import checkpoint
 from dpsim.units import parse_duration
@@ -150,17 +150,17 @@ def test_reproducible_without_leaves_is_refused(dpsim: Dpsim) -> None:
 
 
 def test_a_crash_names_shared_memory_as_a_possible_reason() -> None:
-    assert "/dev/shm" in str(failure_report.failure(11, JobState(first_ended=0, signal=11), 2))
+    assert "/dev/shm" in str(failure_report.failure(11, JobState(first_ended=0, reported_signal=11), 2))
 
 
 def test_a_rank_killed_before_it_said_hello_is_not_taken_for_another_one() -> None:
-    seen = JobState(first_ended=0, signal=9, pids={0: ("here", 1)})
+    seen = JobState(first_ended=0, reported_signal=9, pids={0: ("here", 1)})
     assert str(failure_report.failure(9, seen, 2)).startswith("one of 2 ranks was killed by SIGKILL")
 
 
 def test_control_characters_reach_no_report() -> None:
     assert printable("a\x1b[31mb\0\x9b\ud800\n") == "a[31mb\n"
-    assert _cell("a | b\x1b <script>*") == "a \\| b &lt;script>\\*"
+    assert markdown_cell("a | b\x1b <script>*") == "a \\| b &lt;script>\\*"
 
 
 @pytest.mark.parametrize(("redirected", "code"), [(">&-", 0), ("> /dev/full", 2)])

@@ -22,6 +22,7 @@ from dpsim import codec
 from dpsim.errors import CommunicationError, ConfigError, FileFormatError
 from dpsim.experiments import allreduce_targets, ladder_page
 from dpsim.harness.bench import entrants, measure, turns
+from dpsim.harness.bench.algorithms import bench_algorithms
 from dpsim.harness.bench.result import result
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.kernels.allreduce.registry import versions
@@ -29,9 +30,8 @@ from dpsim.kernels.elementwise import scaling
 from dpsim.launch import jobs
 from dpsim.launch.resident_job import Job, Processes
 from dpsim.records import bench
-from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System, bench_algorithms
-from dpsim.report.bench.content import placements
-from dpsim.report.bench.terminal import lines
+from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
+from dpsim.report.bench.content import placements, warnings
 
 Dpsim = Callable[..., tuple[int, str, str]]
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -56,7 +56,7 @@ def test_without_a_smallest_size_it_begins_at_one_element() -> None:
 @pytest.mark.parametrize(
     ("flags", "given", "more"),
     [
-        ("--min 1MiB --max 4B", "sizes from 1 MiB to 4 B", "exchange them"),
+        ("--min 1MiB --max 4B", "sizes from 1 MiB to 4 B", "exchange the two"),
         ("--min 3B", "sizes from 3 bytes", "multiples of 4 bytes"),
         ("--min 0", "--min is '0'", "1 byte or more"),
         ("--max inf", "--max is 'inf'", "64MiB"),
@@ -255,7 +255,7 @@ def test_the_bound_of_small_sizes_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (FULL[:2], "no series of dpsim's default at 1 MiB"),
+        (FULL[:2], "no series of dpsim's default algorithm at 1 MiB"),
         ((*FULL[:4], series("gloo", "gloo", [[1000]])), "with 1 and 2 rounds"),
     ],
 )
@@ -283,8 +283,8 @@ def test_what_was_wrong_has_a_row_and_no_times() -> None:
     (wrong,) = [p for p in found.points if p.wrong]
     assert (wrong.algorithm, wrong.time_s, wrong.busbw_bytes_per_s, wrong.samples) == ("mpi", None, None, 0)
     assert found.wrong == 3
-    text = "\n".join(lines(record(*FULL), found))
-    assert "3 elements were not the sum (dpsim mpi)" in text
+    (warning,) = [warning for warning in warnings(found) if warning.kind == "wrong"]
+    assert warning.text == "3 elements were not the sum (dpsim mpi)"
 
 
 def test_a_wrong_sum_ends_with_exit_code_1(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_a_wrong_sum_ends_with_exit_code_1(dpsim: Dpsim, monkeypatch: pytest.Mon
 
 def test_a_row_has_both_placements_and_one_may_be_missing() -> None:
     pairs = placements(result(record(*FULL)), cached=False)
-    shown = {(pair[1] or pair[0]).algorithm: [p is not None for p in pair] for pair in pairs if pair[1] or pair[0]}  # type: ignore[union-attr]
+    shown = {pair.first.algorithm: [p is not None for p in (pair.out_of_place, pair.in_place)] for pair in pairs}
     assert shown["two-shot"] == [True, True] and shown["gloo"] == [False, True]
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import entrants
+from dpsim.harness.bench.algorithms import bench_algorithms
 from dpsim.harness.bench.turns import SCALING
 from dpsim.records import bench
-from dpsim.records.bench import AllreduceBench, bench_algorithms
+from dpsim.records.bench import AllreduceBench
 
 Dpsim = Callable[..., tuple[int, str, str]]
 Python = Callable[..., subprocess.CompletedProcess[str]]

@@ -14,10 +14,11 @@ from report_factory import sweep
 
 from dpsim import codec
 from dpsim.errors import FileFormatError
-from dpsim.harness.sweep.compare import compare, warnings
+from dpsim.harness.sweep.compare import compare
 from dpsim.records.sweep import Predictions, Results, read_predictions, read_results
-from dpsim.report.content import content
-from dpsim.report.markdown import markdown
+from dpsim.report.page import markdown
+from dpsim.report.sweep.content import content
+from dpsim.report.sweep.warnings import warnings
 
 PREDICTIONS, RESULTS = sweep(networks=("node",), rounds=2, per_round=1)
 RAW: dict[str, Any] = {

@@ -6,9 +6,10 @@ import pytest
 from report_factory import PACED, sweep
 
 from dpsim import codec
-from dpsim.harness.sweep.compare import compare, points_json, summary_json
+from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import MeasuredPoint, Predictions, Results
+from dpsim.report.sweep.result import points_json, summary_json
 
 FIXED_POINT_NAMES = {
     "devices",

@@ -12,11 +12,13 @@ from report_factory import PACED, sweep
 
 from dpsim import codec
 from dpsim.errors import FileFormatError
-from dpsim.harness.sweep.compare import compare, points_json, summary_json, warnings
+from dpsim.harness.sweep.compare import compare
 from dpsim.machine import Speed
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.records.sweep import MeasuredPoint, Predictions, Results, read_predictions, read_results
-from dpsim.report.content import content
+from dpsim.report.sweep.content import content
+from dpsim.report.sweep.result import points_json, summary_json
+from dpsim.report.sweep.warnings import warnings
 
 SLOW = 1.4
 
@@ -143,13 +145,13 @@ def test_a_steady_machine_is_not_said_to_change() -> None:
 
 def test_a_compute_slowdown_that_is_not_known_well_is_said() -> None:
     found = msgspec.structs.replace(compare(*unsteady(0.0)), compute_slowdown_half_width=0.05)
-    assert "5.0% only" in next(w.text for w in warnings(found) if w.kind == "wide-slowdown")
+    assert "within 5.0%" in next(w.text for w in warnings(found) if w.kind == "wide-slowdown")
 
 
 def test_errors_at_equal_speed_stand_in_the_table_and_in_json() -> None:
     found = compare(*unsteady(0.5, calibrated_share=0.2))
     table = content(found, (), ()).tables[0]
-    column = [column.head for column in table.columns].index("at equal speed")
+    column = [column.head for column in table.columns].index("error at equal speed")
     point: ComparedPoint = found.scored[0]
     assert point.error_at_equal_speed is not None
     assert table.sections[0].rows[0][column] == f"{point.error_at_equal_speed:+.1%}"

@@ -91,7 +91,7 @@ def test_a_damaged_newest_checkpoint_is_named_set_aside_and_gone_round(
 def test_a_run_that_is_at_its_end_shows_its_result_again(folder: Path, straight: TrainResult, dpsim: Dpsim) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     code, out, err = dpsim("train", "--resume", folder)
-    assert (code, straight.digest in out, "all of them done before" in out) == (0, True, True), err
+    assert (code, straight.digest in out, "all of them trained before" in out) == (0, True, True), err
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dpsim import codec
-from dpsim.harness.reproduce.against import against
+from dpsim.harness.reproduce.against import compare_with_saved
 from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.records.reproduce import RECORD, ReproduceRecord, Reproduction, read
@@ -69,7 +69,7 @@ def test_every_step_has_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks
         alone: dict[str, RunOutcome] = {}
         for one, result in zip(task.configurations, ran, strict=True):
             outcome = codec.decode(result, RunOutcome, "outcome")
-            assert outcome.ranks_agree and outcome.basis is None
+            assert outcome.ranks_agree and outcome.drift_inputs is None
             assert len(outcome.trajectory.steps) == len(set(outcome.trajectory.steps)) == 3
             assert alone.setdefault(one.batch_norm, outcome) == outcome, one
         digests |= {outcome.trajectory.digest for outcome in alone.values()}
@@ -112,7 +112,9 @@ def test_local_batch_norm_is_caught_and_its_drift_predicted(controls: Path) -> N
     difference = record.difference(local_2)
     assert difference is not None
     assert (difference.step, difference.tensor, difference.cause) == (1, "state/bn1.running_mean", "batch norm")
-    assert difference.kept and difference.ulps > 1000 and difference.elements_differing == difference.elements == 6
+    assert (
+        difference.values_known and difference.ulps > 1000 and difference.elements_differing == difference.elements == 6
+    )
     assert record.difference(leaf_2) is None
     (drift,), predictions = record.drift, record.predictions
     assert predictions is not None and record.predictions_sha256 == codec.digest(predictions)
@@ -180,7 +182,7 @@ def test_a_saved_run_is_held_against(controls: Path, dpsim: Dpsim, tmp_path: Pat
     assert "OPENBLAS_CORETYPE is Zen there" in err and "--across-machines" in err
     code, out, _ = dpsim("reproduce", *FLAGS, "--against", path, "--across-machines")
     assert code == 1
-    assert f"Held against {path}, batch norm leaf, 8 leaves: step 2, parameters/dense1.weight." in out
+    assert f"Compared with {path}, batch norm leaf, 8 leaves: step 2, parameters/dense1.weight" in " ".join(out.split())
     assert "warning: the saved run is of another machine type" in out
 
 
@@ -194,7 +196,7 @@ def test_a_run_with_another_kernel_table_is_refused(controls: Path, dpsim: Dpsim
 
 def test_a_run_is_identical_to_itself_saved(controls: Path) -> None:
     record = read(controls)
-    beside = against(record, record, controls).against
+    beside = compare_with_saved(record, record, controls).saved_comparison
     assert beside is not None and beside.across_machines == ()
     assert [one.name for one in beside.compared] == ["1 device", "1 device", "2 devices, 0, auto, off"]
     assert beside.differences == (None, None, None)
@@ -221,7 +223,7 @@ def test_a_broken_promise_is_told_and_ends_with_1(
     monkeypatch.setattr("dpsim.harness.reproduce.measure.measure", lambda *_: broken)
     code, out, _ = dpsim("reproduce", *FLAGS)
     assert code == 1
-    assert "warning: what is promised to be identical is not: 2 devices, 0, auto, off; to do:" in out
+    assert "warning: runs that are promised to be identical are not: 2 devices, 0, auto, off" in out
     assert "Batch norm leaf, 8 leaves: NOT IDENTICAL as promised; 1 of 2 runs differ" in out
     code, out, _ = dpsim("reproduce", *FLAGS, "--json")
     assert code == 1 and json.loads(out)["summary"]["identical"] is False
@@ -262,7 +264,7 @@ def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message:
     [
         (("--steps", "4"), "steps is 3 there, 4 here"),
         (("--global-batch", "25"), "global_batch is 24 there, 25 here"),
-        (("--batch-norm", "global"), "has nothing that this one has, for batch norm global with 8 leaves"),
+        (("--batch-norm", "global"), "no configuration to compare with, for batch norm global with 8 leaves"),
         (("--leaves", "9"), "with 9 leaves"),
         (("--wire-dtype", "float16"), "wire_dtype is None there, 'float16' here"),
     ],

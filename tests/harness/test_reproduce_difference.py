@@ -86,7 +86,7 @@ OTHER = {"parameters/dense1.weight": [[1.0, 2.0], [3.0, 4.0 + 2**-50]]}
         ({"state/bn1.running_var": [0.5, 1.1]}, "batch norm", "no layer's output differs"),
         ({"samples/forward dropout1": [5, 2]}, "other", "random numbers"),
         ({"samples/input": [5, 2], "samples/forward dense1": [5, 2]}, "other", "the samples themselves"),
-        ({}, "other", "what the update made of them"),
+        ({}, "other", "after the update"),
     ],
 )
 def test_the_cause_is_the_first_thing_that_differs_in_the_order_of_computation(
@@ -106,8 +106,8 @@ def test_a_loss_alone_that_differs_was_added_in_another_order() -> None:
 
 
 def test_what_comes_to_other_bits_when_it_runs_again_is_said_to() -> None:
-    found = explained(ANY, (1.0, 1.0), looked(), looked(**OTHER), again=False)
-    assert found.cause == "other" and "not determined" in found.evidence and not found.kept
+    found = explained(ANY, (1.0, 1.0), looked(), looked(**OTHER), repeatable=False)
+    assert found.cause == "other" and "trained again" in found.evidence and not found.values_known
 
 
 def test_a_file_without_what_the_other_has_is_no_known_cause() -> None:

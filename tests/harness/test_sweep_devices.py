@@ -20,7 +20,7 @@ from dpsim.cli import app
 from dpsim.data.sharding import largest_share
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.harness.profile.profile import ProfileConfig
-from dpsim.harness.sweep.compare import compare, warnings
+from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, DRIFT_PREDICTIONS, drift, read_drift
 from dpsim.harness.sweep.experiment import completed, predict_experiment
 from dpsim.harness.sweep.sweep import declared, free_folder, sweep
@@ -36,8 +36,9 @@ from dpsim.records.sweep import (
     read_predictions,
     read_results,
 )
-from dpsim.report.content import told
+from dpsim.report.sweep.content import answers
 from dpsim.report.sweep.scaling import points_table
+from dpsim.report.sweep.warnings import warnings
 from dpsim.runtime.micro_batches import own_leaves
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sweep_devices")]
@@ -201,13 +202,13 @@ def test_reproducible_training_drifts_by_nothing(
     assert len({point.digest for point in found.points}) == 1
     assert [(p.measured_drift, p.predicted_drift) for p in found.points] == [(None, None), (0.0, 0.0), (0.0, 0.0)]
     sentence = "The training is the same to the bit as on one device after 3 steps with batch norm leaf and 8 leaves"
-    assert f"{sentence}, on 2, 3 devices: digest {found.points[0].digest[:8]}." in told(found)
+    assert f"{sentence}, on 2, 3 devices: digest {found.points[0].digest[:8]}." in answers(found)
 
     apart = msgspec.structs.replace(record.runs[-1], ranks_agree=False)
     broken = compare(*records, msgspec.structs.replace(record, runs=(*record.runs[:-1], apart)))
     assert broken.identical is False and broken.points[-1].measured_drift is None
     assert "not-identical" in {warning.kind for warning in warnings(broken)}
-    assert any("NOT THE SAME, as promised" in sentence for sentence in told(broken))
+    assert any("NOT THE SAME, as promised" in sentence for sentence in answers(broken))
     monkeypatch.setattr("dpsim.harness.sweep.sweep.sweep", lambda *_: broken)
     assert dpsim("sweep", "devices", *FLAGS, "--output", tmp_path / "new")[0] == 1
 
@@ -250,7 +251,7 @@ def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> Non
     found = compare(predictions, results)
     assert [p.measured_speedup for p in found.points] == pytest.approx([1, 2**0.5, 3**0.5])
     assert [p.is_best_measured for p in found.points] == [False, False, True]
-    assert any("Drift is not measured under weak scaling" in sentence for sentence in told(found))
+    assert any("Drift is not measured under weak scaling" in sentence for sentence in answers(found))
     assert "drift" not in {column.head for column in points_table(found).columns}
     assert drift(predictions, Path("nowhere"), lambda _: None) is None
 

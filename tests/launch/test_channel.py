@@ -25,7 +25,7 @@ REQUEST = {"argument": "é" * 100, "devices": 1}
 def listener() -> Iterator[tuple[control_channel.Listener, JobState]]:
     """A listening channel that a thread serves, as the launcher does while a job runs."""
     seen, over = JobState(), threading.Event()
-    listener = control_channel.Listener(1, REQUEST, seen, lambda _: None, everywhere=False)
+    listener = control_channel.Listener(1, REQUEST, seen, lambda _: None, all_interfaces=False)
     failures: list[BaseException] = []
 
     def serve() -> None:
@@ -54,17 +54,17 @@ def listener() -> Iterator[tuple[control_channel.Listener, JobState]]:
 
 
 def connected(listener: control_channel.Listener) -> socket.socket:
-    host, _, port = listener.environment[control_channel.VARIABLE].split()[1].rpartition(":")
+    host, _, port = listener.environment[authentication.VARIABLE].split()[1].rpartition(":")
     return socket.create_connection((host, int(port)), timeout=5)
 
 
 @contextlib.contextmanager
-def rank_of(listener: control_channel.Listener) -> Iterator[rank_channel.Line]:
+def rank_of(listener: control_channel.Listener) -> Iterator[rank_channel.LauncherConnection]:
     rank = rank_channel.connect(0, listener.environment)
     try:
         yield rank
     finally:
-        rank._connection.close()
+        rank._socket.close()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -158,7 +158,7 @@ def test_the_secret_never_travels_and_a_recorded_hello_is_worth_nothing() -> Non
 
 
 def test_a_rank_takes_no_request_from_a_launcher_that_does_not_know_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_channel, "_TRY_S", 0.0)
+    monkeypatch.setattr(rank_channel, "_RETRY_FOR_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def pretend() -> None:
@@ -170,7 +170,7 @@ def test_a_rank_takes_no_request_from_a_launcher_that_does_not_know_the_secret(m
 
         thread = threading.Thread(target=pretend)
         thread.start()
-        environment = {control_channel.VARIABLE: f"secret 127.0.0.1:{server.getsockname()[1]}"}
+        environment = {authentication.VARIABLE: f"secret 127.0.0.1:{server.getsockname()[1]}"}
         with pytest.raises(CommunicationError, match="no launcher of this job"):
             rank_channel.connect(0, environment)
         thread.join()
@@ -181,10 +181,10 @@ def test_an_unknown_rank_process_cannot_be_taken_for_a_rank(
 ) -> None:
     serving, seen = listener
     environment: dict[str, Any] = {
-        control_channel.VARIABLE: "wrong " + serving.environment[control_channel.VARIABLE].split()[1]
+        authentication.VARIABLE: "wrong " + serving.environment[authentication.VARIABLE].split()[1]
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_channel, "_TRY_S", 0.0)
+        patch.setattr(rank_channel, "_RETRY_FOR_S", 0.0)
         with pytest.raises(CommunicationError, match="rank 0 on"):
             rank_channel.connect(0, environment)
     assert not seen.pids

@@ -18,8 +18,9 @@ import pytest
 
 from dpsim.cli import app
 from dpsim.errors import CommunicationError, ConfigError, NotFiniteError
-from dpsim.launch import control_channel, failure_report, jobs
-from dpsim.launch.failure_report import JobState, OutputFilter
+from dpsim.launch import control_channel, failure_report, jobs, rank_info
+from dpsim.launch.failure_report import JobState
+from dpsim.launch.mpiexec import OutputFilter
 
 HERE = Path(__file__).parents[1] / "support"
 OnRanks = Callable[..., Any]
@@ -110,17 +111,17 @@ def test_a_watched_job_that_fails_by_itself_has_lost_nobody(how: str, message: s
 
 
 def test_without_watching_a_killed_rank_is_one_lost_at_least() -> None:
-    assert failure_report.failure(9, JobState(first_ended=1, signal=9), 3).lost == 1
-    assert failure_report.failure(9, JobState(signal=9), 3).lost == 1
-    assert failure_report.failure(11, JobState(signal=11), 3).lost == 0
+    assert failure_report.failure(9, JobState(first_ended=1, reported_signal=9), 3).lost == 1
+    assert failure_report.failure(9, JobState(reported_signal=9), 3).lost == 1
+    assert failure_report.failure(11, JobState(reported_signal=11), 3).lost == 0
 
 
 def test_what_a_rank_said_as_it_was_killed_may_be_cut_off_and_what_others_say_then_is_no_cause() -> None:
     seen = JobState()
-    listener = control_channel.Listener(2, {}, seen, lambda _: None, everywhere=False)
+    listener = control_channel.Listener(2, {}, seen, lambda _: None, all_interfaces=False)
     error = {"rank": 0, "time": 0.0, "consequence": False, "kind": "NotFiniteError", "given": "nan"}
     for line in ('{"result": {"losses": [0.1, 0.', '{"killed": 9}', json.dumps({"error": error})):
-        listener.take(1, line)
+        listener.receive(1, line)
     listener.close()
     assert (seen.result, seen.killed, seen.errors) == ([], {1: 9}, [])
 
@@ -132,7 +133,7 @@ def test_a_rank_that_exits_ends_the_job(on_ranks: OnRanks) -> None:
 
 def test_a_job_ends_when_its_time_is_over(tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(HERE)}
-    with pytest.raises(jobs.JobFailed, match="did not finish in the time"):
+    with pytest.raises(jobs.JobFailed, match="did not finish within the time limit"):
         jobs.on_ranks("launch_tasks:hang", {"folder": str(tmp_path)}, devices=2, env=env, timeout_s=2)
     _assert_ended(tmp_path)
 
@@ -191,7 +192,7 @@ def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path: Path, monkeypatch: pyt
     stranger.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nshift 2\n"$@"\n')  # starts one rank, not two
     stranger.chmod(0o755)
     monkeypatch.setattr(jobs, "mpiexec_path", lambda: str(stranger))
-    with pytest.raises(CommunicationError, match="asked for 2 ranks, and MPI sees 1"):
+    with pytest.raises(CommunicationError, match="asked for 2 ranks, but MPI reports 1"):
         jobs.on_ranks("launch_tasks:echo", {}, devices=2)
 
 
@@ -230,7 +231,7 @@ def test_an_unknown_task_is_a_mistake(on_ranks: OnRanks) -> None:
 def test_a_job_is_known_by_its_launchers_variables(
     variables: dict[str, str], expected: tuple[int, int | None] | None
 ) -> None:
-    found = jobs.job(variables)
+    found = rank_info.job(variables)
     assert (found and (found.rank, found.size)) == expected
 
 
@@ -292,16 +293,16 @@ def test_the_launchers_own_noise_is_kept_back(capsys: pytest.CaptureFixture[str]
         "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
         "Abort(1) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 1) - process 1",
     ):
-        lines.ordinary(line)
-    assert seen.signal == 9
+        lines.to_stderr(line)
+    assert seen.reported_signal == 9
     for line in (
         "-" * 74,
         "prterun noticed that process rank 1 with PID 12 on node x exited on",
         "signal 11.",
         "-" * 74,
     ):
-        lines.ordinary(line)
-    assert (seen.rank, seen.signal) == (1, 11)
+        lines.to_stderr(line)
+    assert (seen.reported_rank, seen.reported_signal) == (1, 11)
     assert capsys.readouterr().err == "a rank's own words\n"
 
 

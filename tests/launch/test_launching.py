@@ -111,7 +111,7 @@ def schedulers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
-def test_a_handed_in_job_runs_the_command_to_the_letter(
+def test_a_submitted_job_runs_the_command_to_the_letter(
     scheduler: str, schedulers: Path, script: Path, dpsim: Dpsim
 ) -> None:
     assert dpsim("launch", scheduler, "--devices", "2x4", "--", script, *AWKWARD) == (0, "4711\n", "")
@@ -123,7 +123,7 @@ def test_a_handed_in_job_runs_the_command_to_the_letter(
     assert starter == [*head, sys.executable, "-m", "mpi4py", str(script), *AWKWARD]
 
 
-def test_a_dry_run_prints_the_script_and_hands_nothing_in(schedulers: Path, dpsim: Dpsim) -> None:
+def test_a_dry_run_prints_the_script_and_submits_nothing(schedulers: Path, dpsim: Dpsim) -> None:
     asked = [
         "--devices",
         "2x4",
@@ -190,13 +190,13 @@ def test_a_hostfile_is_read_in_both_ways_of_writing_it(tmp_path: Path) -> None:
     )
     assert hosts.mpiexec_arguments(read_hostfile(path), "mpich") == ["-hosts", "node1:4,node2:3,[::1]:2,node3:1"]
     assert hosts.mpiexec_arguments(read_hostfile(path)[:1], "openmpi") == ["--host", "node1:4"]
-    assert hosts.elsewhere(read_hostfile(path)) and not hosts.elsewhere((Host(name="localhost"),))
-    assert not hosts.elsewhere(())
+    assert hosts.any_remote(read_hostfile(path)) and not hosts.any_remote((Host(name="localhost"),))
+    assert not hosts.any_remote(())
     with hosts.hostfile(path):
-        assert len(hosts.chosen(10)) == 4
-        with pytest.raises(ConfigError, match=r"11 devices, and the hostfile .* has 10 slots"):
-            hosts.chosen(11)
-    assert hosts.chosen(1, {}) == ()
+        assert len(hosts.selected(10)) == 4
+        with pytest.raises(ConfigError, match=r"11 devices, but the hostfile .* has 10 slots"):
+            hosts.selected(11)
+    assert hosts.selected(1, {}) == ()
 
 
 @pytest.mark.parametrize(

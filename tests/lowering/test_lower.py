@@ -8,9 +8,18 @@ from hypothesis import given, settings
 from predict_cases import plans, workloads
 
 from dpsim.errors import ConfigError
-from dpsim.lowering.data_parallel import lower, ready_times
+from dpsim.lowering import lower
+from dpsim.lowering.data_parallel import ready_times
 from dpsim.plan import Plan
-from dpsim.schedule import ALLREDUCE, BACKWARD, COMMUNICATION, COMPUTE, FORWARD, UPDATE
+from dpsim.schedule import (
+    BACKWARD_EVENT,
+    COMMUNICATION_LANE,
+    COMPUTE_LANE,
+    FORWARD_EVENT,
+    LOSS_EVENT,
+    OVERHEAD_EVENT,
+    UPDATE,
+)
 from dpsim.workload import Layer, Tensor, Workload
 
 QUICK = settings(max_examples=100)
@@ -31,25 +40,34 @@ def test_a_schedule_holds_every_tensor_once_and_communicates_it_in_the_last_micr
     for bucket in range(schedule.buckets):
         assert len({dtypes[name] for name in schedule.bucket_tensors(bucket)}) == 1
 
-    compute = 2 * layers * plan.accumulate
-    one_pass = [(FORWARD, i) for i in range(layers)] + [(BACKWARD, i) for i in reversed(range(layers))]
-    passes = list(zip(kind[:compute], schedule.layer[:compute], strict=True))
-    assert passes == one_pass * plan.accumulate
-    assert schedule.micro_batch[:compute].tolist() == [m for m in range(plan.accumulate) for _ in one_pass]
-    assert kind[-1] == UPDATE and schedule.lane[-1] == COMPUTE
+    event = schedule.event_kind
+    forward = [(FORWARD_EVENT, i) for i in range(layers)]
+    backward = [(BACKWARD_EVENT, i) for i in reversed(range(layers))]
+    compute = 1 + (2 * layers + 1) * plan.accumulate
+    computed = list(zip(event[:compute], schedule.layer[:compute], strict=True))
+    assert computed == [(OVERHEAD_EVENT, -1)] + [*forward, (LOSS_EVENT, -1), *backward] * plan.accumulate
+    assert schedule.micro_batch[1:compute].tolist() == [
+        m for m in range(plan.accumulate) for _ in range(2 * layers + 1)
+    ]
+    assert kind[-1] == UPDATE and schedule.lane[-1] == COMPUTE_LANE
 
-    collectives = np.flatnonzero(kind == ALLREDUCE)
+    collectives = schedule.gradient_collectives
     silent = plan.devices == 1 or schedule.dynamic
     assert schedule.dynamic == (plan.fusion_rule == "horovod" and plan.devices > 1)
     assert len(collectives) == (0 if silent else schedule.buckets)
-    assert schedule.after[-1] == (collectives[-1] if len(collectives) else -1)
+    waits_for = schedule.dependencies(len(kind) - 1).tolist()
+    assert waits_for == (collectives.tolist() or [len(kind) - 2])
     layer_of = {tensor.name: i for i, layer in enumerate(workload.layers) for tensor in layer.tensors}
     for k, operation in enumerate(collectives):
-        after = schedule.after[operation]
-        assert schedule.lane[operation] == COMMUNICATION and schedule.bucket[operation] == k
+        waits_for = schedule.dependencies(operation)
+        assert schedule.lane[operation] == COMMUNICATION_LANE and schedule.bucket[operation] == k
         assert schedule.size_bytes[operation] == schedule.bucket_size_bytes[k]
-        assert kind[after] == BACKWARD and schedule.micro_batch[after] == plan.accumulate - 1
-        assert schedule.layer[after] == min(layer_of[name] for name in schedule.bucket_tensors(k))
+        assert (event[waits_for] == BACKWARD_EVENT).all()
+        assert (schedule.micro_batch[waits_for] == plan.accumulate - 1).all()
+        tensors = schedule.bucket_tensors(k)
+        assert sorted(set(schedule.layer[waits_for].tolist())) == sorted({layer_of[name] for name in tensors})
+    for operation in range(len(kind)):
+        assert (schedule.dependencies(operation) < operation).all()
 
 
 def two_layers() -> Workload:
@@ -77,4 +95,4 @@ def test_mg_wfbp_takes_its_ready_times_from_the_workload_unless_they_are_given()
 
 def test_one_device_needs_no_machine_and_communicates_nothing() -> None:
     schedule = lower(two_layers(), Plan(devices=1, global_batch=4, fusion_rule="mg-wfbp"))
-    assert schedule.buckets == 1 and not (schedule.kind == ALLREDUCE).any()
+    assert schedule.buckets == 1 and not len(schedule.gradient_collectives)

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_cases import machines, workloads
 
-from dpsim.lowering.data_parallel import lower
+from dpsim.lowering import lower
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.nn import build_model
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict import predict, timeline
 from dpsim.runtime.describe import describe
-from dpsim.schedule import SYNCHRONISE
+from dpsim.schedule import SYNCHRONISE_EVENT
 from dpsim.workload import Layer, Tensor, Workload
 
 LOCAL = Plan(devices=2, global_batch=16)
@@ -40,7 +40,7 @@ def with_batch_norm(workload: Workload, channels: int = 5) -> Workload:
 def test_a_schedule_has_the_sums_that_the_layers_ask_for() -> None:
     workload = describe(build_model("cnn:4,6", (8, 8, 1), 3), "cnn")
     schedule = lower(workload, GLOBAL)
-    stops = np.flatnonzero(schedule.kind == SYNCHRONISE)
+    stops = np.flatnonzero(schedule.event_kind == SYNCHRONISE_EVENT)
     assert [schedule.operation_name(i - 1) for i in stops] == [
         "forward bn1",
         "forward bn2",
@@ -50,11 +50,13 @@ def test_a_schedule_has_the_sums_that_the_layers_ask_for() -> None:
     assert schedule.operation_name(int(stops[0])) == "synchronise bn1"
     assert schedule.size_bytes[stops].tolist() == [8 * 9, 8 * 13, 4 * 12, 4 * 8]
     schedule = lower(workload, LEAF)
-    (stop,) = np.flatnonzero(schedule.kind == SYNCHRONISE)
+    (stop,) = np.flatnonzero(schedule.event_kind == SYNCHRONISE_EVENT)
     assert schedule.size_bytes[stop] == 8 * 9 + 8 * 13 and schedule.layer[stop] == -1
     for plan in (LOCAL, msgspec.structs.replace(GLOBAL, devices=1), msgspec.structs.replace(LEAF, devices=1)):
-        assert not (lower(workload, plan).kind == SYNCHRONISE).any()
-    assert not (lower(describe(build_model("mlp:4", (8, 8, 1), 3), "mlp"), GLOBAL).kind == SYNCHRONISE).any()
+        assert not (lower(workload, plan).event_kind == SYNCHRONISE_EVENT).any()
+    assert not (
+        lower(describe(build_model("mlp:4", (8, 8, 1), 3), "mlp"), GLOBAL).event_kind == SYNCHRONISE_EVENT
+    ).any()
 
 
 def test_a_step_takes_as_much_longer_as_the_sums_cost() -> None:

@@ -17,7 +17,7 @@ from dpsim.predict import collective_cost, compute_slowdown, predict, scheduled,
 from dpsim.predict.cost import at, beside_curve
 from dpsim.predict.formulas import rounds
 from dpsim.predict.step import local_share
-from dpsim.schedule import COMMUNICATION
+from dpsim.schedule import COMMUNICATION_LANE
 from dpsim.workload import Workload
 
 EASY = settings(max_examples=150)
@@ -195,7 +195,7 @@ def test_prediction_step_times_and_timeline_are_the_same_numbers(
     assert events.source == "predicted"
     assert float(events.end_s.max()) == pytest.approx(predicted.step_s, abs=1e-15)
     assert events.exposed_communication_s() == pytest.approx(predicted.exposed_communication_s, rel=1e-9, abs=1e-12)
-    messages = events.lane == COMMUNICATION
+    messages = events.lane == COMMUNICATION_LANE
     assert events.size_bytes[messages].sum() == (workload.gradient_bytes if plan.devices > 1 else 0)
     assert np.all(events.end_s >= events.start_s)
     for lane in (0, 1):

@@ -12,7 +12,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.machine import ComputeSlowdown, Link, Machine, OverlapCost, Speed
 from dpsim.plan import Plan
-from dpsim.predict import choose_overlap, nulls, predict, speed_steps_s, step_times
+from dpsim.predict import choose_overlap, nulls, predict, price, scheduled, step_times
 from dpsim.predict.speed import slow_share
 from dpsim.workload import Workload
 
@@ -26,7 +26,7 @@ def test_a_step_is_the_mean_over_both_speeds() -> None:
     changing = machine(speed=(speed(2, 0.25),))
     table = msgspec.structs.replace(changing.allreduce[0], slow_factor=2.0)
     changing = msgspec.structs.replace(changing, allreduce=(table,))
-    full_s, slow_s = speed_steps_s(workload(), changing, plan())
+    full_s, slow_s = price(scheduled(workload(), changing, plan()), changing).speed_steps_s
     assert full_s == predict(workload(), machine(), plan()).step_s == 10.5 + 10
     assert slow_s == 1.5 * 10.5 + 20
     assert predict(workload(), changing, plan()).step_s == pytest.approx(0.75 * full_s + 0.25 * slow_s)
@@ -63,13 +63,16 @@ def test_what_communication_takes_from_computation_takes_longer_at_the_slow_spee
         compute_slowdown=(msgspec.structs.replace(slowdown, factor=3.0),),
     )
     threaded = msgspec.structs.replace(plan(), overlap="thread")
-    assert speed_steps_s(workload(), changing, threaded)[1] == predict(workload(), slow, threaded).step_s
+    assert (
+        price(scheduled(workload(), changing, threaded), changing).speed_steps_s[1]
+        == predict(workload(), slow, threaded).step_s
+    )
 
 
 @given(workloads(), machines(), plans())
 def test_a_step_lies_between_those_at_either_speed(drawn: Workload, steady: Machine, run: Plan) -> None:
     changing = msgspec.structs.replace(steady, speed=(speed(run.devices, 0.4),))
-    full_s, slow_s = speed_steps_s(drawn, changing, run)
+    full_s, slow_s = price(scheduled(drawn, changing, run), changing).speed_steps_s
     step_s = predict(drawn, changing, run).step_s
     assert full_s <= slow_s * (1 + 1e-9)
     assert min(full_s, slow_s) * (1 - 1e-9) <= step_s <= max(full_s, slow_s) * (1 + 1e-9)

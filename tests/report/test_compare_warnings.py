@@ -4,8 +4,9 @@ import msgspec
 import pytest
 from report_factory import sweep
 
-from dpsim.harness.sweep.compare import compare, warnings
+from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import Comparison
+from dpsim.report.sweep.warnings import warnings
 
 CLEAN = compare(*sweep(rounds=30, noise=0.002))
 

@@ -15,10 +15,11 @@ from rich.console import Console
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import Comparison
-from dpsim.report import write_report
 from dpsim.report.figures import step_time
-from dpsim.report.sweep.terminal import table
-from dpsim.report.words import answers, percent
+from dpsim.report.sweep.content import for_terminal
+from dpsim.report.sweep.threshold import answers
+from dpsim.report.sweep.write import write_report
+from dpsim.report.words import percent
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,7 @@ def test_the_terminal_table_fits_and_keeps_what_matters(compared: Comparison, wi
 
 def _shown(comparison: Comparison, width: int) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None).print(table(comparison))
+    Console(file=out, width=width, color_system=None).print(for_terminal(comparison))
     return out.getvalue()
 
 
@@ -161,6 +162,6 @@ def test_percent_reads_like_a_person_writes() -> None:
 
 
 def test_importing_comparison_and_report_loads_no_matplotlib() -> None:
-    code = "import sys, dpsim.harness.sweep.compare, dpsim.report.sweep.terminal; print('matplotlib' in sys.modules)"
+    code = "import sys, dpsim.harness.sweep.compare, dpsim.report.sweep.content; print('matplotlib' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -10,8 +10,9 @@ from report_factory import PACED, sweep
 
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import Comparison
+from dpsim.report.sweep.threshold import answer
 from dpsim.report.sweep.warnings import warnings
-from dpsim.report.words import answer, counted, devices_name, skill_text
+from dpsim.report.words import counted, devices_name, skill_text
 
 CLEAN = compare(*sweep(rounds=30, noise=0.002))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from predict_cases import workloads
 
 from dpsim.comm.transport import aligned_bytes
-from dpsim.lowering.data_parallel import lower
+from dpsim.lowering import lower
 from dpsim.plan import Plan
 from dpsim.runtime.arena import Arena
 from dpsim.workload import Workload

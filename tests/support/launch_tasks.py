@@ -6,15 +6,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
 from dpsim.errors import NotFiniteError
-
-Progress = Callable[[str], None]
+from dpsim.progress import Progress
 
 
 def echo(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> Any:

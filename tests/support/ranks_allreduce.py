@@ -25,8 +25,8 @@ from dpsim.kernels.allreduce.registry import Version, versions
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 from dpsim.kernels.update import sgd
 from dpsim.machine import Network
+from dpsim.progress import Progress
 
-Report = Callable[[str], None]
 Array = np.ndarray[Any, Any]
 LINE = 64
 
@@ -72,7 +72,7 @@ def _values(place: Place, elements: int, dtype: str, seed: int) -> list[Array]:
     return [draw.standard_normal(elements).astype(dtype) for _ in place.slots.owners]
 
 
-def versions_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def versions_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """Every version, variant and dtype, with one slot a rank and with the slots of 8 leaves: the wrong cases."""
     wrong: list[str] = []
     cases = 0
@@ -129,7 +129,7 @@ def _advanced(made: Any) -> Callable[[], None]:
     return run
 
 
-def stress(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, int]:
+def stress(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, int]:
     """Rounds of random versions, sizes, payloads and pauses, for 40 s at most; how many gave a wrong sum."""
     largest = 4096
     place = Place(comm, comm.size, largest, "float32", yields=argument["yields"])
@@ -169,7 +169,7 @@ def _mostly_small(keys: list[tuple[str, int]]) -> Array:
     return weights / weights.sum()
 
 
-def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, bool]:
+def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, bool]:
     """A rank that waits for another heeds a signal, and goes on with its allreduce after it."""
     place = Place(comm, comm.size, 100, "float32")
     made = next(v for v in versions("cpu") if v.name == "two-shot").make(place.meeting, place.arrays, place.slots)
@@ -196,7 +196,7 @@ def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
     return {"interrupted": comm.bcast(seen), "right": all(comm.allgather(right))}
 
 
-def too_large(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> str:
+def too_large(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> str:
     link = transport(comm, Network())
     memory = link.allocate(1 << 17).view(np.float32)
     try:
@@ -206,7 +206,7 @@ def too_large(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> 
     return "it was not refused"
 
 
-def fused_sgd(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[str]:
+def fused_sgd(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str]:
     """Three steps of the fused update against the sum and the update kernel one after the other: what differs."""
     wrong = []
     fused: list[Version] = [version for version in versions("cpu") if "sgd" in version.variants]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import dpsim
 from dpsim.errors import DpsimError
+from dpsim.progress import Progress
 
 Array = NDArray[Any]
 
@@ -59,7 +60,7 @@ class TestsInBetween(dpsim.Callback):
         self.accuracies.append(test.correct / test.samples)
 
 
-def everything(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> list[dict[str, Any]]:
+def everything(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """One run with callbacks on all ranks and on one, the same run again from dpsim's own model, and refusals."""
     everywhere, last, tests = Diary(), Diary(), TestsInBetween()
     callbacks = [everywhere, dpsim.OnRank(last, comm.size - 1), tests]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -12,16 +11,16 @@ from dpsim import processor
 from dpsim.choices import Problem
 from dpsim.errors import ConfigError
 from dpsim.nn.timing import Timing
+from dpsim.progress import Progress
 from dpsim.runtime import choosing
 
-Report = Callable[[str], None]
 PROBLEMS = [
     Problem(operation=operation, dtype="float32", rows=7, sizes=(200, 300))
     for operation in ("product", "product_with_transposed", "transposed_product")
 ]
 
 
-def chosen(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def chosen(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """What each rank computes with, and how often it timed something."""
     with mock.patch.object(choosing, "Timing", wraps=Timing) as timing:
         choices = choosing.choose(PROBLEMS, comm)
@@ -33,7 +32,7 @@ def chosen(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> lis
     return comm.allgather({"names": names, "ratios": ratios, "timed": timing.call_count, "selections": selections})
 
 
-def agreed(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[str]:
+def agreed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str]:
     """What each rank is told where the last one has another processor."""
     other = mock.patch.object(processor, "model", lambda: "another processor" if comm.rank == comm.size - 1 else "one")
     with other:

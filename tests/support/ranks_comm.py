@@ -21,13 +21,13 @@ from dpsim.comm.compression import Compression
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport, transport
 from dpsim.machine import Network
+from dpsim.progress import Progress
 from dpsim.wire_dtype import SIXTEEN_BITS
 
-Report = Callable[[str], None]
 Allocate = Callable[[int], NDArray[np.uint8]]
 
 
-def collectives(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def collectives(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """All algorithms on fixed and random lengths; broadcasts of the same lengths."""
     link = transport(comm, Network())
     draw = np.random.default_rng(7)
@@ -85,7 +85,7 @@ def _wrong_sums(
     return wrong
 
 
-def mechanisms(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def mechanisms(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """Steps of buckets through every progress mechanism, with pauses of the computing thread; what was finished."""
     wrong: list[str] = []
     early: dict[str, list[int]] = {}
@@ -139,7 +139,7 @@ def _steps(comm: MPI.Intracomm, link: Transport, algorithm: str, overlap: str, c
     return in_pause
 
 
-def sixteen_bits(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def sixteen_bits(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """Buckets with 16 bits on the wire, by both algorithms in every layout, under every mechanism: the wrong cases."""
     wrong: list[str] = []
     of_nodes = [k for k in range(1, comm.size + 1) if comm.size % k == 0]
@@ -174,7 +174,7 @@ def sixteen_bits(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) 
     return {"wrong": wrong, "cases": cases}
 
 
-def unshared(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, bool]:
+def unshared(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, bool]:
     """Where no file may be as large as the memory asked for, each rank has its own, and the sum comes by messages."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
     link = transport(comm, Network())

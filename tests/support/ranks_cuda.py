@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -19,9 +18,8 @@ from dpsim.comm.cuda.device import PeerMemory, open_device
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.comm.transport import Array, MpiTransport, aligned_bytes
 from dpsim.kernels.allreduce import reference, tree
+from dpsim.progress import Progress
 from dpsim.runtime import trainer as trainer_module
-
-Report = Callable[[str], None]
 
 
 class TreeTransport(MpiTransport):
@@ -35,7 +33,7 @@ class TreeTransport(MpiTransport):
         yield from ()
 
 
-def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """All that the tests ask of ranks, in one job: see the functions below."""
     return {
         "trained": [trained(comm, case, argument["steps"]) for case in argument["cases"]],

@@ -13,12 +13,11 @@ from dpsim.data import load_dataset
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan
+from dpsim.progress import Progress
 from dpsim.runtime.trainer import Trainer
 
-Report = Callable[[str], None]
 
-
-def killed(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> None:
+def killed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """Train, then evaluate; the last rank kills itself before, amid or after the training steps."""
     phase, last = argument["phase"], comm.rank == comm.size - 1
     if phase == "start" and last:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -12,10 +11,11 @@ from dpsim.kernels.cache import counts
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan
+from dpsim.progress import Progress
 from dpsim.runtime.trainer import Trainer
 
 
-def compiled(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> list[tuple[int, int]]:
+def compiled(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[tuple[int, int]]:
     """A few steps of training: kernels compiled and kernels found compiled, on each rank."""
     dataset = load_dataset("synthetic:6x6x2,classes=3,train=40,test=10")
     replica = build_model("cnn:3,5", dataset.input_shape, dataset.classes)

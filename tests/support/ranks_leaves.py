@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
 from ranks_runtime import open_trainer
 
 from dpsim import codec
+from dpsim.progress import Progress
 from dpsim.runtime.fit import fit
 
-Report = Callable[[str], None]
 
-
-def results(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def results(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case trained and tested: its result without times, and each rank's own digest and test sums."""
     found = []
     for case in argument["cases"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ from dpsim.comm.clock import now, sleep_until
 from dpsim.comm.transport import Request, Transport, transport
 from dpsim.errors import ConfigError
 from dpsim.machine import Network
-
-Report = Callable[[str], None]
+from dpsim.progress import Progress
 
 
 def wait(message: Request) -> float:
@@ -26,7 +24,7 @@ def wait(message: Request) -> float:
     return now()
 
 
-def one_way(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any] | None:
+def one_way(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """Rank 0 sends to rank 1: seconds from the sending to the arrival, by message size; then what follows from it."""
     link = transport(comm, Network.parse(argument["network"]))
     sizes: list[int] = argument["sizes_bytes"]
@@ -81,7 +79,7 @@ def _refused(link: Transport) -> bool:
     return True
 
 
-def two_senders(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[list[float]] | None:
+def two_senders(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[list[float]] | None:
     """Ranks 1 and 2 send to rank 0 at about one moment: (sent, sent, arrived, arrived) of each repetition."""
     link = transport(comm, Network.parse(argument["network"]))
     found = []
@@ -103,7 +101,7 @@ def two_senders(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
     return found if comm.rank == 0 else None
 
 
-def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any] | None:
+def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """Two nodes of two: seconds of messages from rank 0 inside its node and across; whether sums over both are right.
 
     The sums are of all algorithms, with the seconds of the slowest rank.
@@ -131,7 +129,7 @@ def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict
     return {"inside_s": gathered[1][1], "across_s": gathered[2][2], "wrong": wrong} if gathered is not None else None
 
 
-def sums(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[str] | None:
+def sums(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str] | None:
     """Point-to-point algorithms and the broadcast on an emulated network: the cases that came out wrong or early."""
     link = transport(comm, Network.parse(argument["network"]))
     wrong = []

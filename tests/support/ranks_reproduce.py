@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
 
 from dpsim.harness.reproduce.on_ranks import train_on_ranks
+from dpsim.progress import Progress
 
-Report = Callable[[str], None]
 
-
-def several(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[Any]:
+def several(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any]:
     """Every task, one after another."""
     return [train_on_ranks(comm, task, report) for task in argument["tasks"]]

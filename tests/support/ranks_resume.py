@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ from ranks_runtime import open_trainer, padding_is_zero
 
 from dpsim.errors import ConfigError
 from dpsim.harness.train.on_ranks import train_on_ranks
+from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import CheckpointFolder, read
 from dpsim.runtime.checkpoints import resume
 from dpsim.runtime.snapshot import restore, snapshot
 from dpsim.runtime.trainer import Trainer
-
-Report = Callable[[str], None]
 
 
 def steps(trainer: Trainer, until: int) -> list[float]:
@@ -31,7 +29,7 @@ def steps(trainer: Trainer, until: int) -> list[float]:
     return losses
 
 
-def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case trained straight through, and through a file at ``stop``: whether all that can be compared is."""
     found = []
     for case in argument["cases"]:
@@ -70,7 +68,7 @@ def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -
     return found
 
 
-def restored(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def restored(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """A trainer of ``case`` put into the checkpoint ``path``, and how it goes on."""
     trainer = open_trainer(comm, argument["case"])
     restore(trainer, read(Path(argument["path"])) if comm.rank == 0 else None, print)
@@ -83,7 +81,7 @@ def restored(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> d
     return {"state": state, "parameters": parameters, "alike": alike, "step": step, "losses": losses}
 
 
-def refused(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[str]:
+def refused(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str]:
     """What a trainer of each case answers to the checkpoint ``path``."""
     answers = []
     for case in argument["cases"]:
@@ -97,7 +95,7 @@ def refused(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> li
     return answers
 
 
-def evaluated_midway(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def evaluated_midway(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """Whether an evaluation in the middle changes a run, whether ranks agree on it, and the state that it uses."""
     plain, looked = open_trainer(comm, argument["case"]), open_trainer(comm, argument["case"])
     for trainer in (plain, looked):
@@ -122,7 +120,7 @@ def evaluated_midway(comm: MPI.Intracomm, argument: dict[str, Any], report: Repo
     }
 
 
-def limited(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any] | None:
+def limited(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """A training run in which no file may exceed 2 KiB: its result, and what it reported."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
     said: list[str] = []
@@ -132,7 +130,7 @@ def limited(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> di
     )
 
 
-def moved(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[list[Any]]:
+def moved(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[list[Any]]:
     """Each round's training on one device, and handed on through files: (digest, losses) of both.
 
     A round's parts are (devices, plan, step of the checkpoint, steps done after it, which are lost).

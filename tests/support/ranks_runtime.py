@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,17 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.data import Dataset, load_dataset
-from dpsim.lowering.data_parallel import lower
+from dpsim.lowering import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan
+from dpsim.progress import Progress
 from dpsim.replica import Array, BatchSums
 from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
 from dpsim.runtime.trainer import Trainer
+from dpsim.schedule import Schedule
 from dpsim.timeline import Timeline
-
-Report = Callable[[str], None]
 
 
 def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | None = None) -> Trainer:
@@ -29,7 +29,7 @@ def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | N
     dataset = dataset or load_dataset(case["dataset"])
     replica = build_model(case["model"], dataset.input_shape, dataset.classes)
     plan = codec.decode(case["plan"] | {"devices": comm.size}, Plan, "plan")
-    schedule = lower(describe(replica, "model"), plan, alpha_s=case.get("alpha_s", 1e-4), beta_s_per_byte=1e-8)
+    lowered = lower(describe(replica, "model"), plan, alpha_s=case.get("alpha_s", 1e-4), beta_s_per_byte=1e-8)
     network = Network.parse(case.get("network", "node"))
     rates = case.get("rates")
     rate = None if rates is None else rates.__getitem__
@@ -40,13 +40,13 @@ def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | N
         comm,
         network,
         seed=case.get("seed", 0),
-        schedule=schedule,
+        schedule=edited(lowered, case.get("edit", ())),
         rate=rate,
         backend=case.get("backend", "cpu"),
     )
 
 
-def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case trained for some steps: parameters, losses, whether all ranks agree, what the memory looks like."""
     found = []
     for case in argument["cases"]:
@@ -91,7 +91,7 @@ def padding_is_zero(trainer: Trainer) -> bool:
     return not any(flat[outside].any() for flat in (arena.parameters, arena.gradients, *arena.optimizer_state.values()))
 
 
-def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, bool]:
+def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, bool]:
     """Ranks begin with different parameters and running statistics: whether they are equal before the first step."""
     dataset = load_dataset(argument["dataset"])
     replica = build_model(argument["model"], dataset.input_shape, dataset.classes)
@@ -118,7 +118,7 @@ def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Repor
     }
 
 
-def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case: the sums over the test set after some steps, on every rank."""
     found = []
     for case in argument["cases"]:
@@ -131,7 +131,7 @@ def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> 
     return found
 
 
-def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> None:
+def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """Train on data in which the last rank's share of the third global batch has a NaN; ends in an error."""
     plan = argument["plan"]
     dataset = load_dataset(argument["dataset"])
@@ -150,14 +150,28 @@ def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) ->
     trainer.close()
 
 
-def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def edited(schedule: Schedule, edit: Sequence[Any]) -> Schedule:
+    """The schedule after ("swap", k, l), or after ("delay", k, name): collective k waits for that operation, too."""
+    if not edit:
+        return schedule
+    what, k, other = edit
+    sent = schedule.gradient_collectives
+    if what == "swap":
+        return schedule.swapped(int(sent[k]), int(sent[other]))
+    names = [schedule.operation_name(operation) for operation in range(len(schedule.kind))]
+    return schedule.delayed(int(sent[k]), names.index(other))
+
+
+def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Timelines of some steps of every case, from the marks of all ranks, with what the marks say beside them."""
     found = []
     for case in argument["cases"]:
         trainer = open_trainer(comm, case)
         mine = [trainer.step().marks for _ in range(argument["steps"])]
         marks: list[list[StepMarks]] = [list(ranks) for ranks in zip(*comm.allgather(mine), strict=True)]
-        line: Timeline = timeline(marks, emulated_network=trainer.transport.network.emulated)
+        line: Timeline = timeline(
+            marks, trainer.runner.program.names, emulated_network=trainer.transport.network.emulated
+        )
         found.append(
             {
                 "timeline": codec.to_builtins(line.to_record()),

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -17,11 +16,11 @@ from dpsim.data import load_dataset
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan
+from dpsim.progress import Progress
 from dpsim.replica import Batch, BatchSums, StepEvents
 from dpsim.runtime.trainer import Trainer
 
 LATE_STEP, LATE_S, STALL_AFTER_S = 3, 0.8, 0.2
-Report = Callable[[str], None]
 
 
 class LateAfterLoss:
@@ -38,7 +37,7 @@ class LateAfterLoss:
         time.sleep(LATE_S)
 
 
-def stalls(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> dict[str, Any]:
+def stalls(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """What the ranks wrote to stderr in each case, by rank, and the late rank's process id."""
     pids = comm.allgather(os.getpid())
     said: dict[str, list[str]] = {}

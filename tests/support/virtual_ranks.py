@@ -15,7 +15,7 @@ from memory_transport import Mailbox, MemoryTransport
 
 from dpsim.data import Dataset, epoch_batches
 from dpsim.kernels.allreduce.tree import fold
-from dpsim.lowering.data_parallel import lower
+from dpsim.lowering import lower
 from dpsim.plan import Plan
 from dpsim.replica import Batch, Replica
 from dpsim.runtime.describe import describe

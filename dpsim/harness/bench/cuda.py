@@ -20,13 +20,14 @@ from dpsim.kernels.allreduce.cuda.versions import Mode
 from dpsim.kernels.allreduce.reference import from_bfloat16
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import slots
+from dpsim.progress import Progress
 from dpsim.units import format_size
 
 DEFAULT = CUDA_VERSIONS["auto"]
 _SIMULATED_HEAD_START_BYTES = 4
 
 
-def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> None:
+def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """The task of ``launch.on_ranks`` on one rank: take part until the benchmark ends."""
     device = open_device(0)
     device.use()

@@ -16,10 +16,12 @@ from dpsim import codec
 from dpsim.comm.cuda.device import check_gpu, gpu_count, nccl_missing, simulating
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
+from dpsim.harness.bench.algorithms import bench_algorithms
 from dpsim.harness.measurement.environment import version
 from dpsim.launch import jobs
+from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.resident_job import OnRanks, Processes, Ranks
-from dpsim.records.bench import BETWEEN, ITEM_BYTES, OWN, AllreduceBench, System, bench_algorithms
+from dpsim.records.bench import BETWEEN, ITEM_BYTES, OWN, AllreduceBench, System
 from dpsim.units import format_size
 
 _TASK = "dpsim.harness.bench.own:serve_on_ranks"
@@ -47,7 +49,7 @@ class Python:
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         """One thread a rank, and of another Python's environment nothing of this one."""
-        environment = {name: "1" for name in jobs.THREAD_PINS} | dict(os.environ) | {"PYTHONSAFEPATH": "1"}
+        environment = {name: "1" for name in THREAD_VARIABLES} | dict(os.environ) | {"PYTHONSAFEPATH": "1"}
         if not self.own:
             environment = {key: value for key, value in environment.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
             environment["PATH"] = os.pathsep.join([str(Path(self.path).parent), environment.get("PATH", "")])

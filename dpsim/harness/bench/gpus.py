@@ -25,6 +25,7 @@ from dpsim.harness.bench.logical import PERIOD, bits, encoded, kind, placed
 from dpsim.harness.bench.turns import obey
 from dpsim.kernels.allreduce import registry, tree
 from dpsim.kernels.allreduce.cuda.versions import flag_words
+from dpsim.progress import Progress
 from dpsim.units import format_size
 
 Run = Callable[[], None]
@@ -199,7 +200,7 @@ class OneGpu:
         return {"fresh": [t[0] for t in times], "cached": [t[1] for t in times], "wrong": wrong}
 
 
-def kernels_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> None:
+def kernels_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """The task of ``launch.on_ranks``, one rank a GPU: dpsim's kernels take part until the benchmark ends."""
     device = open_device(comm.rank)
     device.use()
@@ -223,7 +224,7 @@ def kernels_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Call
     kernels.close()
 
 
-def nccl_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> None:
+def nccl_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """The same of NCCL."""
     device = open_device(comm.rank)
     device.use()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,16 @@ import numpy as np
 import psutil
 
 from dpsim.errors import CommunicationError, ConfigError
+from dpsim.harness.bench.algorithms import check_algorithms
 from dpsim.harness.bench.entrants import Entrant, entrants, told
 from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.launch import jobs
+from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job
 from dpsim.launch.scratch import scratch
+from dpsim.progress import Progress
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.units import format_size
 
-Progress = Callable[[str], None]
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 _LONG_VISIT_S = 0.3
 _CHECKS_A_VISIT = 20  # small calls in a whole visit against those in a check
@@ -70,12 +70,13 @@ class _Standing:
 
 def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
     """Run the benchmark. Raises ``ConfigError`` for what is not there, ``CommunicationError`` where ranks fail."""
-    if jobs.job() is not None:
+    if rank_info.job() is not None:
         raise ConfigError(
             "the benchmark was started inside an MPI job",
             allowed="an ordinary process",
             remedy="start it without mpiexec or srun: every system starts its own ranks",
         )
+    check_algorithms(bench)
     found = entrants(bench)
     _check_memory(bench, len(found))
     random = np.random.default_rng(bench.seed % 2**64)

@@ -11,15 +11,16 @@ from mpi4py import MPI
 
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.transport import Array, transport
+from dpsim.harness.bench.algorithms import MESSAGES
 from dpsim.harness.bench.turns import SCALE, SCALING, Reduction, serve
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.machine import Network, Selection
-from dpsim.records.bench import MESSAGES
+from dpsim.progress import Progress
 from dpsim.runtime.choosing import choose_selection
 
 
-def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]) -> None:
+def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """The task of ``launch.on_ranks``: take part until the benchmark ends."""
     serve(OwnContender(comm, argument), argument)
 

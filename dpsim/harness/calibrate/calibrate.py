@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -24,10 +23,10 @@ from dpsim.machine import (
     check_algorithm,
 )
 from dpsim.predict.link_fit import fitted_link
+from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.wire_dtype import WireDtype, check_compression
 
-Progress = Callable[[str], None]
 MECHANISMS = ("poll", "thread")
 
 

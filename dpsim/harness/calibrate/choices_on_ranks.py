@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -10,6 +9,7 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.choices import Choices
 from dpsim.nn import build_model
+from dpsim.progress import Progress
 from dpsim.runtime import choice_file
 from dpsim.runtime.choosing import choose, choose_selection, problems_of
 
@@ -17,9 +17,7 @@ _BATCH = 64
 _TEST_SAMPLES = 360
 
 
-def tune_on_ranks(
-    comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str], None]
-) -> dict[str, Any] | None:
+def tune_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """Everything measured here before, and ``argument["networks"]`` at a local batch of 64.
 
     Networks are pairs of a model and the shape of a picture. Rank 0 returns ``Choices`` (plain values).

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -25,8 +24,8 @@ from dpsim.harness.measurement.reference import SpeedLog, reference_s, unfinishe
 from dpsim.harness.measurement.speed import NARROW, factors, slow_factor
 from dpsim.layout import node_counts
 from dpsim.machine import AllreduceCost, Network, OverlapCost, Selection
+from dpsim.progress import Progress
 
-Progress = Callable[[str], None]
 _LEAST_LOAD_S = 1e-3
 _LOADED_S = 4e-3
 _MOST_AT_ONCE = 20

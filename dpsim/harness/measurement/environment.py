@@ -9,9 +9,9 @@ import re
 import subprocess
 from datetime import UTC, datetime
 
-import dpsim
-from dpsim import processor
+from dpsim import installation, processor
 from dpsim.launch import jobs
+from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.records.sweep import Environment
 
 VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_", "MPIR_")
@@ -25,7 +25,7 @@ def environment() -> Environment:
     import psutil
 
     return Environment(
-        dpsim=dpsim.__version__,
+        dpsim=installation.VERSION,
         python=platform.python_version(),
         platform=platform.platform(),
         processor=processor.model(),
@@ -40,7 +40,7 @@ def environment() -> Environment:
 
 
 def _of_ranks() -> dict[str, str]:
-    return {name: "1" for name in jobs.THREAD_PINS} | dict(os.environ)
+    return {name: "1" for name in THREAD_VARIABLES} | dict(os.environ)
 
 
 def blas_threads() -> int:

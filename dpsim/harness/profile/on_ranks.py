@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,13 @@ from dpsim.harness.model import build_replica
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.machine import ComputeSlowdown, Network, Speed
 from dpsim.plan import Plan
+from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
+from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, UPDATE_EVENT, Schedule
 from dpsim.workload import Layer, Workload
 
-Progress = Callable[[str], None]
 Floats = NDArray[np.float64]
 WARM_STEPS, COUNTED_STEPS = 2, 6
 _LEAST_SAMPLES, _MOST_SAMPLES = 15, 400
@@ -75,30 +75,29 @@ class _Case:
                 continue
             begin_s, marks = last.marks.end_s, outcome.marks
             seconds.append(marks.end_s - begin_s - exposed_s(marks))
-            self.rows.append(_row(begin_s, marks, len(self.replica.layers)))
+            self.rows.append(_row(begin_s, marks, self.trainer.schedule))
         slowest_s = np.max(self.group.allgather(seconds), axis=0).tolist()
         self.steps.add(slowest_s, speeds.visited(self.devices, before_s, after_s))
 
 
-def _row(begin_s: float, marks: StepMarks, layers: int) -> Floats:
+def _row(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
     """Forward, backward and gradients-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
 
     The step began at ``begin_s``, when the one before it ended.
     """
+    layers = len(schedule.workload.layers)
     row = np.zeros(3 * layers + 2)
     row[-1] = marks.begin_s - begin_s
-    before_s, forward, backward = marks.begin_s, 0, layers - 1
+    before_s = marks.begin_s
     ready = dict(marks.ready)
-    for name, end_s in marks.compute:
-        kind = name.split(" ", 1)[0]
-        if kind == "forward":
-            row[forward] = end_s - before_s
-            forward += 1
-        elif kind == "backward":
-            row[layers + backward] = end_s - before_s
-            row[2 * layers + backward] = ready.get(backward, end_s) - before_s
-            backward -= 1
-        elif kind == "update":
+    for operation, end_s in marks.compute:
+        kind, layer = schedule.event_kind[operation], schedule.layer[operation]
+        if kind == FORWARD_EVENT:
+            row[layer] = end_s - before_s
+        elif kind == BACKWARD_EVENT:
+            row[layers + layer] = end_s - before_s
+            row[2 * layers + layer] = ready.get(layer, end_s) - before_s
+        elif kind == UPDATE_EVENT:
             row[-2] = end_s - before_s
         else:
             row[-1] += end_s - before_s

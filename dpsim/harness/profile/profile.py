@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
@@ -11,9 +9,8 @@ from dpsim.launch.jobs import on_ranks
 from dpsim.machine import ComputeSlowdown, Speed
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import BatchNormMode
+from dpsim.progress import Progress
 from dpsim.workload import Workload
-
-Progress = Callable[[str], None]
 
 
 class ProfileConfig(Noun, frozen=True):

@@ -1,1 +1,1 @@
-"""``reproduce``: trains every combination, compares all bits, and says where and why they differ."""
+"""``reproduce``: trains every configuration, compares all bits, and says where and why they differ."""

@@ -1,10 +1,9 @@
-"""Trains the configurations of a reproduction on running ranks, and keeps digests of all that each step makes."""
+"""Trains the configurations of a reproduction on MPI ranks, and keeps digests of every tensor after each step."""
 
 from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +17,34 @@ from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.progress import Progress
 from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory
 from dpsim.replica import Array
 from dpsim.runtime.trainer import Trainer
 from dpsim.runtime.watch import SampleDigests, as_numbers, watch
 
-Progress = Callable[[str], None]
 DIGITS = 16
 _MOST_BATCHES = 16
 
 
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]] | None:
-    """One ``Task``, on as many ranks as any of it needs; rank 0 returns a ``RunOutcome`` a configuration (plain
-    values).
+    """Run a ``Task`` on as many ranks as its largest configuration needs.
+
+    Rank 0 returns the ``RunOutcome`` of each configuration as plain values, the others ``None``.
     """
     task = codec.decode(argument, Task, "reproduction on ranks")
     dataset = load_dataset(task.reproduction.dataset, task.reproduction.seed)
     groups = {devices: first_ranks(comm, devices) for devices in sorted({c.devices for c in task.configurations})}
-    found = []
+    outcomes = []
     for number, (configuration, file) in enumerate(zip(task.configurations, task.files, strict=True)):
         if (group := groups[configuration.devices]) is not None:
             report(f"{number + 1} of {len(task.files)}: {configuration.name}, batch norm {configuration.batch_norm}")
             run = _Run(group, task.reproduction, configuration, dataset)
-            ran = run.look_into(task.until[number], Path(file)) if task.until else run.train(file)
-            found.append(codec.to_builtins(ran))
-            gc.collect()  # what ranks share is freed when nothing refers to it
+            outcome = run.dump(task.until[number], Path(file)) if task.until else run.train(file)
+            outcomes.append(codec.to_builtins(outcome))
+            gc.collect()  # shared memory is freed once nothing refers to it
         quiet_barrier(comm)
-    return found if comm.rank == 0 else None
+    return outcomes if comm.rank == 0 else None
 
 
 class _Run:
@@ -60,55 +60,59 @@ class _Run:
         )
 
     def tensors(self) -> dict[str, Array]:
-        """All tensors by name in the order in which a step makes them: statistics, then layer by layer backwards."""
+        """Return all tensors by name, in the order in which a step makes them: statistics, then layers backwards."""
         runner = self.trainer.runner
-        slots = {name: runner.arena.views(flat) for name, flat in runner.arena.optimizer_state.items()}
-        found = {f"state/{name}": value for name, value in self.network.state().items()}
+        optimizer_state = {name: runner.arena.views(flat) for name, flat in runner.arena.optimizer_state.items()}
+        tensors = {f"state/{name}": value for name, value in self.network.state().items()}
         for layer in reversed(self.network.layers):
             for tensor in layer.tensors:
-                found |= {f"optimizer/{slot}/{tensor.name}": views[tensor.name] for slot, views in slots.items()}
-                found[f"parameters/{tensor.name}"] = runner.parameters[tensor.name]
-        return found
+                for name, views in optimizer_state.items():
+                    tensors[f"optimizer/{name}/{tensor.name}"] = views[tensor.name]
+                tensors[f"parameters/{tensor.name}"] = runner.parameters[tensor.name]
+        return tensors
 
     def train(self, file: str) -> RunOutcome:
-        """All steps, with the digests of every tensor after each."""
-        trainer, alone = self.trainer, self.configuration.devices == 1 and not self.configuration.promised
-        moved = _Moved(trainer.runner.arena.parameters) if alone else None
-        kept = self._first_means() if file and self.configuration.batch_norm == "local" else {}
+        """Train all steps, and take the digests of every tensor after each."""
+        trainer, configuration = self.trainer, self.configuration
+        predicts = configuration.devices == 1 and not configuration.promised
+        updates = _Updates(trainer.runner.arena.parameters) if predicts else None
+        arrays = self._first_means() if file and configuration.batch_norm == "local" else {}
         steps: list[tuple[str, ...]] = []
         for _ in range(self.steps):
             trainer.step()
             if self.comm.rank == 0:
                 steps.append(tuple(_digest(value) for value in self.tensors().values()))
-            if moved:
-                moved.step()
+            if updates:
+                updates.step()
         if file and self.comm.rank == 0:
-            kept |= {name: value for name, value in self.tensors().items() if name.startswith("parameters/")}
-            np.savez(file, **kept)  # type: ignore[arg-type]
-        basis = moved.basis(self.configuration, self.network.state()) if moved else None
-        return self._ran(tuple(steps), basis)
+            arrays |= {name: value for name, value in self.tensors().items() if name.startswith("parameters/")}
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        inputs = updates.drift_inputs(configuration, normalises=bool(self.network.state())) if updates else None
+        return self._outcome(tuple(steps), inputs)
 
-    def look_into(self, step: int, file: Path) -> RunOutcome:
-        """So many steps; then the file has every tensor, the gradients, and digests of each sample in that step."""
-        seen = SampleDigests()
+    def dump(self, step: int, file: Path) -> RunOutcome:
+        """Train up to a step, and save its dump: every tensor, the gradients, and digests of each sample."""
+        watcher = SampleDigests()
         for _ in range(step - 1):
             self.trainer.step()
-        watch(self.network, seen.see)
+        watch(self.network, watcher.see)
         self.trainer.step()
-        ranks = self.comm.gather(seen.found)
+        ranks = self.comm.gather(watcher.found)
         steps: tuple[tuple[str, ...], ...] = ()
         if ranks is not None:
             tensors = self.tensors()
             steps = (tuple(_digest(value) for value in tensors.values()),)
             names = max(ranks, key=len)
             samples = {
-                f"samples/{name}": as_numbers([one for found in ranks for one in found.get(name, [])]) for name in names
+                f"samples/{name}": as_numbers([digest for of_rank in ranks for digest in of_rank.get(name, [])])
+                for name in names
             }
             gradients = {f"gradients/{name}": value for name, value in self.trainer.runner.gradients.items()}
             np.savez(file, **tensors | samples | gradients)  # type: ignore[arg-type]
-        return self._ran(steps, None)
+        return self._outcome(steps, None)
 
-    def _ran(self, steps: tuple[tuple[str, ...], ...], basis: DriftInputs | None) -> RunOutcome:
+    def _outcome(self, steps: tuple[tuple[str, ...], ...], inputs: DriftInputs | None) -> RunOutcome:
+        """End the training and return its outcome."""
         trainer = self.trainer
         trainer.log.gather()
         with trainer.averaged_state():
@@ -123,13 +127,14 @@ class _Run:
             steps=steps,
             losses_digest=hashlib.sha256(np.array(losses, np.float64).tobytes()).hexdigest(),
         )
-        return RunOutcome(trajectory=trajectory, ranks_agree=agree, basis=basis)
+        return RunOutcome(trajectory=trajectory, ranks_agree=agree, drift_inputs=inputs)
 
     def _first_means(self) -> dict[str, Array]:
-        """What the first batch norm is given of the first batches, by the initial parameters; rank 0 has all ranks'.
+        """Return the means of the inputs of the first batch norm, over the first batches and with initial parameters.
 
-        ``means`` [batches, ranks, C], and ``deviation`` [C] of a sample's own mean, over a device's samples. (A batch
-        norm takes the gap out of what it hands on, so a later one is given less of it.)
+        Rank 0 has those of all ranks: ``means`` [batches, ranks, C], and ``deviation`` [C], the standard deviation of a
+        sample's own mean over a device's samples. A batch norm removes the gap from its output, so that a later one
+        would show less of it.
         """
         chain, trainer = self.network.chain, self.trainer
         first = next((number for number, layer in enumerate(chain) if isinstance(layer, BatchNorm)), None)
@@ -157,25 +162,25 @@ def _digest(value: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:DIGITS]
 
 
-class _Moved:
-    """How far parameters move, step after step."""
+class _Updates:
+    """Accumulates the sizes of the updates, step after step."""
 
     def __init__(self, parameters: Array) -> None:
-        self._now, self._before = parameters, parameters.copy()
+        self._parameters, self._before = parameters, parameters.copy()
         self._spacing_updates = self._squared_updates = 0.0
 
     def step(self) -> None:
-        updates = np.abs(self._now - self._before).astype(np.float64)
-        self._spacing_updates += float((updates * np.spacing(np.abs(self._now))).mean())
+        updates = np.abs(self._parameters - self._before).astype(np.float64)
+        self._spacing_updates += float((updates * np.spacing(np.abs(self._parameters))).mean())
         self._squared_updates += float((updates * updates).mean())
-        self._before[...] = self._now
+        self._before[...] = self._parameters
 
-    def basis(self, configuration: Configuration, state: dict[str, Array]) -> DriftInputs:
+    def drift_inputs(self, configuration: Configuration, *, normalises: bool) -> DriftInputs:
         return DriftInputs(
             batch_norm=configuration.batch_norm,
             spacing_updates=self._spacing_updates,
             squared_updates=self._squared_updates,
-            parameter_rms=float(np.sqrt(np.mean(self._now.astype(np.float64) ** 2))),
-            unit=float(np.finfo(self._now.dtype).eps) / 2,
-            normalises=bool(state),
+            parameter_rms=float(np.sqrt(np.mean(self._parameters.astype(np.float64) ** 2))),
+            unit=float(np.finfo(self._parameters.dtype).eps) / 2,
+            normalises=normalises,
         )

@@ -1,4 +1,4 @@
-"""What the ranks of a reproduction are asked, and what they answer. Loads no MPI."""
+"""What the ranks of a reproduction receive and return. Loads no MPI."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Tr
 class Task(Noun, frozen=True):
     """Trainings, one after another, each on the first ranks of the job.
 
-    ``files`` are where rank 0 keeps arrays of each, empty for nowhere.
-
-    With ``until`` each ends after so many steps (its own number), and its file says what that step did to every
-    sample; without, its file has the final parameters and what a prediction of drift is held against.
+    ``files`` are where rank 0 saves arrays of each training (empty: nowhere). Without ``until`` a file has the final
+    parameters, and the batch-norm means with which predicted drift is compared. With ``until`` each training ends after
+    its own number of steps, and its file is the dump of that last step.
     """
 
     reproduction: Reproduction
@@ -22,8 +21,8 @@ class Task(Noun, frozen=True):
 
 
 class RunOutcome(Noun, frozen=True):
-    """One configuration's outcome; ``basis`` on one device, for a mode whose bits depend on how it is run."""
+    """The outcome of one configuration. ``drift_inputs`` are measured on one device, in modes without a promise."""
 
     trajectory: Trajectory
     ranks_agree: bool
-    basis: DriftInputs | None = None
+    drift_inputs: DriftInputs | None = None

@@ -1,4 +1,4 @@
-"""A sweep's ``Comparison``, derived from its two records and from nothing else."""
+"""The ``Comparison`` of a sweep, derived from its records and nothing else."""
 
 from __future__ import annotations
 
@@ -11,34 +11,32 @@ import numpy as np
 from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
-from dpsim.harness.sweep.equal_speed import RunSpeed, evened, predicted_at_run_speed_s, run_speeds, speed_records
+from dpsim.harness.sweep.equal_speed import RunSpeed, at_mean_speed, predicted_at_run_speed_s, run_speeds, speed_records
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.machine import NODE
 from dpsim.predict import recommended
-from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group, points_json, summary_json
+from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
 from dpsim.records.reproduce import Configuration, ReproduceRecord
-from dpsim.records.sweep import Predictions, Results
-from dpsim.report.sweep.warnings import ReportWarning, warnings
-from dpsim.units import format_size
-
-__all__ = ["Comparison", "ReportWarning", "compare", "points_json", "summary_json", "warnings"]
+from dpsim.records.sweep import PointKey, Predictions, Results
 
 SLOW = 1.5
 GroupKey = tuple[str, int]
 
 
 def compare(predictions: Predictions, results: Results, drift: ReproduceRecord | None = None) -> Comparison:
-    """The measured and the predicted side by side: flat points, scores a group, a network and overall.
+    """Compare measured with predicted: flat points, and scores for each group, each network and overall.
 
-    ``drift`` is what a sweep over the number of devices found of it (``dpsim.harness.sweep.drift``). Raises
+    ``drift`` is the drift that a sweep over the number of devices measured (``dpsim.harness.sweep.drift``). Raises
     ``FileFormatError`` when the records are damaged or do not belong together (see ``pairing``).
     """
     pairs, missing = pair(predictions, results)
     if not pairs:
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
     speeds = run_speeds(pairs)
-    pairs = evened(pairs, speeds)
-    chosen = {network: _chosen_overlap(network, pairs, predictions) for network in {p.key.network for p in pairs}}
+    pairs = at_mean_speed(pairs, speeds)
+    chosen = {
+        network: _chosen_overlap(network, pairs, predictions) for network in dict.fromkeys(p.key.network for p in pairs)
+    }
     scaling = results.experiment.scaling
     of_devices = scaling is not None
     members: dict[GroupKey, list[Pair]] = {}
@@ -49,18 +47,17 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     for (network, _), everyone in members.items():
         scored = [p for p in everyone if p.key.devices == 1 or p.key.overlap == chosen[network]]
         noise = scores.aa_noise(everyone)
-        found = _points(everyone, scored, noise, predictions, speeds, of_devices=of_devices)
-        points += found
+        of_group = _points(everyone, scored, noise, predictions, speeds, of_devices=of_devices)
+        points += of_group
         if any(p.key.devices > 1 for p in scored):
-            groups.append(scores.group([p for p in found if p.scored], scored, noise, of_devices=of_devices))
+            groups.append(scores.group([p for p in of_group if p.scored], scored, noise, of_devices=of_devices))
     points = _with_speedup(points)
     if drift is not None:
         points = [_with_drift(point, drift) for point in points]
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
     return Comparison(
-        name=results.experiment.name,
-        question=_question(results),
+        experiment=results.experiment,
         points=tuple(points),
         groups=tuple(groups),
         networks=tuple(
@@ -79,7 +76,6 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
         not_measured=missing,
         harness_warnings=results.warnings,
         cores=results.environment.cores,
-        scaling=scaling,
         identical=drift.kept_promises if drift is not None and scaling is not None and scaling.leaves else None,
         drift_predictions_sha256=drift.predictions_sha256 if drift is not None else "",
         speeds=speed_records(predictions, speeds),
@@ -90,27 +86,10 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     )
 
 
-def _question(results: Results) -> str:
-    run = results.experiment
-    if run.scaling is not None:
-        whose = "on each device" if run.weak else "over all devices"
-        return (
-            f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "
-            f"samples per step {whose}, does it stay the same training, and does the model know both before anything "
-            "is measured?"
-        )
-    sizes = run.fusion_thresholds_bytes or tuple(sorted({p.key.fusion_threshold_bytes for p in results.points}))
-    span = f" from {format_size(min(sizes))} to {format_size(max(sizes))} bytes".replace("inf bytes", "inf")
-    return (
-        f"Which fusion threshold{span} makes a training step of {run.model} on {run.dataset} "
-        f"fastest at a global batch of {run.global_batch}, and does the model know it before anything is measured?"
-    )
-
-
 def _chosen_overlap(network: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
-    """The overlap that the sweep chose for a network: the one recommended by the predictions.
+    """Return the overlap that the sweep chose for a network: the one that the predictions recommend.
 
-    Where that one was not run, the one with the most points; among equals one that is not ``off``.
+    If that was not run, it is the overlap with the most points; among equals one that is not ``off``.
     """
     run = Counter(p.key.overlap for p in pairs if p.key.network == network and p.key.devices > 1)
     mechanisms = predictions.mechanisms.get(network, {})
@@ -130,13 +109,13 @@ def _points(
     *,
     of_devices: bool,
 ) -> list[ComparedPoint]:
-    """The points of a group, with nulls those of more than one device, best ones marked among the scored."""
+    """Return the points of a group, with the nulls of those on several devices, and the best scored ones marked."""
     points = [_point(item, item in scored, noise, predictions, speeds) for item in everyone]
     several = [item for item in scored if item.key.devices > 1]
-    given = scores.DEVICES_NULLS if of_devices else scores.GIVEN_NULLS
+    nulls = scores.DEVICES_NULLS if of_devices else scores.PREDICTED_NULLS
     for number, item in enumerate(everyone):
         if item in several:
-            step, exposed = scores.nulls_of(scored, item, given)
+            step, exposed = scores.nulls_of(scored, item, nulls)
             points[number] = msgspec.structs.replace(points[number], null_step_s=step, null_exposed_s=exposed)
     marks: tuple[tuple[str, Callable[[ComparedPoint], float]], ...] = (
         ("is_best_measured", lambda p: p.measured_s_per_sample),
@@ -200,54 +179,54 @@ def _point(
 
 
 def _with_speedup(points: Sequence[ComparedPoint]) -> list[ComparedPoint]:
-    """Points with samples/s over samples/s on 1 device: at the same global batch, or local batch under weak scaling.
+    """Return the points with their speedup: samples/s over those of one device.
 
-    One device needs no network: where it was not run under a point's network, its run under another serves.
+    Both have the same global batch, or under weak scaling the same local batch. One device needs no network: where it
+    was not run under a point's network, its run under another one serves.
     """
     single: dict[str | None, ComparedPoint] = {}
     for point in points:
         if point.devices == 1:
             single.setdefault(point.network, point)
             single.setdefault(None, point)
-    found = []
+    with_speedup = []
     for point in points:
-        one = single.get(point.network) or single.get(None)
-        if one is not None:
-            speedup = one.measured_s_per_sample / point.measured_s_per_sample
-            more = point.global_batch / one.global_batch
+        alone = single.get(point.network) or single.get(None)
+        if alone is not None:
+            speedup = alone.measured_s_per_sample / point.measured_s_per_sample
+            batches = point.global_batch / alone.global_batch
             point = msgspec.structs.replace(
                 point,
                 measured_speedup=speedup,
-                predicted_speedup=more * one.predicted_step_s / point.predicted_step_s,
+                predicted_speedup=batches * alone.predicted_step_s / point.predicted_step_s,
                 efficiency=speedup / point.devices,
             )
-        found.append(point)
-    return found
+        with_speedup.append(point)
+    return with_speedup
 
 
 def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:
-    """The point with what a training of its plan came to; as it is where its overlap was not trained for that."""
-    layout = point.layout if "x" in point.layout else ""
-    way = (point.devices, layout, point.algorithm, point.overlap)
-    run = next((run for run in record.runs if _way(run.configuration) == (way if point.devices > 1 else 1)), None)
+    """Return the point with the drift of its training, or as it is where its configuration was not trained."""
+    run = next((run for run in record.runs if _trains(run.configuration, point.key)), None)
     if run is None:
         return point
+    configuration = run.configuration
     digest = record.trajectories[run.trajectory].digest
     if point.devices == 1:
         return msgspec.structs.replace(point, digest=digest)
-    measured = next((one for one in record.drift if one.configuration == run.configuration), None)
-    points = record.predictions.points if record.predictions is not None else ()
-    predicted = next((one for one in points if one.devices == point.devices), None)
-    same = 0.0 if run.configuration.promised and record.identical(run) else None
+    measured, predicted = record.measured_drift(configuration), record.predicted_drift(configuration)
+    same = 0.0 if configuration.promised and record.identical(run) else None
     return msgspec.structs.replace(
         point,
         digest=digest,
         measured_drift=measured.parameters if measured is not None else same,
         measured_statistics_drift=measured.statistics if measured is not None else None,
-        predicted_drift=predicted.parameters if predicted is not None else 0.0 if run.configuration.promised else None,
+        predicted_drift=predicted.parameters if predicted is not None else 0.0 if configuration.promised else None,
         predicted_statistics_drift=predicted.statistics if predicted is not None else None,
     )
 
 
-def _way(one: Configuration) -> tuple[int, str, str, str] | int:
-    return 1 if one.devices == 1 else (one.devices, one.layout, one.algorithm, one.overlap)
+def _trains(configuration: Configuration, key: PointKey) -> bool:
+    """Return whether a configuration trains what a point measures; on one device nothing but the count matters."""
+    names = ("devices",) if key.devices == 1 else ("devices", "layout", "algorithm", "overlap")
+    return all(getattr(configuration, name) == getattr(key, name) for name in names)

@@ -1,8 +1,7 @@
-"""The drift of a devices sweep: its plans trained for some steps each, bits and distances against one device."""
+"""The drift of a sweep over devices: each of its plans is trained for some steps and compared with one device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,33 +10,34 @@ from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.harness.reproduce.measure import measure_drift, possible
 from dpsim.harness.sweep.experiment import chosen_overlap, networks_of
+from dpsim.plan import Overlap
+from dpsim.progress import Progress
 from dpsim.records.reproduce import SCHEMA, ReproduceRecord, Reproduction
 from dpsim.records.sweep import Predictions
 
 DRIFT, DRIFT_PREDICTIONS = "drift.json", "drift_predictions.json"
-Progress = Callable[[str], None]
 
 
 def reproduction_of(predictions: Predictions) -> Reproduction | None:
-    """What a sweep's drift is measured on: its trainings over the number of devices, all on this machine's own network.
+    """Return the trainings on which a sweep measures drift, or ``None`` where its experiment measures none.
 
-    An emulated network changes times, not bits. None where the experiment measures no drift.
+    All are on this machine's own network: an emulated network changes times, not bits.
     """
     experiment = predictions.experiment
-    over = experiment.scaling
-    if over is None or not experiment.measures_drift:
+    scaling = experiment.scaling
+    if scaling is None or not experiment.measures_drift:
         return None
-    ways = _ways(predictions)
+    pairs = _algorithms(predictions)
     return Reproduction(
         model=experiment.model,
         dataset=experiment.dataset,
         devices=experiment.devices,
         fusion_thresholds_bytes=experiment.fusion_thresholds_bytes,
-        steps=over.steps,
-        leaves=over.leaves,
-        algorithms=tuple(dict.fromkeys(algorithm for algorithm, _ in ways)),
-        overlaps=tuple(dict.fromkeys(overlap for _, overlap in ways)),
-        batch_norms=(str(over.batch_norm),),
+        steps=scaling.steps,
+        leaves=scaling.leaves,
+        algorithms=tuple(dict.fromkeys(algorithm for algorithm, _ in pairs)),
+        overlaps=tuple(dict.fromkeys(overlap for _, overlap in pairs)),
+        batch_norms=(scaling.mode,),
         global_batch=experiment.global_batch,
         optimizer=experiment.optimizer,
         seed=experiment.seed,
@@ -47,42 +47,46 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
 
 
 def drift(predictions: Predictions, folder: Path, progress: Progress) -> ReproduceRecord | None:
-    """The drift of a sweep, from its folder or else measured into it, predictions first; None where there is none.
+    """Return the drift of a sweep, ``None`` where its experiment measures none.
 
-    Raises ``FileFormatError`` where the folder holds the drift of another sweep; otherwise as ``reproduce``.
+    It is read from the folder, or else measured and written there, after its predictions. Raises ``FileFormatError``
+    where the folder holds the drift of another sweep; otherwise as ``reproduce``.
     """
     reproduction = reproduction_of(predictions)
     if reproduction is None or (folder / DRIFT).exists():
         return read_drift(predictions, folder)
-    ways = _ways(predictions)
-    wanted = [one for one in possible(reproduction) if one.devices == 1 or (one.algorithm, one.overlap) in ways]
-    record = measure_drift(reproduction, wanted, folder / DRIFT_PREDICTIONS, progress)
-    trajectories = tuple(msgspec.structs.replace(one, tensors=(), steps=()) for one in record.trajectories)
+    pairs = _algorithms(predictions)
+    configurations = [c for c in possible(reproduction) if c.devices == 1 or (c.algorithm, c.overlap) in pairs]
+    record = measure_drift(reproduction, configurations, folder / DRIFT_PREDICTIONS, progress)
+    trajectories = tuple(
+        msgspec.structs.replace(trajectory, tensors=(), steps=()) for trajectory in record.trajectories
+    )
     record = msgspec.structs.replace(record, trajectories=trajectories)
     codec.write(folder / DRIFT, record)
     return record
 
 
 def read_drift(predictions: Predictions, folder: Path) -> ReproduceRecord | None:
-    """The drift that a folder holds of a sweep, None where it holds none. Raises ``FileFormatError``."""
+    """Read the drift of a sweep from its folder, ``None`` where there is none. Raises ``FileFormatError``."""
     path = folder / DRIFT
     if not path.exists():
         return None
     record = codec.read(path, ReproduceRecord, "drift", SCHEMA)
     sha = "" if record.predictions is None else codec.digest(record.predictions)
-    made = None if record.predictions is None else record.predictions.predicted_at
-    in_order = made is None or record.measured_from <= made <= record.measured_until
+    predicted_at = None if record.predictions is None else record.predictions.predicted_at
+    in_order = predicted_at is None or record.measured_from <= predicted_at <= record.measured_until
     if record.reproduction != reproduction_of(predictions) or record.predictions_sha256 != sha or not in_order:
         raise FileFormatError(
-            f"{path} is not the drift of this sweep, or is not what was predicted",
+            f"{path} is not the drift of this sweep, or does not belong to its predictions",
             allowed="the file as the sweep wrote it, beside its predictions.json",
             remedy="remove it and run the sweep again: it measures what is missing",
         )
     return record
 
 
-def _ways(predictions: Predictions) -> list[tuple[str, str]]:
-    """(algorithm, overlap) of each network, in their order: a record is compared with what is made of it."""
-    mechanisms = predictions.mechanisms
-    pairs = networks_of(predictions.experiment)
-    return [(algorithm, chosen_overlap(mechanisms.get(network, {}))) for network, algorithm in pairs]
+def _algorithms(predictions: Predictions) -> list[tuple[str, Overlap]]:
+    """Return (algorithm, overlap) of each network, in the order of the networks, since reproductions are compared."""
+    return [
+        (algorithm, chosen_overlap(predictions.mechanisms.get(network, {})))
+        for network, algorithm in networks_of(predictions.experiment)
+    ]

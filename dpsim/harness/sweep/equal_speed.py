@@ -1,4 +1,4 @@
-"""A sweep's samples brought to the run's mean speed: what its steps took on a machine whose speed changes."""
+"""Scales the samples of a sweep to the mean speed of the run, for machines whose speed changes."""
 
 from __future__ import annotations
 
@@ -17,54 +17,55 @@ from dpsim.records.comparison import SpeedRecord
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions
 
 _ENOUGH = 12
+"""The fewest samples at either speed from which a pair's own slow factor is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpeed:
-    """The reference times of a run with so many devices at work (outliers cut off), and its two speeds."""
+    """The reference times of a run with one number of devices at work (outliers cut off), and its two speeds."""
 
     reference_s: tuple[float, ...]
     mixture: Mixture
 
 
 def run_speeds(pairs: Iterable[Pair]) -> dict[int, RunSpeed]:
-    """The speeds of the measurement by the number of devices at work; without those that were not observed."""
-    seen: dict[int, list[float]] = {}
+    """Return the speeds of the measurement by the number of devices at work, where they were observed."""
+    observed: dict[int, list[float]] = {}
     for pair in pairs:
         for run in pair.runs:
-            seen.setdefault(pair.key.devices, []).extend(run.reference_s)
+            observed.setdefault(pair.key.devices, []).extend(run.reference_s)
     return {
         devices: RunSpeed(
             reference_s=tuple(np.clip(times, *np.percentile(times, ORDINARY)).tolist()), mixture=mixture(times)
         )
-        for devices, times in sorted(seen.items())
+        for devices, times in sorted(observed.items())
         if times
     }
 
 
-def evened(pairs: Sequence[Pair], speeds: dict[int, RunSpeed]) -> tuple[Pair, ...]:
-    """The pairs with every sample at the mean speed of the run, so that a median over them is a mean over its speeds.
+def at_mean_speed(pairs: Sequence[Pair], speeds: dict[int, RunSpeed]) -> tuple[Pair, ...]:
+    """Return the pairs with every sample scaled to the mean speed of the run.
 
-    A sample is divided by how many times longer than at full speed its visit was, and multiplied by the mean of that
-    over the run, which is the same for all pairs of a device count. How many times as long a pair's steps take at the
-    slow speed its own samples tell, or those of all pairs of its network and device count where they are too few. On a
-    steady machine nothing changes.
+    A sample is divided by the slowdown of its visit against full speed, and multiplied by the mean slowdown of the run,
+    which is the same for all pairs of a device count; so a median over samples is a mean over speeds. The slow factor
+    of a pair's steps is taken from its own samples or, where they are too few, from all pairs of its network and device
+    count. On a steady machine nothing changes.
     """
     own = [_own_factor(pair, speeds.get(pair.key.devices)) for pair in pairs]
-    known: dict[tuple[str, int], list[float]] = {}
+    of_group: dict[tuple[str, int], list[float]] = {}
     for pair, factor in zip(pairs, own, strict=True):
         if factor is not None:
-            known.setdefault((pair.key.network, pair.key.devices), []).append(factor)
-    found = []
+            of_group.setdefault((pair.key.network, pair.key.devices), []).append(factor)
+    scaled = []
     for pair, factor in zip(pairs, own, strict=True):
         of_run = speeds.get(pair.key.devices)
         if of_run is None or not _changed(pair, of_run):
-            found.append(pair)
+            scaled.append(pair)
             continue
-        others = known.get((pair.key.network, pair.key.devices), [of_run.mixture.change])
-        k = factor if factor is not None else float(np.median(others))
-        found.append(dataclasses.replace(pair, runs=tuple(_at_mean_speed(run, of_run, k) for run in pair.runs)))
-    return tuple(found)
+        others = of_group.get((pair.key.network, pair.key.devices), [of_run.mixture.change])
+        slow = factor if factor is not None else float(np.median(others))
+        scaled.append(dataclasses.replace(pair, runs=tuple(_scaled(run, of_run, slow) for run in pair.runs)))
+    return tuple(scaled)
 
 
 def _changed(pair: Pair, of_run: RunSpeed) -> bool:
@@ -72,7 +73,7 @@ def _changed(pair: Pair, of_run: RunSpeed) -> bool:
 
 
 def _own_factor(pair: Pair, of_run: RunSpeed | None) -> float | None:
-    """How many times as long the pair's steps took at the slow speed; None where its samples do not tell."""
+    """Return how many times as long the pair's steps took at the slow speed; ``None`` with too few samples."""
     if of_run is None or not _changed(pair, of_run):
         return None
     slow = of_run.mixture.slow(pair.references())
@@ -81,7 +82,7 @@ def _own_factor(pair: Pair, of_run: RunSpeed | None) -> float | None:
     return slow_factor(pair.samples(), pair.references(), of_run.mixture)
 
 
-def _at_mean_speed(run: MeasuredPoint, of_run: RunSpeed, factor: float) -> MeasuredPoint:
+def _scaled(run: MeasuredPoint, of_run: RunSpeed, factor: float) -> MeasuredPoint:
     mean = float(np.mean(factors(of_run.reference_s, of_run.mixture, factor)))
     scale = mean / factors(run.reference_s, of_run.mixture, factor)
     return msgspec.structs.replace(
@@ -94,10 +95,10 @@ def _at_mean_speed(run: MeasuredPoint, of_run: RunSpeed, factor: float) -> Measu
 def predicted_at_run_speed_s(
     predicted: PredictedPoint, machines: Sequence[Machine], speeds: dict[int, RunSpeed]
 ) -> float | None:
-    """The mean step predicted for the speeds that the run turned out to have; ``None`` where they were not observed.
+    """Return the mean step that is predicted for the speeds of the run; ``None`` where speeds were not observed.
 
-    full-speed step x mean of (reference time in the run / at full speed in the calibration)^e, with that e which gives
-    the predicted step at the calibration's slow speed (1 where the calibration saw one speed).
+    full-speed step x mean of (reference time in the run / at full speed in the calibration)^e, where e is such that the
+    calibration's slow speed gives the step predicted for it (1 where the calibration observed one speed).
     """
     key = predicted.key
     calibrated, of_run = calibrated_speed(machines, key.devices), speeds.get(key.devices)
@@ -110,28 +111,28 @@ def predicted_at_run_speed_s(
 
 
 def calibrated_speed(machines: Sequence[Machine], devices: int) -> Speed | None:
-    """The speed at a device count that the first of these machines knows it for."""
+    """Return the speed at a device count, from the first machine that has it."""
     return next((speed for machine in machines for speed in machine.speed if speed.devices == devices), None)
 
 
 def speed_records(predictions: Predictions, speeds: dict[int, RunSpeed]) -> tuple[SpeedRecord, ...]:
-    """Calibration and measurement side by side, for each number of devices whose speed both observed."""
-    found = []
+    """Compare the speeds in calibration and measurement, for each number of devices observed in both."""
+    records = []
     for devices, of_run in speeds.items():
         calibrated = calibrated_speed(predictions.machines, devices)
         if calibrated is not None:
-            usual_s = float(np.mean(of_run.reference_s))
+            mean_s = float(np.mean(of_run.reference_s))
             expected_s = calibrated.reference_s + calibrated.slow_share * (
                 calibrated.slow_reference_s - calibrated.reference_s
             )
-            found.append(
+            records.append(
                 SpeedRecord(
                     devices=devices,
                     calibrated_slow_factor=calibrated.slow_reference_s / calibrated.reference_s,
                     calibrated_slow_share=calibrated.slow_share,
                     measured_slow_factor=of_run.mixture.change,
                     measured_slow_share=of_run.mixture.slow_share,
-                    mean_change=usual_s / expected_s - 1,
+                    mean_change=mean_s / expected_s - 1,
                 )
             )
-    return tuple(found)
+    return tuple(records)

@@ -1,9 +1,10 @@
-"""A declared experiment made definite: its defaults, its points, and the prediction of every point."""
+"""Completes a declared experiment: its defaults, its points, and the prediction of every point."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -16,8 +17,9 @@ from dpsim.harness.model import build_replica
 from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Machine, Network, check_algorithm
-from dpsim.plan import OVERLAPS, Plan
-from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, speed_steps_s, timeline
+from dpsim.plan import OVERLAPS, Overlap, Plan
+from dpsim.predict import choose_overlap, interval, nulls, predict, price, recommended, scheduled
+from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Environment, Experiment, PointKey, PredictedPoint, Predictions, Scaling
 from dpsim.runtime.describe import describe
 from dpsim.workload import Workload
@@ -27,15 +29,15 @@ _TWINS = 2
 
 
 def completed(experiment: Experiment) -> Experiment:
-    """The experiment with every default written out, so that two of them can be compared. Raises ``ConfigError``."""
+    """Return the experiment with all defaults filled in, so that two can be compared. Raises ``ConfigError``."""
     if FUSION_RULES.find(experiment.fusion_rule).default_threshold_bytes is None:
         raise ConfigError(
             f"fusion rule {experiment.fusion_rule!r} has no threshold to sweep",
             allowed=", ".join(threshold_rules()),
-            remedy="threshold 0 is one bucket a tensor, inf one a step",
+            remedy="choose one of these; threshold 0 is one bucket per tensor, inf one per step",
         )
     networks = [Network.parse(token) for token in experiment.networks]
-    thresholds = experiment.fusion_thresholds_bytes or _usual_thresholds(experiment)
+    thresholds = experiment.fusion_thresholds_bytes or _default_thresholds(experiment)
     algorithms = experiment.algorithms or tuple(
         network.default_algorithm(experiment.wire_dtype) for network in networks
     )
@@ -44,15 +46,11 @@ def completed(experiment: Experiment) -> Experiment:
     if len(algorithms) != len(networks):
         raise ConfigError(
             f"{len(algorithms)} algorithms for {len(networks)} networks",
-            allowed="one for all, or one a network in the same order",
+            allowed="one for all networks, or one for each in the same order",
         )
     layouts = dict(map(parse_devices, experiment.devices))
-    for what, values, different in (
-        ("devices", experiment.devices, layouts),
-        ("networks", experiment.networks, set(experiment.networks)),
-    ):
-        if not values or len(different) != len(values):
-            raise ConfigError(f"{what} is {list(values)}", allowed="one or more different values")
+    check_distinct("devices", experiment.devices, key=lambda token: parse_devices(token)[0])
+    check_distinct("networks", experiment.networks)
     if max(layouts) < 2:
         raise ConfigError(
             f"a sweep on devices {list(experiment.devices)}",
@@ -78,31 +76,30 @@ def completed(experiment: Experiment) -> Experiment:
     )
 
 
-def _usual_thresholds(experiment: Experiment) -> tuple[float, ...]:
+def _default_thresholds(experiment: Experiment) -> tuple[float, ...]:
     if experiment.scaling is None:
         return telling_thresholds(experiment)
     return (FUSION_RULES.find(experiment.fusion_rule).default_threshold_bytes or 0.0,)
 
 
 def _completed_scaling(experiment: Experiment, thresholds: int) -> Scaling | None:
-    over = experiment.scaling
-    if over is None:
+    scaling = experiment.scaling
+    if scaling is None:
         return None
     if thresholds > 1:
         raise ConfigError(
             f"a sweep over the number of devices at {thresholds} fusion thresholds",
             allowed="one threshold",
-            remedy="name one, or compare thresholds with dpsim sweep fusion-threshold --devices",
+            remedy="give one threshold, or compare thresholds with dpsim sweep fusion-threshold --devices",
         )
-    return msgspec.structs.replace(over, batch_norm=over.mode)
+    return msgspec.structs.replace(scaling, batch_norm=scaling.mode)
 
 
 def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:
-    """At most ``count`` thresholds from 0 to infinity that all give different buckets.
+    """Return at most ``count`` thresholds from 0 to infinity, all of which give different buckets.
 
-    Of the powers of two, those at which the number of buckets changes; of these the ones whose numbers of
-    buckets lie nearest to a geometric series from one a tensor to one a step. A threshold that leaves the
-    buckets as they are would be measured for nothing.
+    They are powers of two at which the number of buckets changes. Of those, they are the ones with numbers of buckets
+    nearest to a geometric series from one per tensor to one per step. Other thresholds would only repeat a measurement.
     """
     dataset = load_dataset(experiment.dataset, experiment.seed)
     sizes = describe(build_replica(experiment.model, dataset.input_shape, dataset.classes), "model").ready_order
@@ -113,16 +110,16 @@ def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tupl
         buckets.setdefault(len(starts) - 1, threshold)
     buckets[1] = math.inf
     numbers = sorted(buckets)
-    wanted = np.geomspace(numbers[0], numbers[-1], count)
-    chosen = {min(numbers, key=lambda number: abs(math.log(number / value))) for value in wanted}
-    for number in numbers:  # fill up where two wishes met
+    targets = np.geomspace(numbers[0], numbers[-1], count)
+    chosen = {min(numbers, key=lambda number: abs(math.log(number / target))) for target in targets}
+    for number in numbers:  # fill up where two targets have the same nearest number
         if len(chosen) < count:
             chosen.add(number)
     return tuple(sorted(buckets[number] for number in chosen))
 
 
 def networks_of(experiment: Experiment) -> list[tuple[str, str]]:
-    """(network, algorithm) of each network. Raises ``ConfigError`` where there are not as many of both."""
+    """Return (network, algorithm) of each network. Raises ``ConfigError`` unless there is one algorithm for each."""
     networks, algorithms = experiment.networks, experiment.algorithms
     if len(networks) != len(algorithms):
         raise ConfigError(
@@ -136,8 +133,9 @@ def networks_of(experiment: Experiment) -> list[tuple[str, str]]:
 def make_plan(
     experiment: Experiment, devices: int | str, algorithm: str, overlap: str, threshold: float | None, network: str
 ) -> Plan:
+    """Return the plan of a configuration of the experiment. Raises ``ConfigError``."""
     count, layout = parse_devices(devices)
-    over = experiment.scaling or Scaling()
+    scaling = experiment.scaling or Scaling()
     plan = Plan(
         devices=count,
         layout=layout,
@@ -148,22 +146,23 @@ def make_plan(
         overlap=overlap,  # type: ignore[arg-type]
         optimizer=experiment.optimizer,
         wire_dtype=experiment.wire_dtype,
-        leaves=over.leaves,
-        batch_norm=over.mode,
+        leaves=scaling.leaves,
+        batch_norm=scaling.mode,
     )
     check_algorithm(algorithm, Network.parse(network))
     return plan
 
 
 def plan_of(experiment: Experiment, key: PointKey) -> Plan:
+    """Return the plan of a point."""
     threshold = key.fusion_threshold_bytes
     return make_plan(experiment, key.layout or key.devices, key.algorithm, key.overlap, threshold, key.network)
 
 
 def predict_experiment(
-    experiment: Experiment, workload: Workload, machines: dict[str, Machine], here: Environment
+    experiment: Experiment, workload: Workload, machines: dict[str, Machine], environment: Environment
 ) -> Predictions:
-    """Every point of the experiment predicted, with the overlap that the calibration recommends and one beside it."""
+    """Predict every point of the experiment, with the overlap that the calibration recommends and others."""
     points: list[PredictedPoint] = []
     mechanisms: dict[str, dict[str, float]] = {}
     for network, algorithm in networks_of(experiment):
@@ -172,14 +171,14 @@ def predict_experiment(
             make_plan(experiment, devices, algorithm, "off", threshold, network)
             for threshold, devices in itertools.product(experiment.fusion_thresholds_bytes, experiment.devices)
         ]
-        tried = None if experiment.overlap in ("auto", "all") else [experiment.overlap]
-        steps = choose_overlap(workload, machine, plans, tried)[1]
+        overlaps = None if experiment.overlap in ("auto", "all") else [experiment.overlap]
+        steps = choose_overlap(workload, machine, plans, overlaps)[1]
         mechanisms[network] = steps
         for key in _keys(experiment, network, algorithm, steps):
             points.append(_predicted_point(experiment, workload, machine, key))
     return Predictions(
         experiment=experiment,
-        environment=here,
+        environment=environment,
         predicted_at=stamp(),
         workload=workload,
         machines=tuple(machines.values()),
@@ -188,15 +187,18 @@ def predict_experiment(
     )
 
 
-def chosen_overlap(steps: dict[str, float]) -> str:
-    """The overlap that a sweep is about, given every mechanism's predicted step."""
-    return recommended(steps) if steps else "off"
+def chosen_overlap(steps: dict[str, float]) -> Overlap:
+    """Return the overlap that a sweep is about, from the predicted step of every mechanism."""
+    return cast("Overlap", recommended(steps)) if steps else "off"
 
 
 def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str, float]) -> list[PointKey]:
-    """All configurations of a network: one device once; then every threshold with the chosen overlap and, under
-    ``auto``, with one beside it (off, or the best other mechanism; not over devices), under ``all`` with every other
-    one; some of the first kind twice, as A/A pairs."""
+    """Return all configurations of a network.
+
+    One device comes once. Then every threshold comes with the chosen overlap. With overlap ``auto`` it also comes with
+    one alternative (off, or the best other mechanism), but not in a sweep over devices; with ``all`` it comes with
+    every other overlap. Some configurations with the chosen overlap come twice, as A/A pairs.
+    """
     thresholds = experiment.fusion_thresholds_bytes
 
     def key(devices: int | str, threshold: float, overlap: str, repeat: int = 0) -> PointKey:
@@ -216,29 +218,29 @@ def _keys(experiment: Experiment, network: str, algorithm: str, steps: dict[str,
     keys = [key(1, thresholds[-1], "off")]
     others = {name: s for name, s in steps.items() if name not in ("off", "inline")}
     chosen = chosen_overlap(steps)
-    besides = {"auto": ["off"] if chosen != "off" else sorted(others, key=lambda name: others[name])[:1]}
+    alternatives = {"auto": ["off"] if chosen != "off" else sorted(others, key=lambda name: others[name])[:1]}
     if experiment.scaling is not None:
-        besides["auto"] = []
-    besides["all"] = [name for name in steps if name != chosen]
+        alternatives["auto"] = []
+    alternatives["all"] = [name for name in steps if name != chosen]
     for devices in experiment.devices:
         if devices == 1:
             continue
         keys += [key(devices, threshold, chosen) for threshold in thresholds]
         keys += [key(devices, t, chosen, 1) for t in dict.fromkeys((thresholds[0], thresholds[-1]))][:_TWINS]
-        for overlap in besides.get(experiment.overlap, []):
+        for overlap in alternatives.get(experiment.overlap, []):
             keys += [key(devices, threshold, overlap) for threshold in thresholds]
     return keys
 
 
 def _predicted_point(experiment: Experiment, workload: Workload, machine: Machine, key: PointKey) -> PredictedPoint:
     plan = plan_of(experiment, key)
-    prediction = predict(workload, machine, plan)
-    full_s, slow_s = speed_steps_s(workload, machine, plan)
+    priced = price(scheduled(workload, machine, plan), machine)
+    prediction, (full_s, slow_s) = priced.prediction, priced.speed_steps_s
     low_s, high_s = interval(prediction, machine, workload)
-    beside = nulls(workload, machine, plan)
-    if experiment.weak and key.devices > 1:  # perfect where a step is that of one device
+    of_nulls = nulls(workload, machine, plan)
+    if experiment.weak and key.devices > 1:  # perfect weak scaling: the step of one device
         alone = make_plan(experiment, 1, key.algorithm, "off", key.fusion_threshold_bytes, key.network)
-        beside["perfect_scaling"] = (predict(workload, machine, alone).step_s, 0.0)
+        of_nulls["perfect_scaling"] = (predict(workload, machine, alone).step_s, 0.0)
     return PredictedPoint(
         key=key,
         buckets=prediction.buckets if key.devices > 1 else 0,
@@ -247,9 +249,9 @@ def _predicted_point(experiment: Experiment, workload: Workload, machine: Machin
         high_s=high_s,
         exposed_communication_s=prediction.exposed_communication_s,
         extrapolated=prediction.extrapolated,
-        null_step_s={name: value[0] for name, value in beside.items()},
-        null_exposed_s={name: value[1] for name, value in beside.items()},
-        timeline=timeline(workload, machine, plan).to_record(),
+        null_step_s={name: value[0] for name, value in of_nulls.items()},
+        null_exposed_s={name: value[1] for name, value in of_nulls.items()},
+        timeline=priced.timeline().to_record(),
         full_speed_step_s=full_s if machine.speed else None,
         slow_speed_step_s=slow_s if machine.speed else None,
     )

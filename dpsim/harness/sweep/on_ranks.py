@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ from dpsim.harness.profile.on_ranks import COUNTED_STEPS, WARM_STEPS
 from dpsim.harness.sweep.samples import MeasureTask, Samples
 from dpsim.machine import Network
 from dpsim.predict import scheduled
+from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, timeline
 from dpsim.runtime.trainer import Trainer
 from dpsim.units import format_size
 
-Progress = Callable[[str], None]
 _TELL_S = 5.0
 _LEAST_ROUNDS = 6
 _WARM_ROUNDS = 2
@@ -106,7 +105,10 @@ class _Point:
     def measured(self) -> MeasuredPoint:
         """The samples so far, on rank 0."""
         emulated = Network.parse(self.key.network).emulated
-        record = timeline([self.typical[1]], emulated_network=emulated).to_record() if self.typical else None
+        record = None
+        if self.typical:
+            names = self.trainer.runner.program.names
+            record = timeline([self.typical[1]], names, emulated_network=emulated).to_record()
         return MeasuredPoint(
             key=self.key,
             buckets=self.buckets,

@@ -1,4 +1,4 @@
-"""Checks the records of a sweep and joins each configuration's runs with its prediction."""
+"""Checks the records of a sweep, and joins the runs of each configuration with its prediction."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
-
 from dpsim import codec
 from dpsim.errors import FileFormatError
+from dpsim.machine import NODE
 from dpsim.records.sweep import MeasuredPoint, PointKey, PredictedPoint, Predictions, Results
 from dpsim.report.sweep.warnings import instant
 from dpsim.timeline import Timeline, TimelineRecord
@@ -24,40 +23,40 @@ Point = TypeVar("Point", PredictedPoint, MeasuredPoint)
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One configuration: its prediction and its runs (two for an A/A pair, else one). ``key.repeat`` is 0."""
+    """One configuration: its prediction, and its runs (two for an A/A pair, else one). ``key.repeat`` is 0."""
 
     key: PointKey
     predicted: PredictedPoint
     runs: tuple[MeasuredPoint, ...]
 
     def samples(self) -> tuple[float, ...]:
-        """Step times of all runs, in seconds."""
+        """Return the step times of all runs, in seconds."""
         return tuple(s for run in self.runs for s in run.step_s)
 
     def references(self) -> tuple[float, ...]:
-        """The reference computation's time beside each of ``samples()``, in seconds; empty in an earlier record."""
+        """Return the time of the reference computation for each sample, in seconds; empty in earlier records."""
         return tuple(s for run in self.runs for s in run.reference_s)
 
     def rounds(self) -> tuple[int, ...]:
-        """The round of each of ``samples()``."""
+        """Return the round of each sample."""
         return tuple(r for run in self.runs for r in run.round)
 
     def exposed(self) -> tuple[float, ...]:
-        """Exposed communication of each of ``samples()``, in seconds."""
+        """Return the exposed communication of each sample, in seconds."""
         return tuple(s for run in self.runs for s in run.exposed_communication_s)
 
 
 def describe(key: PointKey) -> str:
-    """``2 devices on node, 64 KiB, ring, overlap thread`` for messages."""
+    """Return ``2 devices on node, 64 KiB, ring, overlap thread`` for messages."""
     size = format_size(key.fusion_threshold_bytes)
     return f"{key.layout or key.devices} devices on {key.network}, {size}, {key.algorithm}, overlap {key.overlap}"
 
 
 def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
-    """Every measured configuration with its prediction, and descriptions of what was predicted but not measured.
+    """Return every measured configuration with its prediction, and the names of those predicted but not measured.
 
-    Raises ``FileFormatError`` when the two records do not belong together (hash, experiment, a point without
-    a prediction) or hold values that cannot have been measured or predicted.
+    Raises ``FileFormatError`` when the two records do not belong together (hash, experiment, a point without a
+    prediction), or hold values that cannot have been measured or predicted.
     """
     _check_hash(predictions, results)
     predicted = _by_key(predictions.points, "predictions")
@@ -67,11 +66,12 @@ def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], 
     for run in measured.values():
         _check_measured(run)
     runs: dict[PointKey, list[MeasuredPoint]] = {}
-    for key in sorted(measured, key=_order):
-        runs.setdefault(_without_repeat(key), []).append(measured[key])
+    for key in sorted(measured, key=_node_first):
+        runs.setdefault(key.first_run, []).append(measured[key])
     pairs = []
     for key, members in runs.items():
-        prediction = predicted.get(key) or next((predicted.get(m.key) for m in members if m.key in predicted), None)
+        candidates = (predicted.get(candidate) for candidate in (key, *(member.key for member in members)))
+        prediction = next((candidate for candidate in candidates if candidate is not None), None)
         if prediction is None:
             raise FileFormatError(
                 f"the results hold a point that was not predicted: {describe(key)}",
@@ -79,49 +79,35 @@ def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], 
                 remedy="run the sweep again: it predicts every point before it measures",
             )
         pairs.append(Pair(key=key, predicted=prediction, runs=tuple(members)))
-    missing = sorted({_without_repeat(key) for key in predicted} - set(runs), key=_order)
+    missing = sorted({key.first_run for key in predicted} - set(runs), key=_node_first)
     return tuple(pairs), tuple(describe(key) for key in missing)
 
 
-def _order(key: PointKey) -> tuple[object, ...]:
-    return (
-        key.network != "node",
-        key.network,
-        key.devices,
-        key.fusion_rule,
-        key.algorithm,
-        key.overlap,
-        key.global_batch,
-        key.fusion_threshold_bytes,
-        key.repeat,
-        key.layout,
-    )
-
-
-def _without_repeat(key: PointKey) -> PointKey:
-    return msgspec.structs.replace(key, repeat=0)
+def _node_first(key: PointKey) -> tuple[bool, PointKey]:
+    """Sort keys in their own order, with the machine's own network before all others."""
+    return key.network != NODE, key
 
 
 def _check_hash(predictions: Predictions, results: Results) -> None:
     try:
-        found = codec.digest(predictions)
+        sha256 = codec.digest(predictions)
         codec.to_json(results).encode()
     except UnicodeEncodeError as error:
         raise FileFormatError(f"the records hold text that is not Unicode: {error}", allowed="UTF-8") from error
-    if found != results.predictions_sha256:
+    if sha256 != results.predictions_sha256:
         raise FileFormatError(
-            f"the results were not measured against these predictions: their SHA-256 is {found[:12]}..., "
+            f"the results were not measured against these predictions: their SHA-256 is {sha256[:12]}..., "
             f"the results name {results.predictions_sha256[:12]!r}...",
             allowed="the predictions.json that was written before the measurement, unchanged",
             remedy="give the two files of one report, or run the sweep again",
         )
-    made, used = instant(predictions.predicted_at), instant(results.measured_from)
-    if results.predicted_at != predictions.predicted_at or (made and used and used < made):
+    predicted, measured = instant(predictions.predicted_at), instant(results.measured_from)
+    if results.predicted_at != predictions.predicted_at or (predicted and measured and measured < predicted):
         raise FileFormatError(
             f"the results were measured from {results.measured_from!r} on and name a prediction of "
             f"{results.predicted_at!r}; the predictions are of {predictions.predicted_at!r}",
             allowed="predictions that were made before the measurement",
-            remedy="run the sweep again; if this recurs, see whether the clock is set back",
+            remedy="run the sweep again; if this recurs, check whether the clock is set back",
         )
     if predictions.experiment != results.experiment:
         raise FileFormatError(
@@ -132,13 +118,13 @@ def _check_hash(predictions: Predictions, results: Results) -> None:
 
 
 def _by_key(points: Iterable[Point], what: str) -> dict[PointKey, Point]:
-    found: dict[PointKey, Point] = {}
+    by_key: dict[PointKey, Point] = {}
     for point in points:
         _check_key(point.key, what)
-        if point.key in found:
+        if point.key in by_key:
             raise FileFormatError(f"the {what} hold a point twice: {describe(point.key)}", allowed="each point once")
-        found[point.key] = point
-    return found
+        by_key[point.key] = point
+    return by_key
 
 
 def _check_key(key: PointKey, what: str) -> None:
@@ -200,7 +186,7 @@ def _check_measured(point: MeasuredPoint) -> None:
         if len(getattr(point, name)) != len(point.step_s):
             raise FileFormatError(
                 f"{where} has {len(point.step_s)} samples but {len(getattr(point, name))} values of {name}",
-                allowed="one value a sample",
+                allowed="one value for each sample",
                 remedy="the file is damaged: run the sweep again",
             )
     _check_seconds(where, "step_s", point.step_s, least=_SHORTEST_S)

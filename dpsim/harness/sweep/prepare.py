@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from dpsim import codec
@@ -18,13 +16,11 @@ from dpsim.launch.jobs import on_ranks
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.optimizer import Optimizer
+from dpsim.progress import Progress
 from dpsim.records.sweep import Scaling
 from dpsim.runtime.describe import describe
 from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
-
-Progress = Callable[[str], None]
-
 
 _MOST_S, _LEAST_S = 12.0, 2.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -14,8 +13,7 @@ from dpsim.harness.calibrate.on_ranks import LEAST_ROUNDS, Calibrating
 from dpsim.harness.measurement.reference import SpeedLog, unfinished
 from dpsim.harness.profile.on_ranks import Profiling
 from dpsim.harness.profile.profile import ProfileConfig
-
-Progress = Callable[[str], None]
+from dpsim.progress import Progress
 
 _PROFILES_A_ROUND = 3
 """Visits to each case of the profile for one to each table: every prediction rests on the same few layer times."""

@@ -1,4 +1,4 @@
-"""What passes between a sweep and the ranks that measure it: the task, and the samples saved after every round."""
+"""The task of the ranks that measure a sweep, and the samples that they save after every round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLES_SCHEMA = "dpsim.samples/1"
 
 
 class MeasureTask(Noun, frozen=True):
-    """What the ranks are told: the points in a fixed order, how to build them, and where to save what they find."""
+    """The points to measure, in a fixed order, what was measured before, and where to save the samples."""
 
     experiment: Experiment
     keys: tuple[PointKey, ...]
@@ -27,7 +27,7 @@ class MeasureTask(Noun, frozen=True):
 
 
 class Samples(Noun, frozen=True):
-    """What has been measured so far; replaced as a whole after every round."""
+    """The samples so far; the file is replaced as a whole after every round."""
 
     points: tuple[MeasuredPoint, ...]
     spent_s: float

@@ -1,9 +1,10 @@
-"""Scores of a model against nulls, the regret of following it, and the noise they stand in. Pure functions."""
+"""Scores of a model against nulls, the regret of following it, and the noise. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from dpsim.errors import FileFormatError
@@ -11,13 +12,13 @@ from dpsim.harness.measurement.statistics import Interval
 from dpsim.harness.sweep.pairing import Pair, describe
 from dpsim.records.comparison import ComparedPoint, Group, Overall, OverlapEffect, Score
 
-GIVEN_NULLS = ("perfect_scaling", "alpha_beta_no_overlap", "largest_bucket")
+PREDICTED_NULLS = ("perfect_scaling", "alpha_beta_no_overlap", "largest_bucket")
 DEVICES_NULLS = ("perfect_scaling", "alpha_beta_no_overlap")
-"""Over the number of devices; the largest bucket is there what the model itself says of another threshold."""
+"""Over the number of devices, where the largest bucket would only be the model itself at another threshold."""
 
 
 def score(errors: Sequence[float], null_errors: Mapping[str, Sequence[float]]) -> Score:
-    """Median and 90th percentile of the absolute ``errors``, and the best null's median. skill = 1 - model / null.
+    """Score the model: median and 90th percentile of its absolute errors, and skill = 1 - median / best null's median.
 
     ``skill`` is ``None`` when the best null makes no error at all.
     """
@@ -35,13 +36,13 @@ def score(errors: Sequence[float], null_errors: Mapping[str, Sequence[float]]) -
 
 
 def step_score(points: Sequence[ComparedPoint]) -> Score:
-    """Errors of step time: predicted / measured - 1, for the model and each null."""
+    """Score the errors of step time: predicted / measured - 1, for the model and each null."""
     nulls = {name: [p.null_step_s[name] / p.measured_step_s - 1 for p in points] for name in points[0].null_step_s}
     return score([p.error for p in points], nulls)
 
 
 def exposed_score(points: Sequence[ComparedPoint]) -> Score:
-    """Errors of exposed communication: (predicted - measured) / measured step time, for the model and each null."""
+    """Score the errors of exposed communication: (predicted - measured) / measured step time, for model and nulls."""
     nulls = {
         name: [(p.null_exposed_s[name] - p.exposed_communication_s) / p.measured_step_s for p in points]
         for name in points[0].null_exposed_s
@@ -51,43 +52,43 @@ def exposed_score(points: Sequence[ComparedPoint]) -> Score:
 
 
 def nulls_of(
-    members: Sequence[Pair], member: Pair, given_nulls: Sequence[str] = GIVEN_NULLS
+    members: Sequence[Pair], member: Pair, predicted_nulls: Sequence[str] = PREDICTED_NULLS
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Step time and exposed communication that the nulls say of a point of a group: constant, and ``given_nulls``.
+    """Return step time and exposed communication of a point of a group, as the nulls have it.
 
-    ``constant`` is the strongest fair constant: the median over the group of what was measured, known
-    only with hindsight. The others stand in the prediction; without one, ``FileFormatError``.
+    ``constant`` is the strongest fair constant: the median over the group of what was measured, only known with
+    hindsight. The others are in the prediction; raises ``FileFormatError`` where one is missing.
     """
     step = {"constant": float(np.median([np.median(m.samples()) for m in members]))}
     exposed = {"constant": float(np.median([np.median(m.exposed()) for m in members]))}
-    for name in given_nulls:
-        for given, into in ((member.predicted.null_step_s, step), (member.predicted.null_exposed_s, exposed)):
-            if name not in given:
+    for name in predicted_nulls:
+        for values, into in ((member.predicted.null_step_s, step), (member.predicted.null_exposed_s, exposed)):
+            if name not in values:
                 raise FileFormatError(
                     f"predicted point ({describe(member.key)}) lacks the null {name!r}",
-                    allowed=", ".join(given_nulls),
+                    allowed=", ".join(predicted_nulls),
                     remedy="run the sweep again with this version of dpsim",
                 )
-            into[name] = given[name]
+            into[name] = values[name]
     return step, exposed
 
 
 def aa_noise(pairs: Iterable[Pair]) -> float | None:
-    """The largest relative difference of medians between the two runs of an A/A pair; ``None`` without a pair."""
-    found = []
+    """Return the largest relative difference of medians between the two runs of an A/A pair; ``None`` without one."""
+    differences = []
     for pair in pairs:
         medians = [float(np.median(run.step_s)) for run in pair.runs]
         if len(medians) > 1:
-            found.append(max(medians) / min(medians) - 1)
-    return max(found, default=None)
+            differences.append(max(medians) / min(medians) - 1)
+    return max(differences, default=None)
 
 
 def regret(members: Sequence[Pair], chosen: Pair) -> tuple[float, bool]:
-    """Measured time a sample of the ``chosen`` setting over the best measured one's, minus 1; and whether by halves.
+    """Return time per sample of the ``chosen`` setting / of the best measured one - 1; and whether halves were used.
 
-    The best is picked on the rounds of one parity and both are timed on the other; both ways round, averaged.
-    It may be negative: the best of one half need not be the best of the other. With too few rounds for
-    halves all samples serve for both, which can only be 0 or more.
+    The best is chosen on the rounds of one parity, and both are timed on the rounds of the other; then the parities are
+    swapped, and both results are averaged. It may be negative, since the best of one half need not be the best of the
+    other. With too few rounds for halves all samples serve for both, and the result is 0 or more.
     """
     halves = [{id(m): _median_of_parity(m, parity) for m in members} for parity in (0, 1)]
     whole = {id(m): float(np.median(m.samples())) / m.key.global_batch for m in members}
@@ -108,7 +109,7 @@ def _median_of_parity(pair: Pair, parity: int) -> float | None:
 
 
 def drift(members: Sequence[Pair]) -> float | None:
-    """Step time in the last third of the rounds over the first third, minus 1, each sample relative to its point."""
+    """Return step time in the last third of the rounds / in the first third - 1, each sample relative to its point."""
     rounds = sorted({r for m in members for r in m.rounds()})
     if len(rounds) < 3:
         return None
@@ -125,7 +126,7 @@ def drift(members: Sequence[Pair]) -> float | None:
 
 
 def half_width(point: ComparedPoint) -> float:
-    """Half of a point's interval relative to its median."""
+    """Return half the width of a point's interval, relative to its median."""
     return Interval(
         median=point.measured_step_s, low=point.measured_low_s, high=point.measured_high_s
     ).relative_half_width
@@ -134,7 +135,7 @@ def half_width(point: ComparedPoint) -> float:
 def group(
     points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float | None, *, of_devices: bool = False
 ) -> Group:
-    """Scores of one network and device count, or ``of_devices`` of all of a network, one device not scored.
+    """Score one network and device count, or ``of_devices`` all counts above 1 of a network.
 
     ``members`` are the pairs of ``points``, in the same order.
     """
@@ -174,7 +175,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Group]) -> Overall:
-    """Scores over the points of several groups; regret, effect and noise are the groups' largest."""
+    """Score the points of several groups; regret, effect and noise are the largest of the groups."""
     return Overall(
         network=network,
         emulated_network=any(g.emulated_network for g in groups),
@@ -188,11 +189,11 @@ def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Grou
 
 
 def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...]:
-    """Step time with overlap over step time without it, minus 1, wherever both were run on more than one device."""
-    without = {_setting(p): p for p in points if p.overlap == "off" and p.devices > 1}
+    """Return step with overlap / step without - 1, wherever both were run on more than one device."""
+    without = {point.key: point for point in points if point.overlap == "off" and point.devices > 1}
     effects = []
     for on in points:
-        off = without.get(_setting(on))
+        off = without.get(msgspec.structs.replace(on.key, overlap="off"))
         if off is None or on.overlap == "off":
             continue
         measured = on.measured_step_s / off.measured_step_s - 1
@@ -214,14 +215,3 @@ def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...
             )
         )
     return tuple(effects)
-
-
-def _setting(point: ComparedPoint) -> tuple[object, ...]:
-    return (
-        point.network,
-        point.devices,
-        point.global_batch,
-        point.algorithm,
-        point.fusion_rule,
-        point.fusion_threshold_bytes,
-    )

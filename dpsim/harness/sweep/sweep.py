@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
@@ -18,10 +16,12 @@ from dpsim.harness.sweep.experiment import completed, make_plan, networks_of, pl
 from dpsim.harness.sweep.prepare import Preparation, prepare
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, MeasureTask, Samples
 from dpsim.launch.jobs import on_ranks
+from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import (
     Environment,
     Experiment,
+    MeasuredPoint,
     Predictions,
     Results,
     Scaling,
@@ -29,30 +29,28 @@ from dpsim.records.sweep import (
     read_predictions,
     read_results,
 )
-from dpsim.report.write import write_report
-
-Progress = Callable[[str], None]
+from dpsim.report.sweep.write import write_report
 
 
 def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
     """Run a declared sweep into ``folder``, or continue it where it stopped; returns the comparison.
 
-    Leaves ``predictions.json`` (written and hashed before the first measured sample), ``results.json``, of a sweep over
-    the number of devices ``drift.json``, and the report. Raises ``ConfigError`` where the folder holds another
-    experiment or another command writes into it, ``CommunicationError`` where ranks fail.
+    Writes ``predictions.json`` (hashed before the first sample is taken), ``results.json``, for a sweep over the number
+    of devices ``drift.json``, and the report. Raises ``ConfigError`` where the folder holds another experiment or
+    another command writes into it, ``CommunicationError`` where ranks fail.
     """
     experiment = completed(experiment)
     for devices, (network, algorithm) in itertools.product(experiment.devices, networks_of(experiment)):
-        make_plan(experiment, devices, algorithm, "off", None, network)  # every mistake shows before anything runs
+        make_plan(experiment, devices, algorithm, "off", None, network)  # raises before anything runs
     with locked(folder):
         return _swept(experiment, folder, progress)
 
 
 def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
-    """What is missing in the folder, which is this sweep's alone, predicted and measured."""
+    """Predict and measure what the folder lacks; the folder is locked for this sweep."""
     predictions = _existing(folder, experiment)
     if _complete(folder, experiment):
-        progress(f"{folder} holds this experiment complete; nothing is measured again")
+        progress(f"{folder} holds this experiment already; nothing is measured again")
     if (folder / "results.json").exists() and predictions is not None:
         results = read_results(folder / "results.json")
     else:
@@ -62,30 +60,30 @@ def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparis
         results = _measured(predictions, folder, progress)
         codec.write(folder / "results.json", results)
         (folder / "samples.json").unlink(missing_ok=True)
-    drifted = drift(predictions, folder, progress)
-    comparison = compare(predictions, results, drifted)
+    record = drift(predictions, folder, progress)
+    comparison = compare(predictions, results, record)
     progress("writing the report")
-    write_report(folder, predictions, results, comparison, drifted)
+    write_report(folder, predictions, results, comparison, record)
     return comparison
 
 
 def _complete(folder: Path, experiment: Experiment) -> bool:
-    """Whether nothing of the experiment is left to be measured, given that the folder is of this one."""
+    """Return whether the folder, if it is of this experiment, has all its measurements."""
     names = ["results.json", DRIFT] if experiment.measures_drift else ["results.json"]
     return all((folder / name).exists() for name in names)
 
 
 def declared(name: str) -> Experiment:
-    """The experiment that ``dpsim.experiments`` declares under a name, such as ``fusion_threshold``."""
+    """Return the experiment that ``dpsim.experiments`` declares under a name, such as ``fusion_threshold``."""
     source = resources.files("dpsim.experiments.sweeps") / f"{name}.toml"
     with resources.as_file(source) as path:
         return read_experiment(path)
 
 
 def free_folder(reports: Path, experiment: Experiment) -> Path:
-    """Where a sweep goes when no folder is named: ``reports/NAME``, or ``reports/NAME-2`` and so on.
+    """Return the default folder of a sweep: ``reports/NAME``, ``reports/NAME-2`` and so on.
 
-    The first that is new, empty, or holds the same experiment unfinished.
+    It is the first that is new, empty, or holds the same experiment unfinished.
     """
     experiment = completed(experiment)
     for number in itertools.count(1):
@@ -101,13 +99,13 @@ def free_folder(reports: Path, experiment: Experiment) -> Path:
 
 
 def _existing(folder: Path, experiment: Experiment) -> Predictions | None:
-    """The predictions already in the folder, which must be of this experiment; None where there is nothing."""
+    """Return the predictions in the folder, ``None`` if it is empty. Raises ``ConfigError`` for another experiment."""
     path = folder / "predictions.json"
     if not path.exists():
-        strangers = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-        if strangers:
+        files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        if files:
             raise ConfigError(
-                f"the folder {folder} is not empty ({', '.join(strangers[:4])}) and holds no sweep of dpsim",
+                f"the folder {folder} is not empty ({', '.join(files[:4])}) and holds no sweep of dpsim",
                 allowed="a new or empty folder, or one of this experiment",
                 remedy="choose another folder with --output",
             )
@@ -122,13 +120,13 @@ def _existing(folder: Path, experiment: Experiment) -> Predictions | None:
         raise ConfigError(
             f"the folder {folder} holds the report of another experiment: {'; '.join(differing[:3])}",
             allowed="a new folder, or the same experiment",
-            remedy="choose another folder with --output; nothing there was changed",
+            remedy="choose another folder with --output; nothing in this one was changed",
         )
     return predictions
 
 
 def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
-    """Calibrate and profile on running ranks, then predict every point from what they say alone."""
+    """Calibrate and profile on ranks, then predict every point from that alone."""
     preparation = Preparation(
         model=experiment.model,
         dataset=experiment.dataset,
@@ -151,10 +149,10 @@ def _mechanisms(experiment: Experiment) -> tuple[str, ...]:
 
 
 def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
-    """Measure every predicted point, going on from the samples of an interrupted run if there are any."""
+    """Measure every predicted point, continuing from the samples of an interrupted run if there are any."""
     experiment, sha = predictions.experiment, codec.digest(predictions)
-    path, here = folder / "samples.json", environment()
-    before: tuple[Any, ...] = ()
+    path, current = folder / "samples.json", environment()
+    before: tuple[MeasuredPoint, ...] = ()
     spent_s, measured_from = 0.0, stamp()
     if path.exists():
         samples = codec.read(path, Samples, "samples", SAMPLES_SCHEMA)
@@ -162,11 +160,11 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
             raise ConfigError(
                 f"{path} was measured for other predictions than those in {folder}",
                 allowed="samples of the same sweep",
-                remedy="choose another folder with --output; nothing there was changed",
+                remedy="choose another folder with --output; nothing in this one was changed",
             )
         before, spent_s, measured_from = samples.points, samples.spent_s, samples.measured_from
         progress(f"continuing an interrupted sweep after {spent_s:.0f} s of measuring")
-    _same_machine(predictions.environment, here, folder)
+    _check_same_machine(predictions.environment, current, folder)
     keys = tuple(point.key for point in predictions.points)
     task = MeasureTask(
         experiment=experiment,
@@ -180,17 +178,17 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
         measured_from=measured_from,
         save_to=str(path.resolve()),
     )
-    found = on_ranks(
+    measured = on_ranks(
         "dpsim.harness.sweep.on_ranks:measure_on_ranks",
         codec.to_builtins(task),
         devices=max(key.devices for key in keys),
         progress=progress,
         pin=True,
     )
-    samples = codec.decode(found, Samples, "samples")
+    samples = codec.decode(measured, Samples, "samples")
     return Results(
         experiment=experiment,
-        environment=here,
+        environment=current,
         predictions_sha256=sha,
         predicted_at=predictions.predicted_at,
         measured_from=measured_from,
@@ -200,11 +198,11 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     )
 
 
-def _same_machine(then: Environment, here: Environment, folder: Path) -> None:
-    if (then.processor, then.cores, then.blas) != (here.processor, here.cores, here.blas):
+def _check_same_machine(predicted: Environment, current: Environment, folder: Path) -> None:
+    if (predicted.processor, predicted.cores, predicted.blas) != (current.processor, current.cores, current.blas):
         raise ConfigError(
-            f"the predictions in {folder} were made on {then.processor} with {then.cores} cores, this is "
-            f"{here.processor} with {here.cores}",
+            f"the predictions in {folder} were made on {predicted.processor} with {predicted.cores} cores, this is "
+            f"{current.processor} with {current.cores}",
             allowed="the machine that was calibrated",
-            remedy="start a sweep of its own for this machine with --output",
+            remedy="start another sweep for this machine with --output",
         )

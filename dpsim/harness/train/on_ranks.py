@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,15 @@ from dpsim.harness.train.advice import batch_norm_warning
 from dpsim.harness.train.resume import check_same_training, run_of, stored
 from dpsim.harness.train.train import TrainConfig
 from dpsim.learning_rate import learning_rate
-from dpsim.lowering.data_parallel import lower
+from dpsim.lowering import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
+from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import read
 from dpsim.runtime.checkpoints import Checkpoints
 from dpsim.runtime.fit import Callback, Epoch, OnRank, fit
 from dpsim.runtime.snapshot import restore
 from dpsim.runtime.trainer import Trainer
-
-Progress = Callable[[str], None]
 
 
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from dpsim.harness.train.train import TrainConfig
 from dpsim.learning_rate import Cosine
 from dpsim.machine import Network
 from dpsim.optimizer import changed
+from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import Checkpoint, checkpoints, newest, read
 
 _HOW_IT_IS_RUN = {
@@ -47,7 +48,7 @@ def configured(
     optimizer: str | None,
     settings: dict[str, Any],
     rate: Mapping[str, Any],
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> TrainConfig:
     """The configuration of a new run, or of one that goes on from its checkpoints in ``folder``, with what was chosen.
 
@@ -77,7 +78,7 @@ def configured(
     return config
 
 
-def resumed(folder: Path, progress: Callable[[str], None]) -> TrainConfig:
+def resumed(folder: Path, progress: Progress) -> TrainConfig:
     """The configuration of the run whose newest valid checkpoint in ``folder`` is gone on from, into that folder.
 
     Tells of newer ones that are damaged. Raises ``FileFormatError`` where there is none.

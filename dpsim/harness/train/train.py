@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,19 +12,20 @@ from dpsim.backend import Backend, check_backend
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.launch.jobs import JobFailed, job, on_ranks
+from dpsim.launch.jobs import JobFailed, on_ranks
+from dpsim.launch.rank_info import job
 from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
 from dpsim.nn.losses import check_label_smoothing
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import OVERLAPS, BatchNormMode, Plan
+from dpsim.progress import Progress
 from dpsim.records.sweep import TrainResult
 from dpsim.rng import check_seed
 from dpsim.runtime.stall import check_stall_after
 from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
-Progress = Callable[[str], None]
 _EPOCHS = 20
 _GONE_WITHIN_S = 60.0
 

@@ -1,4 +1,4 @@
-"""Bus bandwidth of every allreduce against the size, the bound drawn above."""
+"""Bus bandwidth of every allreduce against the size, with the bound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter
 
 from dpsim.records.bench import OWN
 from dpsim.records.bench_result import BenchPoint, BenchResult
-from dpsim.report.figures.style import INK, MUTED, RULE, labels_at_right, panels, styled
+from dpsim.report.figures.style import INK, grid, heading, labels_at_right, panels, styled
 from dpsim.report.palette import SERIES
 from dpsim.units import format_size
 
@@ -18,11 +18,11 @@ _COLOURS = tuple(colour.light for colour in SERIES)
 _MARKERS = "osD^vPX<>h"
 _DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
 _SIMULATED = " (simulator)"
-_TITLES = (("dpsim's algorithms", True), ("beside the peers", False))
+_TITLES = (("dpsim's algorithms", True), ("compared with the peers", False))
 
 
 def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
-    """Two panels: dpsim's algorithms in place, and its default beside the peers. Buffers are rewritten."""
+    """Return two panels: dpsim's algorithms in place, and its default with the peers. Buffers are rewritten."""
 
     def make() -> Figure:
         figure, axes = panels(2, narrow=narrow, height_in=4.2)
@@ -34,18 +34,18 @@ def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
 
 
 def _lines(result: BenchResult, own: bool) -> dict[str, tuple[list[BenchPoint], str]]:
-    """Points and colour by name; beside the peers dpsim is one line, its default, and each peer is at its best."""
-    found: dict[str, dict[int, BenchPoint]] = {}
+    """Return name -> (points, colour): dpsim's ``own`` algorithms, or its default and each peer in its best mode."""
+    lines: dict[str, dict[int, BenchPoint]] = {}
     for point in result.points:
         if point.cached or point.busbw_bytes_per_s is None or (point.system == OWN and not point.in_place):
             continue
         if (point.system == OWN) != own and not (point.default and not own):
             continue
-        line = found.setdefault(point.algorithm if own else point.peer, {})
+        line = lines.setdefault(point.algorithm if own else point.peer, {})
         best = line.setdefault(point.size_bytes, point)
         if point.busbw_bytes_per_s > (best.busbw_bytes_per_s or 0.0):
             line[point.size_bytes] = point
-    return {name: (list(line.values()), _COLOURS[i % len(_COLOURS)]) for i, (name, line) in enumerate(found.items())}
+    return {name: (list(line.values()), _COLOURS[i % len(_COLOURS)]) for i, (name, line) in enumerate(lines.items())}
 
 
 def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoint], str]], title: str) -> None:
@@ -57,9 +57,9 @@ def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoi
     ]
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.grid(axis="y", color=RULE, linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.plot(*zip(*bound, strict=True), color=INK, linewidth=1.1, dashes=(4, 2.5), zorder=4) if bound else None
+    grid(axis)
+    if bound:
+        axis.plot(*zip(*bound, strict=True), color=INK, linewidth=1.1, dashes=(4, 2.5), zorder=4)
     labels: list[tuple[float, str, str]] = [(bound[-1][1], "the bound", INK)] if bound else []
     for number, (name, (points, colour)) in enumerate(lines.items()):
         values = [(p.busbw_bytes_per_s or 0.0) / 1e9 for p in points]
@@ -80,12 +80,11 @@ def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoi
     axis.minorticks_off()
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.tick_params(labelsize=8.5)
-    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
-    axis.text(0, 1.02, "bus bandwidth, GB/s", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+    heading(axis, title, "bus bandwidth, GB/s")
 
 
 def _label(axis: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Direct labels on a logarithmic axis: places are found on a linear one laid over it."""
+    """Label the lines of a logarithmic axis, with positions on a linear axis that is laid over it."""
     twin = axis.twinx()
     twin.set_axis_off()
     twin.set_ylim(0, 1)

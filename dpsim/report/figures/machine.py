@@ -1,4 +1,4 @@
-"""Allreduce times of one machine or of several, against the size: what their tables say."""
+"""The allreduce times in the tables of one or several machines, against the size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MARKERS = "osD^vPX<>h"
 
 
 def draw(machines: Mapping[str, Machine]) -> Figure:
-    """One panel for all tables; a line each, named by the machine (where there are several), algorithm and devices."""
+    """Return one panel with a line for each table, named by algorithm and devices (and machine, if several)."""
 
     def make() -> Figure:
         figure, (axis,) = panels(1, narrow=False, height_in=4.6, columns=1)

@@ -1,14 +1,15 @@
-"""Colours, type and files shared by the figures. The palette (Okabe and Ito) is safe for colour-blind readers."""
+"""What all figures share: colours, titles, files. The palette (Okabe and Ito) is safe for colour-blind readers."""
 
 from __future__ import annotations
 
 import io
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -17,8 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import blended_transform_factory
 
+from dpsim.records.comparison import ComparedPoint
 from dpsim.report import palette
 from dpsim.report.palette import AREAS, BACKS, WORDS
+from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name
+from dpsim.units import format_size
 
 INK, MUTED, MEASURED, PREDICTED = (WORDS[name].light for name in ("ink", "muted", "measured", "predicted"))
 FAINT, PAPER = AREAS["faint"].light, BACKS["paper"].light
@@ -59,7 +63,10 @@ _RC: Any = {
 def panels(
     count: int, *, narrow: bool, height_in: float, columns: int = 2, head_in: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of ``count`` panels in ``columns`` columns, one where ``narrow``; ``head_in`` is kept for a legend."""
+    """Return a figure of ``count`` panels in ``columns`` columns, or in one if ``narrow``.
+
+    ``head_in`` inches at the top are kept free for a legend.
+    """
     across = 1 if narrow else min(columns, max(1, count))
     down = -(-count // across)
     size = (NARROW_IN if narrow else WIDE_IN, down * height_in + head_in)
@@ -72,9 +79,66 @@ def panels(
 
 
 def styled(draw: Callable[[], Figure]) -> Figure:
-    """The figure that ``draw`` makes under the house style."""
+    """Return the figure that ``draw`` makes in the style of all figures."""
     with matplotlib.rc_context(_RC):
         return draw()
+
+
+def heading(axis: Axes, title: str, subtitle: str) -> None:
+    """Write a panel's title, and below it what its vertical axis shows."""
+    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.text(0, 1.02, subtitle, transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+
+
+def grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
+    """Draw faint lines behind everything else."""
+    axis.grid(axis=direction, color=RULE, linewidth=0.6)
+    axis.set_axisbelow(True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A line of values with the lower and upper ends of their intervals."""
+
+    values: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+def baseline(axis: Axes, x: Sequence[float], values: Sequence[float], *, ideal: bool = False) -> None:
+    """Draw a baseline, dashed; the ideal one darker."""
+    colour, width = (INK, 1.0) if ideal else (FAINT, 0.9)
+    axis.plot(x, values, color=colour, linewidth=width, dashes=(4, 2.5), zorder=1)
+
+
+def predicted_line(axis: Axes, x: Sequence[float], predicted: Interval) -> None:
+    """Draw what was predicted, as a line with its band."""
+    axis.fill_between(x, predicted.low, predicted.high, color=PREDICTED, alpha=0.16, linewidth=0, zorder=2)
+    axis.plot(x, predicted.values, color=PREDICTED, linewidth=1.8, zorder=3)
+
+
+def measured_dots(axis: Axes, x: Sequence[float], measured: Interval) -> None:
+    """Draw what was measured, as dots with their intervals."""
+    below = [value - low for value, low in zip(measured.values, measured.low, strict=True)]
+    above = [high - value for value, high in zip(measured.values, measured.high, strict=True)]
+    axis.errorbar(
+        x,
+        measured.values,
+        yerr=[below, above],
+        fmt="o",
+        color=MEASURED,
+        markersize=5,
+        elinewidth=1.6,
+        capsize=0,
+        zorder=5,
+    )
+
+
+def label_lines(axis: Axes, measured: Interval, predicted: Interval, baselines: Mapping[str, float]) -> None:
+    """Label the lines at the right end of the panel; ``baselines`` are label -> last value."""
+    labels = [(value, label, MUTED) for label, value in baselines.items()]
+    labels += [(measured.values[-1], "measured", MEASURED), (predicted.values[-1], "predicted", PREDICTED)]
+    labels_at_right(axis, labels, gap=0.062)
 
 
 def _svg(figure: Figure) -> str:
@@ -86,7 +150,7 @@ def _svg(figure: Figure) -> str:
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write ``name.svg`` and ``name.png`` into ``folder``."""
+    """Write ``name.svg`` and ``name.png`` into a folder; returns their paths."""
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     for path in paths:
         save_as(figure, path)
@@ -94,7 +158,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def save_as(figure: Figure, path: Path) -> None:
-    """Write one file: SVG or PNG, by its name."""
+    """Write the figure into a file: SVG or PNG, by its name."""
     if path.suffix.lower() == ".svg":
         path.write_text(_svg(figure), encoding="utf-8")
         return
@@ -103,9 +167,9 @@ def save_as(figure: Figure, path: Path) -> None:
 
 
 def inline_svg(figure: Figure, prefix: str, description: str) -> str:
-    """The figure as an ``<svg>`` element for a page: unique ids, its colours taken from the page's CSS variables.
+    """Return the figure as an ``<svg>`` element for a page: with unique ids, and colours from the page's CSS variables.
 
-    ``description`` is read out in its place.
+    Screen readers read ``description`` instead.
     """
     text = _svg(figure)
     text = text[text.index("<svg") :]
@@ -119,7 +183,7 @@ def inline_svg(figure: Figure, prefix: str, description: str) -> str:
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions near ``values``, at least ``gap`` apart and within ``low`` to ``high`` where there is room."""
+    """Return positions near ``values``, at least ``gap`` apart and within ``low`` to ``high`` where there is room."""
     order = np.argsort(values, kind="stable")
     placed = np.array(values, float)
     for _ in range(200):
@@ -137,10 +201,21 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def labels_at_right(axis: Axes, labels: Sequence[tuple[float, str, str]], *, gap: float) -> None:
-    """Direct labels (value, text, colour) right of the panel, moved apart where they would meet."""
+    """Draw labels (value, text, colour) to the right of the panel, moved apart where they would overlap."""
     low, high = axis.get_ylim()
     places = spread([value for value, _, _ in labels], gap * (high - low), low, high)
     across = blended_transform_factory(axis.transAxes, axis.transData)
     for (value, text, colour), y in zip(labels, places, strict=True):
         axis.plot([1.0, 1.035], [value, y], color=colour, linewidth=0.7, alpha=0.7, transform=across, clip_on=False)
         axis.text(1.045, y, text, color=colour, va="center", ha="left", fontsize=8.5, transform=across)
+
+
+def size_ticks(axis: Axes, sizes_bytes: Sequence[float]) -> None:
+    """Label the positions 0, 1, ... of the horizontal axis with sizes."""
+    axis.set_xticks(range(len(sizes_bytes)), [format_size(size).replace(" ", "\n") for size in sizes_bytes])
+    axis.tick_params(labelsize=8.5)
+
+
+def point_name(point: ComparedPoint) -> str:
+    """Return ``2 devices on node``."""
+    return f"{devices_name(point.devices)} on {network_name(point)}" + EMULATED_COMPUTE * point.emulated_compute

@@ -1,4 +1,4 @@
-"""One step as it was predicted and as it went, on one time axis, for the best point of each network."""
+"""One step as it was measured and as it was predicted, on one time axis, for the best point of each network."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dpsim.records.comparison import ComparedPoint, Comparison
-from dpsim.report.figures.style import ALLREDUCE, INK, MUTED, PAPER, PARTS, RULE, panels, styled
-from dpsim.report.sweep.timelines import Timelines, kind_of, typical_step
+from dpsim.report.figures.style import ALLREDUCE, INK, MUTED, PAPER, PARTS, grid, panels, styled
+from dpsim.report.sweep.timelines import Timelines, typical_step
 from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name
-from dpsim.schedule import COMMUNICATION, COMPUTE
+from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, WAIT_EVENT
 from dpsim.timeline import Timeline
 from dpsim.units import format_size
 
 _COLOURS = {**PARTS, "allreduce": ALLREDUCE}
 _LANES = {
-    ("measured", COMPUTE): 3.35,
-    ("measured", COMMUNICATION): 2.5,
-    ("predicted", COMPUTE): 1.05,
-    ("predicted", COMMUNICATION): 0.2,
+    ("measured", COMPUTE_LANE): 3.35,
+    ("measured", COMMUNICATION_LANE): 2.5,
+    ("predicted", COMPUTE_LANE): 1.05,
+    ("predicted", COMMUNICATION_LANE): 0.2,
 }
 _TALL = 0.62
 
@@ -35,18 +35,18 @@ class _Panel:
 
 
 def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) -> Figure | None:
-    """One panel a network: its best measured point for which both timelines were kept. ``None`` without any."""
+    """Return a panel for each network's fastest point that has both timelines; ``None`` without such a point."""
     chosen: list[_Panel] = []
-    for network in dict.fromkeys(p.network for p in comparison.scored if p.devices > 1):
-        able = [
-            p for p in comparison.scored if p.network == network and p.devices > 1 and timelines.both(p) is not None
+    for network in dict.fromkeys(point.network for point in comparison.scored if point.devices > 1):
+        candidates = [
+            _Panel(point=point, measured=both[0], predicted=both[1])
+            for point in comparison.scored
+            if point.network == network and point.devices > 1 and (both := timelines.both(point)) is not None
         ]
-        if able:
-            most = max(p.devices for p in able)
-            point = min((p for p in able if p.devices == most), key=lambda p: p.measured_step_s)
-            both = timelines.both(point)
-            if both is not None:
-                chosen.append(_Panel(point=point, measured=both[0], predicted=both[1]))
+        if candidates:
+            most = max(panel.point.devices for panel in candidates)
+            of_most = (panel for panel in candidates if panel.point.devices == most)
+            chosen.append(min(of_most, key=lambda panel: panel.point.measured_step_s))
     if not chosen:
         return None
 
@@ -82,26 +82,25 @@ def _draw(axis: Axes, panel: _Panel, gap: str) -> None:
         axis.text(0, point + 0.92, source, fontweight="bold", fontsize=9, color=INK, va="center")
         axis.plot([end * 1e3] * 2, [point - 0.8, point + 0.72], color=INK, linewidth=1)
         axis.text(end * 1e3 + reach * 0.01, point - 0.02, f"{end * 1e3:.2f} ms", fontsize=8.5, color=INK, va="center")
-    names = {COMPUTE: "compute", COMMUNICATION: "communication"}
+    names = {COMPUTE_LANE: "compute", COMMUNICATION_LANE: "communication"}
     axis.set_yticks([y + _TALL / 2 for y in _LANES.values()], [names[lane] for _, lane in _LANES])
     axis.tick_params(labelsize=8.5)
-    axis.grid(axis="x", color=RULE, linewidth=0.6)
-    axis.set_axisbelow(True)
+    grid(axis, "x")
     axis.set_xlabel("milliseconds since the step began", fontsize=8.5)
     size = format_size(panel.point.fusion_threshold_bytes)
-    network = network_name(panel.point.network, panel.point.emulated_network)
-    text = f"{network},{gap}{devices_name(panel.point.devices)}, threshold {size}"
-    text += EMULATED_COMPUTE if panel.point.emulated_compute else ""
-    axis.set_title(text, loc="left", fontsize=10.5, fontweight="bold")
+    title = f"{network_name(panel.point)},{gap}{devices_name(panel.point.devices)}, threshold {size}"
+    axis.set_title(
+        title + EMULATED_COMPUTE * panel.point.emulated_compute, loc="left", fontsize=10.5, fontweight="bold"
+    )
 
 
 def _rows(axis: Axes, step: Timeline) -> float:
-    """Draw one rank's step from 0 on; returns its end in seconds."""
+    """Draw one rank's step, beginning at 0; returns its end in seconds."""
     origin = float(step.start_s.min())
-    for lane in (COMPUTE, COMMUNICATION):
-        mine = np.flatnonzero(step.lane == lane)
-        spans = [((step.start_s[i] - origin) * 1e3, (step.end_s[i] - step.start_s[i]) * 1e3) for i in mine]
-        colours = [_COLOURS[kind_of(step.operations[int(step.operation[i])])] for i in mine]
+    for lane in (COMPUTE_LANE, COMMUNICATION_LANE):
+        events = np.flatnonzero((step.lane == lane) & (step.kind != WAIT_EVENT))
+        spans = [((step.start_s[i] - origin) * 1e3, (step.end_s[i] - step.start_s[i]) * 1e3) for i in events]
+        colours = [_COLOURS.get(KINDS[step.kind[i]], _COLOURS["other"]) for i in events]
         bottom = _LANES[(step.source, lane)]
         axis.broken_barh(spans, (bottom, _TALL), facecolors=colours, edgecolors=PAPER, linewidth=0.7, zorder=3)
     _waiting(axis, step, origin)
@@ -109,10 +108,10 @@ def _rows(axis: Axes, step: Timeline) -> float:
 
 
 def _waiting(axis: Axes, step: Timeline, origin: float) -> None:
-    """Hatch the longest gap of the compute lane: there computation waits for communication."""
-    mine = step.lane == COMPUTE
-    order = np.argsort(step.start_s[mine], kind="stable")
-    start, reach = step.start_s[mine][order], np.maximum.accumulate(step.end_s[mine][order])
+    """Hatch the longest gap of the compute lane, where computation waits for communication."""
+    compute = step.lane == COMPUTE_LANE
+    order = np.argsort(step.start_s[compute], kind="stable")
+    start, reach = step.start_s[compute][order], np.maximum.accumulate(step.end_s[compute][order])
     if len(start) < 2:
         return
     gaps = start[1:] - reach[:-1]
@@ -120,7 +119,7 @@ def _waiting(axis: Axes, step: Timeline, origin: float) -> None:
     length = float(gaps[i])
     if length <= 0.01 * float(step.end_s.max() - origin):
         return
-    left, bottom = float(reach[i] - origin) * 1e3, _LANES[(step.source, COMPUTE)]
+    left, bottom = float(reach[i] - origin) * 1e3, _LANES[(step.source, COMPUTE_LANE)]
     axis.broken_barh(
         [(left, length * 1e3)],
         (bottom, _TALL),

@@ -1,4 +1,4 @@
-"""Where a step's time goes at each threshold: stacked parts, measured beside predicted."""
+"""Where a step's time goes at each setting: stacked parts, measured and predicted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dpsim.records.comparison import ComparedPoint, Comparison
-from dpsim.report.figures.style import MUTED, PAPER, PARTS, RULE, panels, styled
-from dpsim.report.sweep.tables import where
+from dpsim.report.figures.style import MUTED, PAPER, PARTS, grid, heading, panels, point_name, size_ticks, styled
 from dpsim.report.sweep.timelines import Timelines, parts_s
 from dpsim.report.words import network_name
-from dpsim.units import format_size
 
 _REST = "computation and the rest"
 _COLOURS = {**PARTS, _REST: PARTS["backward"]}
@@ -24,7 +22,7 @@ Bar = dict[str, float]
 
 
 def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) -> Figure:
-    """One panel a network and device count; two parts only where not every point kept both timelines."""
+    """Return a panel for each group, with only two parts where not every point has both timelines."""
     panel_bars = [(points, _bars(points, timelines)) for points in map(comparison.members, comparison.groups)]
     parts = dict.fromkeys(part for _, bars in panel_bars for pair in bars for part in pair[0])
 
@@ -50,7 +48,7 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
 
 
 def _bars(points: Sequence[ComparedPoint], timelines: Timelines) -> list[tuple[Bar, Bar]]:
-    """Parts of each point in milliseconds: measured, predicted."""
+    """Return the parts of each point in milliseconds, measured and predicted."""
     kept = [timelines.both(p) for p in points]
     bars = []
     for point, both in zip(points, kept, strict=True):
@@ -78,12 +76,11 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar
                 axis.bar(x, value, _WIDTH, bottom=bottom, **look)
                 bottom += value
     axis.set_xlim(-0.6, len(points) - 0.4)
-    thresholds = [format_size(p.fusion_threshold_bytes).replace(" ", "\n") for p in points]
-    axis.set_xticks(range(len(points)), [p.layout for p in points] if of_devices else thresholds)
-    axis.tick_params(labelsize=8.5)
-    axis.grid(axis="y", color=RULE, linewidth=0.6)
-    axis.set_axisbelow(True)
+    if of_devices:
+        axis.set_xticks(range(len(points)), [point.layout for point in points])
+        axis.tick_params(labelsize=8.5)
+    else:
+        size_ticks(axis, [point.fusion_threshold_bytes for point in points])
+    grid(axis)
     axis.set_xlabel("devices" if of_devices else "fusion threshold", fontsize=8.5)
-    title = network_name(points[0].network, points[0].emulated_network) if of_devices else where(points[0])
-    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
-    axis.text(0, 1.02, "ms per step", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+    heading(axis, network_name(points[0]) if of_devices else point_name(points[0]), "ms per step")

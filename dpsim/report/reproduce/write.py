@@ -1,4 +1,4 @@
-"""Writes a reproduction's report: the page, the Markdown, and the drift as a figure where there is any."""
+"""Writes the report of a reproduction."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from pathlib import Path
 
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.report.reproduce.content import content
-from dpsim.report.write import DRIFT, write_content
+from dpsim.report.write import DRIFT_CAPTION, ReportFigure, write_content
 
 
 def write_reproduce_report(folder: Path, record: ReproduceRecord) -> list[Path]:
-    """Write ``index.html``, ``report.md`` and the figure; returns the paths. Raises ``ConfigError``."""
+    """Write the page, the Markdown and, where drift was measured, its figure. Raises ``ConfigError``."""
     figures = []
     if record.drift:
         from dpsim.report.figures import drift
 
-        figures.append(("drift", "Drift", DRIFT, drift.draw(record), drift.draw(record, narrow=True)))
+        wide, narrow = drift.draw(record), drift.draw(record, narrow=True)
+        figures.append(ReportFigure(name="drift", title="Drift", caption=DRIFT_CAPTION, wide=wide, narrow=narrow))
     return write_content(folder, content(record), figures)

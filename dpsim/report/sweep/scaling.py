@@ -1,18 +1,30 @@
-"""What the report of a sweep over the number of devices says: speedup, and beside it the drift from one device."""
+"""What the report of a sweep over the number of devices says: the speedup, and the drift from one device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
-from dpsim.report.sweep.tables import LEGEND, MEASURED_MARK, PREDICTED_MARK, Column, Section, Table, by_network
+from dpsim.report.content import Tile
+from dpsim.report.sweep.tables import (
+    ALONE,
+    LEGEND,
+    PointCells,
+    algorithm,
+    best_marks,
+    by_network,
+    error,
+    is_best,
+    predicted_speedup,
+    speedup,
+)
+from dpsim.report.sweep.threshold import score_tiles
+from dpsim.report.table import Column, Table, table
 from dpsim.report.words import (
     EMULATED_COMPUTE,
-    best_measured,
-    best_predicted,
     devices_name,
+    digits,
     milliseconds,
-    milliseconds_beside,
     network_name,
     percent,
     skill_text,
@@ -20,30 +32,38 @@ from dpsim.report.words import (
 
 DIGITS = 8
 RULES = (
-    "After the timing every device count trained the same steps from the same start, on this machine's own network: an "
-    "emulated one changes times, not bits. What is predicted of the drift was made from the run on one device, and "
-    "written and hashed, before any other of these runs began.",
+    "After the timing, every device count trained the same steps from the same start, on this machine's own network: "
+    "an emulated network changes times, not bits. The drift was predicted from the run on one device, and the "
+    "predictions were written and hashed before any other of these runs began.",
 )
-_WEAK = "Drift is not measured under weak scaling: every device count trains other batches, so another model."
+_WEAK = "Drift is not measured under weak scaling: every device count trains other batches, and so another model."
 
 
-def answers(comparison: Comparison) -> Iterator[str]:
-    """A sentence or two a network, then what became of the training."""
-    for group in comparison.groups:
-        yield _answer(comparison, group)
-    error = comparison.single_device_median_abs_error
-    if error is not None:
-        yield (
-            "One device is scored apart, because without communication the prediction only repeats the profiled times: "
-            f"error {percent(error)}."
-        )
+def question(comparison: Comparison) -> str:
+    """Return the question that the sweep answers."""
+    run = comparison.experiment
+    where = "on each device" if run.weak else "over all devices"
+    return (
+        f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "
+        f"samples per step {where}, does it stay the same training, and does the model know both before anything "
+        "is measured?"
+    )
+
+
+def answers(comparison: Comparison) -> tuple[str, ...]:
+    """Return an answer for each network, and what the number of devices does to the training."""
+    sentences = [_answer(comparison, group) for group in comparison.groups]
+    median = comparison.single_device_median_abs_error
+    if median is not None:
+        sentences.append(f"{ALONE}: error {percent(median)}.")
     if (sentence := drift_sentence(comparison)) is not None:
-        yield sentence
+        sentences.append(sentence)
+    return tuple(sentences)
 
 
 def _answer(comparison: Comparison, group: Group) -> str:
-    best, guess = best_measured(comparison, group), best_predicted(comparison, group)
-    where = network_name(group.network, group.emulated_network) + (EMULATED_COMPUTE if best.emulated_compute else "")
+    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
+    where = network_name(group) + EMULATED_COMPUTE * best.emulated_compute
     if group.below_noise:
         text = (
             f"On {where}, more devices make no difference: the speed changes by {percent(group.effect)}, and the "
@@ -54,9 +74,9 @@ def _answer(comparison: Comparison, group: Group) -> str:
         text = f"Do not use {counts} devices on {where}: one device trains fastest, {_speed(best)}"
     else:
         text = f"On {where}, {devices_name(best.devices)}{_layout(best)} trained fastest: {_speed(best)}"
-    if guess is not best and not group.below_noise:
+    if predicted is not best and not group.below_noise:
         text += (
-            f"; the model chose {devices_name(guess.devices)}{_layout(guess)}, {_speed(guess)} "
+            f"; the model chose {devices_name(predicted.devices)}{_layout(predicted)}, {_speed(predicted)} "
             f"(regret {percent(group.regret, sign=True)})"
         )
     step = group.step
@@ -78,7 +98,7 @@ def _speed(point: ComparedPoint) -> str:
 
 
 def drift_sentence(comparison: Comparison) -> str | None:
-    """What became of the training on more devices; None where nothing was trained for it."""
+    """Return what training on more devices changed; ``None`` where that was not measured."""
     scaling = comparison.scaling
     if scaling is not None and scaling.kind == "weak":
         return _WEAK
@@ -86,171 +106,153 @@ def drift_sentence(comparison: Comparison) -> str | None:
     if scaling is None or not points:
         return None
     several = unique(point for point in points if point.devices > 1)
-    counts = ", ".join(point.layout for point in several)
     after = f"after {scaling.steps} steps with batch norm {scaling.batch_norm}"
     if comparison.identical is not None:
+        counts = ", ".join(point.layout for point in several)
         verdict = "the same to the bit as" if comparison.identical else "NOT THE SAME, as promised, as"
         return (
             f"The training is {verdict} on one device {after} and {scaling.leaves} leaves, on {counts} devices: digest "
             f"{points[0].digest[:DIGITS]}."
         )
-    parameters = _each([(one.layout, one.measured_drift, one.predicted_drift) for one in several])
+    parameters = _each((point.layout, point.measured_drift, point.predicted_drift) for point in several)
     text = f"Drift from one device {after}: parameters {parameters}"
-    if any(one.measured_statistics_drift is not None for one in several):
-        means = _each([(o.layout, o.measured_statistics_drift, o.predicted_statistics_drift) for o in several])
+    if any(point.measured_statistics_drift is not None for point in several):
+        means = _each((p.layout, p.measured_statistics_drift, p.predicted_statistics_drift) for p in several)
         text += f"; error of a device's means in the first batch norm, in standard deviations, {means}"
     return text + "."
 
 
-def unique(points: Iterator[ComparedPoint]) -> list[ComparedPoint]:
-    """The first point of each layout: networks with one algorithm share a training."""
-    return list({point.layout: point for point in reversed(list(points))}.values())[::-1]
+def unique(points: Iterable[ComparedPoint]) -> list[ComparedPoint]:
+    """Return the first point of each layout: networks with the same algorithm share a training."""
+    first: dict[str, ComparedPoint] = {}
+    for point in points:
+        first.setdefault(point.layout, point)
+    return list(first.values())
 
 
-def _each(found: Sequence[tuple[str, float | None, float | None]]) -> str:
-    """``0.0011 on 2 devices (predicted 0.001), ...``."""
+def _each(drifts: Iterable[tuple[str, float | None, float | None]]) -> str:
+    """Return ``0.0011 on 2 devices (predicted 0.001), ...``."""
     return ", ".join(
-        f"{measured:.2g} on {layout}" + (f" (predicted {predicted:.2g})" if predicted is not None else "")
-        for layout, measured, predicted in found
+        f"{measured:.2g} on {layout} devices" + (f" (predicted {predicted:.2g})" if predicted is not None else "")
+        for layout, measured, predicted in drifts
         if measured is not None
     )
 
 
-def tiles(comparison: Comparison, group: Group) -> list[tuple[str, str]]:
-    """(value, label) of a network's numbers worth seeing at once."""
-    best, guess = best_measured(comparison, group), best_predicted(comparison, group)
+def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
+    """Return the numbers of a network that are worth seeing at first sight."""
+    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
     most = max(comparison.members(group), key=lambda point: point.devices)
-    found = [
-        (devices_name(best.devices), f"fastest, {milliseconds(best.measured_step_s)} ms per step"),
-        (devices_name(guess.devices), "predicted fastest"),
+    tiles = [
+        Tile(value=devices_name(best.devices), label=f"fastest, {milliseconds(best.measured_step_s)} ms per step"),
+        Tile(value=devices_name(predicted.devices), label="predicted fastest"),
     ]
     if most.measured_speedup is not None and most.predicted_speedup is not None:
         label = f"speedup on {devices_name(most.devices)}, predicted {most.predicted_speedup:.2f}x"
-        found.append((f"{most.measured_speedup:.2f}x", label))
-    step = group.step
-    found.append((percent(step.median_abs_error), "median error of the step time"))
-    found.append((skill_text(step.skill), f"skill; best baseline errs {percent(step.null_median_abs_error)}"))
+        tiles.append(Tile(value=f"{most.measured_speedup:.2f}x", label=label))
+    return (*tiles, *score_tiles(group), *_drift_tiles(comparison, most))
+
+
+def _drift_tiles(comparison: Comparison, most: ComparedPoint) -> Iterator[Tile]:
     if comparison.identical is not None:
-        found.append(("same bits" if comparison.identical else "OTHER BITS", f"digest {most.digest[:DIGITS]}"))
+        value = "same bits" if comparison.identical else "OTHER BITS"
+        yield Tile(value=value, label=f"digest {most.digest[:DIGITS]}")
     elif most.measured_statistics_drift is not None and most.predicted_statistics_drift is not None:
-        label = (
-            f"error of a device's batch-norm mean on {devices_name(most.devices)}, in standard deviations; predicted "
+        yield Tile(
+            value=f"{most.measured_statistics_drift:.2g}",
+            label=f"error of a device's batch-norm mean on {devices_name(most.devices)}, in standard deviations; "
+            f"predicted {most.predicted_statistics_drift:.2g}",
         )
-        found.append((f"{most.measured_statistics_drift:.2g}", label + f"{most.predicted_statistics_drift:.2g}"))
     elif most.measured_drift is not None:
-        found.append((f"{most.measured_drift:.2g}", f"drift of the parameters on {devices_name(most.devices)}"))
-    return found
+        label = f"drift of the parameters on {devices_name(most.devices)}"
+        yield Tile(value=f"{most.measured_drift:.2g}", label=label)
 
 
 def points_table(comparison: Comparison) -> Table:
-    """A row a network and device count: step, speedup and drift, each measured beside predicted."""
-    longest = max(p.measured_step_s for p in comparison.points)
-    shown = comparison.scored
-    optional = {
-        "algorithm": len({p.algorithm for p in shown}) > 1,
-        "drift": any(p.digest for p in shown),
-        "predicted": any(p.predicted_drift is not None for p in shown),
-        "statistics": any(p.measured_statistics_drift is not None for p in shown),
-    }
-    columns = [
-        Column(head="devices"),
-        Column(head="algorithm", left=True, dispensable=3),
-        Column(head="measured ms"),
-        Column(head="95% interval", left=True, dispensable=7),
-        Column(head="predicted ms"),
-        Column(head="error"),
-        Column(head="speedup"),
-        Column(head="predicted speedup"),
-        Column(head="speedup error", dispensable=2),
-        Column(head="efficiency", dispensable=2),
-        Column(head="exposed ms", dispensable=4),
-        Column(head="predicted exposed", dispensable=8),
-        Column(head="drift"),
-        Column(head="predicted drift"),
-        Column(head="batch-norm means", dispensable=1),
-        Column(head="predicted means", dispensable=1),
-        Column(head="digest", left=True, dispensable=5),
-        Column(head="samples", dispensable=9),
-        Column(head="best", left=True),
-    ]
-    needs = [""] * len(columns)
-    needs[1], needs[12:17] = "algorithm", ["drift", "predicted", "statistics", "statistics", "drift"]
-    kept = [i for i, need in enumerate(needs) if optional.get(need, True)]
-    sections = []
-    for network, points in by_network(shown, lambda p: network_name(p.network, p.emulated_network)).items():
-        rows = [_row(point, longest) for point in points]
-        sections.append(
-            Section(
-                title=f"{network}, overlap {comparison.chosen_overlap.get(points[0].network, 'off')}",
-                rows=tuple(tuple(row[i] for i in kept) for row in rows),
-                strong=tuple(i for i, p in enumerate(points) if p.is_best_measured or p.is_best_predicted),
-            )
-        )
-    return Table(
+    """Return a row for each network and device count: step, speedup and drift, measured and predicted."""
+    points = comparison.scored
+    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    trained = any(point.digest for point in points)
+    drift_predicted = any(point.predicted_drift is not None for point in points)
+    means = any(point.measured_statistics_drift is not None for point in points)
+    columns: tuple[Column[ComparedPoint], ...] = (
+        Column(head="devices", cell=lambda point: point.layout),
+        Column(
+            head="algorithm",
+            cell=algorithm,
+            left=True,
+            dispensable=3,
+            shown=len({point.algorithm for point in points}) > 1,
+        ),
+        Column(head="measured ms", cell=cells.measured),
+        Column(head="95% interval", cell=cells.interval, left=True, dispensable=7),
+        Column(head="predicted ms", cell=cells.predicted),
+        Column(head="error", cell=error),
+        Column(head="speedup", cell=speedup),
+        Column(head="predicted speedup", cell=predicted_speedup),
+        Column(head="speedup error", cell=_speedup_error, dispensable=2),
+        Column(head="efficiency", cell=_efficiency, dispensable=2),
+        Column(head="exposed ms", cell=cells.exposed, dispensable=4),
+        Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=8),
+        Column(head="drift", cell=lambda point: digits(point.measured_drift, 2), shown=trained),
+        Column(head="predicted drift", cell=lambda point: digits(point.predicted_drift, 2), shown=drift_predicted),
+        Column(
+            head="batch-norm means",
+            cell=lambda point: digits(point.measured_statistics_drift, 2),
+            dispensable=1,
+            shown=means,
+        ),
+        Column(
+            head="predicted means",
+            cell=lambda point: digits(point.predicted_statistics_drift, 2),
+            dispensable=1,
+            shown=means,
+        ),
+        Column(head="digest", cell=lambda point: point.digest[:DIGITS], left=True, dispensable=5, shown=trained),
+        Column(head="samples", cell=lambda point: str(point.samples), dispensable=9),
+        Column(head="best", cell=best_marks, left=True),
+    )
+    return table(
         title="Measured and predicted",
-        columns=tuple(columns[i] for i in kept),
-        sections=tuple(sections),
-        note=_note(comparison),
+        columns=columns,
+        sections={
+            f"{network}, overlap {comparison.chosen_overlap.get(members[0].network, 'off')}": members
+            for network, members in by_network(points).items()
+        },
+        strong=is_best,
+        note=_note(comparison, trained=trained, means=means),
     )
 
 
-def _row(point: ComparedPoint, longest: float) -> tuple[str, ...]:
-    several = point.devices > 1
-
-    def ms(seconds: float) -> str:
-        return milliseconds_beside(seconds, longest)
-
-    measured, predicted = point.measured_speedup, point.predicted_speedup
-    speedups = ("", "", "", "")
-    if several and measured is not None and predicted is not None:
-        speedups = (
-            f"{measured:.2f}x",
-            f"{predicted:.2f}x",
-            percent(predicted / measured - 1, sign=True),
-            percent(measured / point.devices),
-        )
-    mark = MEASURED_MARK * point.is_best_measured + PREDICTED_MARK * point.is_best_predicted
-    return (
-        point.layout,
-        point.algorithm if several else "",
-        ms(point.measured_step_s),
-        f"{ms(point.measured_low_s)} to {ms(point.measured_high_s)}",
-        ms(point.predicted_step_s) + ("*" if point.extrapolated else ""),
-        percent(point.error, sign=True),
-        *speedups,
-        ms(point.exposed_communication_s) if several else "",
-        ms(point.predicted_exposed_communication_s) if several else "",
-        _number(point.measured_drift),
-        _number(point.predicted_drift),
-        _number(point.measured_statistics_drift),
-        _number(point.predicted_statistics_drift),
-        point.digest[:DIGITS],
-        str(point.samples),
-        mark,
-    )
+def _speedup_error(point: ComparedPoint) -> str:
+    if point.devices == 1 or point.measured_speedup is None or point.predicted_speedup is None:
+        return ""
+    return percent(point.predicted_speedup / point.measured_speedup - 1, sign=True)
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}"
+def _efficiency(point: ComparedPoint) -> str:
+    if point.devices == 1 or point.measured_speedup is None:
+        return ""
+    return percent(point.measured_speedup / point.devices)
 
 
-def _note(comparison: Comparison) -> str:
+def _note(comparison: Comparison, *, trained: bool, means: bool) -> str:
     scaling = comparison.scaling
-    weak = scaling is not None and scaling.kind == "weak"
+    batch = "local" if comparison.experiment.weak else "global"
     text = (
-        f"{LEGEND}. Median step, 95% bootstrap interval of the median; error = predicted / measured - 1; speedup = "
-        f"samples/s over those of 1 device at the same {'local' if weak else 'global'} batch; efficiency = speedup / "
-        "devices; exposed = communication not hidden by computation."
+        f"{LEGEND}. Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1. "
+        f"Speedup = samples/s over those of one device at the same {batch} batch. Efficiency = speedup / devices. "
+        "Exposed: communication not hidden by computation."
     )
-    if any(p.digest for p in comparison.scored):
+    if trained:
         text += (
-            f" Drift = |w_n - w_1| / |w_1| of all parameters after {scaling.steps if scaling else 0} steps; 0: the "
-            f"bits are the same. Digest: the first {DIGITS} digits of the trained state's SHA-256."
+            f" Drift = |w_n - w_1| / |w_1| of all parameters after {scaling.steps if scaling else 0} steps; 0 means "
+            f"the same bits. Digest: the first {DIGITS} digits of the trained state's SHA-256."
         )
-    if any(p.measured_statistics_drift is not None for p in comparison.scored):
+    if means:
         text += (
-            " Batch-norm means: of the first batch norm, a device's against the whole batch's, before training; root "
-            "mean square over the first 16 batches, in standard deviations. What they do to the parameters is not "
-            "predicted."
+            " Batch-norm means: the difference between a device's mean and the whole batch's, in the first batch norm "
+            "before training, as a root mean square over the first 16 batches, in standard deviations. Their effect on "
+            "the parameters is not predicted."
         )
     return text

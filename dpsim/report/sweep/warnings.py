@@ -1,13 +1,14 @@
-"""What a reader of a comparison should know before trusting it, each with what to do about it."""
+"""Reasons to doubt a sweep, each with what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dpsim.codec import Noun
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
-from dpsim.report.words import counted, devices_name, percent
+from dpsim.records.comparison import ComparedPoint, Comparison, Group, SpeedRecord
+from dpsim.report.content import ReportWarning
+from dpsim.report.words import counted, devices_name, listed, percent
 from dpsim.units import format_size
 
 FEW_SAMPLES = 10
@@ -20,40 +21,34 @@ WIDE_SLOWDOWN = 0.03
 SLOW_SHARE = 0.05
 
 
-class ReportWarning(Noun, frozen=True):
-    """What is doubtful, and what to do about it. ``kind`` is a fixed word for programs."""
-
-    kind: str
-    text: str
-    remedy: str
-
-
 def warnings(comparison: Comparison) -> tuple[ReportWarning, ...]:
-    """Everything doubtful about a comparison. Pure."""
+    """Return every reason to doubt a comparison."""
     return (
-        *_of_time(comparison),
-        *_of_speed(comparison),
+        *_of_order(comparison),
+        *(warning for speed in comparison.speeds for warning in _of_speed(speed)),
+        *_of_slowdown(comparison),
         *_of_points(comparison),
-        *(w for group in comparison.groups for w in _of_group(group)),
+        *(warning for group in comparison.groups for warning in _of_group(group)),
         *_of_run(comparison),
     )
 
 
 def instant(text: str) -> datetime | None:
-    """The time that a record names, None for a text that is no time."""
+    """Return the time in a record, or ``None`` for a text that is not a time. Without a zone it is UTC."""
     try:
-        when = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def _of_time(comparison: Comparison) -> Iterator[ReportWarning]:
+def _of_order(comparison: Comparison) -> Iterator[ReportWarning]:
+    """Warn unless the prediction was made before the measurement."""
     predicted, measured = instant(comparison.predicted_at), instant(comparison.measured_from)
     if predicted is None or measured is None:
         yield ReportWarning(
             kind="no-time",
-            text=f"it cannot be told whether the prediction ({comparison.predicted_at!r}) came before "
+            text=f"it is unknown whether the prediction ({comparison.predicted_at!r}) was made before "
             f"the measurement ({comparison.measured_from!r})",
             remedy="run the sweep again; times are written as ISO 8601",
         )
@@ -66,98 +61,116 @@ def _of_time(comparison: Comparison) -> Iterator[ReportWarning]:
         )
 
 
-def _of_speed(comparison: Comparison) -> Iterator[ReportWarning]:
-    for speed in comparison.speeds:
-        at_work = f"with {devices_name(speed.devices)} at work"
-        calibrated = _slow(speed.calibrated_slow_factor, speed.calibrated_slow_share)
-        measured = _slow(speed.measured_slow_factor, speed.measured_slow_share)
-        if calibrated or measured:
-            yield ReportWarning(
-                kind="speed-changed",
-                text=f"{at_work} this machine changed its speed by itself: in the calibration it was "
-                f"{calibrated or 'steady'}, in the measurement {measured or 'steady'}",
-                remedy="read the errors at equal speed beside the errors; stop other processes, or take a machine "
-                "whose cores nobody shares",
-            )
-        if abs(speed.mean_change) > LEAST_SPEED_CHANGE:
-            slower = "slower" if speed.mean_change > 0 else "faster"
-            yield ReportWarning(
-                kind="other-speed",
-                text=f"{at_work} this machine was {abs(speed.mean_change):.1%} {slower} in the measurement than in the "
-                "calibration, by the mean time of the reference computation",
-                remedy="read the errors at equal speed beside the errors, or run the sweep again",
-            )
-    if comparison.compute_slowdown_half_width > WIDE_SLOWDOWN:
+def _of_speed(speed: SpeedRecord) -> Iterator[ReportWarning]:
+    """Warn where the machine's speed changed, within a phase or between calibration and measurement."""
+    at_work = f"with {devices_name(speed.devices)} at work"
+    calibrated = _slow(speed.calibrated_slow_factor, speed.calibrated_slow_share)
+    measured = _slow(speed.measured_slow_factor, speed.measured_slow_share)
+    if calibrated or measured:
         yield ReportWarning(
-            kind="wide-slowdown",
-            text="how much slower several devices compute at once is known to "
-            f"{comparison.compute_slowdown_half_width:.1%} only: the time for preparing was used up",
-            remedy="raise the budget, or quieten the machine",
+            kind="speed-changed",
+            text=f"{at_work} this machine changed its speed by itself: in the calibration it was "
+            f"{calibrated or 'steady'}, in the measurement {measured or 'steady'}",
+            remedy="read the errors at equal speed as well; stop other processes, or use a machine whose cores are "
+            "not shared",
+        )
+    if abs(speed.mean_change) > LEAST_SPEED_CHANGE:
+        slower = "slower" if speed.mean_change > 0 else "faster"
+        yield ReportWarning(
+            kind="other-speed",
+            text=f"{at_work} this machine was {abs(speed.mean_change):.1%} {slower} in the measurement than in the "
+            "calibration, by the mean time of the reference computation",
+            remedy="read the errors at equal speed as well, or run the sweep again",
         )
 
 
 def _slow(factor: float, share: float) -> str:
-    """``1.45 times slower for 40% of the time``; nothing where that is no more than noise."""
-    return f"{factor:.2f} times slower for {share:.0%} of the time" * (
-        factor >= TWO_SPEEDS and share >= LEAST_SLOW_SHARE
-    )
+    """Return ``1.45 times slower for 40% of the time``, or nothing where that is no more than noise."""
+    if factor < TWO_SPEEDS or share < LEAST_SLOW_SHARE:
+        return ""
+    return f"{factor:.2f} times slower for {share:.0%} of the time"
 
 
-def _where(points: Iterable[ComparedPoint]) -> str:
-    names = [f"{p.network}, {devices_name(p.devices)}, {format_size(p.fusion_threshold_bytes)}" for p in points]
-    return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+def _of_slowdown(comparison: Comparison) -> Iterator[ReportWarning]:
+    if comparison.compute_slowdown_half_width > WIDE_SLOWDOWN:
+        yield ReportWarning(
+            kind="wide-slowdown",
+            text="the slowdown of several devices that compute at once is only known to within "
+            f"{comparison.compute_slowdown_half_width:.1%}: the time for preparing was used up",
+            remedy="raise the budget, or stop other processes",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Doubt:
+    """A doubt about points. ``text`` has a place for their number (``{count}``), and their names follow it."""
+
+    kind: str
+    applies: Callable[[ComparedPoint], bool]
+    noun: str
+    text: str
+    remedy: str
+
+
+_DOUBTS = (
+    _Doubt(
+        kind="few-samples",
+        applies=lambda point: point.samples < FEW_SAMPLES,
+        noun="point",
+        text=f"{{count}} with fewer than {FEW_SAMPLES} samples",
+        remedy="raise the budget, or sweep fewer settings",
+    ),
+    _Doubt(
+        kind="wide-interval",
+        applies=lambda point: point.measured_high_s - point.measured_low_s > WIDE_INTERVAL * point.measured_step_s,
+        noun="point",
+        text=f"the 95% interval of {{count}} is wider than {WIDE_INTERVAL:.0%} of the step",
+        remedy="raise the budget, or stop other processes",
+    ),
+    _Doubt(
+        kind="extrapolated",
+        applies=lambda point: point.extrapolated,
+        noun="prediction",
+        text="{count} outside what was calibrated or profiled",
+        remedy="calibrate or profile over a wider range",
+    ),
+    _Doubt(
+        kind="other-buckets",
+        applies=lambda point: point.buckets != point.predicted_buckets,
+        noun="point",
+        text="{count} ran with another number of buckets than predicted",
+        remedy="none under the rule horovod, which decides while it runs; under any other rule this is a defect",
+    ),
+    _Doubt(
+        kind="busy",
+        applies=lambda point: point.slow_samples > SLOW_SHARE,
+        noun="point",
+        text=f"more than {SLOW_SHARE:.0%} of the samples of {{count}} took over 1.5 times their median: other "
+        "processes may have been busy",
+        remedy="stop other processes and run the sweep again",
+    ),
+)
 
 
 def _of_points(comparison: Comparison) -> Iterator[ReportWarning]:
-    few = [p for p in comparison.points if p.samples < FEW_SAMPLES]
-    if few:
-        yield ReportWarning(
-            kind="few-samples",
-            text=f"{counted(len(few), 'point')} with fewer than {FEW_SAMPLES} samples ({_where(few)})",
-            remedy="raise the budget, or sweep fewer settings",
-        )
-    wide = [p for p in comparison.points if p.measured_high_s - p.measured_low_s > WIDE_INTERVAL * p.measured_step_s]
-    if wide:
-        yield ReportWarning(
-            kind="wide-interval",
-            text=f"the 95 % interval of {counted(len(wide), 'point')} is wider than {WIDE_INTERVAL:.0%} of the step "
-            f"({_where(wide)})",
-            remedy="raise the budget, or quieten the machine",
-        )
-    guessed = [p for p in comparison.points if p.extrapolated]
-    if guessed:
-        yield ReportWarning(
-            kind="extrapolated",
-            text=f"{counted(len(guessed), 'prediction')} outside what was calibrated or profiled ({_where(guessed)})",
-            remedy="calibrate or profile over a wider range",
-        )
-    other = [p for p in comparison.points if p.buckets != p.predicted_buckets]
-    if other:
-        yield ReportWarning(
-            kind="other-buckets",
-            text=f"{counted(len(other), 'point')} ran with another number of buckets than predicted ({_where(other)})",
-            remedy="expected under the rule horovod, which decides while running; a defect under any other",
-        )
-    slow = [p for p in comparison.points if p.slow_samples > SLOW_SHARE]
-    if slow:
-        yield ReportWarning(
-            kind="busy",
-            text=f"more than {SLOW_SHARE:.0%} of the samples of {counted(len(slow), 'point')} took over 1.5 times "
-            f"their median: other processes may have been busy ({_where(slow)})",
-            remedy="stop other processes and run the sweep again",
-        )
+    for doubt in _DOUBTS:
+        points = [point for point in comparison.points if doubt.applies(point)]
+        if points:
+            names = [f"{p.network}, {devices_name(p.devices)}, {format_size(p.fusion_threshold_bytes)}" for p in points]
+            text = doubt.text.format(count=counted(len(points), doubt.noun))
+            yield ReportWarning(kind=doubt.kind, text=f"{text} ({listed(names)})", remedy=doubt.remedy)
 
 
 def _of_group(group: Group) -> Iterator[ReportWarning]:
     where = f"{group.network}, {devices_name(group.devices)}" if group.devices else group.network
-    what = "threshold" if group.devices else "number of devices"
+    setting = "threshold" if group.devices else "number of devices"
     if group.below_noise:
         yield ReportWarning(
             kind="below-noise",
-            text=f"on {where} the {what} changes the speed by {percent(group.effect)}, less than the uncertainty of "
-            f"these medians ({percent(group.noise_floor)}, the larger of the A/A noise and the intervals' half "
-            "widths): no best setting can be told",
-            remedy=f"raise the budget; or take it that the {what} does not matter here",
+            text=f"on {where} the {setting} changes the speed by {percent(group.effect)}, less than the uncertainty of "
+            f"these medians ({percent(group.noise_floor)}, the largest of the A/A noise and the intervals' half "
+            "widths): no setting can be called the best",
+            remedy=f"raise the budget, or accept that the {setting} does not matter here",
         )
     if group.noise is None:
         yield ReportWarning(
@@ -168,7 +181,7 @@ def _of_group(group: Group) -> Iterator[ReportWarning]:
     if group.drift is not None and abs(group.drift) > max(LEAST_DRIFT, group.noise or 0.0):
         yield ReportWarning(
             kind="drift",
-            text=f"on {where} steps took {group.drift:+.1%} in the last third of the run against the first",
+            text=f"on {where} the step time changed by {group.drift:+.1%} from the first third of the run to the last",
             remedy="warm up for longer, or let the machine settle; interleaving keeps the comparison fair",
         )
     if not group.regret_on_halves:
@@ -180,12 +193,10 @@ def _of_group(group: Group) -> Iterator[ReportWarning]:
 
 
 def _of_run(comparison: Comparison) -> Iterator[ReportWarning]:
-    if comparison.not_measured:
-        count = len(comparison.not_measured)
+    if missing := comparison.not_measured:
         yield ReportWarning(
             kind="not-measured",
-            text=f"{counted(count, 'predicted point')} not measured ({'; '.join(comparison.not_measured[:3])}"
-            + ("; ...)" if count > 3 else ")"),
+            text=f"{counted(len(missing), 'predicted point')} not measured ({listed(missing)})",
             remedy="raise the budget",
         )
     if not comparison.same_environment:
@@ -198,21 +209,21 @@ def _of_run(comparison: Comparison) -> Iterator[ReportWarning]:
     if oversubscribed:
         yield ReportWarning(
             kind="shared-cores",
-            text=f"{' and '.join(map(str, oversubscribed))} devices are more than this machine has cores "
-            f"({comparison.cores}): their times are real, but of cores that several ranks share in turn",
-            remedy="take them for what this machine does, not for more devices; run on as many cores to know that",
+            text=f"{' and '.join(map(str, oversubscribed))} devices are more than the {comparison.cores} cores of this "
+            "machine: several ranks shared a core in turn, and the times include that",
+            remedy="read them as the times of this machine; to know those of more devices, run on as many cores",
         )
     if comparison.scaling is not None and comparison.scaling.kind == "strong" and not comparison.drift_measured:
         yield ReportWarning(
             kind="no-drift",
-            text="the drift was not measured yet",
-            remedy="give the sweep's command again to go on",
+            text="the drift has not been measured yet",
+            remedy="run the sweep's command again: it measures what is missing",
         )
     if comparison.identical is False:
         yield ReportWarning(
             kind="not-identical",
-            text="training with leaves, promised to be the same on any number of devices, is not",
-            remedy="this is a defect of dpsim; see dpsim reproduce with the same flags, and please report it",
+            text="training with leaves is not the same on every number of devices, although that is promised",
+            remedy="this is a defect of dpsim: run dpsim reproduce with the same flags, and please report it",
         )
     for text in comparison.harness_warnings:
-        yield ReportWarning(kind="run", text=text, remedy="see the text; run the sweep again when it is mended")
+        yield ReportWarning(kind="run", text=text, remedy="correct the cause, and run the sweep again")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,11 @@ class Compiled:
 
 
 jit = Compiled
+
+
+def quickest(function: Compiled, *, few: bool) -> Callable[..., Any]:
+    """The function itself for ``few`` numbers while numba is not loaded (loading it takes longer), else compiled."""
+    return function.py_func if few and "numba" not in sys.modules else function
 
 
 def keeps() -> bool:

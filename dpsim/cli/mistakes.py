@@ -1,0 +1,78 @@
+"""Mistakes on the command line as errors of dpsim: what was given, what is allowed, what to do next."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args, get_origin
+
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from dpsim.errors import ConfigError, unknown
+
+
+def as_dpsim_error(app: App, error: CycloptsError, arguments: Sequence[str]) -> ConfigError:
+    """A parsing error of ``arguments`` as a ``ConfigError``."""
+    if isinstance(error.__cause__, ConfigError):
+        return error.__cause__
+    words = list(error.command_chain or ())
+    remedy = f"see {' '.join([*app.name, *words])} --help"
+    match error:
+        case MissingArgumentError(keyword=None) if misspelt := _misspelt_flag(app, words, arguments, remedy):
+            return misspelt
+        case UnknownCommandError() if error.unused_tokens:
+            parent = error.app if error.app is not None else app
+            commands = [name for name in parent if not name.startswith("-")]
+            return unknown("command", error.unused_tokens[0], commands, remedy=remedy)
+        case UnknownOptionError():
+            given = error.token.keyword or error.token.value
+            flags = [*_flags(error.argument_collection), "--help"]
+            return unknown("flag", given.split("=", 1)[0], flags, remedy=remedy)
+        case CoercionError() if error.token is not None and error.argument is not None:
+            given = error.token.keyword or error.argument.name
+            return ConfigError(f"{given} is {error.token.value!r}", allowed=_kind(error.target_type), remedy=remedy)
+        case MissingArgumentError() if error.argument is not None:
+            given = error.keyword or error.argument.name
+            lack = "has no value" if error.keyword else "is missing"
+            return ConfigError(f"{given} {lack}", allowed=error.argument.parameter.help or "", remedy=remedy)
+        case UnusedCliTokensError():
+            excess = " ".join(error.unused_tokens or ())
+            return ConfigError(f"{excess!r} is more than this command takes", allowed="flags", remedy=remedy)
+    error.verbose = False
+    return ConfigError(" ".join(str(error).split()), remedy=remedy)
+
+
+def _misspelt_flag(app: App, words: Iterable[str], arguments: Sequence[str], remedy: str) -> ConfigError | None:
+    """The error for the first unknown flag in ``arguments``: where a flag is missing, it may be that flag, misspelt."""
+    command = app
+    for word in words:
+        command = command[word]
+    flags = _flags(command.assemble_argument_collection())
+    before_other_words = itertools.takewhile(lambda word: word != "--", arguments)
+    for flag in (word.split("=", 1)[0] for word in before_other_words if word.startswith("--")):
+        if flag not in flags:
+            return unknown("flag", flag, flags, remedy=remedy)
+    return None
+
+
+def _flags(arguments: ArgumentCollection) -> list[str]:
+    return sorted(name for argument in arguments for name in argument.names if name.startswith("--"))
+
+
+def _kind(target: object) -> str:
+    """The values that a flag takes, in words."""
+    if get_origin(target) is Literal:
+        return ", ".join(str(word) for word in get_args(target))
+    for kind, words in ((int, "a whole number"), (float, "a number"), (bool, "no value: it is a switch")):
+        if target is kind:
+            return words
+    return ""

@@ -1,0 +1,42 @@
+"""A sweep for programs: its flat points and its summary, under fixed names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpsim.codec import to_builtins
+from dpsim.records.comparison import Comparison
+
+
+def points_json(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return the points of ``--json``. One device has no threshold (null); an infinite threshold is ``"inf"``."""
+    points: list[dict[str, Any]] = to_builtins(comparison.points)
+    return [point | ({"fusion_threshold_bytes": None} if point["devices"] == 1 else {}) for point in points]
+
+
+def summary_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the summary of ``--json``: the overall scores, then those of the parts."""
+    parts: dict[str, Any] = to_builtins(comparison)
+    overall: dict[str, Any] = parts["overall"] or {}
+    step: dict[str, Any] = overall.get("step", {})
+    names = [
+        "groups",
+        "networks",
+        "single_device_median_abs_error",
+        "overlap",
+        "chosen_overlap",
+        "predictions_sha256",
+        "predicted_at",
+        "measured_from",
+        "measured_until",
+        "not_measured",
+        "speeds",
+    ]
+    summary = {name: step.get(name) for name in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
+    summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}
+    summary |= {name: overall.get(name) for name in ("exposed_communication", "noise", "effect")}
+    summary |= {name: parts[name] for name in names}
+    if comparison.scaling is not None:
+        summary["scaling"] = to_builtins(comparison.scaling)
+        summary |= {name: parts[name] for name in ("identical", "drift_predictions_sha256")}
+    return summary

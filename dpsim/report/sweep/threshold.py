@@ -1,0 +1,210 @@
+"""What the report of a sweep over the fusion threshold says: which one to choose, and whether the model knew it."""
+
+from __future__ import annotations
+
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.content import Tile
+from dpsim.report.sweep.tables import (
+    LEGEND,
+    PointCells,
+    algorithm,
+    best_marks,
+    by_network,
+    error,
+    is_best,
+    predicted_speedup,
+    speedup,
+)
+from dpsim.report.table import Column, Table, table
+from dpsim.report.words import (
+    EMULATED_COMPUTE,
+    counted,
+    devices_name,
+    milliseconds,
+    network_name,
+    percent,
+    skill_text,
+    threshold_name,
+)
+from dpsim.units import format_size
+
+_LARGE_EFFECT = 0.1
+"""An effect of this size may matter, even where it is below the uncertainty."""
+
+
+def question(comparison: Comparison) -> str:
+    """Return the question that the sweep answers."""
+    run = comparison.experiment
+    sizes = run.fusion_thresholds_bytes or {point.fusion_threshold_bytes for point in comparison.points}
+    span = f" from {format_size(min(sizes))} to {format_size(max(sizes))} bytes".replace("inf bytes", "inf")
+    return (
+        f"Which fusion threshold{span} makes a training step of {run.model} on {run.dataset} "
+        f"fastest at a global batch of {run.global_batch}, and does the model know it before anything is measured?"
+    )
+
+
+def answers(comparison: Comparison) -> tuple[str, ...]:
+    """Return the answer of every group, or one sentence when nothing ran on more than one device."""
+    sentences = tuple(answer(comparison, group) for group in comparison.groups)
+    return sentences or ("Only one device was run: there is no threshold to choose.",)
+
+
+def answer(comparison: Comparison, group: Group) -> str:
+    """Return the verdict on one network and device count, with the numbers that support it."""
+    verdicts = [_slower_than_one(group, comparison.best_measured(group)), _choice(comparison, group)]
+    if not group.below_noise:
+        verdicts.append(_model(comparison, group))
+    step = group.step
+    return (
+        " ".join(text for text in verdicts if text)
+        + f" The model's median error was {percent(step.median_abs_error)}, the best baseline's "
+        + f"{percent(step.null_median_abs_error)} (skill {skill_text(step.skill)})."
+    )
+
+
+def _slower_than_one(group: Group, best: ComparedPoint) -> str:
+    if best.measured_speedup is None or 1 / best.measured_speedup - 1 <= group.noise_floor:
+        return ""
+    return (
+        f"Do not use {devices_name(group.devices)} on {network_name(group)}: at the best threshold they are slower "
+        f"than one device (speedup {best.measured_speedup:.2f})."
+    )
+
+
+def _choice(comparison: Comparison, group: Group) -> str:
+    """Return which threshold to choose, or that it does not matter."""
+    best = comparison.best_measured(group)
+    where = f"On {network_name(group)}, {devices_name(group.devices)}" + EMULATED_COMPUTE * best.emulated_compute
+    ms = milliseconds(best.measured_step_s)
+    if group.below_noise:
+        verdict = "the threshold does not matter here"
+        if group.effect > _LARGE_EFFECT:
+            verdict = "the measurement is too uncertain to tell which threshold is best"
+        return (
+            f"{where}, {verdict}: from best to worst a step of {ms} ms changes by {percent(group.effect)}, and the "
+            f"uncertainty of these medians is {percent(group.noise_floor)}."
+        )
+    text = f"{where}, the best threshold is {threshold_name(best.fusion_threshold_bytes)}: {ms} ms per step"
+    faster = gain(comparison, group)
+    if faster is not None:
+        text += f", {faster[0]:.2f}x as fast as {faster[1]}"
+    limit_s = best.measured_step_s * (1 + group.noise_floor)
+    near = [p for p in comparison.members(group) if p is not best and p.measured_step_s <= limit_s]
+    if near:
+        text += f"; {counted(len(near), 'other threshold')} cannot be told apart from it"
+    return f"{text}."
+
+
+def _model(comparison: Comparison, group: Group) -> str:
+    """Return what the model chose, and the cost of following it."""
+    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
+    if predicted is best:
+        return "The model chose the same."
+    return (
+        f"The model chose {threshold_name(predicted.fusion_threshold_bytes)}, which took "
+        f"{milliseconds(predicted.measured_step_s)} ms (regret {percent(group.regret, sign=True)})."
+    )
+
+
+def gain(comparison: Comparison, group: Group) -> tuple[float, str] | None:
+    """Return how many times faster the best setting is than one allreduce per tensor, or else than one per step."""
+    best = comparison.best_measured(group)
+    for extreme in (0.0, float("inf")):
+        other = next((p for p in comparison.members(group) if p.fusion_threshold_bytes == extreme), None)
+        if other is not None and other is not best:
+            return other.measured_step_s / best.measured_step_s, f"threshold {threshold_name(extreme)}"
+    return None
+
+
+def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
+    """Return the numbers of a group that are worth seeing at first sight."""
+    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
+    tiles = []
+    if group.below_noise:
+        tiles.append(Tile(value="no effect", label=f"{percent(group.effect)} is within the uncertainty"))
+    tiles.append(
+        Tile(
+            value=format_size(best.fusion_threshold_bytes),
+            label=f"best threshold, {milliseconds(best.measured_step_s)} ms",
+        )
+    )
+    faster = gain(comparison, group)
+    if faster is not None:
+        tiles.append(Tile(value=f"{faster[0]:.2f}x", label=f"as fast as {faster[1]}"))
+    tiles.append(
+        Tile(
+            value=format_size(predicted.fusion_threshold_bytes),
+            label=f"predicted best, {milliseconds(predicted.measured_step_s)} ms measured",
+        )
+    )
+    return (*tiles, *score_tiles(group))
+
+
+def score_tiles(group: Group) -> tuple[Tile, ...]:
+    """Return the model's error and skill."""
+    return (
+        Tile(value=percent(group.step.median_abs_error), label="median error of the step time"),
+        Tile(
+            value=skill_text(group.step.skill),
+            label=f"skill; the best baseline's error is {percent(group.step.null_median_abs_error)}",
+        ),
+    )
+
+
+def points_table(comparison: Comparison) -> Table:
+    """Return every scored point, measured and predicted."""
+    points = comparison.scored
+    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    at_equal_speed = any(point.error_at_equal_speed is not None for point in points)
+    emulated = " Computation is emulated." if any(p.emulated_compute for p in comparison.points) else ""
+    return table(
+        title="Measured and predicted",
+        columns=(
+            Column(head="devices", cell=lambda point: point.layout),
+            Column(head="fusion threshold", cell=_threshold, left=True),
+            Column(
+                head="algorithm",
+                cell=algorithm,
+                left=True,
+                shown=len({point.algorithm for point in points if point.devices > 1}) > 1,
+            ),
+            Column(
+                head="buckets",
+                cell=lambda point: str(point.buckets) if point.devices > 1 else "",
+                dispensable=3,
+            ),
+            Column(head="measured ms", cell=cells.measured),
+            Column(head="95% interval", cell=cells.interval, left=True),
+            Column(head="predicted ms", cell=cells.predicted),
+            Column(head="error", cell=error),
+            Column(head="error at equal speed", cell=_error_at_equal_speed, dispensable=6, shown=at_equal_speed),
+            Column(head="exposed ms", cell=cells.exposed, dispensable=1),
+            Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
+            Column(head="speedup", cell=speedup),
+            Column(head="predicted speedup", cell=predicted_speedup, dispensable=2),
+            Column(head="samples", cell=lambda point: str(point.samples), dispensable=5),
+            Column(head="best", cell=best_marks, left=True),
+        ),
+        sections={
+            _section_title(comparison, network, members): members for network, members in by_network(points).items()
+        },
+        strong=is_best,
+        note=f"{LEGEND}. Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1"
+        + ("; at equal speed: of what is predicted for the speeds that the run had. " if at_equal_speed else ". ")
+        + "Exposed: communication not hidden by computation. Speedup over one device at the same global batch. "
+        f"Threshold 0 is one allreduce per tensor, inf one per step.{emulated}",
+    )
+
+
+def _section_title(comparison: Comparison, network: str, points: list[ComparedPoint]) -> str:
+    overlap = comparison.chosen_overlap.get(points[0].network, "")
+    return f"{network}, overlap {overlap}" if any(point.devices > 1 for point in points) else network
+
+
+def _threshold(point: ComparedPoint) -> str:
+    return format_size(point.fusion_threshold_bytes) if point.devices > 1 else ""
+
+
+def _error_at_equal_speed(point: ComparedPoint) -> str:
+    value = point.error_at_equal_speed
+    return "" if value is None else percent(value, sign=True)

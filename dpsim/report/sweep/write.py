@@ -1,0 +1,95 @@
+"""Writes the report of a sweep and draws its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpsim.records.comparison import Comparison
+from dpsim.records.reproduce import ReproduceRecord
+from dpsim.records.sweep import Predictions, Results
+from dpsim.report.content import environment_facts
+from dpsim.report.sweep.content import content
+from dpsim.report.sweep.facts import run_facts
+from dpsim.report.sweep.timelines import Timelines
+from dpsim.report.write import DRIFT_CAPTION, ReportFigure, write_content
+
+_STEP_TIME = (
+    "Step time against the fusion threshold. Dots: measured medians with their 95% intervals; line: predicted "
+    "beforehand, with its assumed band; dashed: predictions of the four baselines. Threshold 0 is one allreduce per "
+    "tensor, inf one per step."
+)
+_SPEEDUP = (
+    "Speedup against the number of devices: samples/s over those of one device. Dots: measured, with the 95% interval "
+    "of the step; line: predicted beforehand, with its assumed band; dashed: predictions of the baselines, of which "
+    "perfect scaling is the ideal."
+)
+_TIMELINE = (
+    "One training step of the fastest setting on the most devices, of one rank: measured above, predicted below, on "
+    "one time axis. Hatched: computation waits for communication."
+)
+_PARTS = "Where a step's time goes at each setting: measured on the left, predicted (hatched) on the right."
+
+
+def write_report(
+    folder: Path,
+    predictions: Predictions,
+    results: Results,
+    comparison: Comparison,
+    drift: ReproduceRecord | None = None,
+) -> list[Path]:
+    """Write ``index.html``, ``report.md`` and the figures into ``folder``; returns the paths.
+
+    ``comparison`` is ``dpsim.harness.sweep.compare.compare(predictions, results, drift)``. Loads matplotlib. Raises
+    ``ConfigError`` when the folder cannot be written to.
+    """
+    facts = run_facts(comparison, predictions, results), environment_facts(results.environment)
+    figures = list(_figures(comparison, Timelines.of(predictions, results), drift))
+    return write_content(folder, content(comparison, *facts), figures)
+
+
+def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceRecord | None) -> Iterator[ReportFigure]:
+    if not comparison.groups:
+        return
+    from dpsim.report.figures import drift, speedup, step_time, timeline, where_time_goes
+
+    if comparison.scaling is None:
+        yield ReportFigure(
+            name="step_time",
+            title="Step time",
+            caption=_STEP_TIME,
+            wide=step_time.draw(comparison),
+            narrow=step_time.draw(comparison, narrow=True),
+        )
+    else:
+        yield ReportFigure(
+            name="speedup",
+            title="Speedup",
+            caption=_SPEEDUP,
+            wide=speedup.draw(comparison),
+            narrow=speedup.draw(comparison, narrow=True),
+        )
+    if record is not None and record.drift:
+        yield ReportFigure(
+            name="drift",
+            title="Drift",
+            caption=DRIFT_CAPTION,
+            wide=drift.draw(record),
+            narrow=drift.draw(record, narrow=True),
+        )
+    wide, narrow = timeline.draw(comparison, timelines), timeline.draw(comparison, timelines, narrow=True)
+    if wide is not None and narrow is not None:
+        yield ReportFigure(
+            name="timeline",
+            title="One step, measured and predicted",
+            caption=_TIMELINE,
+            wide=wide,
+            narrow=narrow,
+        )
+    yield ReportFigure(
+        name="where_time_goes",
+        title="Where the time goes",
+        caption=_PARTS,
+        wide=where_time_goes.draw(comparison, timelines),
+        narrow=where_time_goes.draw(comparison, timelines, narrow=True),
+    )

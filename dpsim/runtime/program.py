@@ -1,0 +1,84 @@
+"""A rank's part of a Schedule as tuples: what it looks up in a step, without NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpsim.errors import ConfigError
+from dpsim.schedule import (
+    BACKWARD_EVENT,
+    COLLECTIVE,
+    COMPUTE,
+    FORWARD_EVENT,
+    LOSS_EVENT,
+    OVERHEAD_EVENT,
+    UPDATE,
+    UPDATE_EVENT,
+    Schedule,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProgram:
+    """What is announced, and what that releases, as numbers of the schedule's operations.
+
+    ``forward``, ``loss`` and ``backward`` give the operation of a micro-batch (and a layer). ``queue`` are the buckets
+    of the gradient collectives in the order in which they are sent; ``waits`` is how many operations each of them
+    waits for, and ``releases[operation]`` the places in the queue that wait for that operation.
+    """
+
+    overhead: int
+    update: int
+    forward: tuple[tuple[int, ...], ...]
+    loss: tuple[int, ...]
+    backward: tuple[tuple[int, ...], ...]
+    queue: tuple[int, ...]
+    waits: tuple[int, ...]
+    releases: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+
+
+def compiled(schedule: Schedule) -> StepProgram:
+    """The program of a rank. Raises ``ConfigError`` for operations that the runtime does not execute."""
+    kinds = schedule.kind.tolist()
+    if not {*kinds} <= {COMPUTE, COLLECTIVE, UPDATE} or len(schedule.rank_classes) != 1:
+        raise ConfigError(
+            "a schedule with sends and receives, or with ranks that do different things",
+            allowed="computations, collectives and updates, the same on every rank",
+        )
+    if kinds.count(UPDATE) != 1 or kinds[-1] != UPDATE:
+        raise ConfigError("a schedule that does not end with the update", allowed="one update, after everything else")
+    layers, micro_batches = len(schedule.workload.layers), schedule.plan.accumulate
+    operations = np.full((len(kinds) and 1 + max(FORWARD_EVENT, LOSS_EVENT, BACKWARD_EVENT), micro_batches, layers), -1)
+    for operation in np.flatnonzero(schedule.kind == COMPUTE).tolist():
+        event, layer = schedule.event_kind[operation], max(int(schedule.layer[operation]), 0)
+        operations[event, schedule.micro_batch[operation], layer] = operation
+    rows: list[list[list[int]]] = operations.tolist()
+    if min(map(min, rows[FORWARD_EVENT] + rows[BACKWARD_EVENT])) < 0:
+        raise ConfigError("a schedule that leaves a layer out", allowed="each layer forward and backward once")
+    collectives = schedule.gradient_collectives.tolist()
+    releases: list[list[int]] = [[] for _ in kinds]
+    waits = []
+    for place, collective in enumerate(collectives):
+        earlier = {*schedule.dependencies(collective).tolist()} - {*collectives[:place]}
+        if any(kinds[operation] != COMPUTE for operation in earlier):
+            raise ConfigError(
+                f"{schedule.operation_name(collective)} waits for what is announced by no layer",
+                allowed="allreduces that wait for computations, or for allreduces before them",
+            )
+        waits.append(len(earlier))
+        for operation in earlier:
+            releases[operation].append(place)
+    return StepProgram(
+        overhead=rows[OVERHEAD_EVENT][0][0],
+        update=int(np.flatnonzero(schedule.event_kind == UPDATE_EVENT)[0]),
+        forward=tuple(map(tuple, rows[FORWARD_EVENT])),
+        loss=tuple(row[0] for row in rows[LOSS_EVENT]),
+        backward=tuple(map(tuple, rows[BACKWARD_EVENT])),
+        queue=tuple(schedule.bucket[collectives].tolist()),
+        waits=tuple(waits),
+        releases=tuple(map(tuple, releases)),
+        names=tuple(schedule.operation_name(operation) for operation in range(len(kinds))),
+    )

@@ -1,0 +1,133 @@
+"""The Schedule decides: who changes it changes what is run and what is predicted, and nothing else has to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from ranks_runtime import edited
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.lowering import lower
+from dpsim.machine import AllreduceCost, Machine
+from dpsim.nn import build_model
+from dpsim.plan import Plan
+from dpsim.predict import price
+from dpsim.runtime.describe import describe
+from dpsim.runtime.program import compiled
+from dpsim.schedule import COLLECTIVE, SEND, Schedule
+from dpsim.timeline import Timeline, TimelineRecord
+from dpsim.workload import Workload
+
+MODEL, STEPS = "mlp:16,16,16", 2
+EDITS: dict[str, tuple[Any, ...]] = {
+    "as lowered": (),
+    "two allreduces swapped": ("swap", 0, 2),
+    "the first allreduce held back": ("delay", 0, "backward dense2"),
+    "an allreduce in the middle held back": ("delay", 3, "backward dense1"),
+}
+OVERLAPS = ("off", "inline", "poll")
+
+
+def workload() -> Workload:
+    """The model with made-up times, all different from 0, so that events follow one another."""
+    known = describe(build_model(MODEL, (8, 8, 1), 10), "model")
+    layers = tuple(
+        msgspec.structs.replace(layer, forward_s=(1.0,), backward_s=(2.0,), gradient_ready_s=(1.5,))
+        for layer in known.layers
+    )
+    return msgspec.structs.replace(known, local_batches=(4,), layers=layers, update_s=1.0, overhead_s=1.0)
+
+
+def plan(devices: int, overlap: str) -> Plan:
+    return Plan(devices=devices, global_batch=8, fusion_rule="per-tensor", algorithm="ring", overlap=overlap)  # type: ignore[arg-type]
+
+
+def machine(devices: int) -> Machine:
+    table = AllreduceCost(algorithm="ring", devices=devices, sizes_bytes=(4, 400_000), time_s=(0.125, 0.125))
+    return Machine(name="m", allreduce=(table,))
+
+
+def begins(step: Timeline) -> list[str]:
+    """The names of the operations of one step, in the order in which they first begin."""
+    order = np.argsort(step.start_s, kind="stable")
+    names = dict.fromkeys(step.operations[code] for code in step.operation[order])
+    return [name for name in names if name not in ("wait", "loss", "step overhead")]
+
+
+def predicted(devices: int, overlap: str, edit: tuple[Any, ...]) -> list[str]:
+    schedule = edited(lower(workload(), plan(devices, overlap)), edit)
+    return begins(price(schedule, machine(devices)).timeline())
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_an_edited_schedule_changes_the_run_and_the_prediction_alike(
+    devices: int, on_ranks: Callable[..., Any]
+) -> None:
+    keys = [(overlap, name) for overlap in OVERLAPS for name in EDITS]
+    cases = [
+        {
+            "model": MODEL,
+            "dataset": "digits",
+            "network": "paced:50us,1gbit",
+            "plan": codec.to_builtins(plan(devices, overlap)),
+            "edit": EDITS[name],
+        }
+        for overlap, name in keys
+    ]
+    answers = on_ranks("ranks_runtime:recorded", {"cases": cases, "steps": STEPS}, devices=devices)
+    measured: dict[tuple[str, str], list[str]] = {}
+    for (overlap, name), answer in zip(keys, answers, strict=True):
+        line = Timeline.from_record(codec.decode(answer["timeline"], TimelineRecord, "timeline"))
+        expected = predicted(devices, overlap, EDITS[name])
+        sent = [operation for operation in expected if operation.startswith("allreduce")]
+        for step in range(STEPS):
+            for rank in range(devices):
+                events = begins(line.select(step=step, rank=rank))
+                if overlap != "poll":
+                    assert events == expected, (overlap, name)
+                assert [operation for operation in events if operation.startswith("allreduce")] == sent, (overlap, name)
+                if name == "the first allreduce held back":
+                    assert events.index("allreduce 0") > events.index("backward dense2")
+        measured[overlap, name] = begins(line.select(step=0, rank=0))
+    for overlap in ("off", "inline"):
+        assert measured[overlap, "two allreduces swapped"] != measured[overlap, "as lowered"]
+    for name in EDITS:
+        assert (measured["inline", name] == measured["inline", "as lowered"]) == (name == "as lowered")
+
+
+def test_edits_that_no_order_can_follow_are_refused() -> None:
+    schedule = lower(workload(), plan(2, "inline"))
+    sent = schedule.gradient_collectives
+    with pytest.raises(ConfigError, match="stands before an operation that it waits for"):
+        schedule.delayed(int(sent[0]), int(sent[1]))
+    with pytest.raises(ConfigError, match="stands before an operation that it waits for"):
+        schedule.swapped(0, 1)
+    with pytest.raises(ConfigError, match="leaves operations out"):
+        schedule.reordered([0, 0, *range(2, len(schedule.kind))])
+
+
+def test_the_runtime_refuses_what_it_does_not_execute() -> None:
+    schedule = lower(workload(), plan(2, "inline"))
+
+    def changed(**columns: Any) -> Schedule:
+        import dataclasses
+
+        return dataclasses.replace(schedule, **columns)
+
+    kind = schedule.kind.copy()
+    kind[kind == COLLECTIVE] = SEND
+    with pytest.raises(ConfigError, match="sends and receives"):
+        compiled(changed(kind=kind))
+    with pytest.raises(ConfigError, match="does not end with the update"):
+        compiled(changed(kind=schedule.kind[::-1]))
+
+
+def test_an_allreduce_waits_for_every_layer_whose_gradients_it_carries() -> None:
+    schedule = lower(workload(), msgspec.structs.replace(plan(2, "poll"), fusion_rule="one"))
+    program = compiled(schedule)
+    assert program.queue == (0,) and program.waits == (len([layer for layer in workload().layers if layer.tensors]),)

@@ -1,0 +1,142 @@
+"""How the files of the package may depend on each other: no circles, and no room looks upward.
+
+Every import counts: also those inside functions, and those for type checkers alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import dpsim
+
+ROOT = Path(__file__).parents[1]
+
+KNOWN_CIRCLES: set[frozenset[str]] = {
+    frozenset(f"dpsim.comm.{name}" for name in ("allreduce", "cuda.transport", "message_steps", "paced", "transport")),
+    frozenset(f"dpsim.comm.cuda.{name}" for name in ("device", "gpu", "ipc", "simulator")),
+    frozenset(f"dpsim.kernels.allreduce.cuda.{name}" for name in ("arguments", "prepare", "versions")),
+    frozenset(f"dpsim.nn.{name}" for name in ("candidates", "kernel_table", "numpy_ops", "ops")),
+    frozenset({"dpsim.harness.train.resume", "dpsim.harness.train.train"}),
+}
+"""Circles that are still to be ended. Remove each here when it is; never add one."""
+
+LEVELS = (
+    {"kernels"},
+    {"comm", "launch", "nn", "data", "lowering"},
+    {"runtime", "predict", "report", "torch"},
+    {"harness"},
+    {"cli", "experiments"},
+)
+"""The rooms from the bottom up. A room may import those below it and those beside it."""
+
+COMMON = {"records"}
+"""Rooms that everyone may import, as the modules at the top level of dpsim; they import no other room."""
+
+ENTRANCES = {"dpsim", "dpsim.__main__", "dpsim.api"}
+"""Modules at the top level that stand above all rooms: nobody imports them."""
+
+KNOWN_UPWARD: set[tuple[str, str]] = set()
+"""Imports that still look upward. Remove each here when it is gone; never add one."""
+
+
+@functools.cache
+def files() -> Mapping[str, Path]:
+    """The file of every module, by its name."""
+    by_name = {}
+    for folder, package in (("dpsim", "dpsim"), ("kernels", "dpsim.kernels"), ("experiments", "dpsim.experiments")):
+        for path in (ROOT / folder).resolve().rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if folder == "dpsim" and parts[0] in ("kernels", "experiments"):
+                continue  # links to the other two folders
+            by_name[".".join([package, *(part for part in parts if part != "__init__")])] = path
+    return by_name
+
+
+@functools.cache
+def imports() -> Mapping[str, frozenset[str]]:
+    """The modules of the package that each of its modules imports."""
+    return {name: frozenset(_imported(path) & files().keys() - {name}) for name, path in files().items()}
+
+
+def _imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None and node.level == 0, f"{path}:{node.lineno}: a relative import"
+            for submodule in (f"{node.module}.{alias.name}" for alias in node.names):
+                names.add(submodule if submodule in files() else node.module)
+    return names
+
+
+def circles(graph: Mapping[str, frozenset[str]]) -> set[frozenset[str]]:
+    """The largest sets of two modules or more of which each imports each other one, directly or through others."""
+    reachable = {name: _reachable(name, graph) for name in graph}
+    sets = {frozenset(other for other in reachable[name] if name in reachable[other]) for name in graph}
+    return {modules for modules in sets if len(modules) > 1}
+
+
+def _reachable(start: str, graph: Mapping[str, frozenset[str]]) -> set[str]:
+    reached: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = graph[waiting.pop()] - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def level(module: str) -> int:
+    """The level of a module's room; -1 for what everyone may import."""
+    if module in ENTRANCES:
+        return len(LEVELS)
+    room = module.split(".")[1]
+    if room in COMMON or (f"dpsim.{room}" in files() and files()[f"dpsim.{room}"].name != "__init__.py"):
+        return -1
+    return next(number for number, rooms in enumerate(LEVELS) if room in rooms)
+
+
+def test_a_circle_is_recognised() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set[str]()}
+    assert circles({name: frozenset(others) for name, others in graph.items()}) == {frozenset("abc")}
+
+
+def test_no_two_files_import_each_other() -> None:
+    present = circles(imports())
+    new, ended = present - KNOWN_CIRCLES, KNOWN_CIRCLES - present
+    assert not new, f"modules that import each other: {[sorted(circle) for circle in new]}"
+    assert not ended, f"circles that are gone, to be removed from KNOWN_CIRCLES: {[sorted(c) for c in ended]}"
+
+
+def test_no_room_looks_upward() -> None:
+    present = {(name, other) for name, others in imports().items() for other in others if level(other) > level(name)}
+    new, ended = present - KNOWN_UPWARD, KNOWN_UPWARD - present
+    assert not new, f"imports from a higher room: {sorted(new)}"
+    assert not ended, f"imports that are gone, to be removed from KNOWN_UPWARD: {sorted(ended)}"
+
+
+def test_every_room_has_a_level() -> None:
+    for name in files():
+        level(name)
+
+
+def test_type_checkers_and_users_see_the_same_names_of_dpsim() -> None:
+    tree = ast.parse((ROOT / "dpsim" / "__init__.py").read_text(encoding="utf-8"))
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
+    homes: dict[str, str | None] = {}
+    for node in checked.body:
+        assert isinstance(node, ast.ImportFrom)
+        homes |= {alias.asname or alias.name: node.module for alias in node.names}
+    assert homes == dpsim._HOME and sorted(homes) == dpsim.__all__
+
+
+@pytest.mark.parametrize("name", dpsim.__all__)
+def test_every_name_of_dpsim_is_there(name: str) -> None:
+    assert getattr(dpsim, name) is not None and name in dir(dpsim)
+    assert dpsim._HOME[name] in files()
