@@ -1,4 +1,4 @@
-"""The allreduce benchmark: what is asked, and the record of what was measured, raw samples kept."""
+"""The allreduce benchmark: its configuration, and the record of what was measured, raw samples included."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from dpsim import codec
-from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
-from dpsim.kernels.allreduce.registry import versions
 from dpsim.records.sweep import Environment
 from dpsim.units import format_size
 
-SCHEMA = "dpsim.records.bench/1"
+SCHEMA = "dpsim.bench/1"
 RECORD = "allreduce.json"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 CPU_DTYPES = ("float32", "float64")
@@ -28,21 +26,12 @@ MESSAGES = "-messages"
 """Ends the names of algorithms that send messages, where a version in shared memory has the plain name."""
 
 
-def bench_algorithms(backend: Backend) -> tuple[str, ...]:
-    """What ``all`` stands for: the kernels, and on CPUs MPI's own allreduce and what goes by messages on one node."""
-    kernels = tuple(version.name for version in versions(backend))
-    if backend == "cuda":
-        return kernels
-    others = (n for n, one in ALGORITHMS.items() if one.place in ("messages", "library") and n != "hierarchical")
-    return (*kernels, *(name + MESSAGES * (name in kernels) for name in others))
-
-
 class AllreduceBench(Noun, frozen=True):
     """An allreduce benchmark on ``devices`` devices of this machine, at sizes from ``min_bytes`` by ``factor``.
 
-    ``algorithms``: dpsim's own, none for all; the default one is always among them. ``peers``: kinds of peers or names
-    in ``peer_envs``, ``None`` for all that are found. ``peer_envs``: virtual environments with another MPI library or
-    with PyTorch, by a name. ``budget_s`` bounds the measuring (not the starting and checking).
+    ``algorithms`` of dpsim to time (empty: all); the default one is always added. ``peers``: kinds of peers or names in
+    ``peer_envs``, None for all that are installed. ``peer_envs``: folders of virtual environments with another MPI
+    library or with PyTorch, by name. ``budget_s`` bounds the measuring, without starting and checking.
     """
 
     devices: int = 2
@@ -61,9 +50,6 @@ class AllreduceBench(Noun, frozen=True):
         if not 2 <= self.devices <= 1024:
             raise ConfigError(f"devices is {self.devices}", allowed="2 to 1024", remedy="give --devices 2 or more")
         self._check_sizes()
-        for algorithm in self.algorithms:
-            if algorithm not in (allowed := bench_algorithms(self.backend)):
-                raise unknown("algorithm", algorithm, ("all", *allowed))
         kinds = CPU_DTYPES if self.backend == "cpu" else tuple(ITEM_BYTES)
         if self.dtype not in kinds:
             raise ConfigError(f"dtype {self.dtype} on backend {self.backend}", allowed=", ".join(kinds))
@@ -101,17 +87,17 @@ class AllreduceBench(Noun, frozen=True):
     def sizes(self) -> list[int]:
         """The sizes in bytes: min, min factor, min factor^2, ... up to max."""
         item = ITEM_BYTES[self.dtype]
-        found = [self.min_bytes or item]
-        while found[-1] * self.factor <= self.max_bytes:
-            found.append(found[-1] * self.factor)
-        return found
+        sizes = [self.min_bytes or item]
+        while sizes[-1] * self.factor <= self.max_bytes:
+            sizes.append(sizes[-1] * self.factor)
+        return sizes
 
 
 class System(Noun, frozen=True):
-    """Who took part: ``dpsim``, or a peer with its library and how its processes ran.
+    """A system that took part: ``dpsim``, or a peer with its library and how its processes ran.
 
-    ``peer`` is what several of one library have in common. ``simulated``: in numba's CUDA simulator, whose times mean
-    nothing.
+    Several systems of one library have the same ``peer``. ``simulated``: it ran in numba's CUDA simulator, and its
+    times mean nothing.
     """
 
     name: str
@@ -123,7 +109,7 @@ class System(Noun, frozen=True):
 
 
 class Series(Noun, frozen=True):
-    """The calls of one way to reduce at one size: the slowest rank's nanoseconds of each, round by round.
+    """The calls of one variant at one size: the slowest rank's nanoseconds of each, round by round.
 
     ``algorithm`` is ``scaling`` for the bound. ``repeat`` 1: the second of an A/A pair. ``wrong`` counts elements that
     were not the exact sum; where there are any, no times are kept.
@@ -160,12 +146,12 @@ class BenchRecord(Noun, frozen=True):
             self._check_size(size, [series for series in self.series if series.size_bytes == size])
 
     def _check_size(self, size: int, here: list[Series]) -> None:
-        """Ways are compared round by round, and with the default one."""
+        """Variants are compared round by round, and with the default one."""
         rounds = {len(series.rounds_ns) for series in here if series.rounds_ns}
         if len(rounds) > 1:
             raise ConfigError(
                 f"series of {format_size(size)} with {' and '.join(map(str, sorted(rounds)))} rounds",
-                allowed="as many rounds of every way",
+                allowed="as many rounds of every variant",
             )
         own = (s for s in here if s.system == OWN and s.in_place and not s.cached)
         if not any(series.default and not series.repeat for series in own):
