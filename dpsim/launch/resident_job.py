@@ -1,4 +1,4 @@
-"""A system's ranks as a job that lives through all rounds of a contest and sleeps while it is not asked."""
+"""Ranks that live through all rounds of a benchmark as one job, and sleep while they have no command."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from typing import Any, Protocol, TextIO
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import jobs, scratch, teardown
 
-_LOOK_S = 0.2
-_PATIENCE_S = 300.0
-_END_S = 10.0
-_LAST_WORDS = 12
+_ACCEPT_S = 0.2
+_TIMEOUT_S = 300.0
+_TEARDOWN_S = 10.0
+_SHOWN_LINES = 12
 
 
 class Ranks(Protocol):
     """The running processes of a job."""
 
     def alive(self) -> bool:
-        """Whether all of them are, as far as one can see."""
+        """Whether all of them still run."""
 
     def end(self, within_s: float) -> BaseException | None:
-        """Wait for their end, which comes when their sockets close; why it came before that, if it did."""
+        """Wait until they have ended, which they do when their sockets close; their error, if one failed."""
 
 
 class Job:
-    """Ranks that ``start`` starts, given the address of a socket; each connects to it, tells its number and obeys.
+    """Ranks that run commands. ``start`` starts them, given the address of a socket to which each rank connects.
 
-    ``folder`` must be a new one. ``close`` ends the ranks; so does leaving the process.
+    The first message of a rank holds its number. ``folder`` must be a new one. ``close`` ends the ranks, and so does
+    the end of this process.
     """
 
     def __init__(self, name: str, ranks: int, folder: Path, start: Callable[[str], Ranks]) -> None:
         self.name, self._count = name, ranks
-        self._lines: list[tuple[socket.socket, TextIO]] = []
+        self._connections: list[tuple[socket.socket, TextIO]] = []
         address = str(folder / "ranks.socket")
         with socket.socket(socket.AF_UNIX) as listener:
             try:
@@ -59,42 +60,42 @@ class Job:
                 raise
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
-        """Give every rank a command; their replies, rank after rank. Raises what a rank raised."""
-        for _, text in self._lines:
+        """Send every rank a command and return the replies, rank after rank. Raises what a rank raised."""
+        for _, text in self._connections:
             self._write(text, command)
-        return [self._read(text) for _, text in self._lines]
+        return [self._read(text) for _, text in self._connections]
 
-    def close(self, within_s: float = _END_S) -> None:
-        """Let the ranks end: each sees its socket closed once it has done what it is doing."""
-        for line, text in self._lines:
+    def close(self, within_s: float = _TEARDOWN_S) -> None:
+        """End the ranks: each ends when it has run its command and finds its socket closed."""
+        for connection, text in self._connections:
             with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
             with contextlib.suppress(OSError):
                 text.close()
-            line.close()
-        self._lines = []
+            connection.close()
+        self._connections = []
         self._ranks.end(within_s)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Wait until every rank is there; ``hello`` keeps what each said first."""
-        listener.settimeout(_LOOK_S)
+        """Wait until every rank is connected. ``hello`` is the first message of the rank that connected last."""
+        listener.settimeout(_ACCEPT_S)
         waited_s = 0.0
-        found: dict[int, tuple[socket.socket, TextIO]] = {}
+        by_rank: dict[int, tuple[socket.socket, TextIO]] = {}
         self.hello: dict[str, Any] = {}
-        while len(found) < self._count:
+        while len(by_rank) < self._count:
             try:
-                line, _ = listener.accept()
+                connection, _ = listener.accept()
             except TimeoutError:
-                waited_s += _LOOK_S
-                if not self._ranks.alive() or waited_s > _PATIENCE_S:
+                waited_s += _ACCEPT_S
+                if not self._ranks.alive() or waited_s > _TIMEOUT_S:
                     raise self._failure() from None
                 continue
-            line.settimeout(_PATIENCE_S)
-            text = line.makefile("rw", encoding="utf-8")
-            self._lines.append((line, text))
+            connection.settimeout(_TIMEOUT_S)
+            text = connection.makefile("rw", encoding="utf-8")
+            self._connections.append((connection, text))
             self.hello = self._read(text)
-            found[int(self.hello["rank"])] = (line, text)
-        self._lines = [found[rank] for rank in sorted(found)]
+            by_rank[int(self.hello["rank"])] = (connection, text)
+        self._connections = [by_rank[rank] for rank in sorted(by_rank)]
 
     def _write(self, text: TextIO, command: dict[str, Any]) -> None:
         try:
@@ -113,15 +114,15 @@ class Job:
         return dict(json.loads(reply))
 
     def _failure(self) -> BaseException:
-        """Why the ranks do not answer: their own error if there is one."""
-        return self._ranks.end(_END_S) or CommunicationError(
-            f"the ranks of {self.name} did not answer for {_PATIENCE_S:.0f} s",
-            remedy="see what they printed above; run it again without them",
+        """The error for ranks that do not reply: their own one, if there is one."""
+        return self._ranks.end(_TEARDOWN_S) or CommunicationError(
+            f"the ranks of {self.name} did not answer for {_TIMEOUT_S:.0f} s",
+            remedy="read their output above, or run it again without them",
         )
 
 
 class OnRanks:
-    """``jobs.on_ranks`` on a thread of its own."""
+    """The ranks of a ``jobs.on_ranks`` task, which runs in a thread."""
 
     def __init__(self, task: str, argument: dict[str, Any], **options: Any) -> None:
         self._error: BaseException | None = None
@@ -129,7 +130,7 @@ class OnRanks:
         def run() -> None:
             try:
                 jobs.on_ranks(task, argument, **options)
-            except BaseException as error:  # handed to the thread that asks, which raises it
+            except BaseException as error:  # raised by the thread that asks
                 self._error = error
 
         self._thread = threading.Thread(target=run, name=f"job {task}", daemon=True)
@@ -144,19 +145,19 @@ class OnRanks:
 
 
 class Processes:
-    """Commands that know nothing of dpsim, run as processes that end with this one; what they print goes to a file."""
+    """Processes of commands that need not know dpsim. They end with this process, and their output goes to a file."""
 
     def __init__(self, name: str, commands: Sequence[Sequence[str]], folder: Path, env: Mapping[str, str]) -> None:
-        self._name, self._folder, self._said = name, folder, folder / "said.txt"
-        marked = {**env, **scratch.environment(folder)}
-        with self._said.open("wb") as said:
+        self._name, self._folder, self._output = name, folder, folder / "output.txt"
+        environment = {**env, **scratch.environment(folder)}
+        with self._output.open("wb") as output:
             self._processes = [
                 subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
-                    env=marked,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
                     cwd=folder,
                     start_new_session=True,
                     preexec_fn=teardown.end_with_parent(signal.SIGTERM),
@@ -168,7 +169,7 @@ class Processes:
         return all(process.poll() is None for process in self._processes)
 
     def end(self, within_s: float) -> BaseException | None:
-        """Of several processes, one that ended badly ends the others."""
+        """Wait for the end of all processes. Where one has failed, the others are stopped."""
         failed = [process.returncode for process in self._processes if process.poll()]
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -178,8 +179,8 @@ class Processes:
         failed = failed or [process.returncode for process in self._processes if process.returncode]
         if not failed:
             return None
-        words = self._said.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_WORDS:]
+        lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
         return CommunicationError(
-            f"{self._name} ended with exit code {failed[0]}: " + "\n  ".join(words or ["it printed nothing"]),
-            remedy="mend it, or leave it out with --peers",
+            f"{self._name} ended with exit code {failed[0]}: " + "\n  ".join(lines or ["it printed nothing"]),
+            remedy="repair it, or leave it out with --peers",
         )

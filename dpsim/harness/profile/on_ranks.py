@@ -82,9 +82,9 @@ class _Case:
 
 
 def _row(begin_s: float, marks: StepMarks, layers: int) -> Floats:
-    """Forward, backward and gradients-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
+    """Forward, backward and gradient-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
 
-    The step began at ``begin_s``, when the one before it ended.
+    The step began at ``begin_s``, when the step before it ended.
     """
     row = np.zeros(3 * layers + 2)
     row[-1] = marks.begin_s - begin_s
@@ -216,14 +216,14 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
 
 
 def _line(batches: list[int], seconds: Floats) -> tuple[float, float]:
-    """(constant, slope) of the line nearest to the overhead at each batch, neither of them negative."""
+    """(constant, slope) of the line nearest to the overhead at each batch; neither is negative."""
     slope = float(np.polyfit(batches, seconds, 1)[0]) if len(batches) > 1 else 0.0
     slope = min(max(slope, 0.0), float(np.min(seconds / np.array(batches))))
     return max(float(np.mean(seconds - slope * np.array(batches))), 0.0), slope
 
 
 def _typical(case: _Case, speeds: Mixture) -> Floats:
-    """Medians of each part at full speed, scaled to add up to the median step (a sum of medians is a little less)."""
+    """Medians of each part at full speed, scaled so that they add up to the median step: a sum of medians is less."""
     steps_s, references = case.steps.samples()
     scale = factors(references, speeds, case.steps.slow_factor(speeds))
     medians: Floats = np.median(np.array(case.rows) / scale[:, None], axis=0)
