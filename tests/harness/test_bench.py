@@ -135,6 +135,20 @@ def rank_of(system: turns.SystemRank, page: str) -> turns.Rank:
     return turns.Rank(system, turns.Start(page, 0, 1, oversubscribed=False), 1, 4)
 
 
+def test_bursts_come_in_a_random_order_that_all_ranks_share() -> None:
+    variants = [
+        turns.Variant(algorithm=name, source=0, target=0, call=print, repeat=repeat)
+        for name, repeat in (("scaling", 0), ("two-shot", 0), ("two-shot", 1))
+    ]
+    order = turns.bursts(variants, 7, [20, 3, 2], [10, 5, 1])
+    assert (
+        order == turns.bursts(variants, 7, [20, 3, 2], [10, 5, 1]) != turns.bursts(variants, 8, [20, 3, 2], [10, 5, 1])
+    )
+    counts = [[sum((b.variant, b.cached) == (n, cached) for b in order) for cached in (False, True)] for n in range(3)]
+    assert counts == [[20, 10], [20, 10], [20, 0]], "a repeated variant has no cached bursts"
+    assert {(b.cached, b.calls, b.warm_up) for b in order} == {(False, 3, 2), (True, 5, 1)}
+
+
 def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_variant_is_lost(page: str) -> None:
     rank = rank_of(SingleRank(), page)
     variants = rank.check(400, seed=1)["variants"]
