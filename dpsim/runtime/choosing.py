@@ -54,7 +54,7 @@ def choose(problems: Sequence[Problem], comm: MPI.Intracomm, *, again: bool = Fa
 def _measure(problems: Sequence[Problem], comm: MPI.Intracomm) -> Iterable[Choice]:
     for problem in problems:
         timing = Timing(problem)
-        compile_among(timing.rehearsals(), comm)
+        compile_among(timing.warm_ups(), comm)
         comm.Barrier()
         timing.run(BUDGET_S / len(problems))
         everyones = comm.allgather(timing.ratios())
