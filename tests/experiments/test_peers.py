@@ -260,7 +260,7 @@ def test_without_pytorch_the_remedy_is_named(
 
 def test_inside_an_mpi_job_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setattr(measure.jobs, "job", lambda: measure.jobs.Job(launcher="mpiexec", rank=0, size=2))
+    monkeypatch.setattr(measure.rank_info, "job", lambda: measure.rank_info.MpiJob(launcher="mpiexec", rank=0, size=2))
     with pytest.raises(ConfigError, match="inside an MPI job"):
         measure.measure(PeerComparison(systems=("dpsim",)), print)
 
