@@ -91,7 +91,7 @@ def test_a_mistake_is_explained_before_anything_starts(flags: str, given: str, m
 
 
 def test_inside_an_mpi_job_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "job", lambda: jobs.Job(launcher="mpiexec", rank=0, size=2))
+    monkeypatch.setattr(jobs, "job", lambda: rank_info.MpiJob(launcher="mpiexec", rank=0, size=2))
     with pytest.raises(ConfigError, match="inside an MPI job"):
         measure.measure(AllreduceBench(), lambda _: None)
 
