@@ -296,11 +296,11 @@ class Machine(Noun, frozen=True, dict=True):
 
     def selected(self, devices: int) -> Selection | None:
         """What ``auto`` takes on so many devices, where it was measured."""
-        return next((found for found in self.selection if found.devices == devices), None)
+        return next((selection for selection in self.selection if selection.devices == devices), None)
 
     @functools.cached_property
     def memo(self) -> dict[Any, Any]:
-        """Where the model keeps arrays that it derived from this machine alone."""
+        """What ``remember`` keeps of this machine."""
         return {}
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
+from dpsim.memo import remember
 
 SCHEMA = "dpsim.workload/1"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -166,31 +167,27 @@ class Workload(Noun, frozen=True, dict=True):
 
     @functools.cached_property
     def memo(self) -> dict[Any, Any]:
-        """Where the lowering and the model keep arrays that they derived from this workload alone."""
+        """What ``remember`` keeps of this workload."""
         return {}
 
+    @remember
     def times(self, local_batch: float) -> LayerTimes:
-        """Seconds a layer at a local batch (which may be fractional: unequal shares average)."""
-        cached: LayerTimes | None = self.memo.get(("times", local_batch))
-        if cached is None:
-            if not local_batch > 0:
-                raise ConfigError(f"local batch {local_batch}", allowed="more than 0")
-            x = np.array(self.local_batches, float)
+        """Seconds of each layer at a local batch, which may be fractional: the mean of unequal shares."""
+        if not local_batch > 0:
+            raise ConfigError(f"local batch {local_batch}", allowed="more than 0")
+        x = np.array(self.local_batches, float)
 
-            def at(rows: list[tuple[float, ...]]) -> NDArray[np.float64]:
-                return np.maximum(_interpolate(x, np.array(rows, float), local_batch), 0.0)
+        def at(rows: list[tuple[float, ...]]) -> NDArray[np.float64]:
+            return np.maximum(_interpolate(x, np.array(rows, float), local_batch), 0.0)
 
-            backward = [layer.backward_s for layer in self.layers]
-            ready = [layer.gradient_ready_s or layer.backward_s for layer in self.layers]
-            backward_s = at(backward)
-            cached = LayerTimes(
-                forward_s=at([layer.forward_s for layer in self.layers]),
-                backward_s=backward_s,
-                gradient_ready_s=np.minimum(at(ready), backward_s),
-                overhead_s=self.overhead_s + local_batch * self.overhead_per_sample_s,
-            )
-            self.memo["times", local_batch] = cached
-        return cached
+        backward_s = at([layer.backward_s for layer in self.layers])
+        ready_s = at([layer.gradient_ready_s or layer.backward_s for layer in self.layers])
+        return LayerTimes(
+            forward_s=at([layer.forward_s for layer in self.layers]),
+            backward_s=backward_s,
+            gradient_ready_s=np.minimum(ready_s, backward_s),
+            overhead_s=self.overhead_s + local_batch * self.overhead_per_sample_s,
+        )
 
     def extrapolated(self, local_batch: float) -> bool:
         """Whether times at this local batch lie outside what was measured."""

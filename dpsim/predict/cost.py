@@ -13,6 +13,7 @@ from dpsim.errors import ConfigError
 from dpsim.jit import jit
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
+from dpsim.memo import remember
 from dpsim.predict.formulas import link_points, wire_share
 from dpsim.predict.link_fit import nonnegative
 
@@ -99,17 +100,9 @@ def collective_cost(
     ), size_bytes > 0 and not curve.first_bytes <= size_bytes <= curve.last_bytes
 
 
+@remember
 def solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: str = "") -> Curve:
     """The allreduce's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``."""
-    key = ("solo", algorithm, devices, wire_dtype, layout)
-    curve = machine.memo.get(key)
-    if curve is None:
-        curve = machine.memo[key] = _solo_curve(machine, algorithm, devices, wire_dtype, layout)
-    found: Curve = curve
-    return found
-
-
-def _solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str, layout: str) -> Curve:
     ALGORITHMS.find(algorithm)
     if devices < 1:
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
@@ -161,6 +154,7 @@ def _fitting(
     return next(iter(same or fitting), None)
 
 
+@remember
 def beside_curve(
     machine: Machine, algorithm: str, devices: int, overlap: str, wire_dtype: str = "float32", layout: str = ""
 ) -> tuple[Curve, float]:
@@ -171,17 +165,6 @@ def beside_curve(
     machine has no table of the algorithm and mechanism at all, the allreduce takes as long as alone and takes no
     compute time away, as for a GPU's copy engines; that is extrapolated where it has tables of the mechanism.
     """
-    key = ("beside", algorithm, devices, overlap, wire_dtype, layout)
-    found = machine.memo.get(key)
-    if found is None:
-        found = machine.memo[key] = _beside_curve(machine, algorithm, devices, overlap, wire_dtype, layout)
-    result: tuple[Curve, float] = found
-    return result
-
-
-def _beside_curve(
-    machine: Machine, algorithm: str, devices: int, overlap: str, wire_dtype: str, layout: str
-) -> tuple[Curve, float]:
     of_mechanism = [t for t in machine.overlap if t.overlap == overlap]
     of_algorithm = [t for t in of_mechanism if t.algorithm == algorithm]
     fitting = [t for t in of_algorithm if (t.devices, t.layout) == (devices, layout)]
@@ -205,6 +188,7 @@ def _ratio(beside_s: float, alone_s: float) -> float:
     return beside_s / alone_s if alone_s > 0 else 1.0
 
 
+@remember
 def alpha_beta(
     machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: str = ""
 ) -> tuple[float, float]:
@@ -215,18 +199,11 @@ def alpha_beta(
     """
     if devices == 1:
         return 0.0, 0.0
-    key = ("alpha_beta", algorithm, devices, wire_dtype, layout)
-    found = machine.memo.get(key)
-    if found is None:
-        table = _fitting(machine.allreduce, algorithm, devices, wire_dtype, layout)
-        if table is None:
-            sizes, times = solo_curve(machine, algorithm, devices, wire_dtype, layout).points
-            found = float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
-        else:
-            found = _line(_sizes(table, wire_dtype), np.array(table.time_s))
-        machine.memo[key] = found
-    line: tuple[float, float] = found
-    return line
+    table = _fitting(machine.allreduce, algorithm, devices, wire_dtype, layout)
+    if table is not None:
+        return _line(_sizes(table, wire_dtype), np.array(table.time_s))
+    sizes, times = solo_curve(machine, algorithm, devices, wire_dtype, layout).points
+    return float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
 
 
 def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
@@ -239,23 +216,19 @@ def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
     return float(alpha_s), float(beta)
 
 
+@remember
 def compute_slowdown(machine: Machine, devices: int, layout: str = "") -> tuple[float, bool]:
     """(factor on every compute time when ``devices`` compute at once, whether that is extrapolated).
 
     Linear between calibrated device counts, 1 for one device unless it is given, the largest count's beyond it; and at
     least the devices that share the machine's cores over their number (``sharing``).
     """
-    key = ("slowdown", devices, layout)
-    found = machine.memo.get(key)
-    if found is None:
-        factors = {1: 1.0} | {s.devices: s.factor for s in machine.compute_slowdown}
-        counts = sorted(factors)
-        factor = float(np.interp(devices, counts, [factors[count] for count in counts]))
-        oversubscribed = sharing(machine, devices, layout)
-        beyond = devices > counts[-1] and (bool(machine.compute_slowdown) or oversubscribed > 1)
-        found = machine.memo[key] = (max(factor, oversubscribed) if oversubscribed > 1 else factor, beyond)
-    result: tuple[float, bool] = found
-    return result
+    factors = {1: 1.0} | {s.devices: s.factor for s in machine.compute_slowdown}
+    counts = sorted(factors)
+    factor = float(np.interp(devices, counts, [factors[count] for count in counts]))
+    oversubscription = sharing(machine, devices, layout)
+    beyond = devices > counts[-1] and (bool(machine.compute_slowdown) or oversubscription > 1)
+    return max(factor, oversubscription) if oversubscription > 1 else factor, beyond
 
 
 def sharing(machine: Machine, devices: int, layout: str = "") -> float:

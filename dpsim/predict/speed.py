@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dpsim.machine import ComputeSlowdown, Machine
+from dpsim.memo import remember
 
 
 def slow_share(machine: Machine, devices: int) -> tuple[float, float]:
@@ -21,17 +22,14 @@ def slow_share(machine: Machine, devices: int) -> tuple[float, float]:
     return share, nearest.compute_factor
 
 
+@remember
 def speeds(machine: Machine, devices: int) -> tuple[tuple[float, Machine], ...]:
     """(part of the time, the machine at that speed), full speed first."""
-    key = ("speeds", devices)
-    found = machine.memo.get(key)
-    if found is None:
-        share, factor = slow_share(machine, devices)
-        full = msgspec.structs.replace(machine, speed=())
-        found = ((1 - share, full), (share, slowed(full, devices, factor))) if share > 0 else ((1.0, machine),)
-        machine.memo[key] = found
-    result: tuple[tuple[float, Machine], ...] = found
-    return result
+    share, factor = slow_share(machine, devices)
+    if share <= 0:
+        return ((1.0, machine),)
+    full = msgspec.structs.replace(machine, speed=())
+    return (1 - share, full), (share, slowed(full, devices, factor))
 
 
 def slowed(machine: Machine, devices: int, factor: float) -> Machine:
