@@ -27,7 +27,7 @@ from dpsim.harness.bench.result import result
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
-from dpsim.launch import jobs
+from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job, Processes
 from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
@@ -91,7 +91,7 @@ def test_a_mistake_is_explained_before_anything_starts(flags: str, given: str, m
 
 
 def test_inside_an_mpi_job_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "job", lambda: rank_info.MpiJob(launcher="mpiexec", rank=0, size=2))
+    monkeypatch.setattr(rank_info, "job", lambda: rank_info.MpiJob(launcher="mpiexec", rank=0, size=2))
     with pytest.raises(ConfigError, match="inside an MPI job"):
         measure.measure(AllreduceBench(), lambda _: None)
 
