@@ -40,7 +40,7 @@ _Folder = Annotated[Path | None, Parameter(help="Folder of the report [reports/N
 
 def fusion_threshold(
     *,
-    model: flags.AnyModel = None,
+    model: flags.Model = None,
     dataset: flags.DataSet = None,
     devices: flags.DevicesList = None,
     global_batch: flags.GlobalBatch = None,
@@ -93,7 +93,7 @@ def fusion_threshold(
 
 def devices(
     *,
-    model: flags.AnyModel = None,
+    model: flags.Model = None,
     dataset: flags.DataSet = None,
     devices: flags.DevicesList = None,
     global_batch: flags.GlobalBatch = None,

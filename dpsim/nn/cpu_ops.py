@@ -18,10 +18,10 @@ from dpsim.kernels import batch_norm, elementwise, rounding, weight_gradient
 from dpsim.kernels.scratch import aligned
 from dpsim.nn import candidates
 from dpsim.nn.candidates import CANDIDATES, INDEPENDENT_OF_THE_BATCH, Candidate
-from dpsim.nn.kernel_table import KernelTable, committed
+from dpsim.nn.kernel_table import committed
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops, Workspace
-from dpsim.replica import Array, Leaves, Rounding
+from dpsim.replica import Array, CodeTable, Leaves, Rounding
 
 _AT_ONCE = 512  # samples whose gradients are added before they are written; more would not stay in a near cache
 _MOST_LEAVES = 1 << 10  # of the kernels that add leaves: half of what their stack of sums has room for
@@ -52,7 +52,7 @@ class CpuOps(NumpyOps):
     def in_leaves(self) -> Ops:
         return self._in_leaves
 
-    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         if choices is not None:
             self._choices = choices
             self._chosen.clear()
@@ -160,14 +160,14 @@ class LeafOps(CpuOps):
     Neighbouring leaves are computed together where their candidate gives a sample the same bits in every batch.
     """
 
-    def __init__(self, table: KernelTable) -> None:
+    def __init__(self, table: CodeTable) -> None:
         self._table = table
         self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
 
     def in_leaves(self) -> Ops:
         return self
 
-    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         """Nothing that was measured is used."""
         if table is not None:
             self._table = table

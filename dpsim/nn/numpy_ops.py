@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,10 +16,7 @@ from dpsim import rng
 from dpsim.choices import Choices
 from dpsim.kernels.allreduce.reference import rounded
 from dpsim.nn.ops import Ops, Workspace
-from dpsim.replica import Array, Leaves, Rounding
-
-if TYPE_CHECKING:
-    from dpsim.nn.kernel_table import KernelTable
+from dpsim.replica import Array, CodeTable, Leaves, Rounding
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
 
@@ -98,8 +95,8 @@ class NumpyOps:
     def in_leaves(self) -> Ops:
         return self
 
-    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
-        """There is nothing to choose from."""
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
+        """Does nothing: every operation has one implementation here."""
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         for start, stop in itertools.pairwise(leaves):

@@ -10,16 +10,13 @@ are told the leaves. In all other operations a sample's elements have the same b
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim.choices import Choices
-from dpsim.replica import Array, Leaves, Rounding
-
-if TYPE_CHECKING:
-    from dpsim.nn.kernel_table import KernelTable
+from dpsim.replica import Array, CodeTable, Leaves, Rounding
 
 
 class Workspace(Protocol):
@@ -40,8 +37,8 @@ class Ops(Protocol):
     def in_leaves(self) -> Ops:
         """The same operations for training in leaves, where a leaf must have the bits it has alone: fast at that."""
 
-    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
-        """Take what was measured in plain training, and this table in training in leaves; None: as before."""
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
+        """Compute with these choices in plain training and with this table in leaves; None leaves them as they are."""
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         """out = x weight; each leaf has the bits it has alone."""

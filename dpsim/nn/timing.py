@@ -39,8 +39,8 @@ class Timing:
         self._calls = 1
         self._copies = itertools.cycle(argument_sets(problem))
 
-    def rehearsals(self) -> list[Callable[[], None]]:
-        """What runs each candidate once, so that it is compiled."""
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Functions that run each candidate once, so that it is compiled."""
         given = next(self._copies)
         return [functools.partial(candidate, *given) for candidate in self.candidates.values()]
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dpsim import codec
+from dpsim import codec, models
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
 from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors, slowdown
-from dpsim.harness.model import build_replica
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.machine import ComputeSlowdown, Network, Speed
 from dpsim.plan import Plan
+from dpsim.replica import LayerSpec
 from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
@@ -30,6 +30,19 @@ Progress = Callable[[str], None]
 Floats = NDArray[np.float64]
 WARM_STEPS, COUNTED_STEPS = 2, 6
 _LEAST_SAMPLES, _MOST_SAMPLES = 15, 400
+
+
+def check_announcements(model: str, layers: Sequence[LayerSpec], marks: StepMarks) -> None:
+    """Raises ``ConfigError`` unless each pass of a step announced the forward and backward of every layer, in order."""
+    expected = [f"forward {layer.name}" for layer in layers] + [f"backward {layer.name}" for layer in reversed(layers)]
+    announced = [name for name, _ in marks.compute if name.startswith(("forward ", "backward "))]
+    if not announced or announced != expected * (len(announced) // len(expected)):
+        raise ConfigError(
+            f"model {model!r} announced {', '.join(announced) or 'no layer'} in a step",
+            allowed=f"in this order: {', '.join(expected)}",
+            remedy="call events.forward_done(layer) and events.backward_done(layer) for every layer: "
+            "a profile has the times between these calls",
+        )
 
 
 class _Case:
@@ -42,9 +55,9 @@ class _Case:
     def __init__(
         self, comm: MPI.Intracomm, devices: int, local_batch: int, config: ProfileConfig, dataset: Dataset
     ) -> None:
-        self.devices, self.local_batch = devices, local_batch
+        self.model, self.devices, self.local_batch = config.model, devices, local_batch
         self.group = first_ranks(comm, devices)
-        self.replica = build_replica(config.model, dataset.input_shape, dataset.classes)
+        self.replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
         self.global_batch = devices * local_batch
         if self.group is not None:
             plan = Plan(
@@ -70,6 +83,7 @@ class _Case:
         outcomes = [self.trainer.step() for _ in range(WARM_STEPS + COUNTED_STEPS)]
         after_s = reference_s(self.group)
         seconds = []
+        check_announcements(self.model, self.replica.layers, outcomes[-1].marks)
         for last, outcome in list(itertools.pairwise(outcomes))[WARM_STEPS - 1 :]:
             if outcome.global_samples != self.global_batch:
                 continue
@@ -83,7 +97,7 @@ class _Case:
 def _row(begin_s: float, marks: StepMarks, layers: int) -> Floats:
     """Forward, backward and gradients-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
 
-    The step began at ``begin_s``, when the one before it ended.
+    Times of several micro-batches are added. The step began at ``begin_s``, when the one before it ended.
     """
     row = np.zeros(3 * layers + 2)
     row[-1] = marks.begin_s - begin_s
@@ -92,11 +106,11 @@ def _row(begin_s: float, marks: StepMarks, layers: int) -> Floats:
     for name, end_s in marks.compute:
         kind = name.split(" ", 1)[0]
         if kind == "forward":
-            row[forward] = end_s - before_s
+            row[forward % layers] += end_s - before_s
             forward += 1
         elif kind == "backward":
-            row[layers + backward] = end_s - before_s
-            row[2 * layers + backward] = ready.get(backward, end_s) - before_s
+            row[layers + backward % layers] += end_s - before_s
+            row[2 * layers + backward % layers] = ready.get(backward % layers, end_s) - before_s
             backward -= 1
         elif kind == "update":
             row[-2] = end_s - before_s

@@ -100,6 +100,11 @@ def _cause(reference: StepDump, other: StepDump) -> tuple[Cause, str]:
         if count:
             return _of_layer(what, f"{count} of {len(here)} samples", reference, other)
     names = list(_differing("gradients/", reference, other))
+    if names and not any(name.startswith("samples/") for name in reference):
+        return "other", (
+            f"the gradients of {len(names)} tensors differ; in which layer is unknown, since this model does not show "
+            "what its layers compute (dpsim.replica.ObservableReplica)"
+        )
     if names:
         return "summation order", (
             f"in this step every layer made the same bits of every sample, forward and backward; the sums of the "

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim import codec
+from dpsim import codec, models, nn
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
+from dpsim.harness.reproduce.sample_digests import SampleDigests, as_numbers
 from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.machine import Network
-from dpsim.nn import build_model
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory
-from dpsim.replica import Array
+from dpsim.replica import Array, ObservableReplica
 from dpsim.runtime.trainer import Trainer
-from dpsim.runtime.watch import SampleDigests, as_numbers, watch
 
 Progress = Callable[[str], None]
 DIGITS = 16
@@ -54,17 +53,17 @@ class _Run:
         self, comm: MPI.Intracomm, reproduction: Reproduction, configuration: Configuration, dataset: Dataset
     ) -> None:
         self.comm, self.configuration, self.steps = comm, configuration, reproduction.steps
-        self.network = build_model(reproduction.model, dataset.input_shape, dataset.classes)
+        self.replica = models.load(reproduction.model, dataset.input_shape, dataset.classes).replica()
         self.trainer = Trainer(
-            self.network, dataset, reproduction.plan(configuration), comm, Network(), seed=reproduction.seed
+            self.replica, dataset, reproduction.plan(configuration), comm, Network(), seed=reproduction.seed
         )
 
     def tensors(self) -> dict[str, Array]:
         """All tensors by name in the order in which a step makes them: statistics, then layer by layer backwards."""
         runner = self.trainer.runner
         slots = {name: runner.arena.views(flat) for name, flat in runner.arena.optimizer_state.items()}
-        found = {f"state/{name}": value for name, value in self.network.state().items()}
-        for layer in reversed(self.network.layers):
+        found = {f"state/{name}": value for name, value in self.replica.state().items()}
+        for layer in reversed(self.replica.layers):
             for tensor in layer.tensors:
                 found |= {f"optimizer/{slot}/{tensor.name}": views[tensor.name] for slot, views in slots.items()}
                 found[f"parameters/{tensor.name}"] = runner.parameters[tensor.name]
@@ -85,17 +84,18 @@ class _Run:
         if file and self.comm.rank == 0:
             kept |= {name: value for name, value in self.tensors().items() if name.startswith("parameters/")}
             np.savez(file, **kept)  # type: ignore[arg-type]
-        basis = moved.basis(self.configuration, self.network.state()) if moved else None
+        basis = moved.basis(self.configuration, self.replica.state()) if moved else None
         return self._ran(tuple(steps), basis)
 
     def look_into(self, step: int, file: Path) -> RunOutcome:
         """So many steps; then the file has every tensor, the gradients, and digests of each sample in that step."""
-        seen = SampleDigests()
+        digests = SampleDigests()
         for _ in range(step - 1):
             self.trainer.step()
-        watch(self.network, seen.see)
+        if isinstance(self.replica, ObservableReplica):
+            self.replica.observe(digests.add)
         self.trainer.step()
-        ranks = self.comm.gather(seen.found)
+        ranks = self.comm.gather(digests.digests)
         steps: tuple[tuple[str, ...], ...] = ()
         if ranks is not None:
             tensors = self.tensors()
@@ -131,7 +131,9 @@ class _Run:
         ``means`` [batches, ranks, C], and ``deviation`` [C] of a sample's own mean, over a device's samples. (A batch
         norm takes the gap out of what it hands on, so a later one is given less of it.)
         """
-        chain, trainer = self.network.chain, self.trainer
+        if not isinstance(self.replica, nn.Network):
+            return {}
+        chain, trainer = self.replica.chain, self.trainer
         first = next((number for number, layer in enumerate(chain) if isinstance(layer, BatchNorm)), None)
         if first is None:
             return {}

@@ -8,11 +8,11 @@ import math
 import msgspec
 import numpy as np
 
+from dpsim import models
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.harness.measurement.environment import stamp
-from dpsim.harness.model import build_replica
 from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Machine, Network, check_algorithm
@@ -105,7 +105,7 @@ def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tupl
     buckets as they are would be measured for nothing.
     """
     dataset = load_dataset(experiment.dataset, experiment.seed)
-    sizes = describe(build_replica(experiment.model, dataset.input_shape, dataset.classes), "model").ready_order
+    sizes = describe(models.load(experiment.model, dataset.input_shape, dataset.classes).replica(), "model").ready_order
     buckets: dict[int, float] = {}
     candidates = [0.0, *(2.0**power for power in range(4, 64) if 2.0**power < sizes.size_bytes.sum()), math.inf]
     for threshold in candidates:

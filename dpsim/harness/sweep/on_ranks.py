@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim import codec
+from dpsim import codec, models
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import DpsimError
 from dpsim.harness.measurement.reference import reference_s
 from dpsim.harness.measurement.statistics import median_interval
-from dpsim.harness.model import build_replica
 from dpsim.harness.profile.on_ranks import COUNTED_STEPS, WARM_STEPS
 from dpsim.harness.sweep.samples import MeasureTask, Samples
 from dpsim.machine import Network
@@ -54,7 +53,7 @@ class _Point:
         if self.group is None:
             return
         experiment = task.experiment
-        replica = build_replica(experiment.model, dataset.input_shape, dataset.classes)
+        replica = models.load(experiment.model, dataset.input_shape, dataset.classes).replica()
         schedule = scheduled(task.workload, task.machines[self.key.network], plan)
         network = Network.parse(self.key.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0
