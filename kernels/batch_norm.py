@@ -121,22 +121,41 @@ def _moments(dtype: str, channels: int) -> Kernel:
     return k
 
 
+def _each_element(
+    k: Kernel,
+    channels: int,
+    out: str,
+    constants: Callable[[Value, Value, int], list[Value]],
+    result: Callable[..., Value],
+) -> None:
+    """``out`` = ``result(place, count, *constants)`` for every vector of channels of every row.
+
+    ``constants(first, channel, count)`` are those of a vector of channels; a group's own values begin at ``first``.
+    """
+
+    def body(parts: _Parts, group: Value) -> None:
+        first_row, first = group * k["rows"], group * channels
+        values = [constants(first, channel, count) for channel, count in parts]
+        with k.loop(first_row, first_row + k["rows"]) as row:
+            for (channel, count), own in zip(parts, values, strict=True):
+                place = row * channels + channel
+                k.store(k[out], place, result(place, count, *own), count)
+
+    _for_groups(k, channels, body)
+
+
 @compiled
 def _normalise(dtype: str, channels: int) -> Kernel:
     k = Kernel(dtype, ("x", "mean", "scale", "shift", "out"), ("rows", "groups"))
 
-    def some(parts: _Parts, group: Value) -> None:
-        first_row, own = group * k["rows"], group * channels
-        constants = [
-            (k.load(k["mean"], own + at, n), k.load(k["scale"], own + at, n), k.load(k["shift"], at, n))
-            for at, n in parts
-        ]
-        with k.loop(first_row, first_row + k["rows"]) as row:
-            for (at, n), (mean, scale, shift) in zip(parts, constants, strict=True):
-                place = row * channels + at
-                k.store(k["out"], place, k.fma(k.load(k["x"], place, n) - mean, scale, shift), n)
+    def constants(first: Value, channel: Value, count: int) -> list[Value]:
+        own = [k.load(k[name], first + channel, count) for name in ("mean", "scale")]
+        return [*own, k.load(k["shift"], channel, count)]
 
-    _for_groups(k, channels, some)
+    def result(place: Value, count: int, mean: Value, scale: Value, shift: Value) -> Value:
+        return k.fma(k.load(k["x"], place, count) - mean, scale, shift)
+
+    _each_element(k, channels, "out", constants, result)
     return k
 
 
@@ -175,14 +194,12 @@ def _sums(dtype: str, channels: int) -> Kernel:
 def _backward(dtype: str, channels: int) -> Kernel:
     k = Kernel(dtype, ("grad", "x", "mean", "a", "b", "c"), ("rows", "groups"))
 
-    def some(parts: _Parts, group: Value) -> None:
-        first_row, own = group * k["rows"], group * channels
-        constants = [[k.load(k[name], own + at, n) for name in ("mean", "a", "b", "c")] for at, n in parts]
-        with k.loop(first_row, first_row + k["rows"]) as row:
-            for (at, n), (mean, a, b, c) in zip(parts, constants, strict=True):
-                place = row * channels + at
-                centred = k.load(k["x"], place, n) - mean
-                k.store(k["grad"], place, k.fma(a, k.load(k["grad"], place, n), k.fma(b, centred, c)), n)
+    def constants(first: Value, channel: Value, count: int) -> list[Value]:
+        return [k.load(k[name], first + channel, count) for name in ("mean", "a", "b", "c")]
 
-    _for_groups(k, channels, some)
+    def result(place: Value, count: int, mean: Value, a: Value, b: Value, c: Value) -> Value:
+        centred = k.load(k["x"], place, count) - mean
+        return k.fma(a, k.load(k["grad"], place, count), k.fma(b, centred, c))
+
+    _each_element(k, channels, "grad", constants, result)
     return k

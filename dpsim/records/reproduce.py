@@ -68,8 +68,8 @@ class Reproduction(Noun, frozen=True):
     devices: tuple[int | str, ...] = (1, 2, 3, 4)
     fusion_thresholds_bytes: tuple[float, ...] = (0.0, 65536.0, math.inf)
     algorithms: tuple[str, ...] = ("auto",)
-    overlaps: tuple[str, ...] = ("off",)
-    batch_norms: tuple[str, ...] = ("leaf",)
+    overlaps: tuple[Overlap, ...] = ("off",)
+    batch_norms: tuple[BatchNormMode, ...] = ("leaf",)
     steps: int = 50
     leaves: int = DEFAULT_LEAVES
     global_batch: int = 64
@@ -109,7 +109,7 @@ class Reproduction(Noun, frozen=True):
         found: list[Configuration] = []
         for mode in self.batch_norms:
             leaves = 0 if mode == "local" else self.leaves
-            found.append(Configuration(batch_norm=mode, leaves=leaves, devices=1))  # type: ignore[arg-type]
+            found.append(Configuration(batch_norm=mode, leaves=leaves, devices=1))
             for (devices, layout), threshold, algorithm, overlap in itertools.product(
                 given, self.fusion_thresholds_bytes, self.algorithms, self.overlaps
             ):
@@ -117,13 +117,13 @@ class Reproduction(Noun, frozen=True):
                     continue
                 found.append(
                     Configuration(
-                        batch_norm=mode,  # type: ignore[arg-type]
+                        batch_norm=mode,
                         leaves=leaves,
                         devices=devices,
                         layout=layout,
                         fusion_threshold_bytes=threshold,
                         algorithm=algorithm,
-                        overlap=overlap,  # type: ignore[arg-type]
+                        overlap=overlap,
                     )
                 )
         return tuple(found)

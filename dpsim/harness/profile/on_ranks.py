@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
 from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors, slowdown
+from dpsim.harness.profile.announcements import check_announcements
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.machine import ComputeSlowdown, Network, Speed
 from dpsim.plan import Plan
-from dpsim.replica import LayerSpec
 from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
@@ -30,19 +30,6 @@ Progress = Callable[[str], None]
 Floats = NDArray[np.float64]
 WARM_STEPS, COUNTED_STEPS = 2, 6
 _LEAST_SAMPLES, _MOST_SAMPLES = 15, 400
-
-
-def check_announcements(model: str, layers: Sequence[LayerSpec], marks: StepMarks) -> None:
-    """Raises ``ConfigError`` unless each pass of a step announced the forward and backward of every layer, in order."""
-    expected = [f"forward {layer.name}" for layer in layers] + [f"backward {layer.name}" for layer in reversed(layers)]
-    announced = [name for name, _ in marks.compute if name.startswith(("forward ", "backward "))]
-    if not announced or announced != expected * (len(announced) // len(expected)):
-        raise ConfigError(
-            f"model {model!r} announced {', '.join(announced) or 'no layer'} in a step",
-            allowed=f"in this order: {', '.join(expected)}",
-            remedy="call events.forward_done(layer) and events.backward_done(layer) for every layer: "
-            "a profile has the times between these calls",
-        )
 
 
 class _Case:

@@ -11,6 +11,7 @@ from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.harness.reproduce.measure import measure_drift, possible
 from dpsim.harness.sweep.experiment import chosen_overlap, networks_of
+from dpsim.plan import overlap_of
 from dpsim.records.reproduce import SCHEMA, ReproduceRecord, Reproduction
 from dpsim.records.sweep import Predictions
 
@@ -36,8 +37,8 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
         steps=over.steps,
         leaves=over.leaves,
         algorithms=tuple(dict.fromkeys(algorithm for algorithm, _ in ways)),
-        overlaps=tuple(dict.fromkeys(overlap for _, overlap in ways)),
-        batch_norms=(str(over.batch_norm),),
+        overlaps=tuple(dict.fromkeys(overlap_of(overlap) for _, overlap in ways)),
+        batch_norms=(over.mode,),
         global_batch=experiment.global_batch,
         optimizer=experiment.optimizer,
         seed=experiment.seed,

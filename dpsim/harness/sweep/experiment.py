@@ -16,7 +16,7 @@ from dpsim.harness.measurement.environment import stamp
 from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Machine, Network, check_algorithm
-from dpsim.plan import OVERLAPS, Plan
+from dpsim.plan import OVERLAPS, Plan, overlap_of
 from dpsim.predict import choose_overlap, interval, nulls, predict, recommended, speed_steps_s, timeline
 from dpsim.records.sweep import Environment, Experiment, PointKey, PredictedPoint, Predictions, Scaling
 from dpsim.runtime.describe import describe
@@ -145,7 +145,7 @@ def make_plan(
         fusion_rule=experiment.fusion_rule,
         fusion_threshold_bytes=threshold,
         algorithm=algorithm,
-        overlap=overlap,  # type: ignore[arg-type]
+        overlap=overlap_of(overlap),
         optimizer=experiment.optimizer,
         wire_dtype=experiment.wire_dtype,
         leaves=over.leaves,

@@ -1,0 +1,22 @@
+"""A profile has the times between the announcements of a replica; so every layer must announce itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpsim.errors import ConfigError
+from dpsim.replica import LayerSpec
+from dpsim.runtime.recorder import StepMarks
+
+
+def check_announcements(model: str, layers: Sequence[LayerSpec], marks: StepMarks) -> None:
+    """Raises ``ConfigError`` unless each pass of a step announced the forward and backward of every layer, in order."""
+    expected = [f"forward {layer.name}" for layer in layers] + [f"backward {layer.name}" for layer in reversed(layers)]
+    announced = [name for name, _ in marks.compute if name.startswith(("forward ", "backward "))]
+    if not announced or announced != expected * (len(announced) // len(expected)):
+        raise ConfigError(
+            f"model {model!r} announced {', '.join(announced) or 'no layer'} in a step",
+            allowed=f"in this order: {', '.join(expected)}",
+            remedy="call events.forward_done(layer) and events.backward_done(layer) for every layer: "
+            "a profile has the times between these calls",
+        )
