@@ -36,7 +36,7 @@ def product(x_MK: Array, w_KN: Array, out_MN: Array) -> None:
 def streamed_product(x_MK: Array, w_KN: Array, out_MN: Array) -> None:
     """out = x w for few rows. Reads w from its first byte to its last, some rows at a time, as memory gives it fastest.
 
-    A sum goes through k in order and waits in ``out`` from some rows to the next.
+    A sum goes through k in order; between parts of k it is kept in ``out``.
     """
     (m, k), n = x_MK.shape, w_KN.shape[1]
     _streamed_product(x_MK.dtype.char, n % lanes(x_MK.dtype))(x_MK, w_KN, out_MN, m, k, n)
@@ -206,7 +206,7 @@ def _packed_with_transposed(dtype: str, tail: int, input_tail: int) -> Kernel:
 
 
 def _pack_rows(kernel: Kernel, start: Value, inputs: Value) -> None:
-    """Copy a block of rows of x element by element, so that what a block of sums reads one after another lies so."""
+    """Copy each block of rows of x into the order in which a block of sums reads its elements."""
 
     def pack(row: Value, size: int) -> None:
         with kernel.loop(0, inputs) as j:

@@ -1,4 +1,4 @@
-"""Times the candidates for a problem in turns, on arrays that lie in memory as those of a training do."""
+"""Times the candidates for a problem in turns, on arrays that are placed in memory as in training."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _HOPELESS = 1.6
 class Timing:
     """Times of each candidate for one problem, a round at a time.
 
-    Weights and gradients of weights are several arrays in turn, as many as the layers of a network might have: in
-    training they come from memory, not from a cache. What layers hand to each other is one array each. A candidate that
-    takes ``_HOPELESS`` times as long as the best is left out after two rounds. ``others`` compete too, by name.
+    Weights and their gradients alternate among several arrays, as many as the layers of a network might have: in
+    training they come from memory, not from a cache. The arrays between layers are one each. A candidate that takes
+    ``_HOPELESS`` times as long as the best is dropped after two rounds. ``others`` are more candidates, by name.
     """
 
     def __init__(self, problem: Problem, others: dict[str, Candidate] | None = None) -> None:
@@ -41,8 +41,8 @@ class Timing:
 
     def warm_ups(self) -> list[Callable[[], None]]:
         """Functions that run each candidate once, so that it is compiled."""
-        given = next(self._copies)
-        return [functools.partial(candidate, *given) for candidate in self.candidates.values()]
+        values = next(self._copies)
+        return [functools.partial(candidate, *values) for candidate in self.candidates.values()]
 
     def round(self) -> None:
         """Time every candidate once, in an order that changes from round to round."""
@@ -80,7 +80,7 @@ class Timing:
 
 
 def argument_sets(problem: Problem) -> list[tuple[Any, ...]]:
-    """As many sets of a problem's arguments as there are copies of its weights, or of their gradients."""
+    """Sets of a problem's arguments, one for each copy of its weights or their gradients."""
     dtype = np.dtype(problem.dtype)
     between_layers: list[Array] = []
 
@@ -95,8 +95,8 @@ def argument_sets(problem: Problem) -> list[tuple[Any, ...]]:
                 between_layers.append(data)
             return data
 
-        given = arguments(problem, array)
-        return (*given, Buffers(NumpyOps(), dtype)) if problem.operation in CONVOLUTIONS else given
+        values = arguments(problem, array)
+        return (*values, Buffers(NumpyOps(), dtype)) if problem.operation in CONVOLUTIONS else values
 
     first = one_set()
     copied_bytes = sum(array.nbytes for array in first if isinstance(array, np.ndarray)) - sum(
@@ -107,7 +107,7 @@ def argument_sets(problem: Problem) -> list[tuple[Any, ...]]:
 
 
 def _filled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array at the beginning of a cache line, with numbers around 0 and 1."""
+    """An array that begins at a cache line, with standard normal numbers."""
     data = aligned(math.prod(shape) * dtype.itemsize).view(dtype)
     pattern = np.random.default_rng(0).standard_normal(4096).astype(dtype)
     for start in range(0, data.size, len(pattern)):
