@@ -25,4 +25,4 @@ def compiled(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[st
         trainer.step()
     trainer.evaluate()
     trainer.close()
-    return comm.allgather((counts.compiled, counts.read, counts.compiled + counts.found - before))
+    return comm.allgather((counts.compiled, counts.read, counts.compiled + counts.read - before))
