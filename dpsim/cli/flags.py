@@ -24,15 +24,8 @@ Model = Annotated[
     str | None,
     Parameter(
         help="cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
-        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5."
-    ),
-]
-AnyModel = Annotated[
-    str | None,
-    Parameter(
-        name="--model",
-        help="A built-in model (cnn, mlp:512,256, resnet20:norm=group ...; see dpsim train --help) or your own: "
-        "FILE.py, whose function model(input_shape, classes) returns a Replica; FILE.py:NAME for another function.",
+        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5. "
+        "Or your own: FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION, which returns a Replica."
     ),
 ]
 DataSet = Annotated[

@@ -1,4 +1,4 @@
-"""Times the candidates for a problem in turn, on arrays that lie in memory as those of a training do."""
+"""Times the candidates for a problem in turns, on arrays that are placed in memory as in training."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SLOW = 1.6
 class Timing:
     """Times of each candidate for one problem, a round at a time.
 
-    Weights and their gradients are several arrays in turn, as many as a network might have layers: in training they
-    come from memory, not from a cache. Inputs and outputs of layers are one array each. A candidate that takes 1.6
-    times as long as the best is left out after two rounds. ``others`` are further candidates, by name.
+    Weights and their gradients alternate among several arrays, as many as the layers of a network might have: in
+    training they come from memory, not from a cache. The arrays between layers are one each. A candidate that takes
+    ``_HOPELESS`` times as long as the best is dropped after two rounds. ``others`` are more candidates, by name.
     """
 
     def __init__(self, problem: Problem, others: dict[str, Candidate] | None = None) -> None:
@@ -80,7 +80,7 @@ class Timing:
 
 
 def argument_sets(problem: Problem) -> list[tuple[Any, ...]]:
-    """As many sets of a problem's arguments as there are copies of its weights, or of their gradients."""
+    """Sets of a problem's arguments, one for each copy of its weights or their gradients."""
     dtype = np.dtype(problem.dtype)
     between_layers: list[Array] = []
 
@@ -107,7 +107,7 @@ def argument_sets(problem: Problem) -> list[tuple[Any, ...]]:
 
 
 def _filled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array that begins with a cache line, of standard normal numbers."""
+    """An array that begins at a cache line, with standard normal numbers."""
     data = aligned(math.prod(shape) * dtype.itemsize).view(dtype)
     pattern = np.random.default_rng(0).standard_normal(4096).astype(dtype)
     for start in range(0, data.size, len(pattern)):

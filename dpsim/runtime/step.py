@@ -21,9 +21,8 @@ from dpsim.comm.progress import Progress, progress
 from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
-from dpsim.nn import Network, first_nonfinite_layer, update
-from dpsim.nn.warm_up import warm_up
-from dpsim.replica import Batch, BatchNormReplica, BatchSums, LeafReplica, Replica
+from dpsim.nn.optimizer import update
+from dpsim.replica import Batch, BatchNormReplica, BatchSums, DiagnosticReplica, LeafReplica, Replica, WarmUpReplica
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.gradient_accumulator import GradientAccumulator
@@ -132,8 +131,8 @@ class StepRunner:
 
     def warm_up(self) -> None:
         """Compute one sample and update nothing: every kernel of a step is then compiled. Overwrites gradients."""
-        if isinstance(self.replica, Network):
-            warm_up(self.replica)
+        if isinstance(self.replica, WarmUpReplica):
+            self.replica.warm_up()
         for bucket in range(self.schedule.buckets if self._communicates else 0):
             data = self.arena.buckets(bucket, bucket + 1)
             fixed = self._fixed(bucket, bucket + 1)
@@ -333,7 +332,7 @@ class StepRunner:
         )
 
     def _not_finite(self, what: str, x: Array, labels: NDArray[np.int64]) -> NotFiniteError:
-        place = first_nonfinite_layer(self.replica, x, labels) if isinstance(self.replica, Network) else None
+        place = self.replica.first_nonfinite_layer(x, labels) if isinstance(self.replica, DiagnosticReplica) else None
         return NotFiniteError(
             f"{what} in step {self.steps + 1}; the first value that is not finite: {place or 'the loss'}",
             remedy="lower --learning-rate, or look at the data for values that are not finite",

@@ -17,7 +17,8 @@ from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, start
 from dpsim.comm.compression import Compression, compression
 from dpsim.comm.transport import Array
 from dpsim.errors import ConfigError
-from dpsim.harness.train.train import TrainConfig, train
+from dpsim.harness.train.config import TrainConfig
+from dpsim.harness.train.train import train
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost

@@ -9,6 +9,7 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.choices import Choices
 from dpsim.nn import build_model
+from dpsim.nn.timing import Timing
 from dpsim.progress import Progress
 from dpsim.runtime import choice_file
 from dpsim.runtime.choosing import choose, choose_selection, problems_of
@@ -28,7 +29,7 @@ def tune_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progres
         problems += problems_of(build_model(token, tuple(shape), 10), [_BATCH], [_TEST_SAMPLES])
     problems = list(dict.fromkeys(problems))
     report(f"measuring {len(problems)} operations on {comm.size} ranks")
-    choices = choose(problems, comm, again=True)
+    choices = choose(problems, Timing, comm, again=True)
     if comm.size > 1:
         choices = choose_selection(comm)
     return dict(codec.to_builtins(choices)) if comm.rank == 0 else None

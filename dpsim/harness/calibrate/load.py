@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 from mpi4py import MPI
 
+from dpsim import models
 from dpsim.comm.clock import now
 from dpsim.data import load_dataset
-from dpsim.harness.model import build_replica
 from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.runtime.trainer import Trainer
@@ -58,7 +58,7 @@ class ReplicaLoad:
 
     def __init__(self, model: str, dataset: str, local_batch: int) -> None:
         data = load_dataset(dataset)
-        self._replica = build_replica(model, data.input_shape, data.classes)
+        self._replica = models.load(model, data.input_shape, data.classes).replica()
         plan = Plan(devices=1, global_batch=local_batch, fusion_rule="one")
         trainer = Trainer(self._replica, data, plan, MPI.COMM_SELF, Network())
         self._share, _ = trainer.next_share()

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dpsim import codec
+from dpsim import codec, models
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
@@ -17,7 +17,7 @@ from dpsim.harness.measurement.loop import Round, StopRule, rounds
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
 from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS
-from dpsim.harness.model import build_replica
+from dpsim.harness.profile.announcements import check_announcements
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.machine import ComputeSlowdown, Network, Speed
 from dpsim.plan import Plan
@@ -43,9 +43,9 @@ class _Case:
     def __init__(
         self, comm: MPI.Intracomm, devices: int, local_batch: int, config: ProfileConfig, dataset: Dataset
     ) -> None:
-        self.devices, self.local_batch = devices, local_batch
+        self.model, self.devices, self.local_batch = config.model, devices, local_batch
         self.group = first_ranks(comm, devices)
-        self.replica = build_replica(config.model, dataset.input_shape, dataset.classes)
+        self.replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
         self.global_batch = devices * local_batch
         if self.group is not None:
             plan = Plan(
@@ -71,6 +71,7 @@ class _Case:
         outcomes = [self.trainer.step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
         after_s = reference_s(self.group)
         seconds = []
+        check_announcements(self.model, self.replica.layers, self.trainer.runner.program.names, outcomes[-1].marks)
         for previous, outcome in itertools.pairwise(outcomes[WARM_UP_STEPS - 1 :]):
             if outcome.global_samples != self.global_batch:
                 continue
@@ -84,7 +85,7 @@ class _Case:
 def _row(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
     """Forward, backward and gradient-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
 
-    The step began at ``begin_s``, when the step before it ended.
+    Times of several micro-batches are added. The step began at ``begin_s``, when the step before it ended.
     """
     layers = len(schedule.workload.layers)
     row = np.zeros(3 * layers + 2)
@@ -94,10 +95,10 @@ def _row(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
     for operation, end_s in marks.compute:
         kind, layer = schedule.event_kind[operation], schedule.layer[operation]
         if kind == FORWARD_EVENT:
-            row[layer] = end_s - before_s
+            row[layer] += end_s - before_s
         elif kind == BACKWARD_EVENT:
-            row[layers + layer] = end_s - before_s
-            row[2 * layers + layer] = ready.get(layer, end_s) - before_s
+            row[layers + layer] += end_s - before_s
+            row[2 * layers + layer] += ready.get(layer, end_s) - before_s
         elif kind == UPDATE_EVENT:
             row[-2] = end_s - before_s
         else:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim import codec
+from dpsim import codec, models
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
@@ -19,7 +19,6 @@ from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.reference import reference_s
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
-from dpsim.harness.model import build_replica
 from dpsim.harness.sweep.samples import MeasureTask, Samples
 from dpsim.machine import Network
 from dpsim.predict import scheduled
@@ -54,7 +53,7 @@ class _Point:
         if self.group is None:
             return
         experiment = task.experiment
-        replica = build_replica(experiment.model, dataset.input_shape, dataset.classes)
+        replica = models.load(experiment.model, dataset.input_shape, dataset.classes).replica()
         schedule = scheduled(task.workload, task.machines[self.key.network], plan)
         network = Network.parse(self.key.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from dpsim import codec
+from dpsim import codec, models
 from dpsim.codec import Noun
 from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
 from dpsim.harness.calibrate.calibrate import CalibrateConfig, machine
 from dpsim.harness.measurement.environment import environment
-from dpsim.harness.model import build_replica
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.launch.jobs import on_ranks
 from dpsim.layout import parse_devices
@@ -66,7 +65,7 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
         batch_norm=scaling.mode,
     )
     dataset = load_dataset(preparation.dataset, preparation.seed)
-    model = build_replica(preparation.model, dataset.input_shape, dataset.classes)
+    model = models.load(preparation.model, dataset.input_shape, dataset.classes).replica()
     size = describe(model, preparation.model).gradient_bytes
     calibrations = {
         network: codec.to_builtins(
