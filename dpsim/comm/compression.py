@@ -59,14 +59,16 @@ class Compression:
         values, coded = np.zeros(1, np.float32), np.zeros(1, np.uint16)
         self.encode(values, coded)  # compiled now, not in the first allreduce
         self.decode(coded, values)
-        self.add(values, values)
-        round_array(values, *self.rounding, values)
+        self.add(values, values, values)
+        self.round(values, values)
 
-    def add(self, a: Floats, b: Floats) -> Floats:
-        """a + b in float32, rounded as encoding and decoding do."""
-        total = np.empty_like(a)
-        round_sum(a, b, *self.rounding, total)
-        return total
+    def add(self, a: Floats, b: Floats, out: Floats) -> None:
+        """out = a + b in float32, rounded as encoding and decoding do; ``out`` may be one of them."""
+        round_sum(a, b, self.dtype, self.scale, out)
+
+    def round(self, values: Floats, out: Floats) -> None:
+        """out = values, rounded as encoding and decoding do; ``out`` may be ``values``."""
+        round_array(values, self.dtype, self.scale, out)
 
     @property
     def rounding(self) -> Rounding:

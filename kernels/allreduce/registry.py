@@ -11,7 +11,7 @@ from dpsim.kernels.allreduce.tree import PartialSums
 
 Backend = Literal["numpy", "cpu", "cuda"]
 
-_MODULES = ("reference", "cpu", "cuda")
+_MODULES = ("reference", "cpu", "cuda.versions")
 """Where versions register themselves. None of these loads numba or CUDA when it is imported."""
 
 

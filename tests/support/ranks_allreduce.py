@@ -16,11 +16,11 @@ from mpi4py import MPI
 from wire_reference import node_sum, rounded
 
 from dpsim.comm.compiled import compile_once
+from dpsim.comm.networks import transport
 from dpsim.comm.shared import shared_memory
-from dpsim.comm.transport import transport
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference
-from dpsim.kernels.allreduce.cpu import Sgd, SharedGroup
+from dpsim.kernels.allreduce.cpu import Sgd, SharedGroup, line_bound
 from dpsim.kernels.allreduce.registry import Version, versions
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 from dpsim.kernels.update import sgd
@@ -232,7 +232,5 @@ def fused_sgd(comm: MPI.Intracomm, argument: dict[str, Any], report: Report) -> 
 
 
 def _slice(comm: MPI.Intracomm, elements: int) -> tuple[int, int]:
-    from dpsim.kernels.allreduce.algorithms import slice_bounds
-
-    bounds = slice_bounds(elements, comm.size)
-    return bounds[comm.rank], bounds[comm.rank + 1]
+    bound = line_bound(elements, comm.size)
+    return bound(comm.rank), bound(comm.rank + 1)

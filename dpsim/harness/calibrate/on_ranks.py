@@ -11,13 +11,14 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.comm.allreduce import allreduce
+from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
 from dpsim.comm.group import first_ranks, quiet_barrier
+from dpsim.comm.networks import transport
 from dpsim.comm.progress import progress
 from dpsim.comm.selection import select, sizes
-from dpsim.comm.transport import Array, Transport, transport
+from dpsim.comm.transport import Array, Transport
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.contention import Crowd
 from dpsim.harness.calibrate.load import Load, ReplicaLoad, StandIn, nothing
@@ -130,6 +131,9 @@ class _Alone:
         self.wire_dtype = config.wire_dtype or "float32"
         self.sizes = sizes(config.max_bytes)
         self._buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
+        self._allreduces = {
+            size: prepare(link, data, algorithm, self.compression) for size, data in self._buffers.items()
+        }
         self.speeds = speeds
         self._rows: list[list[float]] = []
         self._reference_s: list[float] = []
@@ -149,11 +153,11 @@ class _Alone:
         """Seconds of one allreduce of each size."""
         found = [0.0] * len(self.sizes)
         for index in self._random.permutation(len(self.sizes)):
-            buffer = self._buffers[self.sizes[index]]
-            buffer[...] = 1.0
+            size = self.sizes[index]
+            self._buffers[size][...] = 1.0
             self.group.Barrier()
             start_s = now()
-            allreduce(self.link, buffer, self.algorithm, self.compression)
+            self._allreduces[size].run()
             found[index] = now() - start_s
         return found
 
