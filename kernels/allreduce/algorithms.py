@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dpsim.kernels.allreduce.steps import MOMENTUM, SLOT, STAGING, WEIGHTS, Region, Step, StepList
-from dpsim.kernels.allreduce.tree import PartialSums, Tree, fold, leaf_tree, slots, slots_below
+from dpsim.kernels.allreduce.tree import PartialSums, Tree, leaf_tree, slots, slots_below
 
 Algorithm = Callable[[PartialSums], StepList]
 
@@ -36,7 +36,7 @@ def one_shot(sums: PartialSums) -> StepList:
         Step(rank, sums.tree, sources, (Region(SLOT, first, 0, 1),), final=True)
         for rank, first in enumerate(_firsts(sums))
     ]
-    return StepList((*shown, *totals), 1)
+    return StepList((tuple(shown), tuple(totals)), 1)
 
 
 def two_shot(sums: PartialSums) -> StepList:
@@ -51,7 +51,7 @@ def two_shot(sums: PartialSums) -> StepList:
         )
         for rank in range(sums.ranks)
     ]
-    return StepList(tuple(steps), sums.ranks)
+    return StepList((tuple(steps),), sums.ranks)
 
 
 def two_shot_sgd(sums: PartialSums) -> StepList:
@@ -69,7 +69,7 @@ def two_shot_sgd(sums: PartialSums) -> StepList:
         )
         for step in two_shot(sums).steps
     ]
-    return StepList(tuple(steps), sums.ranks)
+    return StepList((tuple(steps),), sums.ranks)
 
 
 def _circuit(ranks: int) -> Iterable[tuple[int, int, int]]:
@@ -78,16 +78,18 @@ def _circuit(ranks: int) -> Iterable[tuple[int, int, int]]:
         yield hop, chunk, (chunk + hop) % ranks
 
 
-def _pass_on(firsts: list[int]) -> list[Step]:
+def _pass_on(firsts: list[int]) -> list[list[Step]]:
     """Each chunk, complete at the last rank of its circuit, is copied from rank to rank around the ring again."""
     n = len(firsts)
-    steps = []
-    for hop, chunk, last in _circuit(n):
-        if hop < n - 1:
-            source, target = (last - 1) % n, last
-            have = Region(SLOT, firsts[source], chunk, chunk + 1)
-            steps.append(Step(target, 0, (have,), (have._replace(number=firsts[target]),)))
-    return steps
+    rounds: list[list[Step]] = [[] for _ in range(n)]
+    for hop, chunk, rank in _circuit(n):
+        have = Region(SLOT, firsts[(rank - 1) % n], chunk, chunk + 1)
+        rounds[hop].append(Step(rank, 0, (have,), (have._replace(number=firsts[rank]),)))
+    return rounds[:-1]
+
+
+def _round_by_round(rounds: Iterable[list[Step]], units: int) -> StepList:
+    return StepList(tuple(tuple(steps) for steps in rounds if steps), units)
 
 
 def ring(sums: PartialSums) -> StepList:
@@ -97,7 +99,7 @@ def ring(sums: PartialSums) -> StepList:
     left it, so the tree's order costs no byte more than the ring's own.
     """
     n, firsts = sums.ranks, _firsts(sums)
-    steps: list[Step] = []
+    rounds: list[list[Step]] = [[] for _ in range(n)]
     places: list[dict[Tree, int]] = [{number: number for number in range(len(sums.owners))} for _ in range(n)]
     for hop, chunk, rank in _circuit(n):
         visited = {(chunk + earlier) % n for earlier in range(hop + 1)}
@@ -107,20 +109,20 @@ def ring(sums: PartialSums) -> StepList:
             final = node == sums.tree
             target = firsts[rank] if final else next(i for i in slots_below(node) if sums.owners[i] == rank)
             regions = tuple(Region(SLOT, number, chunk, chunk + 1) for number in sources)
-            steps.append(Step(rank, shape, regions, (Region(SLOT, target, chunk, chunk + 1),), final=final))
+            rounds[hop].append(Step(rank, shape, regions, (Region(SLOT, target, chunk, chunk + 1),), final=final))
             places[chunk][node] = target
-    return StepList((*steps, *_pass_on(firsts)), n)
+    return _round_by_round([*rounds, *_pass_on(firsts)], n)
 
 
 def plain_ring(ranks: int) -> StepList:
     """A ring in which each rank adds its own chunk to what comes, so that every chunk has an order of its own."""
-    steps = []
+    rounds: list[list[Step]] = [[] for _ in range(ranks)]
     for hop, chunk, rank in _circuit(ranks):
         if hop:
             own = Region(SLOT, rank, chunk, chunk + 1)
             coming = own._replace(number=(rank - 1) % ranks)
-            steps.append(Step(rank, (0, 1), (own, coming), (own,), final=hop == ranks - 1))
-    return StepList((*steps, *_pass_on(list(range(ranks)))), ranks)
+            rounds[hop].append(Step(rank, (0, 1), (own, coming), (own,), final=hop == ranks - 1))
+    return _round_by_round([*rounds, *_pass_on(list(range(ranks)))], ranks)
 
 
 def _completed(sums: PartialSums, node: Tree, rank: int, visited: set[int]) -> list[Tree]:
@@ -187,13 +189,14 @@ def plain_halving_doubling(ranks: int) -> StepList:
     def farthest_first(of: list[int]) -> Tree:
         return of[0] if len(of) == 1 else (farthest_first(of[::2]), farthest_first(of[1::2]))
 
-    steps = [_Sum(keeper, none, all_, (keeper, giver), keeper) for keeper, giver in handed]
-    steps += _halved(slots(range(ranks + 1)), farthest_first(members)) if core > 1 else []
-    return _in_units(steps + [_Sum(giver, none, all_, (keeper,), giver) for keeper, giver in handed])
+    first = [_Sum(keeper, none, all_, (keeper, giver), keeper) for keeper, giver in handed]
+    last = [_Sum(giver, none, all_, (keeper,), giver) for keeper, giver in handed]
+    halved = _halved(slots(range(ranks + 1)), farthest_first(members)) if core > 1 else []
+    return _in_units([first, *halved, last])
 
 
-def _in_units(parts: list[_Sum]) -> StepList:
-    units = math.lcm(*(bound.denominator for part in parts for bound in (part.low, part.high)))
+def _in_units(rounds: list[list[_Sum]]) -> StepList:
+    units = math.lcm(*(bound.denominator for parts in rounds for part in parts for bound in (part.low, part.high)))
 
     def step(part: _Sum) -> Step:
         first, stop = int(part.low * units), int(part.high * units)
@@ -201,26 +204,31 @@ def _in_units(parts: list[_Sum]) -> StepList:
         shape: Tree = (0, 1) if len(sources) == 2 else 0
         return Step(part.rank, shape, sources, (Region(SLOT, part.target, first, stop),), final=part.final)
 
-    return StepList(tuple(map(step, parts)), units)
+    return _round_by_round([[step(part) for part in parts] for parts in rounds], units)
 
 
-def _halved(sums: PartialSums, tree: Tree) -> list[_Sum]:
-    """The steps that bring the sum along a tree to all ranks that own a part of it."""
+def _halved(sums: PartialSums, tree: Tree) -> list[list[_Sum]]:
+    """The rounds that bring the sum along a tree to all ranks that own a part of it."""
     firsts = _firsts(sums)
-    height: Callable[[Tree], int] = lambda node: fold(node, lambda _: 0, lambda a, b: max(a, b) + 1)  # noqa: E731
-    nodes = sorted(_nodes(tree), key=height)
+    levels: list[list[Tree]] = [_nodes(tree, height) for height in range(_height(tree) + 1)]
     shares: dict[Tree, list[_Share]] = {}
-    steps: list[_Sum] = []
-    for node in nodes:
-        steps += _add_halves(sums, node, shares, firsts, final=node == tree)
+    rounds = [
+        [part for node in nodes for part in _add_halves(sums, node, shares, firsts, final=node == tree)]
+        for nodes in levels
+    ]
     held = {share.rank: [share] for share in shares[tree]}
-    for node in reversed(nodes):
-        steps += _spread(node, shares, held, firsts)
-    return steps
+    rounds += [[part for node in nodes for part in _spread(node, shares, held, firsts)] for nodes in levels[::-1]]
+    return rounds
 
 
-def _nodes(tree: Tree) -> list[Tree]:
-    return [tree] if isinstance(tree, int) else [*_nodes(tree[0]), *_nodes(tree[1]), tree]
+def _height(tree: Tree) -> int:
+    return 0 if isinstance(tree, int) else 1 + max(map(_height, tree))
+
+
+def _nodes(tree: Tree, height: int) -> list[Tree]:
+    """The nodes of a tree at a height above its lowest one."""
+    below = [] if isinstance(tree, int) else [node for half in tree for node in _nodes(half, height)]
+    return [*below, tree] if _height(tree) == height else below
 
 
 def _add_halves(
@@ -315,7 +323,7 @@ def hierarchical(sums: PartialSums, devices_a_node: int) -> StepList:
             if other != rank:
                 have = Region(SLOT, firsts[other], place * m, place * m + m)
                 steps.append(Step(rank, 0, (have,), (have._replace(number=firsts[rank]),)))
-    return StepList(tuple(steps), sums.ranks)
+    return StepList((tuple(steps),), sums.ranks)
 
 
 def node_by_node(ranks: int, devices_a_node: int) -> PartialSums:

@@ -238,8 +238,8 @@ class _Lowering:
 
 def _bytes_moved(algorithm: Algorithm) -> Callable[[PartialSums, int], float]:
     def count(sums: PartialSums, size_bytes: int) -> float:
-        steps, units = algorithm(sums)
-        return moved_elements(steps) / units * size_bytes
+        listed = algorithm(sums)
+        return moved_elements(listed.steps) / listed.units * size_bytes
 
     return count
 

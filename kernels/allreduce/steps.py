@@ -65,10 +65,17 @@ class Step(NamedTuple):
 
 
 class StepList(NamedTuple):
-    """The steps of an algorithm. Their regions count in ``units``: as many equal parts of every array."""
+    """The steps of an algorithm, round by round: no rank touches in a round what another rank writes in it.
 
-    steps: tuple[Step, ...]
+    The regions count in ``units``: as many equal parts of every array.
+    """
+
+    rounds: tuple[tuple[Step, ...], ...]
     units: int
+
+    @property
+    def steps(self) -> list[Step]:
+        return [step for steps in self.rounds for step in steps]
 
     def scaled(self, bound: Callable[[int], int]) -> list[Step]:
         """The steps in elements: unit u begins at element ``bound(u)``. Steps without elements are left out."""

@@ -16,10 +16,11 @@ from numba import cuda
 from numba.cuda.typing.typeof import typeof
 
 from dpsim.errors import ConfigError
+from dpsim.kernels.allreduce.algorithms import halving_doubling, ring
 from dpsim.kernels.allreduce.cuda import moves_kernel, one_shot, two_shot
 from dpsim.kernels.allreduce.cuda.arguments import Given, address_of
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
-from dpsim.kernels.allreduce.cuda.moves import Schedule, halving_doubling, ring
+from dpsim.kernels.allreduce.cuda.moves import Schedule, schedule
 from dpsim.kernels.allreduce.cuda.moves_kernel import COPY, FINAL, MOVE_WORDS, PARTIAL
 from dpsim.kernels.allreduce.cuda.versions import MOST_BLOCKS, Codes, Launch, Mode, Momentum
 
@@ -74,7 +75,8 @@ def prepare(given: Given) -> Work:
         return _one_shot(given)
     if given.name == "two-shot":
         return _two_shot(given)
-    return _scheduled(given, {"ring": ring, "halving-doubling": halving_doubling}[given.name](given.slots))
+    algorithm = {"ring": ring, "halving-doubling": halving_doubling}[given.name]
+    return _scheduled(given, schedule(algorithm, given.slots))
 
 
 def _two_shot(given: Given) -> Work:

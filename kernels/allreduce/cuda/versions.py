@@ -29,7 +29,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dpsim.kernels.allreduce.cuda.moves import halving_doubling, moved, ring
+from dpsim.kernels.allreduce.algorithms import halving_doubling, ring
+from dpsim.kernels.allreduce.cuda.moves import moved, schedule
 from dpsim.kernels.allreduce.registry import Version, register
 from dpsim.kernels.allreduce.tree import PartialSums
 
@@ -100,9 +101,9 @@ register(
     Version(
         name="ring",
         backend="cuda",
-        summary="n - 1 steps that add, n - 1 that copy; partial sums stay where they are",
-        bytes_moved=lambda slots, size: float(moved(ring(slots)) * size),
-        synchronisations=lambda slots: len(ring(slots)) + 1,
+        summary="each chunk goes around twice; partial sums stay where they are",
+        bytes_moved=lambda slots, size: float(moved(schedule(ring, slots)) * size),
+        synchronisations=lambda slots: len(schedule(ring, slots)) + 1,
         make=_make("ring"),
         dtypes=DTYPES,
         variants=("scale",),
@@ -113,8 +114,8 @@ register(
         name="halving-doubling",
         backend="cuda",
         summary="up the tree, each rank over its share, and back",
-        bytes_moved=lambda slots, size: float(moved(halving_doubling(slots)) * size),
-        synchronisations=lambda slots: len(halving_doubling(slots)) + 1,
+        bytes_moved=lambda slots, size: float(moved(schedule(halving_doubling, slots)) * size),
+        synchronisations=lambda slots: len(schedule(halving_doubling, slots)) + 1,
         make=_make("halving-doubling"),
         dtypes=DTYPES,
         variants=("scale",),
