@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce.cuda.versions import Codes, Momentum, flag_words
+from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum, flag_words
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"

@@ -15,7 +15,8 @@ from dpsim.comm.allreduce import allreduce
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access, find_access, writes_arrive
-from dpsim.comm.cuda.device import PeerMemory, open_device
+from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.device import PeerMemory
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.comm.mpi import MpiTransport
 from dpsim.comm.transport import Array, CollectiveSteps, SteppedAllreduce, aligned_bytes

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from dpsim.backend import CUDA_VERSIONS
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access, find_access
+from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.compute import Compute, HostCompute
-from dpsim.comm.cuda.device import Device, PeerMemory, open_device
+from dpsim.comm.cuda.device import Device, PeerMemory
 from dpsim.comm.mpi import MpiRequest, MpiTransport
 from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, SteppedAllreduce, SummationOrder
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda.versions import Codes, Launch, flag_words
+from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, flag_words
 
 
 @dataclass(frozen=True, kw_only=True)

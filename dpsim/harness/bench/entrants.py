@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpsim import codec
-from dpsim.comm.cuda.device import check_gpu, gpu_count, nccl_missing, simulating
+from dpsim.comm.cuda.available import check_gpu, gpu_count, nccl_missing, simulating
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
 from dpsim.harness.measurement.environment import version

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
-from dpsim.kernels.allreduce.cuda.versions import Codes, Mode, Momentum, flag_words
+from dpsim.kernels.allreduce.cuda.launch import Codes, Mode, Momentum, flag_words
 from dpsim.kernels.allreduce.tree import PartialSums
 
 MODES = ("one-launch", "flags", "split")

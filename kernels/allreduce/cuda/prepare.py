@@ -20,9 +20,9 @@ from dpsim.kernels.allreduce.algorithms import halving_doubling, ring
 from dpsim.kernels.allreduce.cuda import moves_kernel, one_shot, two_shot
 from dpsim.kernels.allreduce.cuda.arguments import Given, address_of
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
+from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS, Codes, Launch, Mode, Momentum
 from dpsim.kernels.allreduce.cuda.moves import Schedule, schedule
 from dpsim.kernels.allreduce.cuda.moves_kernel import COPY, FINAL, MOVE_WORDS, PARTIAL
-from dpsim.kernels.allreduce.cuda.versions import MOST_BLOCKS, Codes, Launch, Mode, Momentum
 
 Elements = tuple[int, int, int]
 """(single elements before the packs, packs, all single elements)."""
