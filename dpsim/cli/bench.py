@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from dpsim.backend import Backend
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def allreduce(
         str | None, Parameter(name="--algorithm", help="all (the default), or a list of dpsim's algorithms.")
     ] = None,
     dtype: Annotated[str | None, Parameter(help="float32 (the default), float64; on GPUs float16, bfloat16.")] = None,
-    backend: Annotated[Literal["cpu", "cuda"] | None, Parameter(help="cpu (the default) or cuda.")] = None,
+    backend: Annotated[Backend | None, Parameter(help="cpu (the default) or cuda.")] = None,
     peers: Annotated[
         str | None,
         Parameter(help="auto (what is found), none, or a list of mpi, gloo, nccl and names given with --peer-env."),

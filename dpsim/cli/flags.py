@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 
+from dpsim import backend
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.cli.outputs import writable as writable
 from dpsim.errors import ConfigError
@@ -133,7 +134,7 @@ Resume = Annotated[
 ]
 Hostfile = Annotated[Path | None, Parameter(help="Hosts to start ranks on, lines like node1:4 or node1 slots=4.")]
 Backend = Annotated[
-    Literal["cpu", "cuda"] | None,
+    backend.Backend | None,
     Parameter(help="What reduces the gradients: cpu, or cuda: kernels on the ranks' GPUs, with host computation."),
 ]
 Json = Annotated[

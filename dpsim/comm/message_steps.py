@@ -117,7 +117,9 @@ class MessageAllreduce:
     def start(self) -> CollectiveSteps:
         t, functions, arrays = self._transport, self._functions, self._arrays
         places, rounds, numbers, codes = self._bound
-        memories = [*arrays, np.empty(numbers, arrays[0].dtype), np.empty(codes, np.uint16)]
+        split = numbers * arrays[0].itemsize
+        buffers = np.empty(split + 2 * codes, np.uint8)  # one piece, since malloc keeps one for the next time, not two
+        memories = [*arrays, buffers[:split].view(arrays[0].dtype), buffers[split:].view(np.uint16)]
         views = [memories[memory][first:stop] for memory, first, stop in places]
         for receives, sends, work in rounds:
             pending: list[Request] = [t.receive(views[number], peer) for number, peer in receives]

@@ -8,22 +8,21 @@ from typing import Literal
 
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
+from dpsim.backend import Backend
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.records.sweep import Environment
-from dpsim.units import format_size
+from dpsim.units import ITEM_BYTES, format_size
 
 SCHEMA = "dpsim.records.bench/1"
 RECORD = "allreduce.json"
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 CPU_DTYPES = ("float32", "float64")
 PEERS = ("mpi", "gloo", "nccl")
 CUDA_PEERS = ("nccl",)
 OWN = "dpsim"
 BETWEEN = "dpsim-gpus"
 """dpsim's kernels between GPUs, where ``OWN`` are logical devices of one."""
-Backend = Literal["cpu", "cuda"]
 MESSAGES = "-messages"
 """Ends the names of algorithms that send messages, where a version in shared memory has the plain name."""
 

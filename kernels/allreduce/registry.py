@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from dpsim.kernels.allreduce.tree import PartialSums
 
-Backend = Literal["numpy", "cpu", "cuda"]
+KernelBackend = Literal["numpy", "cpu", "cuda"]
 
 _MODULES = ("reference", "cpu", "cuda.versions")
 """Where versions register themselves. None of these loads numba or CUDA when it is imported."""
@@ -28,7 +28,7 @@ class Version:
     """
 
     name: str
-    backend: Backend
+    backend: KernelBackend
     summary: str
     bytes_moved: Callable[[PartialSums, int], float]
     synchronisations: Callable[[PartialSums], int]
@@ -50,15 +50,15 @@ def register(version: Version) -> Version:
     return version
 
 
-def versions(backend: Backend | None = None) -> list[Version]:
+def versions(backend: KernelBackend | None = None) -> list[Version]:
     """All versions, or a backend's, in the order of the ladder: from the reference to the fastest."""
     for module in _MODULES:
         importlib.import_module(f"dpsim.kernels.allreduce.{module}")
     found = (version for version in _VERSIONS.values() if backend in (None, version.backend))
-    return sorted(found, key=lambda version: get_args(Backend).index(version.backend))
+    return sorted(found, key=lambda version: get_args(KernelBackend).index(version.backend))
 
 
-def find(backend: Backend, name: str) -> Version:
+def find(backend: KernelBackend, name: str) -> Version:
     """The version of a name, which must be one of the backend's."""
     return next(version for version in versions(backend) if version.name == name)
 

@@ -19,8 +19,8 @@ from dpsim.harness.bench import turns
 from dpsim.harness.measurement.environment import version
 from dpsim.launch import jobs
 from dpsim.launch.resident_job import OnRanks, Processes, Ranks
-from dpsim.records.bench import BETWEEN, ITEM_BYTES, OWN, AllreduceBench, System, bench_algorithms
-from dpsim.units import format_size
+from dpsim.records.bench import BETWEEN, OWN, AllreduceBench, System, bench_algorithms
+from dpsim.units import ITEM_BYTES, format_size
 
 _TASK = "dpsim.harness.bench.own:serve_on_ranks"
 _CUDA_TASK = "dpsim.harness.bench.cuda:serve_on_ranks"

@@ -16,6 +16,8 @@ from typing import Any
 
 from numba import config, cuda
 
+from dpsim.units import ITEM_BYTES
+
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 _HERE = "dpsim.kernels.allreduce.cuda"
 memory: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_HERE}.memory")
@@ -23,7 +25,7 @@ flags: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_
 
 THREADS = 4 if SIMULATED else 512
 """A block's. The simulator starts as many threads of the operating system for each block."""
-SIZE: dict[str, int] = memory.SIZE
+SIZE = ITEM_BYTES
 HALF, WORDS = 1 << 31, (1 << 32) - 1
 
 inline: Any = functools.partial(cuda.jit, device=True, inline="always")
