@@ -1,11 +1,11 @@
 """How a version for NVIDIA GPUs is called. Importing this loads no CUDA: making a version does.
 
-``version.make(arrays, slots, *, rank=None, mode="one-launch", flags=None, scale=1.0, compression=None, sgd=None) ->
+``version.make(arrays, sums, *, rank=None, mode="one-launch", flags=None, scale=1.0, compression=None, sgd=None) ->
 Launch``
 
-``arrays``: one 1-D device array a slot of ``tree.PartialSums``, all of one dtype and length, anything with
-``__cuda_array_interface__`` (NumPy arrays in numba's CUDA simulator). A rank's result goes to its first slot,
-``slots.of(rank)[0]``; its other slots are scratch afterwards. float16, bfloat16 (as uint16 codes; added in float32),
+``arrays``: one 1-D device array for each of the partial sums ``sums``, all of one dtype and length, anything with
+``__cuda_array_interface__`` (NumPy arrays in numba's CUDA simulator). A rank's result goes to its first partial sum,
+``sums.of(rank)[0]``; its others are scratch afterwards. float16, bfloat16 (as uint16 codes; added in float32),
 float32, float64; any length, any alignment of whole elements.
 
 ``rank``: None where all ranks are logical devices of this process, on one GPU; else this process's rank, the other
@@ -41,7 +41,7 @@ class Launch:
 
     Each of ``stages`` takes the stream to run on, one of numba's: ``cuda.stream()``, ``cuda.external_stream(address)``,
     or 0. Between two stages every rank must have finished the one before; how (a host barrier after synchronising the
-    stream) is the caller's business. One stage: the kernel synchronises itself. With ``mode="split"`` and a rank of its
+    stream) is up to the caller. One stage: the kernel synchronises itself. With ``mode="split"`` and a rank of its
     own some stages do nothing but mark where a rank is ready or done: what is between them is then safe whatever peers
     did before. With ``rank=None`` all stages go on one stream one after another, and nothing need be between them.
     """
@@ -51,10 +51,11 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Codes:
-    """16 bits on the wire, as ``dpsim.comm.compression`` does it: ranks read and write each other's 16-bit codes.
+    """Compression to 16 bits, as ``dpsim.comm.compression`` does it: ranks read and write each other's 16-bit codes.
 
     ``dtype``: float16 or bfloat16. ``scale``: numbers are encoded times it; a power of two from 2^-64 to 1, and 1 for
-    bfloat16. ``arrays``: one device array a slot for the codes, uint16 [N], visible to the ranks as the arrays are.
+    bfloat16. ``arrays``: one device array for the codes of each partial sum, uint16 [N], visible to the ranks as the
+    arrays are.
     """
 
     dtype: str

@@ -13,10 +13,10 @@ from dpsim.kernels.allreduce.tree import PartialSums
 
 
 def _make(name: str) -> Callable[..., Launch]:
-    def make(arrays: Sequence[Any], slots: PartialSums, **options: Any) -> Launch:
+    def make(arrays: Sequence[Any], sums: PartialSums, **options: Any) -> Launch:
         from dpsim.kernels.allreduce.cuda import prepare  # loads CUDA
 
-        return prepare.make(name, arrays, slots, **options)
+        return prepare.make(name, arrays, sums, **options)
 
     return make
 
@@ -28,8 +28,8 @@ register(
         name="ring",
         backend="cuda",
         summary="each chunk goes around twice; partial sums stay where they are",
-        bytes_moved=lambda slots, size: float(moved(schedule(ring, slots)) * size),
-        synchronisations=lambda slots: len(schedule(ring, slots)) + 1,
+        bytes_moved=lambda sums, size: float(moved(schedule(ring, sums)) * size),
+        synchronisations=lambda sums: len(schedule(ring, sums)) + 1,
         make=_make("ring"),
         dtypes=DTYPES,
         variants=("scale",),
@@ -40,8 +40,8 @@ register(
         name="halving-doubling",
         backend="cuda",
         summary="up the tree, each rank over its share, and back",
-        bytes_moved=lambda slots, size: float(moved(schedule(halving_doubling, slots)) * size),
-        synchronisations=lambda slots: len(schedule(halving_doubling, slots)) + 1,
+        bytes_moved=lambda sums, size: float(moved(schedule(halving_doubling, sums)) * size),
+        synchronisations=lambda sums: len(schedule(halving_doubling, sums)) + 1,
         make=_make("halving-doubling"),
         dtypes=DTYPES,
         variants=("scale",),
@@ -52,8 +52,8 @@ register(
         name="one-shot",
         backend="cuda",
         summary="every rank adds everything, in registers until all have read",
-        bytes_moved=lambda slots, size: slots.ranks * (len(slots.owners) + 1) * size,
-        synchronisations=lambda slots: 2,
+        bytes_moved=lambda sums, size: sums.ranks * (len(sums.owners) + 1) * size,
+        synchronisations=lambda sums: 2,
         make=_make("one-shot"),
         dtypes=DTYPES,
         variants=("scale",),
@@ -64,8 +64,8 @@ register(
         name="two-shot",
         backend="cuda",
         summary="each rank adds its share of the elements, writes it to every rank",
-        bytes_moved=lambda slots, size: (len(slots.owners) + slots.ranks) * size,
-        synchronisations=lambda slots: 2,
+        bytes_moved=lambda sums, size: (len(sums.owners) + sums.ranks) * size,
+        synchronisations=lambda sums: 2,
         make=_make("two-shot"),
         dtypes=DTYPES,
         variants=("scale", "compression", "sgd"),
