@@ -1,8 +1,9 @@
 """``python -m dpsim.experiments.fixed_order`` times the fixed order of addition against the plain one, on real ranks.
 
-Two-shot in shared memory, in place, each order in turn and in random order; every rank rewrites its slots before each
-call, as backward does. ``plain`` adds rank after rank; ``tree`` is the fixed order with a leaf a rank; ``tree of V``
-that of V leaves, where a rank whose leaves are no whole subtree has extra slots. Prints ratios of medians.
+Two-shot in shared memory, in place, each order in turn and in random order; every rank rewrites its partial sums
+before each call, as backward does. ``plain`` adds rank after rank; ``tree`` is the fixed order with a leaf a rank;
+``tree of V`` that of V leaves, where a rank whose leaves are no whole subtree has extra partial sums. Prints ratios of
+medians.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PLAIN, TREE = "plain", "tree"
 
 
 def orders(devices: int, leaves: int) -> dict[str, PartialSums]:
-    """What is compared, by name."""
+    """The orders that are compared, by name."""
     one_after_another: Tree = 0
     for rank in range(1, devices):
         one_after_another = (one_after_another, rank)
@@ -46,7 +47,7 @@ def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str
     kinds = orders(comm.size, argument["leaves"])
     most = max(len(order.owners) for order in kinds.values())
     two_shot = find("cpu", "two-shot")
-    meeting = SharedGroup(
+    group = SharedGroup(
         comm.rank,
         comm.size,
         _shared(comm, SharedGroup.control_bytes(comm.size)),
@@ -55,16 +56,16 @@ def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Callable[[str
     rows = []
     for size in argument["sizes"]:
         memory = _shared(comm, most * size)
-        arrays = [memory[slot * size : (slot + 1) * size].view(np.float32) for slot in range(most)]
-        runs = {name: two_shot.make(meeting, arrays[: len(order.owners)], order).run for name, order in kinds.items()}
+        arrays = [memory[number * size : (number + 1) * size].view(np.float32) for number in range(most)]
+        runs = {name: two_shot.make(group, arrays[: len(order.owners)], order).run for name, order in kinds.items()}
         samples: dict[str, list[float]] = {name: [] for name in runs}
         draw = np.random.default_rng(0)
         end_s = now() + argument["seconds"]
         rounds = 0
         while rounds < 6 or comm.bcast(now() < end_s):
             for name in draw.permutation(list(runs)):
-                for slot in kinds[name].of(comm.rank):
-                    arrays[slot].fill(1.0)
+                for number in kinds[name].of(comm.rank):
+                    arrays[number].fill(1.0)
                 comm.Barrier()
                 start_s = now()
                 runs[name]()
@@ -94,20 +95,24 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=["64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB"])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each size")
     parser.add_argument("--json", action="store_true")
-    told = parser.parse_args()
-    argument = {"leaves": told.leaves, "sizes": [int(parse_size(text)) for text in told.sizes], "seconds": told.seconds}
-    found = {}
-    for devices in told.devices:
-        found[devices] = on_ranks("dpsim.experiments.fixed_order:measure", argument, devices=devices, pin=True)
-    if told.json:
-        print(json.dumps(found))
+    options = parser.parse_args()
+    argument = {
+        "leaves": options.leaves,
+        "sizes": [int(parse_size(text)) for text in options.sizes],
+        "seconds": options.seconds,
+    }
+    results = {}
+    for devices in options.devices:
+        results[devices] = on_ranks("dpsim.experiments.fixed_order:measure", argument, devices=devices, pin=True)
+    if options.json:
+        print(json.dumps(results))
         return 0
-    for devices, rows in found.items():
-        kinds = orders(devices, told.leaves)
+    for devices, rows in results.items():
+        kinds = orders(devices, options.leaves)
         two_shot = find("cpu", "two-shot")
         for name, order in kinds.items():
             moved = two_shot.bytes_moved(order, 1) / floor_bytes(devices, 1)
-            print(f"{devices} ranks, {name}: {order.extra} extra slots, {moved:.3g} of the bound's bytes")
+            print(f"{devices} ranks, {name}: {order.extra} extra partial sums, {moved:.3g} of the bound's bytes")
         for row in rows:
             times = row["time_s"]
             ratios = ", ".join(f"{name} {times[name] / times[PLAIN]:.3f}" for name in times if name != PLAIN)

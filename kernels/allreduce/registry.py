@@ -54,8 +54,8 @@ def versions(backend: KernelBackend | None = None) -> list[Version]:
     """All versions, or a backend's, in the order of the ladder: from the reference to the fastest."""
     for module in _MODULES:
         importlib.import_module(f"dpsim.kernels.allreduce.{module}")
-    found = (version for version in _VERSIONS.values() if backend in (None, version.backend))
-    return sorted(found, key=lambda version: get_args(KernelBackend).index(version.backend))
+    matching = (version for version in _VERSIONS.values() if backend in (None, version.backend))
+    return sorted(matching, key=lambda version: get_args(KernelBackend).index(version.backend))
 
 
 def find(backend: KernelBackend, name: str) -> Version:

@@ -1,4 +1,4 @@
-"""The transport of ranks with GPUs on one machine: MPI for what is on the host, CUDA kernels for gradients."""
+"""The transport of ranks with GPUs on one machine: MPI for data on the host, CUDA kernels for gradients."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, flag_words
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """What one ``allocate`` gave: gradients where they are produced, and as many bytes on every rank's device."""
+    """Memory from one ``allocate``: where gradients are produced, and as many bytes on every rank's device."""
 
     produced: NDArray[np.uint8]
     memory: PeerMemory
 
     def place(self, data: Array) -> slice | None:
-        """Where ``data`` lies in the block; None where it does not."""
+        """Where ``data`` lies in the block; None if it lies elsewhere."""
         first = data.ctypes.data - self.produced.ctypes.data
         inside = first >= 0 and first + data.nbytes <= self.produced.nbytes
         return slice(first, first + data.nbytes) if inside else None
@@ -39,19 +39,19 @@ class _Block:
 class CudaTransport(MpiTransport):
     """MPI's messages, and an allreduce of allocated memory by the CUDA kernels, in the fixed order of ``tree``.
 
-    Its kernels run in one stream, in the order in which buckets are handed in. What is not in memory that it allocated
-    (losses, the initial state) travels as with ``MpiTransport``. Raises ``ConfigError`` without a GPU and for ranks
+    Its kernels run in one stream, in the order in which buckets are handed in. Data that is not in memory it allocated
+    (losses, the initial state) is sent as by ``MpiTransport``. Raises ``ConfigError`` without a GPU and for ranks
     on several machines.
     """
 
     def __init__(self, comm: MPI.Intracomm, devices_a_node: int = 1) -> None:
         super().__init__(comm, devices_a_node)
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        number, here = node.rank, node.size
+        number, local_ranks = node.rank, node.size
         node.Free()
-        if here != comm.size:
+        if local_ranks != comm.size:
             raise ConfigError(
-                f"backend 'cuda' for {comm.size} ranks of which {here} are on this machine",
+                f"backend 'cuda' for {comm.size} ranks of which {local_ranks} are on this machine",
                 allowed="ranks of one machine",
                 remedy="use --backend cpu between machines",
             )
@@ -81,7 +81,7 @@ class CudaTransport(MpiTransport):
     def prepare(
         self, data: Array, algorithm: str, compression: Compression | None, order: SummationOrder | None = None
     ) -> PersistentAllreduce | None:
-        """By the kernels, for memory that it allocated; they are compiled, collectively, in the first run."""
+        """The kernels' allreduce of memory that it allocated; the first run compiles them, collectively."""
         for block in self._blocks if order is None else ():
             if (place := block.place(data)) is not None:
                 begin = functools.partial(self._rounds, block, place, data, algorithm, compression)
