@@ -15,7 +15,7 @@ from dpsim.kernels.allreduce.registry import versions
 from dpsim.records.sweep import Environment
 from dpsim.units import ITEM_BYTES, format_size
 
-SCHEMA = "dpsim.records.bench/1"
+SCHEMA = "dpsim.bench/1"
 RECORD = "allreduce.json"
 CPU_DTYPES = ("float32", "float64")
 PEERS = ("mpi", "gloo", "nccl")

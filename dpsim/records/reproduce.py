@@ -19,7 +19,7 @@ from dpsim.records.sweep import Environment
 from dpsim.rng import check_seed
 from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype
 
-SCHEMA = "dpsim.records.reproduce/1"
+SCHEMA = "dpsim.reproduce/1"
 RECORD = "reproduce.json"
 PREDICTIONS = "predictions.json"
 Cause = Literal["summation order", "batch norm", "shape", "other"]

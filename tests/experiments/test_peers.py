@@ -265,7 +265,7 @@ def test_without_pytorch_the_remedy_is_named(
 
 def test_inside_an_mpi_job_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setattr(contest.launch, "job", lambda: contest.launch.Job(launcher="mpiexec", rank=0, size=2))
+    monkeypatch.setattr(contest.jobs, "job", lambda: contest.jobs.Job(launcher="mpiexec", rank=0, size=2))
     with pytest.raises(ConfigError, match="inside an MPI job"):
         contest.hold(Contest(systems=("dpsim",)), print)
 

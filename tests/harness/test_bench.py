@@ -108,7 +108,7 @@ def page() -> Iterator[str]:
     os.close(handle)
 
 
-@pytest.mark.parametrize(("ranks", "crowded"), [(1, False), (2, False), (3, True), (4, True)])
+@pytest.mark.parametrize(("ranks", "oversubscribed"), [(1, False), (2, False), (3, True), (4, True)])
 def test_nobody_begins_before_the_last_has_arrived(ranks: int, oversubscribed: bool, page: str) -> None:
     """Threads stand for ranks; nothing else holds them together, so that one may be a turn ahead of another."""
     arrived = np.zeros((30, ranks), np.int64)

@@ -25,7 +25,7 @@ Dpsim = Callable[..., tuple[int, str, str]]
 POINTS = [(1024, 4.62), (65536, 50.43), (1048576, 631.29)]
 IN_PLACE = [(1024, 4.51), (65536, 48.2), (1048576, 590.0)]
 TWO_NODES = ["alpha"] * 4 + ["beta"] * 4
-PUBLISHED = EXPERIMENTS / "benchmarks"
+PUBLISHED = EXPERIMENTS / "machines" / "benchmarks"
 
 
 @pytest.fixture

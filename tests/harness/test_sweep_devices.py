@@ -176,7 +176,7 @@ def test_another_experiment_and_another_drift_are_refused(done: Done, tmp_path: 
     (tmp_path / DRIFT).write_bytes((done.folder / DRIFT).read_bytes())
     with pytest.raises(FileFormatError, match="is not the drift of this sweep"):
         read_drift(msgspec.structs.replace(done.predictions, experiment=other), tmp_path)
-    record = codec.read(tmp_path / DRIFT, ReproduceRecord, "drift", "dpsim.records.reproduce/1")
+    record = codec.read(tmp_path / DRIFT, ReproduceRecord, "drift", "dpsim.reproduce/1")
     codec.write(tmp_path / DRIFT, msgspec.structs.replace(record, predictions_sha256="0" * 64))
     with pytest.raises(FileFormatError, match="or is not what was predicted"):
         read_drift(done.predictions, tmp_path)

@@ -216,7 +216,7 @@ def test_only_kernels_that_wait_ask_for_a_cooperative_launch() -> None:
 
 
 def simulated(python: Callable[..., Any], script: str, *arguments: str) -> Any:
-    path = f"{HERE.parent}:{HERE}"
+    path = f"{HERE.parents[1]}:{HERE}"
     ran = python(str(HERE / script), *arguments, env={"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": path})
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)

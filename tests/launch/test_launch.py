@@ -145,12 +145,15 @@ def test_no_rank_outlives_the_process_that_started_it(ending: signal.Signals, wa
     program = (
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from dpsim.comm import launch\n"
+        "from dpsim.launch import jobs\n"
         f"argument = {{'folder': {str(tmp_path)!r}}}\n"
         "progress = lambda text: print(text, flush=True)\n"
-        f"launch.on_ranks('launch_tasks:hang', argument, devices=2, progress=progress, watch={watch})\n"
+        f"jobs.on_ranks('launch_tasks:hang', argument, devices=2, progress=progress, watch={watch})\n"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]), "TMPDIR": str(tmp_path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)]),
+        "TMPDIR": str(tmp_path),
+    }
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
@@ -234,7 +237,7 @@ def test_a_job_is_known_by_its_launchers_variables(
 def _inside(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     mpiexec = jobs.mpiexec_path()
     assert mpiexec is not None
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
     command = [mpiexec, "-n", str(ranks), sys.executable, *arguments]
     return subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
@@ -244,7 +247,7 @@ def _inside(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(("ranks", "devices", "total"), [(2, 2, 3), (3, 2, 3)])
 def test_inside_a_job_its_ranks_are_used_and_rank_0_goes_on(ranks: int, devices: int, total: int) -> None:
     program = (
-        "from dpsim.comm import launch\n"
+        "from dpsim.launch import jobs\n"
         f"for devices in (1, {devices}):\n"
         "    print(jobs.on_ranks('launch_tasks:sum_ranks', {}, devices=devices))\n"
     )
@@ -253,7 +256,7 @@ def test_inside_a_job_its_ranks_are_used_and_rank_0_goes_on(ranks: int, devices:
 
 
 def test_inside_a_job_too_few_ranks_are_refused() -> None:
-    program = "from dpsim.comm import launch\nlaunch.on_ranks('launch_tasks:sum_ranks', {}, devices=3)\n"
+    program = "from dpsim.launch import jobs\njobs.on_ranks('launch_tasks:sum_ranks', {}, devices=3)\n"
     done = _inside(2, "-c", program)
     assert done.returncode != 0
     assert "devices is 3, but this job was started with 2 ranks" in done.stderr
@@ -261,8 +264,8 @@ def test_inside_a_job_too_few_ranks_are_refused() -> None:
 
 def test_inside_a_job_a_failing_rank_ends_all() -> None:
     program = (
-        "from dpsim.comm import launch\n"
-        "launch.on_ranks('launch_tasks:fail', {'rank': 1, 'how': 'exception'}, devices=2)\n"
+        "from dpsim.launch import jobs\n"
+        "jobs.on_ranks('launch_tasks:fail', {'rank': 1, 'how': 'exception'}, devices=2)\n"
     )
     done = _inside(2, "-c", program)
     assert done.returncode == 1

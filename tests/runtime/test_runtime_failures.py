@@ -55,7 +55,7 @@ on_ranks("ranks_runtime:not_finite", json.loads(sys.argv[1]), devices=3)
 def test_all_ranks_of_a_job_end_with_exit_code_2_within_ten_seconds(overlap: str, tmp_path: Path) -> None:
     mpiexec = mpiexec_path()
     assert mpiexec is not None
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
     mark = str(tmp_path)  # by which the ranks' processes can be told
     command = [mpiexec, "-n", "3", sys.executable, "-c", PROGRAM, json.dumps(spoilt(overlap)), mark]
     start_s = time.monotonic()
