@@ -42,8 +42,8 @@ class Algorithm:
     ``library``, whose messages dpsim does not see, or ``elsewhere``: it is priced, and dpsim does not run it.
     ``sixteen_bits``: whether it can send gradients as 16 bits without leaves; ``sixteen_bit_messages``: whether all
     that it sends has 16 bits then.
-    ``steps(transport, data)`` yields its rounds of messages (``dpsim.comm.allreduce``): the function, or its
-    ``module:name``. Of an algorithm in shared memory it is what runs where there is none.
+    ``steps(transport, data)`` yields its rounds of messages: the function, or its ``module:name``. None: it is made of
+    a list of steps (``dpsim.comm.message_steps``), or has no messages.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Algorithm:
     rounds: Callable[[int, int], int]
     sixteen_bits: bool
     sixteen_bit_messages: bool
-    steps: Callable[..., Any] | str
+    steps: Callable[..., Any] | str | None
 
 
 ALGORITHMS: Registry[Algorithm] = Registry("algorithm")
@@ -111,7 +111,6 @@ def _log2_rounds(each: int) -> Callable[[int, int], int]:
     return rounds
 
 
-_IN = "dpsim.comm.allreduce:"
 # The formulas are those of Thakur, Rabenseifner and Gropp 2005. Where n is no power of two, the logarithmic algorithms
 # fold the other ranks in first and send them the sums last.
 ALGORITHMS.register(
@@ -123,7 +122,7 @@ ALGORITHMS.register(
         rounds=lambda m, k: 2,
         sixteen_bits=True,
         sixteen_bit_messages=False,
-        steps=_IN + "native",
+        steps=None,
     )
 )
 ALGORITHMS.register(
@@ -135,7 +134,7 @@ ALGORITHMS.register(
         rounds=lambda m, k: 1,
         sixteen_bits=True,
         sixteen_bit_messages=False,
-        steps=_IN + "native",
+        steps=None,
     )
 )
 ALGORITHMS.register(
@@ -147,7 +146,7 @@ ALGORITHMS.register(
         rounds=lambda m, k: 2,
         sixteen_bits=True,
         sixteen_bit_messages=False,
-        steps=_IN + "native",
+        steps=None,
     )
 )
 ALGORITHMS.register(
@@ -159,7 +158,7 @@ ALGORITHMS.register(
         rounds=lambda m, k: 1,
         sixteen_bits=False,
         sixteen_bit_messages=True,
-        steps=_IN + "native",
+        steps=None,
     )
 )
 ALGORITHMS.register(
@@ -171,7 +170,7 @@ ALGORITHMS.register(
         rounds=lambda m, k: 2 * (m * k - 1),
         sixteen_bits=False,
         sixteen_bit_messages=True,
-        steps=_IN + "ring",
+        steps=None,
     )
 )
 ALGORITHMS.register(
@@ -183,7 +182,7 @@ ALGORITHMS.register(
         rounds=_log2_rounds(1),
         sixteen_bits=False,
         sixteen_bit_messages=True,
-        steps=_IN + "recursive_doubling",
+        steps="dpsim.comm.allreduce:recursive_doubling",
     )
 )
 ALGORITHMS.register(
@@ -195,7 +194,7 @@ ALGORITHMS.register(
         rounds=_log2_rounds(2),
         sixteen_bits=False,
         sixteen_bit_messages=True,
-        steps=_IN + "halving_doubling",
+        steps=None,
     )
 )
 ALGORITHMS.register(
@@ -207,7 +206,7 @@ ALGORITHMS.register(
         rounds=lambda m, k: 2,
         sixteen_bits=True,
         sixteen_bit_messages=True,
-        steps=_IN + "direct",
+        steps=None,
     )
 )
 ALGORITHMS.register(
@@ -219,7 +218,7 @@ ALGORITHMS.register(
         rounds=lambda m, k: sum(2 for members in (m, k) if members > 1),
         sixteen_bits=True,
         sixteen_bit_messages=False,
-        steps=_IN + "hierarchical",
+        steps=None,
     )
 )
 ALGORITHMS.register(
@@ -231,6 +230,6 @@ ALGORITHMS.register(
         rounds=lambda m, k: 1,
         sixteen_bits=True,
         sixteen_bit_messages=True,
-        steps=_IN + "native",
+        steps=None,
     )
 )

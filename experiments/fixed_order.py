@@ -105,7 +105,7 @@ def main() -> int:
     for devices, rows in results.items():
         for name, order in orders(devices, arguments.leaves).items():
             moved = two_shot.bytes_moved(order, 1) / floor_bytes(devices, 1)
-            print(f"{devices} ranks, {name}: {order.extra} extra slots, {moved:.3g} of the bound's bytes")
+            print(f"{devices} ranks, {name}: {order.extra} extra partial sums, {moved:.3g} of the bound's bytes")
         for row in rows:
             times = row["time_s"]
             ratios = ", ".join(f"{name} {times[name] / times[PLAIN]:.3f}" for name in times if name != PLAIN)

@@ -15,8 +15,9 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.clock import now
+from dpsim.comm.networks import transport
 from dpsim.comm.progress import progress
-from dpsim.comm.transport import Transport, transport
+from dpsim.comm.transport import Transport
 from dpsim.errors import DpsimError
 from dpsim.harness.calibrate.load import ReplicaLoad
 from dpsim.launch.jobs import on_ranks

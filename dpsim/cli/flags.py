@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, Parameter
 
+from dpsim import backend
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.cli.outputs import writable as writable
 from dpsim.errors import ConfigError
@@ -149,7 +150,7 @@ Hostfile = Annotated[
     Path | None, Parameter(help="File of hosts to start ranks on, with lines like node1:4 or node1 slots=4.")
 ]
 Backend = Annotated[
-    Literal["cpu", "cuda"] | None,
+    backend.Backend | None,
     Parameter(
         help="Where gradients are reduced: cpu, or cuda (kernels on the ranks' GPUs; the rest computes on the CPU)."
     ),

@@ -20,7 +20,8 @@ from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
 from dpsim.comm.compiled import compile_once
 from dpsim.comm.compression import Compression
-from dpsim.comm.transport import Transport, transport
+from dpsim.comm.networks import transport
+from dpsim.comm.transport import Transport
 from dpsim.data import Dataset, epoch_batches
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower

@@ -12,7 +12,8 @@ from typing import Any
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.comm.cuda.device import Device, nccl_missing, open_device
+from dpsim.comm.cuda.available import nccl_missing, open_device
+from dpsim.comm.cuda.device import Device
 from dpsim.experiments.gpu_check.record import Mode, Samples, kept
 from dpsim.harness.bench.gpus import Kernels, Nccl, Numbers
 from dpsim.harness.bench.turns import Variant

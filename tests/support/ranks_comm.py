@@ -18,8 +18,9 @@ from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.compression import Compression
+from dpsim.comm.networks import transport
 from dpsim.comm.progress import progress
-from dpsim.comm.transport import Transport, transport
+from dpsim.comm.transport import Transport
 from dpsim.machine import Network
 from dpsim.progress import Progress
 from dpsim.wire_dtype import SIXTEEN_BITS

@@ -11,12 +11,13 @@ from typing import Any
 from mpi4py import MPI
 
 from dpsim.backend import CUDA_VERSIONS
-from dpsim.comm.cuda.device import Device, DeviceArray, open_device
+from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.device import Device, DeviceArray
 from dpsim.errors import ConfigError
 from dpsim.harness.bench.logical import HEAD_START_BYTES, Buffers, Timed, buffers, kind, lane, prepared
 from dpsim.harness.bench.turns import SCALE, SCALING, Burst, Variant, bursts, obey, timed
 from dpsim.harness.measurement.environment import version as installed_version
-from dpsim.kernels.allreduce.cuda.versions import Mode
+from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.kernels.allreduce.reference import from_bfloat16
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import slots

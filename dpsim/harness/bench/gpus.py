@@ -16,13 +16,14 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.cuda.access import Access, find_access
-from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory, open_device
+from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory
 from dpsim.errors import CommunicationError
 from dpsim.harness.bench.cuda import DEFAULT, SIMULATED_EFFORT, library, nanoseconds
 from dpsim.harness.bench.logical import PERIOD, bits, encoded, kind, placed
 from dpsim.harness.bench.turns import Burst, Variant, bursts, obey, timed
 from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda.versions import flag_words
+from dpsim.kernels.allreduce.cuda.launch import flag_words
 from dpsim.progress import Progress
 from dpsim.units import format_size
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpsim.comm.cuda.device import Device, DeviceArray, Stream
 from dpsim.kernels.allreduce import reference, tree
-from dpsim.kernels.allreduce.cuda.versions import Mode
+from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.kernels.allreduce.registry import Version
 
 HEAD_START_BYTES = 256 << 20

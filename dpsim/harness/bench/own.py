@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.comm.allreduce import allreduce
-from dpsim.comm.transport import Array, transport
+from dpsim.comm.allreduce import prepare
+from dpsim.comm.networks import transport
+from dpsim.comm.transport import Array
 from dpsim.harness.bench.algorithms import MESSAGES
 from dpsim.harness.bench.turns import SCALE, SCALING, Variant, serve
 from dpsim.kernels.allreduce.registry import versions
@@ -68,7 +68,7 @@ class OwnRank:
         kernel = next((version for version in versions("cpu") if version.name == algorithm), None)
         if kernel is None:
             name = algorithm.removesuffix(MESSAGES)
-            return functools.partial(allreduce, self._transport, data, name)
+            return prepare(self._transport, data, name).run
         if kernel.most_bytes is not None and data.nbytes > kernel.most_bytes:
             return None
         prepared = self._transport.prepare(data, algorithm, None)

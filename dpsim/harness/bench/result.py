@@ -11,8 +11,9 @@ from dpsim.harness.bench.turns import SCALING
 from dpsim.harness.measurement.statistics import median_interval, median_ratio
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import slots
-from dpsim.records.bench import ITEM_BYTES, OWN, BenchRecord, Series, System
+from dpsim.records.bench import OWN, BenchRecord, Series, System
 from dpsim.records.bench_result import BenchPoint, BenchResult, BenchSize, Ratio
+from dpsim.units import ITEM_BYTES
 
 FRACTION_FROM_BYTES = 64 * 2**10
 """Below this size the time of scaling is that of calling it, and says nothing of memory."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpsim import codec
-from dpsim.comm.cuda.device import check_gpu, gpu_count, nccl_missing, simulating
+from dpsim.comm.cuda.available import check_gpu, gpu_count, nccl_missing, simulating
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
 from dpsim.harness.bench.algorithms import bench_algorithms
@@ -21,8 +21,8 @@ from dpsim.harness.measurement.environment import version
 from dpsim.launch import jobs
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.resident_job import Job, OnRanks, Processes, Ranks
-from dpsim.records.bench import BETWEEN, ITEM_BYTES, OWN, AllreduceBench, System
-from dpsim.units import format_size
+from dpsim.records.bench import BETWEEN, OWN, AllreduceBench, System
+from dpsim.units import ITEM_BYTES, format_size
 
 _TASK = "dpsim.harness.bench.own:serve_on_ranks"
 _CUDA_TASK = "dpsim.harness.bench.cuda:serve_on_ranks"

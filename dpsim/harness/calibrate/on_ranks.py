@@ -9,8 +9,8 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.comm.group import first_ranks, quiet_barrier
+from dpsim.comm.networks import transport
 from dpsim.comm.selection import select
-from dpsim.comm.transport import transport
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.contention import ComputeContention
 from dpsim.harness.calibrate.load import Load, ReplicaLoad, StandIn

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import ArrayLike, NDArray
 
-from dpsim.comm.allreduce import allreduce
+from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
 from dpsim.comm.progress import progress
@@ -51,7 +51,10 @@ class IdleTable:
         self.wire_dtype = config.wire_dtype or "float32"
         self.sizes = sizes(config.max_bytes)
         self.speeds = speeds
-        self._buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
+        buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
+        self._allreduces = {
+            size: (buffer, prepare(link, buffer, algorithm, self.compression)) for size, buffer in buffers.items()
+        }
         self._rows: list[list[float]] = []
         self._reference_s: list[float] = []
         self._warm = False
@@ -69,11 +72,11 @@ class IdleTable:
         """Seconds of one allreduce of each size."""
         seconds = dict.fromkeys(self.sizes, 0.0)
         for size in current.order(self.sizes, turn):
-            buffer = self._buffers[size]
+            buffer, allreduce = self._allreduces[size]
             buffer[...] = 1.0
             self.group.Barrier()
             start_s = now()
-            allreduce(self.link, buffer, self.algorithm, self.compression)
+            allreduce.run()
             seconds[size] = now() - start_s
         return list(seconds.values())
 
