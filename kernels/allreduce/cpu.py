@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.algorithms import Algorithm
+from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import Version, register
 from dpsim.kernels.allreduce.steps import (
     MOMENTUM,
@@ -251,7 +252,7 @@ def _synchronisations(algorithm: Algorithm) -> Callable[[PartialSums], int]:
 for _name, _algorithm, _with_sgd, _summary, _variants, _most_bytes in (
     (
         "halving-doubling",
-        algorithms.halving_doubling,
+        halving_doubling,
         None,
         "pairs add one half each, nearest first, and copy back",
         ("scale",),

@@ -73,6 +73,11 @@ class StepList(NamedTuple):
     rounds: tuple[tuple[Step, ...], ...]
     units: int
 
+    @classmethod
+    def of(cls, rounds: Iterable[Sequence[Step]], units: int) -> StepList:
+        """The list of these rounds, without empty ones."""
+        return cls(tuple(tuple(steps) for steps in rounds if steps), units)
+
     @property
     def steps(self) -> list[Step]:
         return [step for steps in self.rounds for step in steps]

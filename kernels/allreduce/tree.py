@@ -36,6 +36,11 @@ class PartialSums:
         """How many partial sums there are beyond one a rank, because ranks do not hold whole subtrees."""
         return len(self.owners) - self.ranks
 
+    @property
+    def firsts(self) -> list[int]:
+        """Each rank's first partial sum, in which its result lands."""
+        return [self.owners.index(rank) for rank in range(self.ranks)]
+
     def of(self, rank: int) -> tuple[int, ...]:
         """The numbers of a rank's partial sums."""
         return tuple(slot for slot, owner in enumerate(self.owners) if owner == rank)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dpsim.kernels.allreduce import algorithms, reference
 from dpsim.kernels.allreduce.cpu import line_bound
+from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import floor_bytes, register, versions
 from dpsim.kernels.allreduce.steps import (
     SLOT,
@@ -33,7 +34,7 @@ ALGORITHMS = {
     "one-shot": algorithms.one_shot,
     "two-shot": algorithms.two_shot,
     "ring": algorithms.ring,
-    "halving-doubling": algorithms.halving_doubling,
+    "halving-doubling": halving_doubling,
 }
 OnRanks = Callable[..., Any]
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsim.kernels.allreduce import reference, registry
-from dpsim.kernels.allreduce.algorithms import halving_doubling, ring
+from dpsim.kernels.allreduce.algorithms import ring
 from dpsim.kernels.allreduce.cuda.moves import Move, Schedule, moved, schedule
+from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 
 SCHEDULES = {

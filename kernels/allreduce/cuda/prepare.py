@@ -16,13 +16,14 @@ from numba import cuda
 from numba.cuda.typing.typeof import typeof
 
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce.algorithms import halving_doubling, ring
+from dpsim.kernels.allreduce.algorithms import ring
 from dpsim.kernels.allreduce.cuda import moves_kernel, one_shot, two_shot
 from dpsim.kernels.allreduce.cuda.arguments import Arguments, address_of
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
 from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS, Codes, Launch, Mode, Momentum
 from dpsim.kernels.allreduce.cuda.moves import Schedule, schedule
 from dpsim.kernels.allreduce.cuda.moves_kernel import COPY, FINAL, MOVE_WORDS, PARTIAL
+from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 
 Elements = tuple[int, int, int]
 """(single elements before the packs, packs, all single elements)."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpsim.kernels.allreduce.algorithms import halving_doubling, ring
+from dpsim.kernels.allreduce.algorithms import ring
 from dpsim.kernels.allreduce.cuda.launch import Launch
 from dpsim.kernels.allreduce.cuda.moves import moved, schedule
+from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import Version, register
 from dpsim.kernels.allreduce.tree import PartialSums
 
