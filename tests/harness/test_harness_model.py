@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from nn_setup import Recorder, batch_for, bound
 
-from dpsim import models
 from dpsim.errors import ConfigError
+from dpsim.harness import models
 from dpsim.harness.profile.profile import ProfileConfig, profile
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import changed_model, run_of, stored

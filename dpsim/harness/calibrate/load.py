@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 from mpi4py import MPI
 
-from dpsim import models
 from dpsim.comm.clock import now
 from dpsim.data import load_dataset
+from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.runtime.trainer import Trainer

@@ -9,10 +9,11 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dpsim import codec, models
+from dpsim import codec
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
+from dpsim.harness import models
 from dpsim.harness.measurement.loop import Round, StopRule, rounds
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
 from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors

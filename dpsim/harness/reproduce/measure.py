@@ -9,8 +9,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from dpsim import codec, models
+from dpsim import codec
 from dpsim.data import load_dataset
+from dpsim.harness import models
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
 from dpsim.harness.reproduce.task import RunOutcome, Task

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim import codec, models, nn
+from dpsim import codec, nn
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
+from dpsim.harness import models
 from dpsim.harness.reproduce.sample_digests import SampleDigests, as_numbers
 from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.machine import Network

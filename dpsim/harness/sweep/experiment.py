@@ -9,10 +9,10 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from dpsim import models
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
+from dpsim.harness import models
 from dpsim.harness.measurement.environment import stamp
 from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim import codec, models
+from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import DpsimError
+from dpsim.harness import models
 from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.reference import reference_s
 from dpsim.harness.measurement.statistics import median_interval

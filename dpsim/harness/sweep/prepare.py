@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from dpsim import codec, models
+from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
+from dpsim.harness import models
 from dpsim.harness.calibrate.calibrate import CalibrateConfig, machine
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.profile.profile import Profile, ProfileConfig

@@ -24,7 +24,7 @@ OverlapChoice = Literal["auto", Overlap]
 class TrainConfig(Noun, frozen=True):
     """What to train and how; ``steps`` or ``epochs`` define its end (``total_steps``).
 
-    ``model`` is a token of ``dpsim.models.load``. ``checkpoint`` is a folder, into which checkpoints are written every
+    ``model`` is a token of ``dpsim.harness.models.load``. ``checkpoint`` is a folder, into which checkpoints are written every
     ``checkpoint_every`` steps (if given) and at the end. ``resume`` is the checkpoint file to resume from (see
     ``dpsim.harness.train.resume.resumed``); ``epochs`` and ``steps`` count from the beginning of training even then.
 

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 from mpi4py import MPI
 
-from dpsim import codec, models
+from dpsim import codec
 from dpsim.data import Dataset, load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
+from dpsim.harness import models
+from dpsim.harness.models import Model
 from dpsim.harness.train.advice import batch_norm_warning
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import changed_model, check_same_training, run_of, stored
@@ -19,7 +21,6 @@ from dpsim.harness.train.task import TrainTask
 from dpsim.learning_rate import learning_rate
 from dpsim.lowering import lower
 from dpsim.machine import Network
-from dpsim.models import Model
 from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import read
 from dpsim.runtime.checkpoints import Checkpoints

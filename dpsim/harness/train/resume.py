@@ -10,10 +10,10 @@ import msgspec
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.harness.models import Model
 from dpsim.harness.train.config import TrainConfig
 from dpsim.learning_rate import Cosine
 from dpsim.machine import Network
-from dpsim.models import Model
 from dpsim.optimizer import changed
 from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import Checkpoint, checkpoints, newest, read
