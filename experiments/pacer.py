@@ -59,14 +59,14 @@ def _row(
 
     mechanism = progress(link, "ring", overlap, finished)
     load = ReplicaLoad(*BACKWARD)
-    buffer = np.zeros(size_bytes // 2, np.float32)  # two chunks of ``size_bytes``, one a message
+    allreduce = mechanism.prepare(np.zeros(size_bytes // 2, np.float32))  # two chunks of ``size_bytes``, one a message
     starts: list[float] = []
     for number in range(repeats):
         comm.Barrier()
         if overlap == "inline":
             core.append(time.thread_time())
         starts.append(now())
-        mechanism.submit(0, buffer)
+        mechanism.submit(0, allreduce)
         while len(ends) == number:
             if loaded:
                 load.run(1, mechanism.poll)

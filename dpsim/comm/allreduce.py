@@ -72,17 +72,6 @@ def allreduce(
     prepare(t, data, algorithm, compression, order).run()
 
 
-def warm_up(
-    t: Transport,
-    data: Array,
-    algorithm: str,
-    compression: Compression | None = None,
-    order: SummationOrder | None = None,
-) -> None:
-    """Compile what an allreduce needs. Moves nothing."""
-    prepare(t, data, algorithm, compression, order)
-
-
 class _NativeAllreduce:
     """The MPI library's own allreduce. Blocking, it is faster than the same as a request."""
 

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
@@ -25,16 +25,23 @@ Finished = Callable[[int, int, float, float], None]
 """Called with (bucket, size_bytes, start_s, end_s) when a bucket's allreduce is done."""
 
 
+class BucketAllreduce(NamedTuple):
+    """A prepared allreduce, and the bytes that it adds up."""
+
+    prepared: PersistentAllreduce
+    size_bytes: int
+
+
 class Progress(Protocol):
     """Takes buckets during backward and has them reduced. ``bucket`` is the one under way, or -1."""
 
     @property
     def bucket(self) -> int: ...
 
-    def prepare(self, data: Array, order: SummationOrder | None = None) -> PersistentAllreduce:
-        """The allreduce of some memory, prepared when it is first asked for; moves nothing."""
+    def prepare(self, data: Array, order: SummationOrder | None = None) -> BucketAllreduce:
+        """Prepare the allreduce of some memory, to be submitted again and again. Moves nothing."""
 
-    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
+    def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         """Hand in a bucket whose gradients are final: its allreduce may start."""
 
     def poll(self) -> None:
@@ -55,22 +62,17 @@ class Inline:
     ) -> None:
         self._transport, self._algorithm, self._compression = transport, algorithm, compression
         self._finished = finished
-        self._prepared: dict[tuple[int | str, ...], PersistentAllreduce] = {}
         self.bucket = -1
 
-    def prepare(self, data: Array, order: SummationOrder | None = None) -> PersistentAllreduce:
-        extra = order.extra if order is not None else ()
-        key = (data.dtype.char, data.nbytes, *(array.ctypes.data for array in (data, *extra)), order is None)
-        if (allreduce := self._prepared.get(key)) is None:
-            allreduce = prepare(self._transport, data, self._algorithm, self._compression, order)
-            self._prepared[key] = allreduce
-        return allreduce
+    def prepare(self, data: Array, order: SummationOrder | None = None) -> BucketAllreduce:
+        allreduce = prepare(self._transport, data, self._algorithm, self._compression, order)
+        return BucketAllreduce(allreduce, data.nbytes)
 
-    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
+    def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         self.bucket = bucket
         begin_s = now()
-        self.prepare(data, fixed).run()
-        self._finished(bucket, data.nbytes, begin_s, now())
+        allreduce.prepared.run()
+        self._finished(bucket, allreduce.size_bytes, begin_s, now())
         self.bucket = -1
 
     def poll(self) -> None:
@@ -90,13 +92,13 @@ class Polled(Inline):
         self, transport: Transport, algorithm: str, finished: Finished, compression: Compression | None = None
     ) -> None:
         super().__init__(transport, algorithm, finished, compression)
-        self._queue: deque[tuple[int, int, PersistentAllreduce]] = deque()
+        self._queue: deque[tuple[int, BucketAllreduce]] = deque()
         self._steps: CollectiveSteps | None = None
         self._pending: list[Request] = []
         self._size_bytes, self._begin_s = 0, 0.0
 
-    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
-        self._queue.append((bucket, data.nbytes, self.prepare(data, fixed)))
+    def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
+        self._queue.append((bucket, allreduce))
         self._advance()
 
     def poll(self) -> None:
@@ -118,9 +120,10 @@ class Polled(Inline):
             if self._steps is None:
                 if not self._queue:
                     return True
-                self.bucket, self._size_bytes, allreduce = self._queue.popleft()
+                self.bucket, allreduce = self._queue.popleft()
+                self._size_bytes = allreduce.size_bytes
                 self._begin_s = now()
-                self._steps = allreduce.start()
+                self._steps = allreduce.prepared.start()
             step = next(self._steps, None)
             if step is None:
                 self._steps = None
@@ -150,11 +153,10 @@ class Threaded(Polled):
         self._thread = threading.Thread(target=self._serve, name="dpsim-communication", daemon=True)
         self._thread.start()
 
-    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
+    def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         self._computing = True
-        allreduce = self.prepare(data, fixed)
         with self._turn:
-            self._queue.append((bucket, data.nbytes, allreduce))
+            self._queue.append((bucket, allreduce))
             idle = self._steps is None
         if idle:
             self._work.release()

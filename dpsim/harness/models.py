@@ -184,7 +184,7 @@ def _place(error: BaseException) -> str:
     """``, own.py, line 3``: the innermost place of an exception outside of dpsim and the import system."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f", {Path(error.filename).name}, line {error.lineno}"
-    own = str(Path(__file__).parent)
+    own = str(Path(__file__).parents[1])
     ignored = (own, "<frozen", importlib.__path__[0])
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ignored)]
     return f", {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""

@@ -116,7 +116,7 @@ def _steps(comm: MPI.Intracomm, link: Transport, algorithm: str, overlap: str, c
         data = [row[comm.rank].copy() for row in rows]
         done.clear()
         for bucket, mine in enumerate(data):
-            mechanism.submit(bucket, mine)
+            mechanism.submit(bucket, mechanism.prepare(mine))
             if bucket == 3:
                 time.sleep(0.002 * comm.rank)  # ranks compute at different speeds
             mechanism.poll()
@@ -165,7 +165,7 @@ def sixteen_bits(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress
             else:
                 expected.append(hierarchical_sum(rows, of_a_node, wire_dtype, codes.scale))
         for bucket, mine in enumerate(buckets):
-            mechanism.submit(bucket, mine)
+            mechanism.submit(bucket, mechanism.prepare(mine))
             mechanism.poll()
         mechanism.finish()
         mechanism.close()

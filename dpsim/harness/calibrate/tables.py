@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
-from dpsim.comm.progress import progress
+from dpsim.comm.progress import BucketAllreduce, progress
 from dpsim.comm.selection import sizes
-from dpsim.comm.transport import Array, Transport
+from dpsim.comm.transport import Transport
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.load import Load, nothing
 from dpsim.harness.measurement.loop import Round
@@ -105,7 +105,7 @@ class LoadedTable:
         self._intervals_s: list[tuple[float, float]] = []
         self._mechanism = progress(link, idle.algorithm, overlap, self._reduced, idle.compression)
         self._sizes = idle.sizes[::-2][::-1]  # every second size, the largest among them
-        self._buffers: dict[int, list[Array]] = {}
+        self._allreduces: dict[int, list[BucketAllreduce]] = {}
         self._units: dict[int, int] = {}
         self._times: dict[int, list[list[float]]] = {size: [] for size in self._sizes}
         self._losses: dict[int, list[float]] = {size: [] for size in self._sizes}
@@ -122,7 +122,8 @@ class LoadedTable:
         for size, idle_s in zip(cost.sizes_bytes, cost.time_s, strict=True):
             if size in self._times:
                 count = max(1, min(_MOST_AT_ONCE, int(_LOADED_S / max(idle_s, 1e-6))))
-                self._buffers[size] = [self._idle.link.allocate(size).view(np.float32) for _ in range(count)]
+                buffers = [self._idle.link.allocate(size).view(np.float32) for _ in range(count)]
+                self._allreduces[size] = [self._mechanism.prepare(buffer) for buffer in buffers]
                 self._units[size] = math.ceil(2.5 * max(count * idle_s, _LEAST_LOAD_S) / unit_s)
 
     def visit(self) -> None:
@@ -132,14 +133,14 @@ class LoadedTable:
         group, load, mechanism = self._idle.group, self._load, self._mechanism
         before_s = reference_s(group)
         for size in self._sizes:
-            count = len(self._buffers[size])
+            count = len(self._allreduces[size])
             group.Barrier()
             plain_s = load.run(self._units[size], nothing)
             group.Barrier()
             self._intervals_s.clear()
             start_s = now()
-            for buffer in self._buffers[size]:
-                mechanism.submit(0, buffer)
+            for allreduce in self._allreduces[size]:
+                mechanism.submit(0, allreduce)
             load.run(self._units[size], mechanism.poll)
             loaded_s = now() - start_s
             mechanism.finish()
