@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from dpsim.registry import Registry
@@ -42,8 +43,8 @@ class Algorithm:
     ``library``, whose messages dpsim does not see, or ``elsewhere``: it is priced, and dpsim does not run it.
     ``sixteen_bits``: whether it can send gradients as 16 bits without leaves; ``sixteen_bit_messages``: whether all
     that it sends has 16 bits then.
-    ``steps(transport, data)`` yields its rounds of messages (``dpsim.comm.allreduce``): the function, or its
-    ``module:name``. Of an algorithm in shared memory it is what runs where there is none.
+    ``steps(transport, data)`` yields its rounds of messages: the function, or its ``module:name``. None: it is made of
+    a list of steps (``dpsim.comm.message_steps``), or has no messages.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Algorithm:
     rounds: Callable[[int, int], int]
     sixteen_bits: bool
     sixteen_bit_messages: bool
-    steps: Callable[..., Any] | str
+    steps: Callable[..., Any] | str | None
 
 
 ALGORITHMS: Registry[Algorithm] = Registry("algorithm")
@@ -111,126 +112,78 @@ def _log2_rounds(each: int) -> Callable[[int, int], int]:
     return rounds
 
 
-_IN = "dpsim.comm.allreduce:"
+def _always(count: int) -> Callable[[int, int], int]:
+    return lambda nodes, of_a_node: count
+
+
+_in_memory = partial(Algorithm, place="shared memory", sixteen_bits=True, sixteen_bit_messages=False, steps=None)
+_by_messages = partial(Algorithm, place="messages", sixteen_bit_messages=True, steps=None)
+_of_a_library = partial(Algorithm, lines=_library, rounds=_always(1), sixteen_bit_messages=True, steps=None)
+
 # The formulas are those of Thakur, Rabenseifner and Gropp 2005. Where n is no power of two, the logarithmic algorithms
 # fold the other ranks in first and send them the sums last.
-ALGORITHMS.register(
-    Algorithm(
+for _algorithm in (
+    _in_memory(
         name="auto",
         summary="in shared memory, one-shot or two-shot by size",
-        place="shared memory",
         lines=_library,
-        rounds=lambda m, k: 2,
-        sixteen_bits=True,
-        sixteen_bit_messages=False,
-        steps=_IN + "native",
-    )
-)
-ALGORITHMS.register(
-    Algorithm(
+        rounds=_always(2),
+    ),
+    _in_memory(
         name="one-shot",
         summary="in shared memory, every rank adds everything",
-        place="shared memory",
         lines=_one_shot,
-        rounds=lambda m, k: 1,
-        sixteen_bits=True,
-        sixteen_bit_messages=False,
-        steps=_IN + "native",
-    )
-)
-ALGORITHMS.register(
-    Algorithm(
+        rounds=_always(1),
+    ),
+    _in_memory(
         name="two-shot",
         summary="in shared memory, every rank adds a slice",
-        place="shared memory",
         lines=_ring,
-        rounds=lambda m, k: 2,
-        sixteen_bits=True,
-        sixteen_bit_messages=False,
-        steps=_IN + "native",
-    )
-)
-ALGORITHMS.register(
-    Algorithm(
-        name="mpi",
-        summary="the MPI library's own",
-        place="library",
-        lines=_library,
-        rounds=lambda m, k: 1,
-        sixteen_bits=False,
-        sixteen_bit_messages=True,
-        steps=_IN + "native",
-    )
-)
-ALGORITHMS.register(
-    Algorithm(
+        rounds=_always(2),
+    ),
+    _of_a_library(name="mpi", summary="the MPI library's own", place="library", sixteen_bits=False),
+    _by_messages(
         name="ring",
         summary="2(n-1) rounds of chunks around a ring",
-        place="messages",
         lines=_ring,
-        rounds=lambda m, k: 2 * (m * k - 1),
+        rounds=lambda nodes, of_a_node: 2 * (nodes * of_a_node - 1),
         sixteen_bits=False,
-        sixteen_bit_messages=True,
-        steps=_IN + "ring",
-    )
-)
-ALGORITHMS.register(
-    Algorithm(
+    ),
+    _by_messages(
         name="recursive-doubling",
         summary="log2(n) exchanges of everything",
-        place="messages",
         lines=_doubling,
         rounds=_log2_rounds(1),
         sixteen_bits=False,
-        sixteen_bit_messages=True,
-        steps=_IN + "recursive_doubling",
-    )
-)
-ALGORITHMS.register(
-    Algorithm(
+        steps="dpsim.comm.allreduce:recursive_doubling",
+    ),
+    _by_messages(
         name="halving-doubling",
         summary="2 log2(n) exchanges of halves",
-        place="messages",
         lines=_halving,
         rounds=_log2_rounds(2),
         sixteen_bits=False,
-        sixteen_bit_messages=True,
-        steps=_IN + "halving_doubling",
-    )
-)
-ALGORITHMS.register(
-    Algorithm(
+    ),
+    _by_messages(
         name="direct",
         summary="2 rounds, slice j by rank j",
-        place="messages",
         lines=_ring,
-        rounds=lambda m, k: 2,
+        rounds=_always(2),
         sixteen_bits=True,
-        sixteen_bit_messages=True,
-        steps=_IN + "direct",
-    )
-)
-ALGORITHMS.register(
-    Algorithm(
+    ),
+    _by_messages(
         name="hierarchical",
         summary="inside each node, then a slice a device between the nodes",
-        place="messages",
         lines=_hierarchical,
-        rounds=lambda m, k: sum(2 for members in (m, k) if members > 1),
+        rounds=lambda nodes, of_a_node: sum(2 for members in (nodes, of_a_node) if members > 1),
         sixteen_bits=True,
         sixteen_bit_messages=False,
-        steps=_IN + "hierarchical",
-    )
-)
-ALGORITHMS.register(
-    Algorithm(
+    ),
+    _of_a_library(
         name="nccl",
         summary="NCCL's own, from the tables of nccl-tests; it is priced, not run",
         place="elsewhere",
-        lines=_library,
-        rounds=lambda m, k: 1,
         sixteen_bits=True,
-        sixteen_bit_messages=True,
-        steps=_IN + "native",
-    )
-)
+    ),
+):
+    ALGORITHMS.register(_algorithm)

@@ -40,63 +40,24 @@ def threshold_rules() -> tuple[str, ...]:
     return tuple(name for name, rule in FUSION_RULES.items() if rule.default_threshold_bytes is not None)
 
 
-FUSION_RULES.register(
-    FusionRule(
-        name="tarantella",
-        summary="a bucket closes once it holds the threshold",
-        default_threshold_bytes=32 * 2.0**10,
-        needs_costs=False,
-        while_running=False,
-        buckets="dpsim.lowering.fusion:tarantella",
-    )
+_KIB, _MIB = 2.0**10, 2.0**20
+# name, summary, default threshold, needs costs, while running
+_RULES = (
+    ("tarantella", "a bucket closes once it holds the threshold", 32 * _KIB, False, False),
+    ("horovod", "every cycle packs what is ready, up to the threshold", 128 * _MIB, False, True),
+    ("ddp", "as tarantella, the first bucket 1 MiB at most", 25 * _MIB, False, False),
+    ("per-tensor", "one bucket per tensor", None, False, False),
+    ("one", "one bucket per step", None, False, False),
+    ("mg-wfbp", "merges where that hides more communication", None, True, False),
 )
-FUSION_RULES.register(
-    FusionRule(
-        name="horovod",
-        summary="every cycle packs what is ready, up to the threshold",
-        default_threshold_bytes=128 * 2.0**20,
-        needs_costs=False,
-        while_running=True,
-        buckets="dpsim.lowering.fusion:horovod",
+for _name, _summary, _threshold_bytes, _needs_costs, _while_running in _RULES:
+    FUSION_RULES.register(
+        FusionRule(
+            name=_name,
+            summary=_summary,
+            default_threshold_bytes=_threshold_bytes,
+            needs_costs=_needs_costs,
+            while_running=_while_running,
+            buckets=f"dpsim.lowering.fusion:{_name.replace('-', '_')}",
+        )
     )
-)
-FUSION_RULES.register(
-    FusionRule(
-        name="ddp",
-        summary="as tarantella, the first bucket 1 MiB at most",
-        default_threshold_bytes=25 * 2.0**20,
-        needs_costs=False,
-        while_running=False,
-        buckets="dpsim.lowering.fusion:ddp",
-    )
-)
-FUSION_RULES.register(
-    FusionRule(
-        name="per-tensor",
-        summary="one bucket per tensor",
-        default_threshold_bytes=None,
-        needs_costs=False,
-        while_running=False,
-        buckets="dpsim.lowering.fusion:per_tensor",
-    )
-)
-FUSION_RULES.register(
-    FusionRule(
-        name="one",
-        summary="one bucket per step",
-        default_threshold_bytes=None,
-        needs_costs=False,
-        while_running=False,
-        buckets="dpsim.lowering.fusion:one",
-    )
-)
-FUSION_RULES.register(
-    FusionRule(
-        name="mg-wfbp",
-        summary="merges where that hides more communication",
-        default_threshold_bytes=None,
-        needs_costs=True,
-        while_running=False,
-        buckets="dpsim.lowering.fusion:mg_wfbp",
-    )
-)

@@ -63,7 +63,7 @@ def keeps() -> bool:
 def _njit(function: Callable[..., Any], inline: str) -> Any:
     import numba
 
-    njit: Any = numba.njit  # its types leave no way from a function to a cache
+    njit: Any = numba.njit  # its types do not connect a function and its cache
     compiled = njit(nogil=True, inline=inline)(function)
     with contextlib.suppress(RuntimeError):  # "no locator available"
         compiled.enable_caching()

@@ -16,10 +16,18 @@ from dpsim.wire_dtype import WireDtype, check_compression
 
 Overlap = Literal["off", "inline", "poll", "thread"]
 BatchNormMode = Literal["local", "leaf", "global"]
-OVERLAPS: tuple[str, ...] = get_args(Overlap)
-BATCH_NORM_MODES: tuple[str, ...] = get_args(BatchNormMode)
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+BATCH_NORM_MODES: tuple[BatchNormMode, ...] = get_args(BatchNormMode)
 DEFAULT_LEAVES = 8
 MOST_LEAVES = 4096
+
+
+def overlap_of(name: str) -> Overlap:
+    """The overlap of that name. Raises ``ConfigError``."""
+    for overlap in OVERLAPS:
+        if overlap == name:
+            return overlap
+    raise unknown("overlap", name, OVERLAPS)
 
 
 class Plan(Noun, frozen=True):

@@ -1,8 +1,8 @@
 """``Replica``: what the runtime can train. A small protocol; ``dpsim.nn`` is one implementation.
 
-A replica holds no gradients and no parameters of its own: the runtime hands it the memory (``bind``), so that
-gradients are produced where they are communicated. All values it returns are sums over samples; the runtime
-scales once by 1/B.
+A replica owns neither parameters nor gradients: the runtime gives it the memory (``bind``), so that gradients are
+produced where they are communicated. All values it returns are sums over samples; the runtime scales once by 1/B.
+The other protocols are optional: the runtime asks whether a replica implements them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.choices import Choices, Problem
 from dpsim.codec import Noun
 from dpsim.workload import Tensor
 
@@ -21,18 +22,23 @@ Array = NDArray[Any]
 Leaves = tuple[int, ...]
 """Boundaries of the leaves of a rank's batch: leaf i is samples ``leaves[i]:leaves[i + 1]``; one leaf is ``(0, b)``."""
 OrderedSum = Callable[[Sequence[Array]], Array]
-"""(one array a slot of this rank) -> the sum over all ranks' slots along the tree; every rank calls it together."""
+"""(one array a slot of this rank) -> the sum over all ranks' slots along the tree; a collective call."""
+Observer = Callable[[str, str, Array, Array], None]
+"""(``forward`` or ``input_gradient``, the layer's name, its input, its output), called while a replica computes."""
 
 
 class Slot(NamedTuple):
-    """Where gradients go from leaf ``first_leaf`` of a rank's batch on (see ``dpsim.kernels.allreduce.tree``)."""
+    """Where the gradients of the leaves from ``first_leaf`` on are written (see ``dpsim.kernels.allreduce.tree``)."""
 
     first_leaf: int
     gradients: Mapping[str, Array]
 
 
 class Rounding(NamedTuple):
-    """Rounding to 16 bits (float16 or bfloat16) of numbers times a power of two: ``dpsim.comm.compression``."""
+    """Numbers are multiplied by ``scale``, a power of two, and rounded to float16 or bfloat16.
+
+    See ``dpsim.comm.compression``.
+    """
 
     dtype: str
     scale: float
@@ -42,8 +48,8 @@ class Rounding(NamedTuple):
 class Batch:
     """A rank's share of a global batch: inputs [b, ...], class labels [b], and the boundaries of its leaves.
 
-    ``seed``, ``step`` and ``first_sample`` (the place of its first sample in the global batch) name its samples for
-    random numbers, which must depend on the sample and never on the rank.
+    ``seed``, ``step`` and ``first_sample`` (the position of its first sample in the global batch) identify its samples:
+    random numbers must depend on the sample and never on the rank.
     """
 
     x: Array
@@ -55,7 +61,7 @@ class Batch:
 
 
 class LayerSpec(Noun, frozen=True):
-    """What is known of a layer without running it; fields as in ``dpsim.workload.Layer``."""
+    """The properties of a layer that need no measurement; fields as in ``dpsim.workload.Layer``."""
 
     name: str
     kind: str
@@ -67,7 +73,7 @@ class LayerSpec(Noun, frozen=True):
 class BatchSums(Noun, frozen=True):
     """Sums over the samples of a batch: cross-entropy in nats, correct predictions, samples.
 
-    ``slot_losses``: the loss of each slot, where there is more than one.
+    ``slot_losses``: the loss of each slot, if there are several.
     """
 
     loss: float
@@ -84,7 +90,7 @@ class StepEvents(Protocol):
     def loss_done(self) -> None: ...
 
     def gradients_ready(self, layer: int) -> None:
-        """All gradients of this layer are final in the bound memory. Called once a layer that has tensors."""
+        """All gradients of this layer are final in the bound memory. Called once for each layer with tensors."""
 
     def backward_done(self, layer: int) -> None: ...
 
@@ -99,10 +105,10 @@ class Replica(Protocol):
         """Parameter values by tensor name, the same on every rank for one seed."""
 
     def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
-        """Take the memory to read parameters from and to write gradients to (C-contiguous, the tensors' shapes)."""
+        """Keep the arrays to read parameters from and to write gradients to (C-contiguous, the tensors' shapes)."""
 
     def state(self) -> dict[str, Array]:
-        """Non-trained state by name (running statistics); the arrays themselves, to be read or overwritten in place."""
+        """State that is not trained (running statistics), by name: the arrays themselves, which may be overwritten."""
 
     def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
         """One pass over a rank's batch; writes (never adds to) the bound gradients, as sums over its samples."""
@@ -112,11 +118,82 @@ class Replica(Protocol):
 
 
 @runtime_checkable
-class LeafReplica(Replica, Protocol):
-    """A replica that takes several leaves at once, so that gradients are final layer by layer with leaves too.
+class WarmUpReplica(Replica, Protocol):
+    """A replica that has something to compile before its first step is timed."""
 
-    What a leaf gives has the same bits whatever other leaves are computed with it. The runtime gives the leaves to a
-    replica without this one after another.
+    def warm_up(self) -> None:
+        """Compute as a step does, alone on this rank. Only the bound gradients may change."""
+
+
+@runtime_checkable
+class DiagnosticReplica(Replica, Protocol):
+    """A replica that can find the origin of a NaN or an infinity."""
+
+    def first_nonfinite_layer(self, x: Array, labels: NDArray[np.int64]) -> str | None:
+        """Describe the first value of a pass over this batch that is not finite; None if all are.
+
+        Alone on this rank. Parameters, gradients and state stay as they are.
+        """
+
+
+@runtime_checkable
+class ObservableReplica(Replica, Protocol):
+    """A replica that shows what each of its layers computes."""
+
+    def observe(self, observer: Observer) -> None:
+        """Call ``observer`` from now on for every layer; rows of the arrays are samples."""
+
+
+class Timing(Protocol):
+    """Measures the implementations of one problem."""
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Functions that run each implementation once, so that it is compiled."""
+
+    def run(self, seconds: float) -> None:
+        """Measure for about so long."""
+
+    def ratios(self) -> dict[str, float]:
+        """The time of each implementation over that of the fastest, by name."""
+
+
+class CodeTable(Protocol):
+    """A fixed rule that says which implementation computes a problem."""
+
+    @property
+    def digest(self) -> str: ...
+
+    def candidate(self, problem: Problem) -> str:
+        """The name of the implementation."""
+
+
+@runtime_checkable
+class TunableReplica(Replica, Protocol):
+    """A replica with several implementations of an operation, of which the runtime chooses.
+
+    Plain training uses the fastest by measurement. Training in leaves uses a table, since implementations differ in
+    bits.
+    """
+
+    def problems(self, rows: int, *, training: bool) -> list[Problem]:
+        """The distinct problems of a pass over ``rows`` samples: of a step, or of an evaluation."""
+
+    def timing(self, problem: Problem) -> Timing:
+        """What measures the implementations of a problem."""
+
+    def code_table(self) -> CodeTable:
+        """The table for training in leaves. All ranks use the one of rank 0."""
+
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
+        """Compute with these choices in plain training and with this table in leaves; None leaves them as they are."""
+
+
+@runtime_checkable
+class LeafReplica(Replica, Protocol):
+    """A replica that computes several leaves in one pass, so that gradients become final layer by layer.
+
+    A leaf's results have the same bits whatever other leaves are computed with it. To other replicas the runtime gives
+    one leaf after another.
     """
 
     def bind(
@@ -127,8 +204,8 @@ class LeafReplica(Replica, Protocol):
         The first slot is ``gradients``; ``extra_slots`` follow in the order of their leaves.
         """
 
-    def train_in_leaves(self, given: bool, rounding: Rounding | None) -> None:
-        """From now on batches come in leaves of a global batch, also where they have one alone; or they do not.
+    def train_in_leaves(self, in_leaves: bool, rounding: Rounding | None) -> None:
+        """Say whether the batches from now on are leaves of a global batch, even if there is only one leaf in them.
 
         With ``rounding`` every leaf's gradient is rounded, and then every sum of two along the tree.
         """
@@ -136,17 +213,17 @@ class LeafReplica(Replica, Protocol):
 
 @runtime_checkable
 class BatchNormReplica(LeafReplica, Protocol):
-    """A replica with batch norm whose statistics may be of more or fewer samples than the device's."""
+    """A replica with batch norm that can take its statistics from more or fewer samples than the device's own."""
 
     def normalise_batches(self, mode: str, ordered_sum: OrderedSum) -> None:
-        """Take statistics of each leaf (``leaf``) or of all ranks' samples (``global``); ``local``: of the device's.
+        """Take the statistics of each leaf (``leaf``), of all ranks' samples (``global``), or of this rank's.
 
-        With ``global``, every rank asks for the same sums in the same order in ``forward_backward``, with no samples
-        too.
+        With ``global`` every rank calls ``ordered_sum`` for the same sums in the same order in ``forward_backward``,
+        even if it has no samples.
         """
 
     def leaf_statistics(self) -> list[Array]:
-        """With ``leaf``: what the last forward adds to the running statistics, a flat array a slot."""
+        """With ``leaf``: what the last forward pass adds to the running statistics, one flat array a slot."""
 
     def update_statistics(self, total: Array) -> None:
-        """Move the running statistics by the sum of ``leaf_statistics`` over all slots and ranks."""
+        """Update the running statistics with the sum of ``leaf_statistics`` over all slots and ranks."""

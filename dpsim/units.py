@@ -7,6 +7,8 @@ import re
 
 from dpsim.errors import ConfigError
 
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""Bytes of a number of each dtype."""
 _BYTES = {
     "": 1,
     "b": 1,

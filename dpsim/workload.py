@@ -16,9 +16,9 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.memo import remember
+from dpsim.units import ITEM_BYTES
 
 SCHEMA = "dpsim.workload/1"
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _MOST_BYTES = 2**60  # so that sums stay 64-bit whole numbers
 _LARGEST_BATCH = 10**12
 

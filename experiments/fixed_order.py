@@ -1,8 +1,9 @@
 """``python -m dpsim.experiments.fixed_order`` times the fixed order of addition against the plain one, on real ranks.
 
-Two-shot in shared memory, in place, each order in turn and in random order; every rank rewrites its slots before each
-call, as backward does. ``plain`` adds rank after rank; ``tree`` is the fixed order with a leaf a rank; ``tree of V``
-that of V leaves, where a rank whose leaves are no whole subtree has extra slots. Prints ratios of medians.
+Two-shot runs in shared memory, in place, with each summation order in turn; every rank rewrites its partial sums
+before each call, as backward does. ``plain`` adds rank after rank. ``tree`` is the fixed order with one leaf a rank,
+``tree of V`` that with V leaves, where a rank whose leaves are no whole subtree has extra partial sums. Prints ratios
+of medians.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from mpi4py import MPI
 from dpsim.comm.clock import now
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import DpsimError
+from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.kernels.allreduce.cpu import SharedGroup
 from dpsim.kernels.allreduce.registry import find, floor_bytes
 from dpsim.kernels.allreduce.tree import PartialSums, Tree, slots
@@ -27,10 +28,11 @@ from dpsim.progress import Progress
 from dpsim.units import format_size, parse_size
 
 PLAIN, TREE = "plain", "tree"
+_LEAST_ROUNDS = 5
 
 
 def orders(devices: int, leaves: int) -> dict[str, PartialSums]:
-    """What is compared, by name."""
+    """The summation orders to compare, by name."""
     one_after_another: Tree = 0
     for rank in range(1, devices):
         one_after_another = (one_after_another, rank)
@@ -42,40 +44,36 @@ def orders(devices: int, leaves: int) -> dict[str, PartialSums]:
 
 
 def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
-    """The task: seconds of every order at every size, medians over the slowest rank's times."""
-    kinds = orders(comm.size, argument["leaves"])
-    most = max(len(order.owners) for order in kinds.values())
+    """The task: median seconds of every summation order at every size. A call takes as long as its slowest rank."""
+    compared = orders(comm.size, argument["leaves"])
+    slot_count = max(len(order.owners) for order in compared.values())
     two_shot = find("cpu", "two-shot")
-    meeting = SharedGroup(
+    group = SharedGroup(
         comm.rank,
         comm.size,
         _shared(comm, SharedGroup.control_bytes(comm.size)),
         oversubscribed=comm.size > (os.cpu_count() or 1),
     )
+    stop = StopRule(least_rounds=_LEAST_ROUNDS, most_s=argument["seconds"])
     rows = []
     for size in argument["sizes"]:
-        memory = _shared(comm, most * size)
-        arrays = [memory[slot * size : (slot + 1) * size].view(np.float32) for slot in range(most)]
-        runs = {name: two_shot.make(meeting, arrays[: len(order.owners)], order).run for name, order in kinds.items()}
+        memory = _shared(comm, slot_count * size)
+        arrays = [memory[slot * size : (slot + 1) * size].view(np.float32) for slot in range(slot_count)]
+        runs = {name: two_shot.make(group, arrays[: len(order.owners)], order).run for name, order in compared.items()}
         samples: dict[str, list[float]] = {name: [] for name in runs}
-        draw = np.random.default_rng(0)
-        end_s = now() + argument["seconds"]
-        rounds = 0
-        while rounds < 6 or comm.bcast(now() < end_s):
-            for name in draw.permutation(list(runs)):
-                for slot in kinds[name].of(comm.rank):
+        for current in rounds(stop, warm_up=1, comm=comm):
+            for name in current.order(list(runs)):
+                for slot in compared[name].of(comm.rank):
                     arrays[slot].fill(1.0)
                 comm.Barrier()
                 start_s = now()
                 runs[name]()
-                samples[name].append(now() - start_s)
-            rounds += 1
-        slowest = {
-            name: [max(row) for row in zip(*comm.allgather(times[1:]), strict=True)] for name, times in samples.items()
-        }
-        rows.append(
-            {"size_bytes": size, "rounds": rounds - 1, "time_s": {n: statistics.median(t) for n, t in slowest.items()}}
-        )
+                time_s = now() - start_s
+                if current.counted:
+                    samples[name].append(time_s)
+        slowest = {name: np.max(comm.allgather(times), axis=0) for name, times in samples.items()}
+        medians = {name: float(np.median(times)) for name, times in slowest.items()}
+        rows.append({"size_bytes": size, "rounds": len(samples[PLAIN]), "time_s": medians})
         report(f"{comm.size} ranks, {format_size(size)}")
     return rows
 
@@ -94,20 +92,20 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=["64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB"])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each size")
     parser.add_argument("--json", action="store_true")
-    told = parser.parse_args()
-    argument = {"leaves": told.leaves, "sizes": [int(parse_size(text)) for text in told.sizes], "seconds": told.seconds}
-    found = {}
-    for devices in told.devices:
-        found[devices] = on_ranks("dpsim.experiments.fixed_order:measure", argument, devices=devices, pin=True)
-    if told.json:
-        print(json.dumps(found))
+    arguments = parser.parse_args()
+    sizes = [int(parse_size(text)) for text in arguments.sizes]
+    task = {"leaves": arguments.leaves, "sizes": sizes, "seconds": arguments.seconds}
+    results = {}
+    for devices in arguments.devices:
+        results[devices] = on_ranks("dpsim.experiments.fixed_order:measure", task, devices=devices, pin=True)
+    if arguments.json:
+        print(json.dumps(results))
         return 0
-    for devices, rows in found.items():
-        kinds = orders(devices, told.leaves)
-        two_shot = find("cpu", "two-shot")
-        for name, order in kinds.items():
+    two_shot = find("cpu", "two-shot")
+    for devices, rows in results.items():
+        for name, order in orders(devices, arguments.leaves).items():
             moved = two_shot.bytes_moved(order, 1) / floor_bytes(devices, 1)
-            print(f"{devices} ranks, {name}: {order.extra} extra slots, {moved:.3g} of the bound's bytes")
+            print(f"{devices} ranks, {name}: {order.extra} extra partial sums, {moved:.3g} of the bound's bytes")
         for row in rows:
             times = row["time_s"]
             ratios = ", ".join(f"{name} {times[name] / times[PLAIN]:.3f}" for name in times if name != PLAIN)

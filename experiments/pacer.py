@@ -1,7 +1,7 @@
-"""How well the emulated link keeps its latency and bandwidth, idle and beside a backward, and what its waiting costs.
+"""How well the emulated link keeps its latency and bandwidth, and the core time that waiting for it takes.
 
-``python -m dpsim.experiments.pacer [NETWORK ...]`` starts its own two ranks. What is timed is a ring allreduce on
-them, which is two messages one after another, so a message's time is half of it.
+``python -m dpsim.experiments.pacer [NETWORK ...]`` starts two ranks and times ring allreduces on them, while they are
+idle and during a backward. Such an allreduce is two messages, one after the other: a message takes half of its time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.clock import now
+from dpsim.comm.networks import transport
 from dpsim.comm.progress import progress
-from dpsim.comm.transport import Transport, transport
+from dpsim.comm.transport import Transport
 from dpsim.errors import DpsimError
 from dpsim.harness.calibrate.load import ReplicaLoad
 from dpsim.launch.jobs import on_ranks
@@ -27,28 +28,27 @@ NETWORKS = ("paced:200us,200mbit", "paced:50us,1gbit")
 MESSAGE_BYTES = (4, 16 * 1024, 256 * 1024)
 CASES = (("inline", False), ("thread", False), ("poll", True), ("thread", True))
 BACKWARD = ("mlp:64x20", "digits", 256)
-"""Model, data set and local batch of the passes that run beside the messages, again and again."""
+"""Model, data set and local batch whose forward and backward run again and again during the messages."""
 _IDLE_S = 50e-6
 
 
 def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any]:
-    """One row for each message size, mechanism, and whether a backward runs beside it, on two ranks of ``network``.
+    """One row for each message size and case (overlap mechanism, whether a backward runs), on two ranks.
 
-    A row has seconds a message: ``due_s``, what the link asks for; ``time_s``, the measured median;
-    ``undisturbed_s``, that of the tenth that was disturbed least by other programs; ``earliest_s``, the least of
-    measured - due; ``core_s``, the core time of the thread that waits (None under ``poll``, where
-    the computing thread only passes by).
+    A row has seconds a message: ``due_s`` by the link's latency and bandwidth; ``time_s``, the measured median;
+    ``undisturbed_s``, the first decile, which other programs disturb least; ``earliest_s``, the least of measured -
+    due; ``core_s``, the core time of the waiting thread (None under ``poll``, where no thread waits).
     """
     link = transport(comm, Network.parse(argument["network"]))
     rows = []
     for size_bytes in argument["sizes_bytes"]:
-        for overlap, beside in CASES:
-            rows.append(_row(comm, link, size_bytes, overlap, beside, argument["repeats"]))
+        for overlap, loaded in CASES:
+            rows.append(_row(comm, link, size_bytes, overlap, loaded, argument["repeats"]))
     return rows
 
 
 def _row(
-    comm: MPI.Intracomm, link: Transport, size_bytes: int, overlap: str, beside: bool, repeats: int
+    comm: MPI.Intracomm, link: Transport, size_bytes: int, overlap: str, loaded: bool, repeats: int
 ) -> dict[str, Any]:
     ends: list[float] = []
     core: list[float] = []
@@ -59,16 +59,16 @@ def _row(
 
     mechanism = progress(link, "ring", overlap, finished)
     load = ReplicaLoad(*BACKWARD)
-    buffer = np.zeros(size_bytes // 2, np.float32)  # two chunks of ``size_bytes``, one a message
+    allreduce = mechanism.prepare(np.zeros(size_bytes // 2, np.float32))  # two chunks of ``size_bytes``, one a message
     starts: list[float] = []
     for number in range(repeats):
         comm.Barrier()
         if overlap == "inline":
             core.append(time.thread_time())
         starts.append(now())
-        mechanism.submit(0, buffer)
+        mechanism.submit(0, allreduce)
         while len(ends) == number:
-            if beside:
+            if loaded:
                 load.run(1, mechanism.poll)
             else:
                 time.sleep(_IDLE_S)
@@ -76,15 +76,15 @@ def _row(
     mechanism.close()
     every_start, every_end = np.array(comm.allgather(starts)), np.array(comm.allgather(ends))
     due_s = link.network.latency_s + size_bytes / link.network.bandwidth_bytes_per_s
-    took_s = (every_end.max(axis=0) - every_start.max(axis=0)) / 2
+    time_s = (every_end.max(axis=0) - every_start.max(axis=0)) / 2
     waits = np.diff(core)[:: 2 if overlap == "inline" else 1]
     return {
         "size_bytes": size_bytes,
         "overlap": overlap,
-        "beside": beside,
+        "beside": loaded,
         "due_s": due_s,
-        "time_s": float(np.median(took_s)),
-        "undisturbed_s": float(np.quantile(took_s, 0.1)),
+        "time_s": float(np.median(time_s)),
+        "undisturbed_s": float(np.quantile(time_s, 0.1)),
         "earliest_s": float((every_end - every_start).min()) / 2 - due_s,
         "core_s": None if overlap == "poll" else float(statistics.median(waits)) / 2,
     }

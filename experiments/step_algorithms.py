@@ -1,6 +1,6 @@
-"""``python -m dpsim.experiments.step_algorithms`` times a training step under several allreduces, in turn in one run.
+"""``python -m dpsim.experiments.step_algorithms`` times a training step with several allreduces, in turn in one run.
 
-Every algorithm trains a replica of its own; they take turns of a few steps in random order, and the first steps of a
+Every algorithm trains a replica of its own. They take turns of a few steps in random order, and the first steps of a
 turn do not count. A step lasts from the slowest rank's end to the next one's. The first algorithm runs twice (A/A).
 """
 
@@ -29,7 +29,7 @@ _COUNTED = 6
 
 
 def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
-    """The task: seconds of the counted steps, round by round, by algorithm (the repeated one with an apostrophe)."""
+    """The task: median step of each round in seconds, by algorithm (the repeated one has an apostrophe)."""
     dataset = load_dataset(argument["dataset"])
     first, *others = argument["algorithms"]
     trainers = {}
@@ -42,10 +42,10 @@ def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
             fusion_threshold_bytes=argument["threshold_bytes"],
         )
         trainers[name] = Trainer(replica, dataset, plan, comm, Network())
-    found = steps_in_turn(comm, trainers, seconds=argument["seconds"], counted=_COUNTED)
+    steps_s = steps_in_turn(comm, trainers, seconds=argument["seconds"], counted=_COUNTED)
     for trainer in trainers.values():
         trainer.close()
-    return found
+    return steps_s
 
 
 def main() -> int:
@@ -58,25 +58,25 @@ def main() -> int:
     parser.add_argument("--fusion-threshold", default="32KiB")
     parser.add_argument("--algorithm", nargs="+", default=["mpi", "auto"])
     parser.add_argument("--seconds", type=float, default=20.0)
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        argument = {
-            "model": told.model,
-            "dataset": told.dataset,
-            "global_batch": told.global_batch,
-            "seconds": told.seconds,
-            "algorithms": told.algorithm,
-            "threshold_bytes": parse_size(told.fusion_threshold),
+        task = {
+            "model": arguments.model,
+            "dataset": arguments.dataset,
+            "global_batch": arguments.global_batch,
+            "seconds": arguments.seconds,
+            "algorithms": arguments.algorithm,
+            "threshold_bytes": parse_size(arguments.fusion_threshold),
         }
-        found = on_ranks("dpsim.experiments.step_algorithms:measure", argument, devices=told.devices, pin=True)
+        results = on_ranks("dpsim.experiments.step_algorithms:measure", task, devices=arguments.devices, pin=True)
     except DpsimError as error:
         print(f"step_algorithms: {error}", file=sys.stderr)
         return 2
-    base = found[told.algorithm[0]]
-    for name, steps_s in found.items():
+    base = results[arguments.algorithm[0]]
+    for name, steps_s in results.items():
         ratio = median_ratio(steps_s, base)
         print(
-            f"{name:>20}: {np.median(steps_s) * 1e3:8.3f} ms a step, {ratio.median:.3f} of {told.algorithm[0]}'s"
+            f"{name:>20}: {np.median(steps_s) * 1e3:8.3f} ms a step, {ratio.median:.3f} of {arguments.algorithm[0]}'s"
             f" ({ratio.low:.3f} to {ratio.high:.3f}), {len(steps_s)} rounds"
         )
     return 0

@@ -56,14 +56,14 @@ def _for_groups(k: Kernel, channels: int, body: Callable[[_Parts, Value], None])
     """``body(parts, group)`` for each group; parts are some vectors of channels, as (first channel, lanes in use)."""
     with k.loop(0, k["groups"]) as group:
 
-        def some(first: Value, count: int) -> None:
+        def part(first: Value, count: int) -> None:
             body([(first + at, min(k.lanes, count - at)) for at in range(0, count, k.lanes)], group)
 
-        k.in_parts(channels, _VECTORS * k.lanes, some)
+        k.in_parts(channels, _VECTORS * k.lanes, part)
 
 
 def _for_rows(k: Kernel, first: Value, end: Value, several: int, body: Callable[[Value, int], None]) -> None:
-    """``body(row, place)`` for all rows; ``several`` at once, so that their sums (by place) wait for nobody."""
+    """``body(row, place)`` for all rows; ``several`` at once, each with sums of its own (by place)."""
     whole = first + (end - first) // several * several
     with k.loop(first, whole, several) as row:
         for place in range(several):
@@ -73,8 +73,8 @@ def _for_rows(k: Kernel, first: Value, end: Value, several: int, body: Callable[
 
 
 def _total(sums: list[Variable]) -> Value:
-    """Four or fewer sums in one, pair by pair."""
-    values = [one.get() for one in sums]
+    """The total of 1, 2 or 4 sums, added pair by pair."""
+    values = [variable.get() for variable in sums]
     while len(values) > 1:
         values = [values[i] + values[i + 1] for i in range(0, len(values), 2)]
     return values[0]
@@ -85,14 +85,14 @@ def _moments(dtype: str, channels: int) -> Kernel:
     k = Kernel(dtype, ("x", "mean", "squares"), ("rows", "groups"))
     rows = k["rows"]
 
-    def some(parts: _Parts, group: Value) -> None:
+    def body(parts: _Parts, group: Value) -> None:
         several = 4 if len(parts) == 1 else 2
         first_row, own = group * rows, group * channels
         means, squares = ([k.variable() for _ in parts] for _ in range(2))
         with k.loop(0, rows, _BLOCK) as start:
             end = (start + _BLOCK).at_most(rows)
-            here, before, after = (end - start).as_number(), start.as_number(), end.as_number()
-            share, weight = k.vector(here / after), k.vector(before * here / after)
+            count, before, after = (end - start).as_number(), start.as_number(), end.as_number()
+            share, weight = k.vector(count / after), k.vector(before * count / after)
             sums = [[k.variable() for _ in range(several)] for _ in parts]
 
             def add(row: Value, place: int) -> None:
@@ -100,7 +100,7 @@ def _moments(dtype: str, channels: int) -> Kernel:
                     total[place].add(k.load(k["x"], (first_row + row) * channels + at, n))
 
             _for_rows(k, start, end, several, add)
-            centres = [_total(total) / k.vector(here) for total in sums]
+            centres = [_total(total) / k.vector(count) for total in sums]
             distances = [[k.variable() for _ in range(several)] for _ in parts]
 
             def add_square(row: Value, place: int) -> None:
@@ -117,26 +117,45 @@ def _moments(dtype: str, channels: int) -> Kernel:
             k.store(k["mean"], own + at, mean.get(), n)
             k.store(k["squares"], own + at, square.get(), n)
 
-    _for_groups(k, channels, some)
+    _for_groups(k, channels, body)
     return k
+
+
+def _each_element(
+    k: Kernel,
+    channels: int,
+    out: str,
+    constants: Callable[[Value, Value, int], list[Value]],
+    result: Callable[..., Value],
+) -> None:
+    """``out`` = ``result(place, count, *constants)`` for every vector of channels of every row.
+
+    ``constants(first, channel, count)`` are those of a vector of channels; a group's own values begin at ``first``.
+    """
+
+    def body(parts: _Parts, group: Value) -> None:
+        first_row, first = group * k["rows"], group * channels
+        values = [constants(first, channel, count) for channel, count in parts]
+        with k.loop(first_row, first_row + k["rows"]) as row:
+            for (channel, count), own in zip(parts, values, strict=True):
+                place = row * channels + channel
+                k.store(k[out], place, result(place, count, *own), count)
+
+    _for_groups(k, channels, body)
 
 
 @compiled
 def _normalise(dtype: str, channels: int) -> Kernel:
     k = Kernel(dtype, ("x", "mean", "scale", "shift", "out"), ("rows", "groups"))
 
-    def some(parts: _Parts, group: Value) -> None:
-        first_row, own = group * k["rows"], group * channels
-        constants = [
-            (k.load(k["mean"], own + at, n), k.load(k["scale"], own + at, n), k.load(k["shift"], at, n))
-            for at, n in parts
-        ]
-        with k.loop(first_row, first_row + k["rows"]) as row:
-            for (at, n), (mean, scale, shift) in zip(parts, constants, strict=True):
-                place = row * channels + at
-                k.store(k["out"], place, k.fma(k.load(k["x"], place, n) - mean, scale, shift), n)
+    def constants(first: Value, channel: Value, count: int) -> list[Value]:
+        own = [k.load(k[name], first + channel, count) for name in ("mean", "scale")]
+        return [*own, k.load(k["shift"], channel, count)]
 
-    _for_groups(k, channels, some)
+    def result(place: Value, count: int, mean: Value, scale: Value, shift: Value) -> Value:
+        return k.fma(k.load(k["x"], place, count) - mean, scale, shift)
+
+    _each_element(k, channels, "out", constants, result)
     return k
 
 
@@ -145,7 +164,7 @@ def _sums(dtype: str, channels: int) -> Kernel:
     k = Kernel(dtype, ("grad", "x", "mean", "dot", "sum"), ("rows", "groups"))
     rows = k["rows"]
 
-    def some(parts: _Parts, group: Value) -> None:
+    def body(parts: _Parts, group: Value) -> None:
         several = 4 if len(parts) == 1 else 2 if len(parts) == 2 else 1
         first_row, own = group * rows, group * channels
         means = [k.load(k["mean"], own + at, n) for at, n in parts]
@@ -155,9 +174,9 @@ def _sums(dtype: str, channels: int) -> Kernel:
 
             def add(row: Value, place: int) -> None:
                 for (at, n), mean, dot, total in zip(parts, means, block_dots, block_totals, strict=True):
-                    here = (first_row + row) * channels + at
-                    grad = k.load(k["grad"], here, n)
-                    dot[place].add_product(grad, k.load(k["x"], here, n) - mean)
+                    at_row = (first_row + row) * channels + at
+                    grad = k.load(k["grad"], at_row, n)
+                    dot[place].add_product(grad, k.load(k["x"], at_row, n) - mean)
                     total[place].add(grad)
 
             _for_rows(k, start, (start + _BLOCK).at_most(rows), several, add)
@@ -167,7 +186,7 @@ def _sums(dtype: str, channels: int) -> Kernel:
             k.store(k["dot"], own + at, dot.get(), n)
             k.store(k["sum"], own + at, total.get(), n)
 
-    _for_groups(k, channels, some)
+    _for_groups(k, channels, body)
     return k
 
 
@@ -175,14 +194,12 @@ def _sums(dtype: str, channels: int) -> Kernel:
 def _backward(dtype: str, channels: int) -> Kernel:
     k = Kernel(dtype, ("grad", "x", "mean", "a", "b", "c"), ("rows", "groups"))
 
-    def some(parts: _Parts, group: Value) -> None:
-        first_row, own = group * k["rows"], group * channels
-        constants = [[k.load(k[name], own + at, n) for name in ("mean", "a", "b", "c")] for at, n in parts]
-        with k.loop(first_row, first_row + k["rows"]) as row:
-            for (at, n), (mean, a, b, c) in zip(parts, constants, strict=True):
-                place = row * channels + at
-                centred = k.load(k["x"], place, n) - mean
-                k.store(k["grad"], place, k.fma(a, k.load(k["grad"], place, n), k.fma(b, centred, c)), n)
+    def constants(first: Value, channel: Value, count: int) -> list[Value]:
+        return [k.load(k[name], first + channel, count) for name in ("mean", "a", "b", "c")]
 
-    _for_groups(k, channels, some)
+    def result(place: Value, count: int, mean: Value, a: Value, b: Value, c: Value) -> Value:
+        centred = k.load(k["x"], place, count) - mean
+        return k.fma(a, k.load(k["grad"], place, count), k.fma(b, centred, c))
+
+    _each_element(k, channels, "grad", constants, result)
     return k

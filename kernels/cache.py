@@ -1,6 +1,6 @@
 """Machine code of kernels, compiled once and kept on disk.
 
-A file is found by the hash of everything its content depends on: the sources of this folder, what is asked of the
+A file is named by the hash of everything its content depends on: the sources of this folder, what is asked of the
 kernel, the processor, LLVM. So an edited kernel is another file, and nothing is ever out of date. What was not used for
 some weeks is removed.
 """
@@ -33,10 +33,10 @@ _DIGEST_BYTES = 32
 
 
 class Counts:
-    """How many kernels this process compiled, and how many it found compiled."""
+    """Numbers of kernels that this process compiled, and that it read from the cache."""
 
     compiled = 0
-    found = 0
+    read = 0
 
 
 counts = Counts()
@@ -61,8 +61,8 @@ def compiled(write: Callable[P, Kernel]) -> Callable[P, Function]:
 
     The compiled kernel takes C-contiguous arrays of its dtype (one that returns an index: addresses, as numbers), then
     indices, then numbers. It runs without Python's
-    lock and looks at no dtype and no shape: its caller answers for them. Where no cache folder can be written, every
-    process compiles for itself. The arguments of ``write`` must have a ``repr`` that tells them apart.
+    lock and checks neither dtype nor shape: its caller must. Without a writable cache folder every process compiles for
+    itself. The arguments of ``write`` must have different ``repr``.
     """
     functions: dict[object, Function] = {}
 
@@ -88,7 +88,7 @@ def _find(write: Callable[P, Kernel], *args: P.args, **kwargs: P.kwargs) -> Func
         if path is not None:
             _write(path, code)
     else:
-        counts.found += 1
+        counts.read += 1
     return _callable(symbol, code)
 
 

@@ -3,7 +3,7 @@
 Meaning: ``NumpyOps.conv2d``, ``conv2d_input_gradient`` and ``conv2d_weight_gradient`` of dpsim.nn. A block of output
 elements stays in registers while the loops over what is summed run around it; elements outside the picture are
 left out, not multiplied by zero. One sample's results depend on that sample and the weights alone.
-Memory passes: each input read and each output written about once; what is used again is found in the caches.
+Memory passes: each input read and each output written about once; what is used again is read from the caches.
 """
 
 from __future__ import annotations
@@ -241,11 +241,11 @@ def _add_samples(k: Kernel, s: _Shapes, start: Value, stop: Value) -> None:
     (height, width), pad = s.out, s.kernel // 2
     vectors = balanced(-(-s.outputs // k.lanes), _MOST_VECTORS)
     channels = balanced(s.inputs, ACCUMULATORS // vectors)
-    some = min(height, -(-_LEAST_POSITIONS // width))
-    with k.loop(start, stop) as b, k.loop(0, height, some) as row, k.loop(0, s.kernel) as i:
+    rows = min(height, -(-_LEAST_POSITIONS // width))
+    with k.loop(start, stop) as b, k.loop(0, height, rows) as row, k.loop(0, s.kernel) as i:
         above = i * -1 + pad + s.stride - 1
         first = (above // s.stride).at_least(row)
-        end = ((above + s.height) // s.stride).at_most(row + some).at_most(height)
+        end = ((above + s.height) // s.stride).at_most(row + rows).at_most(height)
         for j in range(s.kernel):
             left, right = -(-(pad - j) // s.stride), -(-(s.width + pad - j) // s.stride)
             columns = max(0, left), min(width, right)

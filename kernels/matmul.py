@@ -36,7 +36,7 @@ def product(x_MK: Array, w_KN: Array, out_MN: Array) -> None:
 def streamed_product(x_MK: Array, w_KN: Array, out_MN: Array) -> None:
     """out = x w for few rows. Reads w from its first byte to its last, some rows at a time, as memory gives it fastest.
 
-    A sum goes through k in order and waits in ``out`` from some rows to the next.
+    A sum goes through k in order; between parts of k it is kept in ``out``.
     """
     (m, k), n = x_MK.shape, w_KN.shape[1]
     _streamed_product(x_MK.dtype.char, n % lanes(x_MK.dtype))(x_MK, w_KN, out_MN, m, k, n)
@@ -160,53 +160,53 @@ def _add_inputs(
         sums.add(lambda i, j=j: kernel.load_number(x, (row + i) * k + j), weights)  # type: ignore[misc]
 
 
-@compiled
-def _packed_product(dtype: str, tail: int) -> Kernel:
+def _by_panels(dtype: str, tail: int, multiply: Callable[[_Panel, Value], None]) -> Kernel:
+    """A product by packed panels of the weights: ``multiply(panel, inputs)`` for each panel of ``inputs`` inputs."""
     kernel = Kernel(dtype, ("x", "w", "out", "rows", "panel"), ("m", "k", "n"))
-    m, k, n = (kernel[name] for name in ("m", "k", "n"))
-    with kernel.loop(0, k, _PANEL_INPUTS) as start:
-        inputs = (k - start).at_most(_PANEL_INPUTS)
+    with kernel.loop(0, kernel["k"], _PANEL_INPUTS) as start:
+        inputs = (kernel["k"] - start).at_most(_PANEL_INPUTS)
         _pack_rows(kernel, start, inputs)
 
         def panel(first: Value, counts: list[int], start: Value = start, inputs: Value = inputs) -> None:
-            of_columns = _Panel(kernel, start, inputs, first, counts)
-            of_columns.add_rows(kernel.index(0), BLOCK[0], copying=True)
-            left = m - BLOCK[0]
-            blocks = (left + (BLOCK[0] - 1)) // BLOCK[0]
-            share = (inputs + blocks - 1) // blocks
+            multiply(_Panel(kernel, start, inputs, first, counts), inputs)
 
-            def rows(row: Value, size: int) -> None:
-                if size > 1:
-                    at = row // BLOCK[0] * share
-                    of_columns.ask_for_the_next(at, (at + share).at_most(inputs))
-                of_columns.add_rows(row + BLOCK[0], size)
-
-            kernel.in_tiles(left, (BLOCK[0], 1), rows)
-
-        columns(kernel, n, tail, panel)
+        columns(kernel, kernel["n"], tail, panel)
     return kernel
+
+
+@compiled
+def _packed_product(dtype: str, tail: int) -> Kernel:
+    def multiply(panel: _Panel, inputs: Value) -> None:
+        kernel = panel.kernel
+        panel.add_rows(kernel.index(0), BLOCK[0], copying=True)
+        left = kernel["m"] - BLOCK[0]
+        blocks = (left + (BLOCK[0] - 1)) // BLOCK[0]
+        share = (inputs + blocks - 1) // blocks
+
+        def rows(row: Value, size: int) -> None:
+            if size > 1:
+                first = row // BLOCK[0] * share
+                panel.prefetch_next(first, (first + share).at_most(inputs))
+            panel.add_rows(row + BLOCK[0], size)
+
+        kernel.in_tiles(left, (BLOCK[0], 1), rows)
+
+    return _by_panels(dtype, tail, multiply)
 
 
 @compiled
 def _packed_with_transposed(dtype: str, tail: int, input_tail: int) -> Kernel:
     """``x`` is the gradient; its inputs are the columns of w, and the rows of w are the columns of ``out``."""
-    kernel = Kernel(dtype, ("x", "w", "out", "rows", "panel"), ("m", "k", "n"))
-    m, k, n = (kernel[name] for name in ("m", "k", "n"))
-    with kernel.loop(0, k, _PANEL_INPUTS) as start:
-        inputs = (k - start).at_most(_PANEL_INPUTS)
-        _pack_rows(kernel, start, inputs)
 
-        def panel(first: Value, counts: list[int], start: Value = start, inputs: Value = inputs) -> None:
-            of_columns = _Panel(kernel, start, inputs, first, counts)
-            of_columns.copy_transposed(input_tail)
-            kernel.in_tiles(m, (BLOCK[0], 1), of_columns.add_rows)
+    def multiply(panel: _Panel, inputs: Value) -> None:
+        panel.copy_transposed(input_tail)
+        panel.kernel.in_tiles(panel.kernel["m"], (BLOCK[0], 1), panel.add_rows)
 
-        columns(kernel, n, tail, panel)
-    return kernel
+    return _by_panels(dtype, tail, multiply)
 
 
 def _pack_rows(kernel: Kernel, start: Value, inputs: Value) -> None:
-    """Copy a block of rows of x element by element, so that what a block of sums reads one after another lies so."""
+    """Copy each block of rows of x into the order in which a block of sums reads its elements."""
 
     def pack(row: Value, size: int) -> None:
         with kernel.loop(0, inputs) as j:
@@ -221,19 +221,20 @@ class _Panel:
     """Some vectors of columns of the weights, ``inputs`` of them from ``start`` on, to be multiplied by rows of x."""
 
     def __init__(self, kernel: Kernel, start: Value, inputs: Value, first: Value, counts: list[int]) -> None:
-        self._kernel, self._start, self._inputs, self._first, self._counts = kernel, start, inputs, first, counts
+        self.kernel, self._start, self._inputs, self._first, self._counts = kernel, start, inputs, first, counts
         self._places = [v * kernel.lanes for v in range(len(counts))]
         self._width = len(counts) * kernel.lanes
 
-    def ask_for_the_next(self, first: Value, stop: Value) -> None:
-        kernel = self._kernel
+    def prefetch_next(self, first: Value, stop: Value) -> None:
+        """Prefetch the weights of inputs ``first`` to ``stop - 1`` of the next panel."""
+        kernel = self.kernel
         with kernel.loop(first, stop) as j:
             for place in self._places:
                 kernel.prefetch(kernel["w"], (self._start + j) * kernel["n"] + self._first + self._width + place)
 
     def copy_transposed(self, input_tail: int) -> None:
         """Copy the panel from w transposed: squares of as many rows and columns as a vector has lanes."""
-        kernel, lane = self._kernel, self._kernel.lanes
+        kernel, lane = self.kernel, self.kernel.lanes
         for place, count in zip(self._places, self._counts, strict=True):
 
             def square(at: Value, width: int, place: int = place, count: int = count) -> None:
@@ -253,7 +254,7 @@ class _Panel:
                     square(whole, input_tail)
 
     def _weights(self, j: Value, copying: bool) -> list[Value]:
-        kernel = self._kernel
+        kernel = self.kernel
         if not copying:
             return [kernel.load(kernel["panel"], j * self._width + place) for place in self._places]
         row = (self._start + j) * kernel["n"] + self._first
@@ -265,7 +266,7 @@ class _Panel:
 
     def add_rows(self, row: Value, size: int, *, copying: bool = False) -> None:
         """Add the panel's products with some rows of x to ``out``; ``copying`` reads w itself and fills the panel."""
-        kernel = self._kernel
+        kernel = self.kernel
         sums = _Sums(kernel, kernel["n"], row, size, self._first, self._counts)
         with kernel.when(self._start > 0):
             sums.read()

@@ -74,7 +74,7 @@ def rounded(value: Value, compression: str) -> Value:
     nan = build.icmp_unsigned(">", size, whole(0x7F80_0000))
     if compression == "bfloat16":
         quiet = build.and_(build.or_(bits, whole(0x0040_0000)), whole(0xFFFF_0000))
-        found = build.select(nan, quiet, cut(bits, 16))
+        result = build.select(nan, quiet, cut(bits, 16))
     else:
         large = cut(size, 13)
         infinite = build.icmp_unsigned(">=", large, whole(0x4780_0000))  # 65536: what rounds to it or more
@@ -83,6 +83,6 @@ def rounded(value: Value, compression: str) -> Value:
         # adding 0.5, whose last place is 2^-24, rounds a small number to a multiple of that
         small = build.bitcast(((positive + 0.5) - 0.5).ir, kind)
         least_normal = build.icmp_unsigned("<", size, whole(0x3880_0000))
-        found = build.select(least_normal, small, large)
-        found = build.or_(build.select(nan, whole(0x7FC0_0000), found), sign)
-    return Value(kernel, build.bitcast(found, value.ir.type))
+        result = build.select(least_normal, small, large)
+        result = build.or_(build.select(nan, whole(0x7FC0_0000), result), sign)
+    return Value(kernel, build.bitcast(result, value.ir.type))

@@ -288,12 +288,12 @@ class Kernel:
         In each step halves of ever smaller blocks change places between two vectors: log2(lanes) steps.
         """
         build, lane, count = self.builder, ir.IntType(32), self.lanes
-        found, distance = [row.ir for row in rows], count // 2
+        columns, distance = [row.ir for row in rows], count // 2
         while distance:
-            mixed = list(found)
+            mixed = list(columns)
             for i in range(count):
                 if i & distance == 0:
-                    first, second = found[i], found[i + distance]
+                    first, second = columns[i], columns[i + distance]
                     low = [j if j & distance == 0 else count + j - distance for j in range(count)]
                     high = [j + distance if j & distance == 0 else count + j for j in range(count)]
                     mixed[i], mixed[i + distance] = (
@@ -304,8 +304,8 @@ class Kernel:
                         )
                         for places in (low, high)
                     )
-            found, distance = mixed, distance // 2
-        return [Value(self, column) for column in found]
+            columns, distance = mixed, distance // 2
+        return [Value(self, column) for column in columns]
 
     def _call(self, name: str, result: Any, arguments: list[Any], suffix: str = "") -> Any:
         """Call an LLVM function that is overloaded on the type of this kernel's vectors or numbers."""
@@ -393,8 +393,8 @@ class Element:
         """From an array with a byte an element, 0 or 1."""
         build = self._kernel.builder
         kind = self._bytes()
-        found = build.load(self._byte_address(array), typ=kind, align=1)
-        return Value(self._kernel, build.icmp_unsigned("!=", found, ir.Constant(kind, None)))
+        byte = build.load(self._byte_address(array), typ=kind, align=1)
+        return Value(self._kernel, build.icmp_unsigned("!=", byte, ir.Constant(kind, None)))
 
     def set_mask(self, array: str, mask: Value) -> None:
         build = self._kernel.builder

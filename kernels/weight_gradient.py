@@ -43,7 +43,7 @@ def _multiply(x_MK: Array, g_MN: Array, out_KN: Array, rows: int, *, past_caches
 
 
 def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_KN: Array) -> None:
-    """out = the sum of x^T g over leaves (their boundaries are given); 2048 leaves at most.
+    """out = the sum of x^T g over leaves between the boundaries ``leaves``; 2048 leaves at most.
 
     The leaves' sums stay in registers and the nearest cache.
     """
@@ -100,9 +100,9 @@ def _transposed_of_leaves(dtype: str, tail: int, packs: bool) -> Kernel:
                 before = depth.get() * (len(numbers) * kernel.lanes)
                 for number, total in enumerate(numbers):
                     total.set(kernel.load(stack, before + number * kernel.lanes) + total.get())
-            here = depth.get() * (len(numbers) * kernel.lanes)
+            top = depth.get() * (len(numbers) * kernel.lanes)
             for number, total in enumerate(numbers):
-                kernel.store(stack, here + number * kernel.lanes, total.get())
+                kernel.store(stack, top + number * kernel.lanes, total.get())
             depth.set(depth.get() + 1)
         block.write()
 

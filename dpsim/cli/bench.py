@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from dpsim.backend import Backend
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def allreduce(
     dtype: Annotated[
         str | None, Parameter(help="float32 (the default) or float64; on GPUs also float16 or bfloat16.")
     ] = None,
-    backend: Annotated[Literal["cpu", "cuda"] | None, Parameter(help="cpu (the default) or cuda.")] = None,
+    backend: Annotated[Backend | None, Parameter(help="cpu (the default) or cuda.")] = None,
     peers: Annotated[
         str | None,
         Parameter(help="auto (all that are installed), none, or a list of mpi, gloo, nccl and names from --peer-env."),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, Parameter
 
+from dpsim import backend
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.cli.outputs import writable as writable
 from dpsim.errors import ConfigError
@@ -24,15 +25,8 @@ Model = Annotated[
     str | None,
     Parameter(
         help="cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
-        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5."
-    ),
-]
-AnyModel = Annotated[
-    str | None,
-    Parameter(
-        name="--model",
-        help="A built-in model (cnn, mlp:512,256, resnet20:norm=group ...; see dpsim train --help) or your own: "
-        "FILE.py, whose function model(input_shape, classes) returns a Replica; FILE.py:NAME for another function.",
+        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5. "
+        "Or your own: FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION, which returns a Replica."
     ),
 ]
 DataSet = Annotated[
@@ -156,7 +150,7 @@ Hostfile = Annotated[
     Path | None, Parameter(help="File of hosts to start ranks on, with lines like node1:4 or node1 slots=4.")
 ]
 Backend = Annotated[
-    Literal["cpu", "cuda"] | None,
+    backend.Backend | None,
     Parameter(
         help="Where gradients are reduced: cpu, or cuda (kernels on the ranks' GPUs; the rest computes on the CPU)."
     ),

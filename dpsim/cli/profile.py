@@ -16,7 +16,7 @@ Examples:
 
 def profile(
     *,
-    model: flags.AnyModel = None,
+    model: flags.Model = None,
     dataset: flags.DataSet = None,
     local_batch: flags.LocalBatches = None,
     seed: flags.Seed = None,

@@ -38,7 +38,7 @@ Examples:
 class SweepFlags:
     """The flags that every sweep has."""
 
-    model: flags.AnyModel = None
+    model: flags.Model = None
     dataset: flags.DataSet = None
     devices: flags.DevicesList = None
     global_batch: flags.GlobalBatch = None

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
-    from dpsim.harness.train.train import TrainConfig
+    from dpsim.harness.train.config import TrainConfig
     from dpsim.records.sweep import TrainResult
 
 EXAMPLES = """\
@@ -21,6 +21,7 @@ Examples:
   dpsim train --optimizer adamw --schedule cosine --warmup-epochs 2
   dpsim train --checkpoint run1 --checkpoint-every 100
   dpsim train --resume run1
+  dpsim train --model own.py:network --devices 2
   dpsim train --devices 2 --reproducible --leaves 16
   dpsim train --devices 2 --reproducible --checkpoint run2 --elastic
   mpiexec -n 2 dpsim train --devices 2"""
@@ -125,13 +126,16 @@ def train(
         codec.write(output, {"schema": show.SCHEMA, "command": "train"} | identity | codec.to_builtins(result))
     if json:
         summary = codec.to_builtins(result)
-        show.print_json("train", [codec.to_builtins(config) | {"losses": summary.pop("losses", [])}], summary)
+        point = codec.to_builtins(config) | _UNUSED | {"losses": summary.pop("losses", [])}
+        show.print_json("train", [point], summary)
     else:
         _print(config, result)
     if result.checkpoint_failure:
         raise DpsimError(result.checkpoint_failure)
 
 
+_UNUSED = {"workload": None, "link_alpha_s": 0.0, "link_beta_s_per_byte": 0.0}
+"""Fields of a point that always have these values."""
 _IDENTITY = ("model", "dataset", "global_batch", "seed", "network", "algorithm", "fusion_rule", "overlap", "leaves")
 """The fields of the configuration that the file of a result contains."""
 

@@ -11,7 +11,7 @@ import time
 now = time.perf_counter
 _CLOCK_MONOTONIC, _TIMER_ABSTIME, _PR_SET_TIMERSLACK = 1, 1, 29
 SLEEP_LEAD_S = 20e-6
-"""A sleep ends about this late beside a computing thread (measured: 14 us), so it is asked to end earlier."""
+"""A sleep ends about this late while another thread computes (measured: 14 us), so it is asked to end earlier."""
 
 
 class _Timespec(ctypes.Structure):

@@ -10,7 +10,7 @@ from dpsim.comm.group import quiet_barrier
 
 
 def compile_once(warm_up: Callable[[], object], comm: MPI.Intracomm) -> None:
-    """``warm_up`` what needs kernels on each node's first rank, then on the others, which find everything compiled.
+    """Call ``warm_up`` on each node's first rank, then on the others, which find every kernel compiled.
 
     Waiting ranks sleep instead of spinning. Collective over ``comm``.
     """
@@ -22,11 +22,11 @@ def compile_once(warm_up: Callable[[], object], comm: MPI.Intracomm) -> None:
     node.Free()
 
 
-def compile_among(rehearsals: Sequence[Callable[[], object]], comm: MPI.Intracomm) -> None:
-    """The same for several rehearsals, of which each rank of a node compiles some; then all run all. Collective."""
+def compile_among(warm_ups: Sequence[Callable[[], object]], comm: MPI.Intracomm) -> None:
+    """The same for several ``warm_ups``: each rank of a node calls its share of them, then all of them. Collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    for mine in (rehearsals[node.rank :: node.size], rehearsals):
-        for warm_up in mine:
+    for share in (warm_ups[node.rank :: node.size], warm_ups):
+        for warm_up in share:
             warm_up()
         quiet_barrier(comm)
     node.Free()

@@ -1,16 +1,16 @@
-"""16 bits on the wire: what an allreduce of float32 numbers sends where a plan asks for float16 or bfloat16.
+"""Compression: the 16-bit codes that an allreduce of float32 numbers sends if the plan asks for float16 or bfloat16.
 
 Without leaves every rank's contribution is rounded once to 16 bits (to nearest, ties to even), its own too; the owner
 of a slice adds the rounded contributions in float32 along the tree over the ranks (``kernels.allreduce.tree``); the sum
-is rounded once to 16 bits, and every rank, the owner too, keeps that value. So all ranks hold the same bits, and who
-owns what does not show in them. In shared memory nothing travels, and the same numbers come out.
+is rounded once to 16 bits, and every rank, the owner too, keeps that value. So all ranks hold the same bits,
+whichever rank owns a slice. In shared memory nothing is sent, and the same numbers come out.
 
 With leaves (reproducible training) every node of the fixed tree is rounded: each leaf's gradient, and each sum of two
-nodes, which are added in float32. So whatever partial sums the devices hold are numbers of 16 bits, sending them loses
-nothing, and any number of devices, algorithm and bucket comes to the same bits, one device too. What does not travel in
-buckets is not rounded: losses, and batch norm's statistics.
+nodes, which are added in float32. So all partial sums are numbers of 16 bits, sending them loses nothing, and every
+number of devices, also one, every algorithm and every bucket give the same bits. Losses and the statistics of batch
+norm, which are not sent in buckets, are not rounded.
 
-What is encoded is the number times ``scale``, a power of two, which changes no digit. Gradients are sums over samples;
+Each number is encoded times ``scale``, a power of two, which changes no digit. Gradients are sums over samples;
 float16 ends at 65504, so it carries them times 2^-ceil(log2(global batch)): no more than their mean. A mean that
 float16 cannot hold becomes infinite. Below 2^-14 float16 rounds to multiples of 2^-24. bfloat16 has float32's range.
 """
@@ -59,18 +59,20 @@ class Compression:
         values, coded = np.zeros(1, np.float32), np.zeros(1, np.uint16)
         self.encode(values, coded)  # compiled now, not in the first allreduce
         self.decode(coded, values)
-        self.add(values, values)
-        round_array(values, *self.rounding, values)
+        self.add(values, values, values)
+        self.round(values, values)
 
-    def add(self, a: Floats, b: Floats) -> Floats:
-        """a + b in float32, rounded as encoding and decoding do."""
-        total = np.empty_like(a)
-        round_sum(a, b, *self.rounding, total)
-        return total
+    def add(self, a: Floats, b: Floats, out: Floats) -> None:
+        """out = a + b in float32, rounded as encoding and decoding do; ``out`` may be one of them."""
+        round_sum(a, b, self.dtype, self.scale, out)
+
+    def round(self, values: Floats, out: Floats) -> None:
+        """out = values, rounded as encoding and decoding do; ``out`` may be ``values``."""
+        round_array(values, self.dtype, self.scale, out)
 
     @property
     def rounding(self) -> Rounding:
-        """What encoding and decoding does to a number."""
+        """The rounding that encoding and decoding does."""
         return Rounding(self.dtype, self.scale)
 
     def encode(self, values: Floats, coded: Codes) -> None:
@@ -78,12 +80,12 @@ class Compression:
         self._kernels[0](values, coded, self._down)
 
     def decode(self, coded: Codes, values: Floats) -> None:
-        """values = what the codes stand for."""
+        """values = the numbers that the codes stand for."""
         self._kernels[1](coded, values, self._up)
 
 
 def compression(wire_dtype: str | None, dtype: np.dtype[Any], global_batch: int) -> Compression | None:
-    """The 16-bit wire of a plan for arrays of ``dtype``; None where they travel as they are. Raises ``ConfigError``."""
+    """The compression of a plan for arrays of ``dtype``; None if they are sent as they are. Raises ``ConfigError``."""
     if wire_dtype is None or wire_dtype == dtype.name:
         return None
     if wire_dtype not in SIXTEEN_BITS or dtype != np.float32:

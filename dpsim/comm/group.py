@@ -1,4 +1,4 @@
-"""Groups of ranks, and waiting that leaves the cores to those who compute."""
+"""Groups of ranks, and a barrier that leaves the cores to the ranks that compute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def first_ranks(comm: MPI.Intracomm, devices: int) -> MPI.Intracomm | None:
 
 
 def quiet_barrier(comm: MPI.Intracomm) -> None:
-    """A barrier in which waiting ranks sleep, so that those still at work have the cores to themselves."""
+    """A barrier in which waiting ranks sleep, so that ranks still computing have the cores to themselves."""
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(_NAP_S)

@@ -12,17 +12,17 @@ from dpsim.kernels.allreduce.tree import PartialSums, fold
 from dpsim.replica import OrderedSum
 
 
-def ordered_sum(t: Transport, slots: PartialSums) -> OrderedSum:
-    """The blocking sum over the slots of all ranks of ``t``, along their tree; the same bits on every rank.
+def ordered_sum(t: Transport, sums: PartialSums) -> OrderedSum:
+    """A blocking function that adds the partial sums of all ranks along their tree; the same bits on every rank.
 
-    Every rank sends its slots' arrays (of one dtype and shape) to every other one in one message, and adds for itself:
-    one round, (n - 1) messages of a slot or more each. On one rank nothing is sent.
+    Every rank sends its partial sums (of one dtype and shape) to every other rank in one message, and adds for itself:
+    one round of n - 1 messages. On one rank nothing is sent.
     """
-    mine = slots.of(t.rank)
-    others = [(rank, slots.of(rank)) for rank in range(t.size) if rank != t.rank]
+    local = sums.of(t.rank)
+    others = [(rank, sums.of(rank)) for rank in range(t.size) if rank != t.rank]
 
     def add(arrays: Sequence[Array]) -> Array:
-        held: dict[int, Array] = dict(zip(mine, arrays, strict=True))
+        held: dict[int, Array] = dict(zip(local, arrays, strict=True))
         if others:
             own = np.stack(arrays)
             coming = [np.empty((len(numbers), *own.shape[1:]), own.dtype) for _, numbers in others]
@@ -30,7 +30,7 @@ def ordered_sum(t: Transport, slots: PartialSums) -> OrderedSum:
             wait(t, pending + [t.send(own, rank) for rank, _ in others])
             for data, (_, numbers) in zip(coming, others, strict=True):
                 held |= dict(zip(numbers, data, strict=True))
-        total: Array = fold(slots.tree, held.__getitem__, operator.add)
+        total: Array = fold(sums.tree, held.__getitem__, operator.add)
         return total
 
     return add

@@ -2,7 +2,7 @@
 
 Each device has one full-duplex link. A message of s bytes sent at t leaves when the sender's link is free,
 occupies it for s / bandwidth, and arrives latency later (and not before the receiver's link has taken what
-came earlier). Times are absolute: a late look at one message does not delay the next. The bytes themselves
+came earlier). Times are absolute: polling one message late does not delay the next. The bytes themselves
 travel at once through MPI; the receiver sees them when they are due.
 
 Messages between devices of one node of a layout are not the link's: they go as fast as this machine can.
@@ -15,17 +15,16 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
-from dpsim.comm.transport import Array, MpiTransport, Request
+from dpsim.comm.mpi import MpiTransport
+from dpsim.comm.transport import Array, Request
 from dpsim.machine import Network, check_algorithm
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
-
-
 _TESTS = 3
-"""MPI's handshake for a long message takes up to three tests; a rank that looks rarely should do them in one look."""
+"""MPI's handshake for a long message takes up to three tests; a rank that polls rarely should do them in one poll."""
 
 
-def _taken(requests: list[MPI.Request]) -> bool:
+def _complete(requests: list[MPI.Request]) -> bool:
     return any(MPI.Request.Testall(requests) for _ in range(_TESTS))
 
 
@@ -39,14 +38,14 @@ class _Outgoing:
         self._header = header
 
     def done(self) -> bool:
-        return _taken(self._requests)
+        return _complete(self._requests)
 
     def due_s(self) -> float | None:
         return None  # nothing to wait for but MPI
 
 
 class _Incoming:
-    """A message that is there once its bytes have come and its time has."""
+    """A message that is done once its bytes have arrived and its time has come."""
 
     __slots__ = ("_arrived", "_due_s", "_header", "_requests", "_transport")
 
@@ -59,7 +58,7 @@ class _Incoming:
 
     def done(self) -> bool:
         if not self._arrived:
-            if not _taken(self._requests):
+            if not _complete(self._requests):
                 return False
             self._arrived = True
             self._due_s = self._transport.take(self._header[0], self._header[1])
@@ -79,12 +78,12 @@ class PacedTransport(MpiTransport):
         self._outgoing_free_s = 0.0
         self._incoming_free_s = 0.0
 
-    def _beside(self, rank: int) -> bool:
+    def _in_own_node(self, rank: int) -> bool:
         """Whether that rank is on this rank's node."""
         return rank // self.devices_a_node == self.rank // self.devices_a_node
 
     def send(self, data: Array, to: int) -> Request:
-        if self._beside(to):
+        if self._in_own_node(to):
             return super().send(data, to)
         transmission_s = data.nbytes / self.network.bandwidth_bytes_per_s
         self._outgoing_free_s = max(now(), self._outgoing_free_s) + transmission_s
@@ -93,7 +92,7 @@ class PacedTransport(MpiTransport):
         return _Outgoing(requests, header)
 
     def receive(self, data: Array, source: int) -> Request:
-        if self._beside(source):
+        if self._in_own_node(source):
             return super().receive(data, source)
         header = np.empty(2)
         requests = [self.comm.Irecv(header, source, _HEADER_TAG), self.comm.Irecv(data, source, _PAYLOAD_TAG)]

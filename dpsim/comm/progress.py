@@ -1,7 +1,7 @@
-"""Allreduces beside computation: who makes them progress, and when. One queue, served one after another.
+"""Allreduces that overlap computation: which thread makes them progress, and when. They run one after another.
 
-``poll``: the computing thread looks at the communication whenever a layer is done. ``thread``: a second thread
-does, sleeping until the next message is due. In both the computing thread finishes what is left after backward.
+``poll``: the computing thread polls the communication whenever a layer is done. ``thread``: a second thread does,
+sleeping until the next message is due. In both the computing thread finishes what is left after backward.
 ``inline`` runs each allreduce at once on the computing thread.
 """
 
@@ -11,12 +11,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, allreduce, start
+from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.comm.compression import Compression
-from dpsim.comm.transport import Array, Request, Transport
+from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Request, SummationOrder, Transport
 
 LOOK_S = 40e-6
 """How long the communication thread sleeps when nothing is due at a known time."""
@@ -25,23 +25,33 @@ Finished = Callable[[int, int, float, float], None]
 """Called with (bucket, size_bytes, start_s, end_s) when a bucket's allreduce is done."""
 
 
+class BucketAllreduce(NamedTuple):
+    """A prepared allreduce, and the bytes that it adds up."""
+
+    prepared: PersistentAllreduce
+    size_bytes: int
+
+
 class Progress(Protocol):
-    """Where buckets are handed in during backward. ``bucket`` is the one under way, or -1."""
+    """Takes buckets during backward and has them reduced. ``bucket`` is the one under way, or -1."""
 
     @property
     def bucket(self) -> int: ...
 
-    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
-        """A bucket is complete: its allreduce may start."""
+    def prepare(self, data: Array, order: SummationOrder | None = None) -> BucketAllreduce:
+        """Prepare the allreduce of some memory, to be submitted again and again. Moves nothing."""
+
+    def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
+        """Hand in a bucket whose gradients are final: its allreduce may start."""
 
     def poll(self) -> None:
-        """The computing thread passes by."""
+        """Called by the computing thread now and then."""
 
     def finish(self) -> None:
         """Return when every submitted allreduce is done."""
 
     def close(self) -> None:
-        """End; nothing may be under way."""
+        """End; no allreduce may be under way."""
 
 
 class Inline:
@@ -50,15 +60,19 @@ class Inline:
     def __init__(
         self, transport: Transport, algorithm: str, finished: Finished, compression: Compression | None = None
     ) -> None:
-        self._compression = compression
-        self._transport, self._algorithm, self._finished = transport, algorithm, finished
+        self._transport, self._algorithm, self._compression = transport, algorithm, compression
+        self._finished = finished
         self.bucket = -1
 
-    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
+    def prepare(self, data: Array, order: SummationOrder | None = None) -> BucketAllreduce:
+        allreduce = prepare(self._transport, data, self._algorithm, self._compression, order)
+        return BucketAllreduce(allreduce, data.nbytes)
+
+    def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         self.bucket = bucket
         begin_s = now()
-        allreduce(self._transport, data, self._algorithm, self._compression, fixed)
-        self._finished(bucket, data.nbytes, begin_s, now())
+        allreduce.prepared.run()
+        self._finished(bucket, allreduce.size_bytes, begin_s, now())
         self.bucket = -1
 
     def poll(self) -> None:
@@ -71,25 +85,24 @@ class Inline:
         pass
 
 
-class Polled:
+class Polled(Inline):
     """A queue of allreduces that moves on whenever ``poll`` is called."""
 
     def __init__(
         self, transport: Transport, algorithm: str, finished: Finished, compression: Compression | None = None
     ) -> None:
-        self._compression = compression
-        self._transport, self._algorithm, self._finished = transport, algorithm, finished
-        self._queue: deque[tuple[int, Array, SummationOrder | None]] = deque()
-        self._rounds: CollectiveSteps | None = None
+        super().__init__(transport, algorithm, finished, compression)
+        self._queue: deque[tuple[int, BucketAllreduce]] = deque()
+        self._steps: CollectiveSteps | None = None
         self._pending: list[Request] = []
-        self.bucket, self._size_bytes, self._begin_s = -1, 0, 0.0
+        self._size_bytes, self._begin_s = 0, 0.0
 
-    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
-        self._queue.append((bucket, data, fixed))
+    def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
+        self._queue.append((bucket, allreduce))
         self._advance()
 
     def poll(self) -> None:
-        if self._rounds is not None:
+        if self._steps is not None:
             self._advance()
 
     def finish(self) -> None:
@@ -97,32 +110,30 @@ class Polled:
             if self._transport.oversubscribed:
                 os.sched_yield()
 
-    def close(self) -> None:
-        pass
-
     def _advance(self) -> bool:
-        """Take every step that needs no waiting; whether nothing is left."""
+        """Take every step that needs no waiting, and return whether no allreduce is left."""
         while True:
             if self._pending:
                 self._pending = [message for message in self._pending if not message.done()]
                 if self._pending:
                     return False
-            if self._rounds is None:
+            if self._steps is None:
                 if not self._queue:
                     return True
-                self.bucket, data, fixed = self._queue.popleft()
-                self._size_bytes, self._begin_s = data.nbytes, now()
-                self._rounds = start(self._transport, data, self._algorithm, self._compression, fixed)
-            step = next(self._rounds, None)
+                self.bucket, allreduce = self._queue.popleft()
+                self._size_bytes = allreduce.size_bytes
+                self._begin_s = now()
+                self._steps = allreduce.prepared.start()
+            step = next(self._steps, None)
             if step is None:
-                self._rounds = None
+                self._steps = None
                 self._finished(self.bucket, self._size_bytes, self._begin_s, now())
                 self.bucket = -1
             else:
                 self._pending = list(step)
 
     def _due_s(self) -> float:
-        """When the messages under way will be there, as far as that is known; 0 while nothing is."""
+        """When the messages under way will be done, as far as that is known; 0 while nothing is known."""
         known = [due_s for message in self._pending if (due_s := message.due_s()) is not None]
         return max(known, default=0.0)
 
@@ -142,11 +153,11 @@ class Threaded(Polled):
         self._thread = threading.Thread(target=self._serve, name="dpsim-communication", daemon=True)
         self._thread.start()
 
-    def submit(self, bucket: int, data: Array, fixed: SummationOrder | None = None) -> None:
+    def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         self._computing = True
         with self._turn:
-            self._queue.append((bucket, data, fixed))
-            idle = self._rounds is None
+            self._queue.append((bucket, allreduce))
+            idle = self._steps is None
         if idle:
             self._work.release()
 
@@ -182,14 +193,14 @@ class Threaded(Polled):
     def _drive(self) -> None:
         """Move on until the queue is empty or the computing thread takes over."""
         while self._computing:
-            looked_s = now()
+            polled_s = now()
             with self._turn:
                 if not self._computing or self._advance():
                     return
                 due_s = self._due_s()
             if due_s - now() > SLEEP_LEAD_S:
                 sleep_until(due_s - SLEEP_LEAD_S)
-            elif due_s < looked_s:  # only MPI is still to be waited for; what became due since is there at once
+            elif due_s < polled_s:  # only MPI is still awaited; a message that became due since is done at once
                 sleep_until(now() + LOOK_S)
 
 
@@ -197,5 +208,5 @@ def progress(
     transport: Transport, algorithm: str, overlap: str, finished: Finished, compression: Compression | None = None
 ) -> Progress:
     """The mechanism of an ``overlap`` token (``off`` is ``inline``: the caller hands buckets in after backward)."""
-    kinds: dict[str, type[Inline | Polled]] = {"off": Inline, "inline": Inline, "poll": Polled, "thread": Threaded}
+    kinds: dict[str, type[Inline]] = {"off": Inline, "inline": Inline, "poll": Polled, "thread": Threaded}
     return kinds[overlap](transport, algorithm, finished, compression)

@@ -1,4 +1,4 @@
-"""Measures which allreduce in shared memory is the fastest by size."""
+"""Measures which allreduce in shared memory is the fastest at each size."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import statistics
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.comm.allreduce import allreduce
+from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compiled import compile_once
-from dpsim.comm.transport import transport
+from dpsim.comm.networks import transport
 from dpsim.kernels.allreduce.cpu import STAGING_BYTES
 from dpsim.machine import Network, Selection
 
@@ -20,24 +20,27 @@ _SMALLEST_BYTES, _FACTOR = 1024, 4
 
 
 def select(group: MPI.Intracomm) -> Selection | None:
-    """Up to which size ``one-shot`` is faster than ``two-shot``; both in turn, a fraction of a second. Collective.
+    """Up to which size ``one-shot`` is faster than ``two-shot``, measured in a fraction of a second. Collective.
 
     None where the ranks share no memory.
     """
     link = transport(group, Network())
     points = [size for size in sizes(STAGING_BYTES) if size <= STAGING_BYTES]
+    names = ("one-shot", "two-shot")
     memory = link.allocate(STAGING_BYTES).view(np.float32)
-    compile_once(lambda: [link.prepare(memory, name, None) for name in ("one-shot", "two-shot")], group)
+    compile_once(lambda: [link.prepare(memory, name, None) for name in names], group)
     if link.prepare(memory, "two-shot", None) is None:
         return None
+    allreduces = {
+        (size, name): prepare(link, memory[: size // 4], name) for size, name in itertools.product(points, names)
+    }
     samples: dict[tuple[str, int], list[float]] = {}
     for number in range(_ROUNDS):
-        for size, name in itertools.product(points, ("one-shot", "two-shot")):
-            data = memory[: size // 4]
-            data[...] = 1.0
+        for (size, name), allreduce in allreduces.items():
+            memory[: size // 4] = 1.0
             group.Barrier()
             start_s = now()
-            allreduce(link, data, name)
+            allreduce.run()
             if number:
                 samples.setdefault((name, size), []).append(now() - start_s)
     slowest = {

@@ -1,4 +1,4 @@
-"""Memory that several processes of a machine see. It has no name in a file system, so nothing can be left behind."""
+"""Memory that several processes of a machine share. It has no name in a file system, so nothing can be left behind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def shared_memory(node: MPI.Intracomm, size_bytes: int, name: str) -> mmap.mmap | None:
-    """Zeroed memory that all ranks of a node see; None, on all of them, where that cannot be had. Collective.
+    """Zeroed memory that all ranks of a node share; None on all of them where the system refuses it. Collective.
 
-    ``name`` is only for who looks into ``/proc``.
+    ``name`` is shown in ``/proc``.
     """
     handle = _created(size_bytes, name) if node.rank == 0 else -1
     path: str = node.bcast(f"/proc/{os.getpid()}/fd/{handle}")
@@ -24,7 +24,7 @@ def shared_memory(node: MPI.Intracomm, size_bytes: int, name: str) -> mmap.mmap 
         if handle >= 0:  # mmap takes -1 for memory of this process alone
             memory = mmap.mmap(handle, size_bytes)
     except OSError:
-        pass  # told to all of them below
+        pass  # all ranks learn of it below
     everywhere = all(node.allgather(memory is not None))
     if handle >= 0:
         os.close(handle)
@@ -32,7 +32,7 @@ def shared_memory(node: MPI.Intracomm, size_bytes: int, name: str) -> mmap.mmap 
 
 
 def _created(size_bytes: int, name: str) -> int:
-    """A descriptor of new memory; -1 where the system or a limit on files does not allow that."""
+    """A descriptor of new memory; -1 where the system or a limit on files refuses it."""
     try:
         handle = os.memfd_create(name)
     except OSError:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpsim.data.dataset import Dataset, Labels, Normalisation, learnable
+from dpsim.data.dataset import Dataset, Labels, pictures
 from dpsim.data.files import check_folder, find, path_of, reading
 from dpsim.errors import FileFormatError
 
@@ -37,21 +37,8 @@ def cifar10(token: str, text: str, dtype: DTypeLike) -> Dataset:
     folder = path_of(text)
     check_folder(folder, _FILES, _REMEDY)
     folder = find(folder, [_UNPACKED]) or folder
-    train_x, train_y = _read(folder, _TRAIN)
-    test_x, test_y = _read(folder, _TEST)
-    shape = (_SIDE, _SIDE, 3)
-    normalisation = Normalisation.of_channels(np.multiply(_MEAN, 255), np.multiply(_STD, 255), shape, dtype)
-    return learnable(
-        Dataset(
-            name=token,
-            train_x=train_x,
-            train_y=train_y,
-            test_x=test_x,
-            test_y=test_y,
-            classes=_CLASSES,
-            normalisation=normalisation,
-        )
-    )
+    train, test = _read(folder, _TRAIN), _read(folder, _TEST)
+    return pictures(token, train, test, _CLASSES, _MEAN, _STD, dtype)
 
 
 def _read(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.uint8], Labels]:

@@ -139,3 +139,32 @@ def learnable(dataset: Dataset) -> Dataset:
             remedy="choose the parts so that every class is in the training part",
         )
     return dataset
+
+
+def pictures(
+    name: str,
+    train: tuple[NDArray[np.uint8], Labels],
+    test: tuple[NDArray[np.uint8], Labels],
+    classes: int,
+    mean: ArrayLike,
+    std: ArrayLike,
+    dtype: DTypeLike,
+) -> Dataset:
+    """A data set of pictures [N, H, W, C] and labels [N], stored as uint8.
+
+    ``mean`` and ``std``, in all or by channel, are those of pixels / 255 and normalise the samples. Raises
+    ``FileFormatError`` as ``learnable``.
+    """
+    (train_x, train_y), (test_x, test_y) = train, test
+    normalisation = Normalisation.of_channels(np.multiply(mean, 255), np.multiply(std, 255), train_x.shape[1:], dtype)
+    return learnable(
+        Dataset(
+            name=name,
+            train_x=train_x,
+            train_y=train_y,
+            test_x=test_x,
+            test_y=test_y,
+            classes=classes,
+            normalisation=normalisation,
+        )
+    )

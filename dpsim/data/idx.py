@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpsim.data.dataset import Dataset, Labels, Normalisation, learnable
+from dpsim.data.dataset import Dataset, Labels, pictures
 from dpsim.data.files import check_folder, find, open_plain_or_gzip, path_of, read_at_most, reading
 from dpsim.errors import FileFormatError
 
@@ -58,19 +58,7 @@ def idx_set(kind: str, token: str, text: str, dtype: DTypeLike) -> Dataset:
             allowed="pictures of one size",
             remedy=known.remedy,
         )
-    shape = train_x.shape[1:]
-    normalisation = Normalisation.of_channels(known.mean * 255, known.std * 255, shape, dtype)
-    return learnable(
-        Dataset(
-            name=token,
-            train_x=train_x,
-            train_y=train_y,
-            test_x=test_x,
-            test_y=test_y,
-            classes=_CLASSES,
-            normalisation=normalisation,
-        )
-    )
+    return pictures(token, (train_x, train_y), (test_x, test_y), _CLASSES, known.mean, known.std, dtype)
 
 
 def _part(folder: Path, part: str, remedy: str) -> tuple[NDArray[np.uint8], Labels]:

@@ -1,4 +1,4 @@
-"""Pictures moved and mirrored at random: a sample's own, on any number of devices and in any micro-batch."""
+"""Moves and mirrors pictures at random; the same for a sample on any number of devices and in any micro-batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LEVELS = 1 << 16
 class Augment(Layer):
     """In training, each picture moved by up to ``crop`` pixels a side, and mirrored left to right at rate ``flip``.
 
-    What comes in from outside is 0, about the mean of a data set; in evaluation y = x. How a picture moves is a
-    function of the seed, the step and its place in the global batch. A move takes 16 random bits, so rates are
-    multiples of 2**-16. It comes before all layers with parameters, and has no gradient. Raises ``ConfigError``.
+    Pixels from outside the picture are 0, about the mean of a data set; in evaluation y = x. The move is a function of
+    the seed, the step and the sample's position in the global batch. It takes 16 random bits, so rates are multiples of
+    2**-16. The layer comes before all layers with parameters and has no gradient. Raises ``ConfigError``.
     Source: He et al., arXiv:1512.03385, section 4.2 (crop 4, flip 0.5).
     """
 

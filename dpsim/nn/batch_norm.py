@@ -1,4 +1,4 @@
-"""Batch normalisation, with the statistics of a rank's own samples, of each leaf, or of the whole global batch."""
+"""Batch normalisation with the statistics of a rank's samples, of each leaf, or of the global batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BatchNorm(Layer):
 
     x [b, C] or [b, H, W, C]. In training, mean and (biased) variance are over all rows of a group of samples, and the
     running statistics move by ``momentum`` towards them (the variance unbiased, as in PyTorch); in evaluation the
-    running statistics are used. Keeps its input for backward. ``mode`` says what a group is:
+    running statistics are used. Keeps its input for backward. ``mode`` defines the group:
 
     ``local``: the rank's batch, whatever its leaves. ``leaf``: each leaf ("ghost" batch norm, Hoffer et al.,
     arXiv:1705.08741); the running statistics then move towards the mean of the leaves' statistics, weighted by their
@@ -65,7 +65,7 @@ class BatchNorm(Layer):
         self._blocks = _blocks(self._parts)
         self._mean_GC, self._var_GC, self._rows_G1 = self._moments(x)
         if self.mode == "global":
-            self._join()
+            self._join_ranks()
         elif self.mode == "local":
             self._update_running(self._mean_GC[0], self._var_GC[0], float(self._rows_G1[0, 0]))
         self._inverse_std_GC = (self._var_GC + self.epsilon) ** -0.5
@@ -76,11 +76,11 @@ class BatchNorm(Layer):
 
     @property
     def _groups(self) -> list[_Block]:
-        """What is normalised together on this rank."""
+        """The groups of this rank's samples."""
         return self._blocks if self.mode == "leaf" else [(slice(0, 1), (0, len(self._x)))]
 
     def _moments(self, x: Array) -> tuple[Array, Array, Array]:
-        """Means, biased variances [L, C] and rows [L, 1] of each part; without samples zero, zero and those of one."""
+        """Means and biased variances [L, C] and rows [L, 1] of each part; of an empty one 0, 0 and a sample's rows."""
         shape = (len(self._parts), x.shape[-1])
         mean, var = self.buffers.take("mean", shape), self.buffers.take("var", shape)
         for parts, (start, stop) in self._blocks:
@@ -95,14 +95,14 @@ class BatchNorm(Layer):
     def _samples_L1(self) -> NDArray[np.float64]:
         return np.array([[stop - start] for start, stop in self._parts], np.float64)
 
-    def _join(self) -> None:
-        """From the leaves' moments to those of all samples of all ranks, as one group; then the running ones.
+    def _join_ranks(self) -> None:
+        """Replace the leaves' moments by those of all ranks' samples, as one group, and update the running statistics.
 
-        Sums of x and of x^2 in float64, in which the square of a float32 number is exact.
+        Adds x and x^2 in float64, in which the square of a float32 number is exact.
         """
         samples, mean, var = self._samples_L1(), self._mean_GC.astype(np.float64), self._var_GC.astype(np.float64)
-        of_leaves = np.hstack([samples, samples * mean, samples * (var + mean * mean)])
-        total = self.ordered_sum([tree_sum(some) for some in slot_parts(of_leaves, self.extra_slots)])
+        sums_L = np.hstack([samples, samples * mean, samples * (var + mean * mean)])
+        total = self.ordered_sum([tree_sum(slot) for slot in slot_parts(sums_L, self.extra_slots)])
         channels = mean.shape[1]
         means = total[1 : 1 + channels] / total[0]
         variances = np.maximum(total[1 + channels :] / total[0] - means * means, 0)
@@ -115,9 +115,9 @@ class BatchNorm(Layer):
         self._move_running(mean, var * (rows / max(rows - 1, 1)))
 
     def _move_running(self, mean: Array, unbiased: Array) -> None:
-        for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):
+        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
             running *= 1 - self.momentum
-            running += self.momentum * now
+            running += self.momentum * value
 
     def leaf_statistics(self) -> NDArray[np.float64]:
         """[L, 1 + 2 C]: each leaf's samples, and its mean and unbiased variance times these."""
@@ -140,39 +140,39 @@ class BatchNorm(Layer):
                 grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts]
             )
         self._d_gamma *= self._inverse_std_GC
-        for role, of_parts in (("gamma", self._d_gamma), ("beta", self._d_beta)):
-            for gradients, some in zip(self.slots, self._slot_parts(of_parts), strict=True):
-                gradients[role][:] = tree_sum(some, self._rounded)
+        for role, sums_L in (("gamma", self._d_gamma), ("beta", self._d_beta)):
+            for gradients, slot in zip(self.slots, self._slot_parts(sums_L), strict=True):
+                gradients[role][:] = tree_sum(slot, self._rounded)
 
     def _rounded(self, sums: Array) -> Array:
         if self.rounding is not None:
             self.ops.round(sums, self.rounding, out=sums)
         return sums
 
-    def _slot_parts(self, of_parts: Array) -> list[Array]:
-        """What the parts have, a list for each slot; without leaves one part is all there is."""
-        return [of_parts[:1]] if self.mode == "local" else slot_parts(of_parts, self.extra_slots)
+    def _slot_parts(self, values_L: Array) -> list[Array]:
+        """The values of each slot's leaves; in mode ``local`` there is one part."""
+        return [values_L[:1]] if self.mode == "local" else slot_parts(values_L, self.extra_slots)
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         """dx = a (g - dbeta/M - (x - mean) inverse_std dgamma/M), a = gamma inverse_std, M rows; in place of g."""
         d_gamma_GC, d_beta_GC = self._d_gamma, self._d_beta
         if self.mode == "global":
             both = np.hstack([d_gamma_GC, d_beta_GC])
-            total = self.ordered_sum([tree_sum(some) for some in slot_parts(both, self.extra_slots)])
+            total = self.ordered_sum([tree_sum(slot) for slot in slot_parts(both, self.extra_slots)])
             d_gamma_GC, d_beta_GC = total.reshape(2, 1, -1)
         scale = self.parameters["gamma"] * self._inverse_std_GC
         per_row = scale / self._rows_G1
         slope, shift = -per_row * self._inverse_std_GC * d_gamma_GC, -per_row * d_beta_GC
         for groups, (start, stop) in self._groups:
-            of_groups = (values[groups] for values in (self._mean_GC, scale, slope, shift))
-            self.ops.channel_normalise_backward(grad[start:stop], self._x[start:stop], *of_groups)
+            constants = (values[groups] for values in (self._mean_GC, scale, slope, shift))
+            self.ops.channel_normalise_backward(grad[start:stop], self._x[start:stop], *constants)
         return grad
 
 
 def _blocks(parts: list[tuple[int, int]]) -> list[_Block]:
-    """Neighbouring parts of one size: which they are, and their samples."""
-    found: list[_Block] = []
-    for samples, some in itertools.groupby(enumerate(parts), lambda item: item[1][1] - item[1][0]):
-        (first, (start, _)), *_ = block = list(some)
-        found.append((slice(first, first + len(block)), (start, start + len(block) * samples)))
-    return found
+    """Runs of neighbouring parts of equal size: their numbers, and their samples."""
+    blocks: list[_Block] = []
+    for samples, run in itertools.groupby(enumerate(parts), lambda item: item[1][1] - item[1][0]):
+        (first, (start, _)), *_ = block = list(run)
+        blocks.append((slice(first, first + len(block)), (start, start + len(block) * samples)))
+    return blocks

@@ -1,7 +1,7 @@
 """The implementations of each operation that has several: BLAS, the project's kernels and their variants.
 
-A candidate is found by operation and name. All of an operation take the same arguments and compute the same, to
-rounding. NumPy's is the first of each: it takes every dtype, the others float32 and float64.
+A candidate is identified by operation and name. The candidates of an operation take the same arguments and compute the
+same up to rounding. NumPy's is the first: it takes every dtype, the others float32 and float64.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ CANDIDATES: Mapping[Operation, Mapping[str, Candidate]] = {
 INDEPENDENT_OF_THE_BATCH = frozenset({"rows", "streamed", "packed", "dot", "copied", "vector"})
 """Candidates with which a sample's result has the same bits in every batch."""
 MOST_COPIED_WEIGHTS = 1 << 17
-"""Elements of the weights that a candidate may copy whole for one product: half a MiB in float32."""
+"""The most elements of weights that a candidate may copy for a product: half a MiB in float32."""
 _LEAST_FLOPS = 1 << 18
-"""Of a product for which kernels are compiled and measured: for less, their call alone takes longer than BLAS does."""
+"""The smallest product for which kernels are compiled and measured: below, their call takes longer than BLAS."""
 _FEW_ROWS = 8
 
 
 def has_kernels(dtype: str) -> bool:
-    """Whether anything but NumPy computes with such numbers."""
+    """Whether kernels exist for this dtype."""
     return np.dtype(dtype).char in _KERNEL_DTYPES
 
 
@@ -106,7 +106,7 @@ def candidates(problem: Problem) -> dict[str, Candidate]:
         every = {name: candidate for name, candidate in every.items() if name in (first, "outer")}
     if problem.rows != 1:
         every.pop("outer", None)
-    if problem.rows <= matmul.BLOCK[0]:  # one block of rows: nothing is read twice
+    if problem.rows <= matmul.BLOCK[0]:  # with one block of rows nothing is read twice
         every.pop("blocked", None)
         if problem.operation != "transposed_product":
             every.pop("packed", None)
@@ -116,21 +116,21 @@ def candidates(problem: Problem) -> dict[str, Candidate]:
 
 
 def _too_small_for_kernels(problem: Problem) -> bool:
-    """Whether BLAS is done before a kernel is called. For the weight gradient of few samples it may not be."""
+    """Whether BLAS takes less time than calling a kernel. For the weight gradient of few samples it may not."""
     few = problem.operation == "transposed_product" and problem.rows < _FEW_ROWS
     return problem.operation not in CONVOLUTIONS and problem.flops < _LEAST_FLOPS and not few
 
 
 def unmeasured(problem: Problem) -> str:
-    """What is taken where nothing was measured: BLAS for products, vector code for convolutions."""
+    """The candidate to use without a measurement: BLAS for products, vector code for convolutions."""
     names = list(candidates(problem))
     return "vector" if "vector" in names else names[0]
 
 
 def arguments(problem: Problem, arrays: Callable[..., Array]) -> tuple[Any, ...]:
-    """Arrays of a problem as its candidates take them, without ``work``: ``arrays(role, *shape)`` makes each of them.
+    """The arguments of a problem's candidates, without ``work``; ``arrays(role, *shape)`` makes each array.
 
-    Roles are ``input`` for what a layer has just been given, ``weight``, and ``out``.
+    The roles are ``input`` (a layer's input), ``weight`` and ``out``.
     """
     rows = problem.rows
     if problem.operation.startswith("conv2d"):

@@ -56,7 +56,7 @@ class Conv2D(Layer):
         self.leaf_sum(
             "weight",
             leaves,
-            lambda some, out: ops.conv2d_weight_gradient(x, grad, some, stride, out, work),
+            lambda part, out: ops.conv2d_weight_gradient(x, grad, part, stride, out, work),
             ops.conv_at_once(x, self.parameters["weight"], stride, leaves),
         )
 

@@ -1,6 +1,6 @@
-"""``CpuOps``: on the CPU, the fastest of several implementations where that was measured; the rest in NumPy.
+"""``CpuOps``: the operations on the CPU, by kernels, BLAS or NumPy, whichever was measured to be the fastest.
 
-``LeafOps`` is the same for training in leaves, where a committed table decides instead of a measurement.
+``LeafOps`` is the same for training in leaves, in which a committed table decides instead of a measurement.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ from dpsim.choices import Choices, Operation, Problem
 from dpsim.kernels import batch_norm, elementwise, rounding, weight_gradient
 from dpsim.kernels.scratch import aligned
 from dpsim.nn import candidates
-from dpsim.nn.candidates import CANDIDATES, INDEPENDENT_OF_THE_BATCH, Candidate
-from dpsim.nn.kernel_table import KernelTable, committed
+from dpsim.nn.candidates import CANDIDATES, INDEPENDENT_OF_THE_BATCH
+from dpsim.nn.kernel_table import committed
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops, Workspace
-from dpsim.replica import Array, Leaves, Rounding
+from dpsim.replica import Array, CodeTable, Leaves, Rounding
 
-_AT_ONCE = 512  # samples whose gradients are added before they are written; more would not stay in a near cache
-_MOST_LEAVES = 1 << 10  # of the kernels that add leaves: half of what their stack of sums has room for
+_AT_ONCE = 512
+"""Samples whose gradients are added before the sum is written; more would not stay in the second-level cache."""
+_MOST_LEAVES = 1 << 10
+"""Leaves that a kernel adds in one call: half of what its stack of sums has room for."""
+_Run = tuple[int, int, str]
+"""First sample, the one after the last, and the name of the candidate that computes them."""
 
 
 def _suit(first: Array, *others: Array) -> bool:
-    """Whether kernels take these arrays: of one dtype they know, and dense in memory."""
+    """Whether kernels accept these arrays: all float32 or all float64, and C-contiguous."""
     dtype = first.dtype
     return (
         dtype in (np.float32, np.float64)
@@ -38,72 +42,77 @@ def _suit(first: Array, *others: Array) -> bool:
 
 
 class CpuOps(NumpyOps):
-    """See ``Ops`` for what each operation computes, and ``dpsim.kernels`` for how."""
+    """See ``Ops`` for what each operation computes, and ``dpsim.kernels`` for the code."""
 
     def __init__(self) -> None:
         self._choices = Choices()
-        self._chosen: dict[object, Candidate] = {}
         self._in_leaves = LeafOps(committed())
+        self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """At the beginning of a cache line, so that no vector lies across two."""
+        """The array begins at a cache line, so that no vector crosses two lines."""
         return aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
 
     def in_leaves(self) -> Ops:
         return self._in_leaves
 
-    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         if choices is not None:
             self._choices = choices
-            self._chosen.clear()
+            self._runs.cache_clear()
         if table is not None:
             self._in_leaves.use(table=table)
 
-    def _candidate(self, operation: Operation, first: Array, rows: int, sizes: tuple[int, ...]) -> Candidate:
-        """The implementation that takes the least time, where that was measured."""
-        key = (operation, first.dtype, rows, sizes)
-        if (chosen := self._chosen.get(key)) is None:
-            problem = Problem(operation=operation, dtype=first.dtype.name, rows=rows, sizes=sizes)
-            measured = self._choices.choice(problem)
-            name = candidates.unmeasured(problem) if measured is None else measured.candidate
-            chosen = self._chosen[key] = CANDIDATES[operation][name]
-        return chosen
+    def _find_runs(
+        self, operation: Operation, dtype: np.dtype[Any], leaves: Leaves, sizes: tuple[int, ...]
+    ) -> list[_Run]:
+        """Each leaf with the candidate that is the fastest, if that was measured."""
+        return [
+            (
+                start,
+                stop,
+                self._candidate(Problem(operation=operation, dtype=dtype.name, rows=stop - start, sizes=sizes)),
+            )
+            for start, stop in itertools.pairwise(leaves)
+        ]
+
+    def _candidate(self, problem: Problem) -> str:
+        measured = self._choices.choice(problem)
+        return candidates.unmeasured(problem) if measured is None else measured.candidate
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
-        for start, stop in itertools.pairwise(leaves):
-            self._candidate("product", x, stop - start, weight.shape)(x[start:stop], weight, out[start:stop])
+        for start, stop, name in self._runs("product", x.dtype, leaves, weight.shape):
+            CANDIDATES["product"][name](x[start:stop], weight, out[start:stop])
 
     def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
-        for start, stop in itertools.pairwise(leaves):
-            candidate = self._candidate("product_with_transposed", grad, stop - start, weight.shape)
-            candidate(grad[start:stop], weight, out[start:stop])
+        for start, stop, name in self._runs("product_with_transposed", grad.dtype, leaves, weight.shape):
+            CANDIDATES["product_with_transposed"][name](grad[start:stop], weight, out[start:stop])
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
-        start, stop = leaves
-        self._candidate("transposed_product", x, stop - start, out.shape)(x[start:stop], grad[start:stop], out)
+        ((start, stop, name),) = self._runs("transposed_product", x.dtype, leaves, out.shape)
+        CANDIDATES["transposed_product"][name](x[start:stop], grad[start:stop], out)
 
     def conv2d(
         self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
     ) -> None:
         sizes = _conv_sizes(x_bHWi.shape, weight_KKio.shape, stride)
-        for start, stop in itertools.pairwise(leaves):
-            candidate = self._candidate("conv2d", x_bHWi, stop - start, sizes)
-            candidate(x_bHWi[start:stop], weight_KKio, stride, out_bhwo[start:stop], work)
+        for start, stop, name in self._runs("conv2d", x_bHWi.dtype, leaves, sizes):
+            CANDIDATES["conv2d"][name](x_bHWi[start:stop], weight_KKio, stride, out_bhwo[start:stop], work)
 
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
     ) -> None:
         sizes = _conv_sizes(out_bHWi.shape, weight_KKio.shape, stride)
-        for start, stop in itertools.pairwise(leaves):
-            candidate = self._candidate("conv2d_input_gradient", grad_bhwo, stop - start, sizes)
-            candidate(grad_bhwo[start:stop], weight_KKio, stride, out_bHWi[start:stop], work)
+        for start, stop, name in self._runs("conv2d_input_gradient", grad_bhwo.dtype, leaves, sizes):
+            grad, out = grad_bhwo[start:stop], out_bHWi[start:stop]
+            CANDIDATES["conv2d_input_gradient"][name](grad, weight_KKio, stride, out, work)
 
     def conv2d_weight_gradient(
         self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
     ) -> None:
         sizes = _conv_sizes(x_bHWi.shape, out_KKio.shape, stride)
-        candidate = self._candidate("conv2d_weight_gradient", x_bHWi, leaves[-1] - leaves[0], sizes)
-        candidate(x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)
+        _, _, name = self._runs("conv2d_weight_gradient", x_bHWi.dtype, leaves, sizes)[0]
+        CANDIDATES["conv2d_weight_gradient"][name](x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)
 
     def round(self, x: Array, to: Rounding, out: Array) -> None:
         if not _suit(x, out):
@@ -155,45 +164,38 @@ def _conv_sizes(x_shape: tuple[int, ...], weight_shape: tuple[int, ...], stride:
 
 
 class LeafOps(CpuOps):
-    """Each leaf is computed by what the table names for its own number of samples, so its bits are those it has alone.
+    """Computes each leaf with the candidate of the table for its number of samples: the bits are those it has alone.
 
-    Neighbouring leaves are computed together where their candidate gives a sample the same bits in every batch.
+    Neighbouring leaves are computed together if their candidate gives a sample the same bits in every batch.
     """
 
-    def __init__(self, table: KernelTable) -> None:
+    def __init__(self, table: CodeTable) -> None:
         self._table = table
         self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
 
     def in_leaves(self) -> Ops:
         return self
 
-    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
-        """Nothing that was measured is used."""
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
+        """Takes the table; measured choices are not used."""
         if table is not None:
             self._table = table
             self._runs.cache_clear()
 
+    def _candidate(self, problem: Problem) -> str:
+        return self._table.candidate(problem)
+
     def _find_runs(
         self, operation: Operation, dtype: np.dtype[Any], leaves: Leaves, sizes: tuple[int, ...]
-    ) -> list[tuple[int, int, str]]:
-        """(start, stop, candidate) of leaves that are computed together."""
-        runs: list[tuple[int, int, str]] = []
-        for start, stop in itertools.pairwise(leaves):
-            problem = Problem(operation=operation, dtype=dtype.name, rows=stop - start, sizes=sizes)
-            name = self._table.candidate(problem)
+    ) -> list[_Run]:
+        """Neighbouring leaves that are computed together, with their candidate."""
+        runs: list[_Run] = []
+        for start, stop, name in super()._find_runs(operation, dtype, leaves, sizes):
             if runs and runs[-1][2] == name and name in INDEPENDENT_OF_THE_BATCH:
                 runs[-1] = (runs[-1][0], stop, name)
             else:
                 runs.append((start, stop, name))
         return runs
-
-    def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
-        for start, stop, name in self._runs("product", x.dtype, leaves, weight.shape):
-            CANDIDATES["product"][name](x[start:stop], weight, out[start:stop])
-
-    def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
-        for start, stop, name in self._runs("product_with_transposed", grad.dtype, leaves, weight.shape):
-            CANDIDATES["product_with_transposed"][name](grad[start:stop], weight, out[start:stop])
 
     def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
         sizes = (x.shape[1], grad.shape[1])
@@ -204,40 +206,16 @@ class LeafOps(CpuOps):
         return 1 << (_AT_ONCE // max(largest, 1)).bit_length() - 1
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
-        runs = self._runs("transposed_product", x.dtype, leaves, out.shape)
-        if runs[0][2] == "packed":
+        if self._runs("transposed_product", x.dtype, leaves, out.shape)[0][2] == "packed":
             return weight_gradient.transposed_products(x, grad, leaves, out)
-        start, stop = leaves
-        CANDIDATES["transposed_product"][runs[0][2]](x[start:stop], grad[start:stop], out)
+        super().transposed_product(x, grad, leaves, out)
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
         if leaves[-1] - leaves[0] > _AT_ONCE or not _suit(x_bC, out_C):
             return super().leaf_sums(x_bC, leaves, out_C)
         weight_gradient.transposed_products(np.ones((len(x_bC), 1), x_bC.dtype), x_bC, leaves, out_C[None])
 
-    def conv2d(
-        self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
-    ) -> None:
-        sizes = _conv_sizes(x_bHWi.shape, weight_KKio.shape, stride)
-        for start, stop, name in self._runs("conv2d", x_bHWi.dtype, leaves, sizes):
-            CANDIDATES["conv2d"][name](x_bHWi[start:stop], weight_KKio, stride, out_bhwo[start:stop], work)
-
-    def conv2d_input_gradient(
-        self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
-    ) -> None:
-        sizes = _conv_sizes(out_bHWi.shape, weight_KKio.shape, stride)
-        for start, stop, name in self._runs("conv2d_input_gradient", grad_bhwo.dtype, leaves, sizes):
-            grad, out = grad_bhwo[start:stop], out_bHWi[start:stop]
-            CANDIDATES["conv2d_input_gradient"][name](grad, weight_KKio, stride, out, work)
-
     def conv_at_once(self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves) -> int:
         sizes = _conv_sizes(x_bHWi.shape, weight_KKio.shape, stride)
         runs = self._runs("conv2d_weight_gradient", x_bHWi.dtype, leaves, sizes)
         return _MOST_LEAVES if {name for *_, name in runs} == {"vector"} else 1
-
-    def conv2d_weight_gradient(
-        self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
-    ) -> None:
-        sizes = _conv_sizes(x_bHWi.shape, out_KKio.shape, stride)
-        name = self._runs("conv2d_weight_gradient", x_bHWi.dtype, leaves, sizes)[0][2]
-        CANDIDATES["conv2d_weight_gradient"][name](x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)

@@ -43,8 +43,8 @@ class Dense(Layer):
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         ops, x = self.ops, self._x
         at_once = ops.products_at_once(x, grad, leaves)
-        self.leaf_sum("weight", leaves, lambda some, out: ops.transposed_product(x, grad, some, out), at_once)
-        self.leaf_sum("bias", leaves, lambda some, out: ops.leaf_sums(grad, some, out), at_once)
+        self.leaf_sum("weight", leaves, lambda part, out: ops.transposed_product(x, grad, part, out), at_once)
+        self.leaf_sum("bias", leaves, lambda part, out: ops.leaf_sums(grad, part, out), at_once)
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         dx = self.buffers.take("dx", (len(grad), *self.input_shape))

@@ -52,6 +52,6 @@ class Dropout(Layer):
 
 
 def check_rate(rate: float) -> None:
-    """Raises ``ConfigError`` for a share of elements to drop that is none."""
+    """Raises ``ConfigError`` unless 0 <= rate < 1."""
     if not 0 <= rate < 1:
         raise ConfigError(f"a dropout rate of {rate}", allowed="0 or more, and less than 1")

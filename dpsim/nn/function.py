@@ -1,4 +1,4 @@
-"""``FunctionReplica``: a user's own model, given as one function; the shortest way to a ``Replica``."""
+"""``FunctionReplica``: a ``Replica`` from one function that computes loss and gradients."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class FunctionReplica:
     ``initial`` holds the parameters by name, all of one dtype (float32 or float64); ``function`` must return sums over
     the samples, not means, and a gradient of the same shape for every parameter. All gradients become ready at once:
     for overlap of communication with backward write a ``Replica`` that announces them layer by layer.
-    Raises ``ConfigError`` where parameters or gradients do not fit.
+    Raises ``ConfigError`` if parameters or gradients have other shapes or dtypes.
     """
 
     def __init__(self, initial: Mapping[str, Array], function: LossAndGradients) -> None:
         dtypes = sorted({array.dtype.name for array in initial.values()})
         if len(dtypes) != 1 or dtypes[0] not in ("float32", "float64"):
             raise ConfigError(
-                f"parameters of dtype {', '.join(dtypes) or 'none at all'}",
+                f"parameters of dtype {', '.join(dtypes)}" if dtypes else "no parameters",
                 allowed="one parameter or more, all float32 or all float64",
                 remedy="give each as array.astype('float32')",
             )
@@ -44,7 +44,7 @@ class FunctionReplica:
         return self._layers
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        """The parameters that were given, whatever the seed."""
+        """The parameters of the constructor, whatever the seed."""
         return dict(self._initial)
 
     def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
@@ -54,7 +54,7 @@ class FunctionReplica:
         return {}
 
     def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
-        """The function's gradients, copied into the bound arrays; zeros for a rank without samples."""
+        """Copy the function's gradients into the bound arrays; zeros for a rank without samples."""
         loss, correct, gradients = 0.0, 0, {name: np.zeros_like(a) for name, a in self._initial.items()}
         if len(batch.labels):
             loss, correct, gradients = self._call(batch.x, batch.labels)
@@ -71,16 +71,16 @@ class FunctionReplica:
         return BatchSums(loss=loss, correct=correct, samples=len(labels))
 
     def _call(self, x: Array, labels: NDArray[np.int64]) -> tuple[float, int, dict[str, Array]]:
-        loss, correct, found = self._function(self._parameters, x, labels)
-        shapes = {name: np.shape(array) for name, array in found.items()}
+        loss, correct, gradients = self._function(self._parameters, x, labels)
+        shapes = {name: np.shape(array) for name, array in gradients.items()}
         wanted = {name: array.shape for name, array in self._initial.items()}
         if shapes != wanted:
             raise ConfigError(
-                f"the model's function returned gradients of shape {_told(shapes)}",
-                allowed=f"one for every parameter, of its shape: {_told(wanted)}",
+                f"the model's function returned gradients of shape {_listed(shapes)}",
+                allowed=f"one for every parameter, of its shape: {_listed(wanted)}",
             )
-        return float(loss), int(correct), {name: np.asarray(array) for name, array in found.items()}
+        return float(loss), int(correct), {name: np.asarray(array) for name, array in gradients.items()}
 
 
-def _told(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"

@@ -1,8 +1,8 @@
 """Which code computes an operation in reproducible training: a committed table, never a measurement.
 
-Candidates differ in bits, and two measurements on one machine may differ in their choice. So the table decides by what
-every device sees alike: operation, dtype, samples of one leaf, size of the weights, processor family and BLAS
-architecture. Rank 0's table is that of all ranks.
+Candidates differ in bits, and two measurements on one machine may choose differently. So the table decides by
+properties that are the same on every device: operation, dtype, samples of one leaf, size of the weights, processor
+family and BLAS architecture. All ranks use rank 0's table.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dpsim.nn.candidates import CANDIDATES, has_kernels
 
 SCHEMA = "dpsim.kernel-table/1"
 _WORTH_PROPOSING = 1.1
-"""A candidate is proposed where the table's takes so many times longer."""
+"""A candidate is proposed if the table's takes more than this multiple of its time."""
 
 
 class Rule(Noun, frozen=True):
-    """Which candidate computes some problems.
+    """The candidate for a class of problems.
 
     ``dtype``, ``processor`` (``dpsim.processor.family``) and ``blas`` (the architecture): empty for any. Bounds, None
     for none: samples of one leaf, inputs, outputs, and weights (inputs times outputs, of a convolution also times the
@@ -50,7 +50,7 @@ class Rule(Noun, frozen=True):
             raise unknown(f"candidate for {self.operation}", self.candidate, list(CANDIDATES[self.operation]))
 
     def fits(self, problem: Problem) -> bool:
-        """Whether this rule is for such a problem on any processor."""
+        """Whether this rule applies to a problem, apart from processor and BLAS."""
         inputs, outputs = problem.sizes[2:4] if problem.operation in CONVOLUTIONS else problem.sizes
         kernel = problem.sizes[4] if problem.operation in CONVOLUTIONS else 1
         bounds = (
@@ -67,7 +67,7 @@ class Rule(Noun, frozen=True):
 
 
 class KernelTable(Noun, frozen=True, dict=True):
-    """Rules of which the first that fits decides. Every problem must have one."""
+    """Rules, of which the first that fits a problem decides. One must fit every problem."""
 
     version: int
     rules: tuple[Rule, ...]
@@ -82,13 +82,13 @@ class KernelTable(Noun, frozen=True, dict=True):
                 raise ConfigError(f"a kernel table without a last rule for {operation}", allowed="one without bounds")
 
     def candidate(self, problem: Problem) -> str:
-        """What computes a problem on this processor; NumPy's candidate where the dtype has no kernels."""
+        """The candidate for a problem on this processor; NumPy's if the dtype has no kernels."""
         if not has_kernels(problem.dtype):
             return next(iter(CANDIDATES[problem.operation]))
-        return next(rule.candidate for rule in self._here if rule.fits(problem))
+        return next(rule.candidate for rule in self._local_rules if rule.fits(problem))
 
     @functools.cached_property
-    def _here(self) -> list[Rule]:
+    def _local_rules(self) -> list[Rule]:
         """The rules for this processor and its BLAS."""
         family, blas = processor.family(), processor.blas_architecture()
         return [rule for rule in self.rules if rule.processor in ("", family) and rule.blas in ("", blas)]
@@ -107,16 +107,16 @@ def committed() -> KernelTable:
 
 
 def proposal(table: KernelTable, measured: Choices) -> KernelTable | None:
-    """The table's next version, with a rule for each class of problems in which a candidate was much faster here.
+    """The table's next version, with a rule for each class of problems in which another candidate was much faster.
 
-    None where there is none. Nothing uses it: whoever commits it changes the bits of reproducible training.
+    None without such problems. The proposal is not used: committing it changes the bits of reproducible training.
     """
     family, blas = processor.family(), processor.blas_architecture()
     rules = []
     for choice in measured.kernels:
         problem = choice.problem
-        now = table.candidate(problem)
-        if choice.time_ratios.get(now, 1.0) <= _WORTH_PROPOSING:
+        current = table.candidate(problem)
+        if choice.time_ratios.get(current, 1.0) <= _WORTH_PROPOSING:
             continue
         inputs, outputs = problem.sizes[2:4] if problem.operation in CONVOLUTIONS else problem.sizes
         rules.append(

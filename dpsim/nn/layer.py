@@ -1,4 +1,4 @@
-"""``Layer``: what every layer has in common; its work buffers; the sum over leaves."""
+"""``Layer``: the base of every layer, its work buffers, and the sum over leaves."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def leaf_ranges(leaves: Leaves) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(leaves)
 
 
-def slot_parts(of_leaves: Array, extra_slots: Sequence[Slot]) -> list[Array]:
-    """What the leaves of a batch have, [L, ...], slot by slot."""
-    edges = [0, *(slot.first_leaf for slot in extra_slots), len(of_leaves)]
-    return [of_leaves[first:stop] for first, stop in itertools.pairwise(edges)]
+def slot_parts(values_L: Array, extra_slots: Sequence[Slot]) -> list[Array]:
+    """The values of a batch's leaves [L, ...], divided into those of each slot."""
+    edges = [0, *(slot.first_leaf for slot in extra_slots), len(values_L)]
+    return [values_L[first:stop] for first, stop in itertools.pairwise(edges)]
 
 
-def tree_sum(of_leaves: Array | Sequence[Array], each: Callable[[Array], Array] = np.asarray) -> Array:
-    """The sum of what one leaf or more have, [L, ...], along the tree: of pairs, of pairs of pairs, and so on.
+def tree_sum(values_L: Array | Sequence[Array], each: Callable[[Array], Array] = np.asarray) -> Array:
+    """The sum of the values of one leaf or more, [L, ...], along the tree: of pairs, of pairs of pairs, and so on.
 
-    ``each`` is applied to what the leaves have and to the sums, many at a time.
+    ``each`` is applied to the values and to every sum, many at a time.
     """
-    sums = each(np.asarray(of_leaves))
+    sums = each(np.asarray(values_L))
     while len(sums) > 1:
         pairs = len(sums) // 2 * 2
         sums = np.concatenate([each(sums[:pairs:2] + sums[1:pairs:2]), sums[pairs:]])
@@ -46,8 +46,8 @@ def tree_sum(of_leaves: Array | Sequence[Array], each: Callable[[Array], Array] 
 class Buffers:
     """Work arrays by name, kept between steps: a request takes the front of a flat array that grows when needed.
 
-    Fresh memory is zero, and what lies at one place of one sample stays there for any number of samples: an array
-    that is only ever written inside its border keeps a zero border.
+    Fresh memory is zero, and an element of a sample has the same address for any number of samples: an array that is
+    written only inside its border keeps a zero border.
     """
 
     def __init__(self, ops: Ops, dtype: DTypeLike) -> None:
@@ -65,9 +65,9 @@ class Buffers:
 class Layer:
     """One layer: shapes of a sample in and out, gradient tensors, forward, and backward in two parts.
 
-    ``forward`` and the gradients take a rank's whole batch and its leaf boundaries. What they return lies in buffers
-    that the next call overwrites, and ``input_gradient`` may overwrite the gradient it is given. ``forward`` never
-    writes into its input: another branch of the network may read it too.
+    ``forward`` and the gradients take a rank's whole batch and its leaf boundaries. They return buffers that the next
+    call overwrites, and ``input_gradient`` may overwrite its argument. ``forward`` never writes into its input, which
+    another branch of the network may read too.
     """
 
     kind: ClassVar[str]
@@ -86,7 +86,7 @@ class Layer:
         self.gradients: dict[str, Array] = {}
         self.extra_slots: tuple[Slot, ...] = ()
         self.rounding: Rounding | None = None
-        """What every leaf's gradient and every sum of two is rounded to."""
+        """How every leaf's gradient and every sum of two is rounded."""
         self.buffers = Buffers(ops, dtype)
 
     @property
@@ -105,14 +105,14 @@ class Layer:
         """Keep the arrays of this layer's tensors, by role (``weight``, ``bias``, ``gamma``, ``beta``)."""
         roles = {tensor.name: tensor.name.removeprefix(f"{self.name}.") for tensor in self.tensors}
 
-        def mine(arrays: Mapping[str, Array]) -> dict[str, Array]:
+        def by_role(arrays: Mapping[str, Array]) -> dict[str, Array]:
             return {role: arrays[name] for name, role in roles.items()}
 
-        self.parameters, self.gradients = mine(parameters), mine(gradients)
-        self.extra_slots = tuple(Slot(slot.first_leaf, mine(slot.gradients)) for slot in extra_slots)
+        self.parameters, self.gradients = by_role(parameters), by_role(gradients)
+        self.extra_slots = tuple(Slot(slot.first_leaf, by_role(slot.gradients)) for slot in extra_slots)
 
     def problems(self, rows: int) -> list[Problem]:
-        """What this layer asks of ``ops`` with so many samples that several implementations can compute.
+        """The operations of this layer on ``rows`` samples that have several implementations.
 
         Forward comes first, then the gradient of the weights, then that of the input.
         """
@@ -125,7 +125,7 @@ class Layer:
         return {}
 
     def begin(self, batch: Batch) -> None:
-        """Forward in training comes next, of this batch: for layers to which it matters which samples these are."""
+        """Prepare for forward in training on this batch: for layers with random numbers."""
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         raise NotImplementedError
@@ -159,11 +159,11 @@ class Layer:
     def _slot_sum(
         self, role: str, leaves: Leaves, out: Array, write: Callable[[Leaves, Array], None], at_once: int
     ) -> None:
-        """What comes first is written straight into the bound array.
+        """The first leaf's gradient is written straight into the bound array.
 
         A binary counter needs log2(leaves) + 1 arrays: after leaf i, as many pairs are complete as i has trailing one
-        bits. What is left is added from the right, as the tree of ``dpsim.kernels.allreduce.tree`` has it. So many
-        leaves at once as a power of two are a whole subtree, and count as one.
+        bits. The remaining sums are added from the right, as in ``dpsim.kernels.allreduce.tree``. ``at_once`` leaves, a
+        power of two, are a whole subtree and count as one leaf.
         """
         stack = [out]
         depth = 0

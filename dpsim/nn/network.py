@@ -1,31 +1,59 @@
-"""``Network``: layers one after another and a softmax cross-entropy; the project's own ``Replica``."""
+"""``Network``: a chain of layers and a softmax cross-entropy; the project's own ``Replica``."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.choices import Problem
+from dpsim.choices import Choices, Problem
 from dpsim.errors import ConfigError
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.nn.finite import is_finite, nonfinite_forward, nonfinite_gradient
+from dpsim.nn.kernel_table import committed
 from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
 from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Leaves, OrderedSum, Rounding, Slot, StepEvents
+from dpsim.nn.timing import Timing
+from dpsim.replica import (
+    Array,
+    Batch,
+    BatchSums,
+    CodeTable,
+    LayerSpec,
+    Leaves,
+    Observer,
+    OrderedSum,
+    Rounding,
+    Slot,
+    StepEvents,
+)
 
-EVALUATE_AT_ONCE = 128
-"""Samples of a pass; bounds the work arrays whatever the size of the test set."""
+_EVALUATION_SAMPLES = 128
+"""Samples of one pass of an evaluation; they bound the work arrays whatever the size of the test set."""
+
+
+class _NoEvents:
+    """Step events that have no listener."""
+
+    def forward_done(self, layer: int) -> None: ...
+
+    def loss_done(self) -> None: ...
+
+    def gradients_ready(self, layer: int) -> None: ...
+
+    def backward_done(self, layer: int) -> None: ...
 
 
 class Network:
-    """A chain of layers trained on class labels; implements ``dpsim.replica.LeafReplica`` and ``BatchNormReplica``.
+    """A chain of layers trained on class labels; implements every protocol of ``dpsim.replica``.
 
-    ``x`` is [b, *input_shape] in the network's dtype, labels [b]. Layers before the first one with tensors, and that
-    one itself, compute no input gradient: nobody would use it (in backward, a layer reads from those after it in the
-    chain alone, branches or not). The training loss has ``label_smoothing``; evaluation has none.
+    ``x`` is [b, *input_shape] in the network's dtype, labels [b]. The layers up to and including the first with tensors
+    compute no input gradient, since no layer needs it (in backward a layer reads only from later layers of the chain,
+    with branches too). The training loss has ``label_smoothing``; the evaluation loss has none.
     """
 
     def __init__(self, layers: Sequence[Layer], ops: Ops, label_smoothing: float = 0.0) -> None:
@@ -39,7 +67,7 @@ class Network:
         self.buffers = Buffers(ops, self.dtype)
         self._extra_slots: tuple[Slot, ...] = ()
         self.least_leaves = 1
-        """Leaves a batch must have, so that every bound slot has one."""
+        """The least number of leaves of a batch: every bound slot needs one."""
         self._batch_norms = [layer for layer in self.chain if isinstance(layer, BatchNorm)]
         self._first_trained = next(i for i, layer in enumerate(self.chain) if layer.tensors)
 
@@ -59,16 +87,28 @@ class Network:
             layer.bind(parameters, gradients, extra_slots)
 
     def problems(self, rows: int, *, training: bool) -> list[Problem]:
-        """The different problems of a pass over so many samples, of which an evaluation has forward alone."""
+        """See ``TunableReplica``; an evaluation has forward passes of at most 128 samples."""
+        whole, rest = (0, rows) if training else divmod(rows, _EVALUATION_SAMPLES)
+        passes = [_EVALUATION_SAMPLES] * min(whole, 1) + [rest] * min(rest, 1)
         every: list[Problem] = []
-        for number, layer in enumerate(self.chain):
-            parts = layer.problems(rows)
-            every += parts[: (3 if number > self._first_trained else 2) if training else 1]
+        for samples in passes:
+            for number, layer in enumerate(self.chain):
+                parts = layer.problems(samples)
+                every += parts[: (3 if number > self._first_trained else 2) if training else 1]
         return list(dict.fromkeys(every))
 
-    def train_in_leaves(self, given: bool, rounding: Rounding | None) -> None:
+    def timing(self, problem: Problem) -> Timing:
+        return Timing(problem)
+
+    def code_table(self) -> CodeTable:
+        return committed()
+
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
+        self.ops.use(choices, table)
+
+    def train_in_leaves(self, in_leaves: bool, rounding: Rounding | None) -> None:
         for layer in self.chain:
-            layer.ops = self.ops.in_leaves() if given else self.ops
+            layer.ops = self.ops.in_leaves() if in_leaves else self.ops
             layer.rounding = rounding
 
     def normalise_batches(self, mode: str, ordered_sum: OrderedSum) -> None:
@@ -76,34 +116,69 @@ class Network:
             layer.mode, layer.ordered_sum = mode, ordered_sum
 
     @contextlib.contextmanager
-    def without_other_ranks(self) -> Iterator[None]:
-        """Within it, batch norm takes the statistics of leaves where it would ask the other ranks for theirs."""
-        together = [layer for layer in self._batch_norms if layer.mode == "global"]
+    def _alone_without_trace(self) -> Iterator[None]:
+        """While open, batch norm needs no other rank (``leaf`` for ``global``); at the end the state is restored."""
+        of_all_ranks = [layer for layer in self._batch_norms if layer.mode == "global"]
+        state = {name: array.copy() for name, array in self.state().items()}
         try:
-            for layer in together:
+            for layer in of_all_ranks:
                 layer.mode = "leaf"
             yield
         finally:
-            for layer in together:
+            for layer in of_all_ranks:
                 layer.mode = "global"
+            for name, array in self.state().items():
+                array[...] = state[name]
+
+    def warm_up(self) -> None:
+        """Forward and backward of one sample of zeros, which compiles every kernel."""
+        x, labels = np.zeros((1, *self.input_shape), self.dtype), np.zeros(1, np.int64)
+        leaves = (0, *[1] * self.least_leaves)
+        with self._alone_without_trace():
+            self.forward_backward(Batch(x=x, labels=labels, leaves=leaves), _NoEvents())
+
+    def first_nonfinite_layer(self, x: Array, labels: NDArray[np.int64]) -> str | None:
+        """See ``DiagnosticReplica``; random layers draw the numbers of the last batch that was trained on.
+
+        In this order: the input, each layer's parameters and output, the loss, the gradients from the last layer to the
+        first.
+        """
+        if not is_finite(x):
+            return "the input batch"
+        place = None
+        if len(x):
+            with self._alone_without_trace(), self.ops.tolerate_overflow():
+                place, logits = nonfinite_forward(self.chain, x)
+                place = place or self._nonfinite_loss(logits, labels)
+        return place or nonfinite_gradient(self.chain)
+
+    def _nonfinite_loss(self, logits: Array, labels: NDArray[np.int64]) -> str | None:
+        leaves = (0, len(logits))
+        sums, _ = softmax_cross_entropy(self.ops, self.buffers, logits, labels, leaves, self.label_smoothing)
+        return None if np.isfinite(sums.loss) else "the loss"
+
+    def observe(self, observer: Observer) -> None:
+        for layer in self.chain:
+            for operation in ("forward", "input_gradient"):
+                setattr(layer, operation, _observed(operation, layer, observer))
 
     def leaf_statistics(self) -> list[Array]:
-        of_leaves = np.hstack([layer.leaf_statistics() for layer in self._batch_norms])
-        return [tree_sum(some) for some in slot_parts(of_leaves, self._extra_slots)]
+        statistics_L = np.hstack([layer.leaf_statistics() for layer in self._batch_norms])
+        return [tree_sum(slot) for slot in slot_parts(statistics_L, self._extra_slots)]
 
     def update_statistics(self, total: Array) -> None:
         ends = np.cumsum([1 + 2 * layer.batch_norm_channels for layer in self._batch_norms])
-        for layer, of_layer in zip(self._batch_norms, np.split(total, ends[:-1]), strict=True):
-            layer.update_statistics(of_layer)
+        for layer, part in zip(self._batch_norms, np.split(total, ends[:-1]), strict=True):
+            layer.update_statistics(part)
 
     def state(self) -> dict[str, Array]:
         return {name: array for layer in self.chain for name, array in layer.state().items()}
 
     def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
-        """Gradients of the summed loss into the bound arrays; a rank without samples writes zeros.
+        """Write the gradients of the summed loss into the bound arrays; a rank without samples writes zeros.
 
-        A layer's own gradients come before its input gradient, so that they can travel meanwhile. Infinities and NaN
-        raise no warning here: look at the loss, and ask ``first_nonfinite_layer`` where they came from.
+        A layer's own gradients are computed before its input gradient, so that they can be sent meanwhile. Infinities
+        and NaN raise no warning: check the loss, and call ``first_nonfinite_layer`` for their origin.
         Raises ``ConfigError`` for a batch of the wrong shape or dtype.
         """
         x, labels, leaves = batch.x, batch.labels, batch.leaves
@@ -135,25 +210,25 @@ class Network:
         return sums
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
-        """Forward only, with running statistics, some samples at a time. Raises ``ConfigError`` as forward_backward."""
+        """Forward only, with running statistics, 128 samples at a time. Raises ``ConfigError`` as forward_backward."""
         self._check(x, labels, (0, len(x)))
         loss, correct = 0.0, 0
         with self.ops.tolerate_overflow():
-            for start in range(0, len(x), EVALUATE_AT_ONCE):
-                some, their_labels = x[start : start + EVALUATE_AT_ONCE], labels[start : start + EVALUATE_AT_ONCE]
-                leaves = (0, len(some))
+            for start in range(0, len(x), _EVALUATION_SAMPLES):
+                samples = slice(start, start + _EVALUATION_SAMPLES)
+                values, leaves = x[samples], (0, len(x[samples]))
                 for layer in self.chain:
-                    some = layer.forward(some, leaves, training=False)
-                sums, _ = softmax_cross_entropy(self.ops, self.buffers, some, their_labels, leaves)
+                    values = layer.forward(values, leaves, training=False)
+                sums, _ = softmax_cross_entropy(self.ops, self.buffers, values, labels[samples], leaves)
                 loss, correct = loss + sums.loss, correct + sums.correct
         return BatchSums(loss=loss, correct=correct, samples=len(x))
 
     def _no_samples(self, leaves: Leaves, events: StepEvents) -> BatchSums:
-        """Zeros; batch norms that are computed by all ranks together take part with none."""
-        together = [layer for layer in self._batch_norms if layer.mode != "local"]
+        """Write zeros; batch norms over several ranks take part with zero samples."""
+        collective = [layer for layer in self._batch_norms if layer.mode != "local"]
         for number, layer in enumerate(self.chain):
-            if layer in together:
-                layer.forward(self._nothing(layer), leaves, training=True)
+            if layer in collective:
+                layer.forward(self._empty(layer), leaves, training=True)
             events.forward_done(number)
         events.loss_done()
         for number in range(len(self.chain) - 1, -1, -1):
@@ -162,15 +237,15 @@ class Network:
                 for gradients in layer.slots:
                     for gradient in gradients.values():
                         gradient[...] = 0
-                if layer in together:
-                    layer.write_gradients(self._nothing(layer), leaves)
+                if layer in collective:
+                    layer.write_gradients(self._empty(layer), leaves)
                 events.gradients_ready(number)
-                if layer in together and number > self._first_trained:
-                    layer.input_gradient(self._nothing(layer), leaves)
+                if layer in collective and number > self._first_trained:
+                    layer.input_gradient(self._empty(layer), leaves)
             events.backward_done(number)
         return BatchSums(loss=0.0, correct=0, samples=0, slot_losses=(0.0,) * (1 + len(self._extra_slots)))
 
-    def _nothing(self, layer: Layer) -> Array:
+    def _empty(self, layer: Layer) -> Array:
         return self.ops.zeros((0, *layer.output_shape), layer.dtype)
 
     def _check(self, x: Array, labels: NDArray[np.int64], leaves: Leaves) -> None:
@@ -184,3 +259,15 @@ class Network:
             raise ConfigError(f"{len(x)} samples with {len(labels)} labels", allowed="one label a sample")
         if len(leaves) < 2 or leaves[0] != 0 or leaves[-1] != len(x) or list(leaves) != sorted(leaves):
             raise ConfigError(f"leaves {leaves} of {len(x)} samples", allowed=f"boundaries from 0 up to {len(x)}")
+
+
+def _observed(operation: str, layer: Layer, observer: Observer) -> Callable[..., Array]:
+    compute = getattr(layer, operation)
+
+    def computed(values: Array, *rest: Any, **settings: Any) -> Array:
+        before = values.copy() if operation == "input_gradient" else values  # which may be overwritten
+        result: Array = compute(values, *rest, **settings)
+        observer(operation, layer.name, before, result)
+        return result
+
+    return computed

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,10 +16,7 @@ from dpsim import rng
 from dpsim.choices import Choices
 from dpsim.kernels.allreduce.reference import rounded
 from dpsim.nn.ops import Ops, Workspace
-from dpsim.replica import Array, Leaves, Rounding
-
-if TYPE_CHECKING:
-    from dpsim.nn.kernel_table import KernelTable
+from dpsim.replica import Array, CodeTable, Leaves, Rounding
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
 
@@ -31,17 +28,24 @@ def _group(positions: int, channels: int) -> int:
 
 
 def _grouped(x: Array) -> tuple[Array, int]:
-    """x as rows of t * C elements, t neighbouring positions of one sample: NumPy's inner loops need long rows."""
+    """x as rows of t * C elements, t neighbouring positions of one sample, and t: NumPy needs long inner loops."""
     channels = x.shape[-1]
     t = _group(math.prod(x.shape[1:-1]), channels)
     return x.reshape(-1, t * channels), t
 
 
 def _groups(rows: Sequence[Array], values_GC: Sequence[Array]) -> Iterator[tuple[Array, ...]]:
-    """Of each group of rows, these arrays' rows of C channels, and then the others' [C]."""
+    """For each group: its rows [., C] of every array in ``rows``, and its [C] of every array in ``values_GC``."""
     channels = rows[0].shape[-1]
-    values = [one.reshape(-1, channels) for one in values_GC]
-    return zip(*(one.reshape(len(values[0]), -1, channels) for one in rows), *values, strict=True)
+    values = [array.reshape(-1, channels) for array in values_GC]
+    return zip(*(array.reshape(len(values[0]), -1, channels) for array in rows), *values, strict=True)
+
+
+def _by_sample(groups: int, *arrays_nPC: Array) -> tuple[int, int, list[Array]]:
+    """Elements of a group of channels, t of ``_grouped``, and the arrays as its rows sample by sample [n, R, t C]."""
+    n, positions, channels = arrays_nPC[0].shape
+    _, t = _grouped(arrays_nPC[0])
+    return positions * channels // groups, t, [array.reshape(n, -1, t * channels) for array in arrays_nPC]
 
 
 def _group_sums(rows_nRI: Array, others_nRI: Array | None, channels: int, groups: int) -> Array:
@@ -98,8 +102,8 @@ class NumpyOps:
     def in_leaves(self) -> Ops:
         return self
 
-    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
-        """There is nothing to choose from."""
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
+        """Does nothing: every operation has one implementation here."""
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         for start, stop in itertools.pairwise(leaves):
@@ -163,22 +167,22 @@ class NumpyOps:
             self.channel_dot(centred, centred, out=squares_C)
 
     def channel_normalise(self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
-        for rows, into, mean_C, scale_C in _groups([x, out], [mean_GC, scale_GC]):
-            self.channel_add(rows, -mean_C, out=into)
-            self.channel_multiply(into, scale_C, out=into)
+        for rows, result, mean_C, scale_C in _groups([x, out], [mean_GC, scale_GC]):
+            self.channel_add(rows, -mean_C, out=result)
+            self.channel_multiply(result, scale_C, out=result)
         self.channel_add(out, shift_C, out=out)
 
     def channel_normalise_sums(self, grad: Array, x: Array, mean_GC: Array, dot_GC: Array, sum_GC: Array) -> None:
-        for of_grad, rows, mean_C, dot_C, sum_C in _groups([grad, x], [mean_GC, dot_GC, sum_GC]):
-            self.channel_dot(of_grad, rows - mean_C, out=dot_C)
-            self.channel_sum(of_grad, out=sum_C)
+        for grad_rows, rows, mean_C, dot_C, sum_C in _groups([grad, x], [mean_GC, dot_GC, sum_GC]):
+            self.channel_dot(grad_rows, rows - mean_C, out=dot_C)
+            self.channel_sum(grad_rows, out=sum_C)
 
     def channel_normalise_backward(
         self, grad: Array, x: Array, mean_GC: Array, a_GC: Array, b_GC: Array, c_GC: Array
     ) -> None:
-        for of_grad, rows, mean_C, a_C, b_C, c_C in _groups([grad, x], [mean_GC, a_GC, b_GC, c_GC]):
-            self.channel_multiply(of_grad, a_C, out=of_grad)
-            np.add(of_grad, (rows - mean_C) * b_C + c_C, out=of_grad)
+        for grad_rows, rows, mean_C, a_C, b_C, c_C in _groups([grad, x], [mean_GC, a_GC, b_GC, c_GC]):
+            self.channel_multiply(grad_rows, a_C, out=grad_rows)
+            np.add(grad_rows, (rows - mean_C) * b_C + c_C, out=grad_rows)
 
     def conv2d(
         self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
@@ -276,11 +280,8 @@ class NumpyOps:
         out[:, ::stride, ::stride] = grad[..., front : front + out.shape[3]]
 
     def normalise(self, x_nPC: Array, epsilon: float, out: Array, inverse_std: Array) -> None:
-        n, positions, channels = x_nPC.shape
-        groups = inverse_std.shape[1]
-        count = positions * channels // groups
-        rows, t = _grouped(x_nPC)
-        rows, centred = rows.reshape(n, -1, t * channels), out.reshape(n, -1, t * channels)
+        channels, groups = x_nPC.shape[2], inverse_std.shape[1]
+        count, t, (rows, centred) = _by_sample(groups, x_nPC, out)
         mean = _group_sums(rows, None, channels, groups) / count
         np.subtract(rows, _spread(mean, channels, t), out=centred)
         var = _group_sums(centred, centred, channels, groups) / count
@@ -288,11 +289,8 @@ class NumpyOps:
         np.multiply(centred, _spread(inverse_std, channels, t), out=centred)
 
     def normalise_backward(self, grad_nPC: Array, normalised: Array, inverse_std: Array) -> None:
-        n, positions, channels = grad_nPC.shape
-        groups = inverse_std.shape[1]
-        count = positions * channels // groups
-        rows, t = _grouped(grad_nPC)
-        rows, others = rows.reshape(n, -1, t * channels), normalised.reshape(n, -1, t * channels)
+        channels, groups = grad_nPC.shape[2], inverse_std.shape[1]
+        count, t, (rows, others) = _by_sample(groups, grad_nPC, normalised)
         mean = _group_sums(rows, None, channels, groups) / count
         slope = _group_sums(rows, others, channels, groups) / count
         np.subtract(rows, _spread(mean, channels, t), out=rows)
@@ -312,8 +310,8 @@ class NumpyOps:
         framed[:, most : most + height, most : most + width] = x_bHWC
         moves = zip(framed, places_b2.tolist(), flipped_b.tolist(), out, strict=True)
         for picture, (top, left), flipped, moved in moves:
-            seen = picture[top : top + height, left : left + width]
-            moved[...] = seen[:, ::-1] if flipped else seen
+            window = picture[top : top + height, left : left + width]
+            moved[...] = window[:, ::-1] if flipped else window
 
     def scale_where(self, x: Array, mask: Array, scale: float, out: Array) -> None:
         np.multiply(x, mask, out=out)

@@ -1,47 +1,44 @@
-"""``Ops``: the few array operations layers are made of. Layers import no backend; they are given one of these.
+"""``Ops``: the array operations of layers. Layers import no backend; an ``Ops`` is an argument of their constructor.
 
 Every operation writes into the array it is given and keeps its dtype. Arrays are C-contiguous; the last axis is the
 channel. ``channel_*`` operations treat an array as rows of C channels.
 
-Sums over samples depend on the batch to the bit; so may a sample's rows in products and convolutions, which therefore
-are told the leaves. In all other operations a sample's elements have the same bits in every batch.
+The bits of sums over samples depend on the batch; so may those of a sample's rows in products and convolutions, which
+therefore take the leaf boundaries. In all other operations a sample's elements have the same bits in every batch.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim.choices import Choices
-from dpsim.replica import Array, Leaves, Rounding
-
-if TYPE_CHECKING:
-    from dpsim.nn.kernel_table import KernelTable
+from dpsim.replica import Array, CodeTable, Leaves, Rounding
 
 
 class Workspace(Protocol):
-    """Lends work arrays by name, of one dtype; what lies in one stays there until the next request of that name."""
+    """Lends work arrays of one dtype by name; an array keeps its content until the next request of that name."""
 
     def take(self, name: str, shape: tuple[int, ...]) -> Array:
-        """Zero when fresh. One sample's elements stay at their place for any number of samples."""
+        """Fresh memory is zero. An element of a sample has the same address for any number of samples."""
 
 
 class Ops(Protocol):
-    """What a backend provides. Legend: b samples, H W height and width, C channels, K kernel size."""
+    """The operations of a backend. Legend: b samples, H W height and width, C channels, K kernel size."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
-        """While it is open, infinities and NaN come up without a warning (the caller checks the loss)."""
+        """While it is open, infinities and NaN raise no warning (the caller checks the loss)."""
 
     def in_leaves(self) -> Ops:
-        """The same operations for training in leaves, where a leaf must have the bits it has alone: fast at that."""
+        """The same operations for training in leaves, in which a leaf must have the bits it has alone."""
 
-    def use(self, choices: Choices | None = None, table: KernelTable | None = None) -> None:
-        """Take what was measured in plain training, and this table in training in leaves; None: as before."""
+    def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
+        """Compute with these choices in plain training and with this table in leaves; None leaves them as they are."""
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         """out = x weight; each leaf has the bits it has alone."""
@@ -53,7 +50,7 @@ class Ops(Protocol):
         """out = the sum over leaves of x^T grad, along the tree; each with the bits it has alone."""
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
-        """out = the sum over leaves of x, likewise."""
+        """out = the sum over leaves of x, along the tree."""
 
     def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
         """How many leaves ``transposed_product`` and ``leaf_sums`` take at most, a power of two."""
@@ -124,10 +121,10 @@ class Ops(Protocol):
         """The gradient of the input of ``conv2d``; each leaf has the bits it has alone."""
 
     def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
-        """Maximum over windows of 2 x 2; the masks remember which of each pair won (the first one of a tie)."""
+        """Maximum over windows of 2 x 2; the masks mark the larger of each pair (the first of equal ones)."""
 
     def max_pool_backward(self, grad: Array, pick_left: Array, pick_upper: Array, row_grad: Array, out: Array) -> None:
-        """Each gradient goes to the element that won; the rest of ``out`` is zero."""
+        """Each gradient goes to the element that was the maximum; the rest of ``out`` is zero."""
 
     def spatial_mean(self, x_bHWC: Array, out_bC: Array) -> None: ...
 
@@ -139,9 +136,9 @@ class Ops(Protocol):
         """losses = -log softmax(logits)[label] and its gradient; returns the correct predictions."""
 
     def subsample(self, x_bHWC: Array, stride: int, out: Array) -> None:
-        """Every stride-th pixel, in the middle channels of ``out`` [b, ceil(H/stride), ceil(W/stride), O]; zero beside.
+        """Every stride-th pixel, in the middle channels of ``out`` [b, ceil(H/stride), ceil(W/stride), O].
 
-        (O - C) // 2 channels are in front of them.
+        The other channels are zero; (O - C) // 2 of them are in front.
         """
 
     def subsample_backward(self, grad: Array, stride: int, out: Array) -> None:

@@ -1,4 +1,4 @@
-"""Residual connections in a flat chain of layers: three layers without tensors that share what one branch left."""
+"""Residual connections in a flat chain of layers: three layers without tensors that share the branches' arrays."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def residual(name: str, body: Sequence[Layer], shortcut: Sequence[Layer] = ()) -
     if not body:
         raise ConfigError(f"residual {name!r} has no body", allowed="at least one layer")
     before, after = body[0].input_shape, body[-1].output_shape
-    beside = (shortcut[0].input_shape, shortcut[-1].output_shape) if shortcut else (before, before)
-    if beside != (before, after):
+    ends = (shortcut[0].input_shape, shortcut[-1].output_shape) if shortcut else (before, before)
+    if ends != (before, after):
         raise ConfigError(
-            f"residual {name!r} has a shortcut from {beside[0]} to {beside[1]}",
-            allowed=f"one from {before} to {after}, as its body",
+            f"residual {name!r} has a shortcut from {ends[0]} to {ends[1]}",
+            allowed=f"a shortcut from {before} to {after}, as its body",
             remedy="without a shortcut of its own, the body must keep the shape",
         )
     branch, ops, dtype = Branch(), body[0].ops, body[0].dtype

@@ -1,4 +1,4 @@
-"""Times the candidates for a problem in turns, on arrays that lie in memory as those of a training do."""
+"""Times the candidates for a problem in turns, on arrays that are placed in memory as in training."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from dpsim.replica import Array
 _POOL_BYTES = 1 << 26
 _MOST_COPIES = 4
 _LEAST_S = 50e-6
-_HOPELESS = 1.6
+_SLOW = 1.6
 
 
 class Timing:
     """Times of each candidate for one problem, a round at a time.
 
-    Weights and gradients of weights are several arrays in turn, as many as the layers of a network might have: in
-    training they come from memory, not from a cache. What layers hand to each other is one array each. A candidate that
-    takes ``_HOPELESS`` times as long as the best is left out after two rounds. ``others`` compete too, by name.
+    Weights and their gradients alternate among several arrays, as many as the layers of a network might have: in
+    training they come from memory, not from a cache. The arrays between layers are one each. A candidate that takes
+    ``_HOPELESS`` times as long as the best is dropped after two rounds. ``others`` are more candidates, by name.
     """
 
     def __init__(self, problem: Problem, others: dict[str, Candidate] | None = None) -> None:
@@ -39,10 +39,10 @@ class Timing:
         self._calls = 1
         self._copies = itertools.cycle(argument_sets(problem))
 
-    def rehearsals(self) -> list[Callable[[], None]]:
-        """What runs each candidate once, so that it is compiled."""
-        given = next(self._copies)
-        return [functools.partial(candidate, *given) for candidate in self.candidates.values()]
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Functions that run each candidate once, so that it is compiled."""
+        arrays = next(self._copies)
+        return [functools.partial(candidate, *arrays) for candidate in self.candidates.values()]
 
     def round(self) -> None:
         """Time every candidate once, in an order that changes from round to round."""
@@ -54,11 +54,11 @@ class Timing:
             self.times[name].append(self._timed(name, self._calls))
         self._rounds += 1
         if self._rounds == 2:
-            worst_s = _HOPELESS * min(min(times) for times in self.times.values())
-            self.candidates = {name: f for name, f in self.candidates.items() if min(self.times[name]) <= worst_s}
+            slow_s = _SLOW * min(min(times) for times in self.times.values())
+            self.candidates = {name: f for name, f in self.candidates.items() if min(self.times[name]) <= slow_s}
 
     def run(self, seconds: float, least: int = 4, most: int = 40) -> None:
-        """Rounds until the time is spent, at least ``least`` and at most ``most``."""
+        """Time rounds for ``seconds``, but at least ``least`` and at most ``most`` of them."""
         end_s = time.perf_counter() + seconds
         while self._rounds < most and (self._rounds < least or time.perf_counter() < end_s):
             self.round()
@@ -80,23 +80,23 @@ class Timing:
 
 
 def argument_sets(problem: Problem) -> list[tuple[Any, ...]]:
-    """As many sets of a problem's arguments as there are copies of its weights, or of their gradients."""
+    """Sets of a problem's arguments, one for each copy of its weights or their gradients."""
     dtype = np.dtype(problem.dtype)
     between_layers: list[Array] = []
 
     def one_set() -> tuple[Any, ...]:
-        reused = iter(list(between_layers))
+        shared = iter(list(between_layers))
 
         def array(role: str, *shape: int) -> Array:
-            if role == "input" and (before := next(reused, None)) is not None:
-                return before
+            if role == "input" and (first_array := next(shared, None)) is not None:
+                return first_array
             data = _filled(shape, dtype)
             if role == "input":
                 between_layers.append(data)
             return data
 
-        given = arguments(problem, array)
-        return (*given, Buffers(NumpyOps(), dtype)) if problem.operation in CONVOLUTIONS else given
+        arrays = arguments(problem, array)
+        return (*arrays, Buffers(NumpyOps(), dtype)) if problem.operation in CONVOLUTIONS else arrays
 
     first = one_set()
     copied_bytes = sum(array.nbytes for array in first if isinstance(array, np.ndarray)) - sum(
@@ -107,7 +107,7 @@ def argument_sets(problem: Problem) -> list[tuple[Any, ...]]:
 
 
 def _filled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array at the beginning of a cache line, with numbers around 0 and 1."""
+    """An array that begins at a cache line, with standard normal numbers."""
     data = aligned(math.prod(shape) * dtype.itemsize).view(dtype)
     pattern = np.random.default_rng(0).standard_normal(4096).astype(dtype)
     for start in range(0, data.size, len(pattern)):

@@ -1,4 +1,4 @@
-"""What a model token says: a kind, widths, and settings (``mlp:512,256,norm=layer,dropout=0.2``)."""
+"""The parts of a model token: a kind, widths, and settings (``mlp:512,256,norm=layer,dropout=0.2``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NORMS = ("batch", "layer", "instance", "group", "none")
 _RESNETS = {f"resnet{depth}": (16, 32, 64) for depth in (20, 32, 44, 56)}
 _DEFAULT_WIDTHS = {"mlp": (256, 256), "cnn": (32, 32, 32, 64, 64, 64), **_RESNETS}
 _MOST_WEIGHTS = 2**28
-"""Of the layers between two widths: 1 GiB, of which training holds several copies."""
+"""The most weights between the layers: 1 GiB, of which training holds several copies."""
 MODELS = tuple(_DEFAULT_WIDTHS)
 _NUMBERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], None], str]] = {
     "dropout": (float, check_rate, "a number from 0 to less than 1, like dropout=0.1"),
@@ -33,7 +33,7 @@ _FORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelToken:
-    """A token, taken apart. ``norm`` is one of ``NORMS``; ``dropout`` the share of elements dropped.
+    """The parts of a token. ``norm`` is one of ``NORMS``; ``dropout`` the share of elements dropped.
 
     ``crop`` pixels and ``flip`` rate: see ``dpsim.nn.augment``.
     """

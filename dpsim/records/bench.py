@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Literal
 
 from dpsim import codec
+from dpsim.backend import Backend
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.records.sweep import Environment
-from dpsim.units import format_size
+from dpsim.units import ITEM_BYTES, format_size
 
 SCHEMA = "dpsim.bench/1"
 RECORD = "allreduce.json"
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 CPU_DTYPES = ("float32", "float64")
 PEERS = ("mpi", "gloo", "nccl")
 CUDA_PEERS = ("nccl",)
 OWN = "dpsim"
 BETWEEN = "dpsim-gpus"
 """dpsim's kernels between several GPUs; ``OWN`` runs on logical devices of one GPU."""
-Backend = Literal["cpu", "cuda"]
 
 
 class AllreduceBench(Noun, frozen=True):

@@ -1,4 +1,4 @@
-"""Checkpoint files: everything that a run needs to go on exactly as if it had never stopped.
+"""Checkpoint files: the state from which a run continues exactly as if it had never stopped.
 
 ``FOLDER/checkpoint-STEP.safetensors`` holds tensors and, as metadata, a header (JSON) and one SHA-256 over both.
 """
@@ -34,11 +34,11 @@ _NAME = re.compile(r"checkpoint-(\d{1,18})\.safetensors")
 
 
 class Header(Noun, frozen=True):
-    """What a checkpoint says of itself beside its tensors.
+    """The description of a checkpoint's tensors.
 
-    ``step`` updates were done: ``epoch`` whole epochs and ``batch`` batches of the next. ``run`` is for whoever
-    started the run (plain values); the runtime does not look into it. ``kernel_table`` is the digest of the table that
-    decided which code computes (``dpsim.nn.kernel_table``); empty where none did.
+    ``step`` updates were done: ``epoch`` whole epochs and ``batch`` batches of the next. ``run`` has plain values of
+    the caller, which the runtime does not read. ``kernel_table`` is the digest of the table that decided which code
+    computes (``dpsim.nn.kernel_table``); empty without a table.
     """
 
     step: int
@@ -61,7 +61,7 @@ class Checkpoint:
 
 
 class NotWritten(DpsimError):
-    """A checkpoint could not be written; the ones before it are as they were."""
+    """A checkpoint could not be written; the older ones are unchanged."""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
@@ -103,9 +103,9 @@ def read(path: Path) -> Checkpoint:
     except ValueError as error:
         raise _damaged(path, f"its header is no JSON object ({error})") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        found = raw.get("schema") if isinstance(raw, dict) else raw
+        schema = raw.get("schema") if isinstance(raw, dict) else raw
         raise FileFormatError(
-            f"the checkpoint {path} has the format {found!r}",
+            f"the checkpoint {path} has the format {schema!r}",
             allowed=f"{SCHEMA!r}",
             remedy="resume with the version of dpsim that wrote it",
         )
@@ -129,19 +129,19 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def newest(folder: Path) -> tuple[Path, Checkpoint, tuple[FileFormatError, ...]]:
-    """The newest checkpoint in ``folder`` that is valid, and what is wrong with each newer one.
+    """The newest valid checkpoint in ``folder``, and the errors of all newer ones.
 
-    Raises ``FileFormatError`` where there is none.
+    Raises ``FileFormatError`` if none is valid.
     """
-    found = checkpoints(folder)
-    if not found:
+    existing = checkpoints(folder)
+    if not existing:
         raise FileFormatError(
             f"there is no checkpoint in {folder}" if folder.is_dir() else f"there is no folder {folder}",
             allowed="a folder with files checkpoint-STEP.safetensors",
-            remedy="give the folder that --checkpoint named",
+            remedy="give the folder of --checkpoint",
         )
     wrong: list[FileFormatError] = []
-    for step, path in reversed(found):
+    for step, path in reversed(existing):
         try:
             checkpoint = read(path)
             if checkpoint.header.step != step:
@@ -157,21 +157,18 @@ def newest(folder: Path) -> tuple[Path, Checkpoint, tuple[FileFormatError, ...]]
 
 
 def check_unused(folder: Path) -> None:
-    """Refuse a folder in which another run has left its checkpoints. Raises ``ConfigError``."""
-    found = checkpoints(folder)
-    if found:
+    """Raises ``ConfigError`` if the folder has checkpoints of another run."""
+    existing = checkpoints(folder)
+    if existing:
         raise ConfigError(
-            f"the folder {folder} has checkpoints already, the newest of step {found[-1][0]}",
+            f"the folder {folder} has checkpoints already, the newest of step {existing[-1][0]}",
             allowed="a folder without checkpoints",
-            remedy=f"go on with that run by --resume {folder}, or choose another folder with --checkpoint",
+            remedy=f"continue that run with --resume {folder}, or choose another folder with --checkpoint",
         )
 
 
 def wait_until_free(folder: Path, within_s: float) -> None:
-    """Wait until no run writes checkpoints to ``folder``, if there is one: a killed process may take a while to go.
-
-    After ``within_s`` whoever writes next is told.
-    """
+    """Wait at most ``within_s`` until no run writes checkpoints to ``folder``: a killed process may end late."""
     if not folder.is_dir():
         return
     handle, until = os.open(folder, os.O_RDONLY), time.monotonic() + within_s
@@ -183,11 +180,10 @@ def wait_until_free(folder: Path, within_s: float) -> None:
 
 
 class CheckpointFolder:
-    """Where one run writes its checkpoints, and no other run meanwhile; keeps the last two.
+    """The folder to which one run at a time writes its checkpoints; keeps the last two.
 
-    What a killed run has left half written, or not yet removed, is removed. Checkpoints of later steps than ``step``,
-    where the run goes on, are damaged (or it would go on from them), and set aside under another name.
-    Raises ``ConfigError``.
+    Partial files and superfluous checkpoints of a killed run are removed. The run starts at ``step``; checkpoints of
+    later steps are damaged (or it would have resumed from them) and are renamed. Raises ``ConfigError``.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -199,14 +195,14 @@ class CheckpointFolder:
             raise ConfigError(
                 f"cannot write checkpoints to {folder}: {error.strerror or error}",
                 allowed="a folder that you may write to",
-                remedy="choose another one with --checkpoint",
+                remedy="choose another folder with --checkpoint",
             ) from error
-        if not lock(self._handle):  # this process has it until it ends, however it ends
+        if not lock(self._handle):  # this process holds the lock until it ends, however it ends
             os.close(self._handle)
             raise ConfigError(
                 f"another run is writing its checkpoints to {folder}",
                 allowed="a folder for each run",
-                remedy="choose another one with --checkpoint, or wait for that run's end",
+                remedy="choose another folder with --checkpoint, or wait for that run's end",
             )
         for path in folder.glob(f".checkpoint-*{codec.PARTIAL}"):
             path.unlink(missing_ok=True)
@@ -224,7 +220,7 @@ class CheckpointFolder:
         except OSError as error:
             raise NotWritten(
                 f"cannot write the checkpoint of step {step} ({format_size(len(data))}) to {self.folder}: "
-                f"{error.strerror or error}; {self._free()}, the checkpoints before it are as they were",
+                f"{error.strerror or error}; {self._free()}, the older checkpoints are unchanged",
                 remedy="make room there, or resume with another folder: --resume OLD --checkpoint NEW",
             ) from error
         self._keep_last()
@@ -232,14 +228,14 @@ class CheckpointFolder:
 
     def _keep_last(self) -> None:
         for _, path in checkpoints(self.folder)[:-_KEPT]:
-            with contextlib.suppress(OSError):  # one checkpoint too many does no harm
+            with contextlib.suppress(OSError):  # a third checkpoint does no harm
                 path.unlink()
 
     def _free(self) -> str:
         try:
             return f"{format_size(shutil.disk_usage(self.folder).free)} are free there"
         except OSError as error:
-            return f"its free space cannot be told ({error.strerror or error})"
+            return f"its free space is unknown ({error.strerror or error})"
 
     def close(self) -> None:
         """Let other runs write to the folder."""

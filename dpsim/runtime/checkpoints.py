@@ -1,4 +1,4 @@
-"""``Checkpoints``, a callback that writes a run's state down now and then and at its end; and how to go on from it."""
+"""``Checkpoints``, a callback that saves a run's state at intervals and at its end; and resuming from it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ def _to_stderr(text: str) -> None:
 class Checkpoints(Callback):
     """A checkpoint in ``folder`` every ``every`` steps (if given) and after the last one; the last two are kept.
 
-    On every rank, though rank 0 alone needs the file system. A checkpoint that cannot be written is told of by
-    ``report`` (stderr), and training goes on; ``failure`` then says why the last one is missing. ``run`` (plain values)
-    is kept in the checkpoints for whoever started the run. Raises ``ConfigError`` when a run that begins afresh finds
-    another one's checkpoints in the folder.
+    A callback for every rank, though only rank 0 needs the file system. If a checkpoint cannot be written, ``report``
+    (stderr) gets a warning and training continues; ``failure`` then says why the last one is missing. ``run`` has plain
+    values to keep in the checkpoints. Raises ``ConfigError`` if a new run would write to a folder with checkpoints.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Checkpoints(Callback):
         report: Callable[[str], None] = _to_stderr,
     ) -> None:
         if every is not None and every < 1:
-            raise ConfigError(f"a checkpoint every {every} steps", allowed="1 step or more, or none given")
+            raise ConfigError(f"a checkpoint every {every} steps", allowed="1 step or more, or None")
         self._path, self._every, self._run, self._report = Path(folder), every, run or {}, report
         self._folder: CheckpointFolder | None = None
         self.failure = ""
@@ -61,7 +60,7 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, result: TrainResult) -> None:
-        """Where nothing was left to train, the folder may still be another one than the run came from."""
+        """Save even a run that had no step left, if its folder has no checkpoint yet."""
         empty = self._folder is not None and not self.failure and not checkpoints(self._path)
         if trainer.comm.bcast(empty):
             self._save(trainer)
@@ -88,9 +87,9 @@ class Checkpoints(Callback):
 
 
 def resume(trainer: Trainer, folder: Path) -> None:
-    """Put a trainer that has not begun where the newest valid checkpoint in ``folder`` is, which rank 0 reads.
+    """Set a trainer that has not begun to the newest valid checkpoint in ``folder``, which rank 0 reads.
 
-    Raises ``FileFormatError`` where there is none, ``ConfigError`` where it is of another training.
+    Raises ``FileFormatError`` if there is none, ``ConfigError`` if it is of another training.
     """
     checkpoint = newest(folder)[1] if trainer.comm.rank == 0 else None
     trainer.log.resume_from(restore(trainer, checkpoint, lambda line: print(f"dpsim: {line}", file=sys.stderr)))

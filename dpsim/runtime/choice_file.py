@@ -1,4 +1,4 @@
-"""Where measured choices are kept: one file a processor type and set of libraries, beside the compiled kernels."""
+"""The file of measured choices: one for each processor type and set of libraries, next to the compiled kernels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Chooses, by measuring, which code computes a network's operations; once a processor type, the same on all ranks."""
+"""Chooses by measurement which code computes a replica's operations: once a processor type, the same on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -13,30 +13,27 @@ from dpsim.comm.compiled import compile_among
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.selection import select
 from dpsim.errors import ConfigError
-from dpsim.nn import Network
-from dpsim.nn.kernel_table import KernelTable, committed
-from dpsim.nn.network import EVALUATE_AT_ONCE
-from dpsim.nn.timing import Timing
+from dpsim.replica import CodeTable, Timing, TunableReplica
 from dpsim.runtime import choice_file
 
 BUDGET_S = 1.5
-"""Seconds of measuring for all problems of a network together; compiling and filling arrays come on top."""
+"""Seconds for measuring all problems together, without compiling and filling arrays."""
 
 
-def problems_of(network: Network, training_rows: Iterable[int], evaluation_rows: Iterable[int]) -> list[Problem]:
-    """The problems of a run: of its batches, and of its evaluation, which goes some samples at a time."""
-    chunks = {EVALUATE_AT_ONCE if rows >= EVALUATE_AT_ONCE else rows for rows in evaluation_rows}
-    chunks |= {rows % EVALUATE_AT_ONCE for rows in evaluation_rows}
-    every = [p for rows in sorted(set(training_rows)) if rows for p in network.problems(rows, training=True)]
-    every += [p for rows in sorted(chunks) if rows for p in network.problems(rows, training=False)]
+def problems_of(replica: TunableReplica, training_rows: Iterable[int], evaluation_rows: Iterable[int]) -> list[Problem]:
+    """The problems of a run, from the numbers of samples in its batches and evaluations."""
+    every = [p for rows in sorted(set(training_rows)) if rows for p in replica.problems(rows, training=True)]
+    every += [p for rows in sorted(set(evaluation_rows)) if rows for p in replica.problems(rows, training=False)]
     return list(dict.fromkeys(every))
 
 
-def choose(problems: Sequence[Problem], comm: MPI.Intracomm, *, again: bool = False) -> Choices:
-    """What is the fastest for each class of these problems: as measured before, else measured now. Collective.
+def choose(
+    problems: Sequence[Problem], timing: Callable[[Problem], Timing], comm: MPI.Intracomm, *, again: bool = False
+) -> Choices:
+    """The fastest implementation of each class of problems, known or measured now by ``timing``. Collective.
 
-    All ranks measure at once. Rank 0's file of choices is asked first, and gets what is new; with ``again`` everything
-    is measured anew.
+    All ranks measure at the same time. Rank 0 reads the known choices from its file and adds the new ones; with
+    ``again`` everything is measured anew.
     """
     if comm.rank == 0 and again:
         choice_file.forget()
@@ -45,20 +42,20 @@ def choose(problems: Sequence[Problem], comm: MPI.Intracomm, *, again: bool = Fa
     missing = [problem for problem in classes if known.choice(problem) is None]
     if not missing:
         return known
-    measured = tuple(_measure(missing, comm))
+    measured = tuple(_measure(missing, timing, comm))
     merged = choice_file.add(known, measured) if comm.rank == 0 else None
     result: Choices = comm.bcast(merged)
     return result
 
 
-def _measure(problems: Sequence[Problem], comm: MPI.Intracomm) -> Iterable[Choice]:
+def _measure(problems: Sequence[Problem], timing: Callable[[Problem], Timing], comm: MPI.Intracomm) -> Iterable[Choice]:
     for problem in problems:
-        timing = Timing(problem)
-        compile_among(timing.rehearsals(), comm)
+        times = timing(problem)
+        compile_among(times.warm_ups(), comm)
         comm.Barrier()
-        timing.run(BUDGET_S / len(problems))
-        everyones = comm.allgather(timing.ratios())
-        slowest = {name: max(ratios[name] for ratios in everyones) for name in everyones[0]}
+        times.run(BUDGET_S / len(problems))
+        ratios_by_rank = comm.allgather(times.ratios())
+        slowest = {name: max(ratios[name] for ratios in ratios_by_rank) for name in ratios_by_rank[0]}
         fastest = min(slowest, key=lambda name: slowest[name])
         ratios = {name: round(ratio / slowest[fastest], 3) for name, ratio in slowest.items()}
         yield Choice(problem=problem, candidate=fastest, time_ratios=ratios)
@@ -66,9 +63,9 @@ def _measure(problems: Sequence[Problem], comm: MPI.Intracomm) -> Iterable[Choic
 
 
 def choose_selection(comm: MPI.Intracomm) -> Choices:
-    """The choices with the fastest allreduces by size on as many ranks as ``comm`` has, if they share memory.
+    """The choices, with the fastest allreduce of each size on the ranks of ``comm`` if these share memory.
 
-    As measured before, else measured now. Collective.
+    Known, or measured now. Collective.
     """
     known: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
     if known.selection(comm.size) is not None:
@@ -80,22 +77,19 @@ def choose_selection(comm: MPI.Intracomm) -> Choices:
     return result
 
 
-def agree_on_table(comm: MPI.Intracomm) -> KernelTable:
-    """Rank 0's kernel table, for reproducible training on all ranks. Collective.
+def agree_on_table(table: Callable[[], CodeTable], comm: MPI.Intracomm) -> CodeTable:
+    """Rank 0's ``table()``, for reproducible training on all ranks. Collective.
 
     Raises ``ConfigError`` where ranks have different processors or BLAS: their bits would differ.
     """
-    table: KernelTable = comm.bcast(committed() if comm.rank == 0 else None)
+    agreed: CodeTable = comm.bcast(table() if comm.rank == 0 else None)
     types = comm.allgather((processor.model(), processor.blas(), np.__version__))
-    others = {kind: rank for rank, kind in reversed(list(enumerate(types))) if kind != types[0]}
-    if others:
-        named = [f"{', '.join(types[0])} on rank 0"]
-        named += [
-            f"{', '.join(kind)} on rank {rank}" for kind, rank in sorted(others.items(), key=lambda pair: pair[1])
-        ]
+    first_rank = {kind: rank for rank, kind in reversed(list(enumerate(types)))}
+    if len(first_rank) > 1:
+        named = [f"{', '.join(kind)} on rank {rank}" for kind, rank in sorted(first_rank.items(), key=lambda p: p[1])]
         raise ConfigError(
             f"reproducible training on different types of machines: {'; '.join(named)}",
             allowed="one type of processor, BLAS and NumPy on all ranks: others give other bits",
             remedy="choose hosts of one type, or train without --reproducible",
         )
-    return table
+    return agreed

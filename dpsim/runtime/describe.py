@@ -1,4 +1,4 @@
-"""What is known of a replica without running it, as a Workload whose times are zero."""
+"""A replica as a Workload whose times are zero: its layers, tensors and sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dpsim.workload import Layer, Workload
 
 
 def describe(replica: Replica, name: str) -> Workload:
-    """Layers, tensors and sizes of a replica: enough for every fusion rule that needs no ready times."""
+    """The workload of a replica without times, which is enough for fusion rules that need no ready times."""
     layers = tuple(
         Layer(
             name=spec.name,

@@ -27,7 +27,7 @@ class Epoch:
 
 
 class Callback:
-    """What user code is told while a run goes on; override what you need. Called on every rank, in list order.
+    """Calls to user code during a run; override the methods you need. Called on every rank, in list order.
 
     A callback on every rank may communicate (``trainer.evaluate()`` does); one that is wrapped in ``OnRank`` must not,
     and the other ranks wait for it at their next allreduce.
@@ -72,7 +72,7 @@ class OnRank(Callback):
 def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) -> TrainResult:
     """Train to step ``total_steps``, then test. Collective; the same result on every rank. Closes the trainer.
 
-    A trainer that was restored from a checkpoint goes on from the step it is at.
+    A trainer that was restored from a checkpoint continues after its step.
     """
     log, first_step = trainer.log, trainer.runner.steps
     for callback in callbacks:

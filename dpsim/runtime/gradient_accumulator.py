@@ -1,4 +1,4 @@
-"""Where the passes of a step write their gradients, and how these are added up."""
+"""The memory to which micro-batches write their gradients, and the sum of these."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dpsim.runtime.micro_batches import MicroBatch
 
 
 class GradientAccumulator:
-    """The gradients of this rank's slots, and of those passes whose sums are not complete.
+    """The gradients of this rank's slots, and those of the micro-batches whose sums are not complete.
 
-    ``held`` of the arena's slots are this rank's. A replica that does not take leaves is given one a pass.
-    ``rounding``: of every leaf's gradients, and of every sum of two.
+    The first ``held`` slots of the arena belong to this rank. A replica that is no ``LeafReplica`` computes one leaf a
+    micro-batch. ``rounding`` applies to every leaf's gradients and to every sum of two.
     """
 
     def __init__(
@@ -26,28 +26,28 @@ class GradientAccumulator:
         self._leaf_replica = replica if isinstance(replica, LeafReplica) else None
         self._parameters = arena.views(arena.parameters)
         self._slots = [arena.views(slot) for slot in arena.slots[:held]]
-        deepest = max(one.depth for one in micro_batches)
+        deepest = max(micro_batch.depth for micro_batch in micro_batches)
         self._partial = [arena.views(np.zeros_like(arena.gradients)) for _ in range(deepest)]
         self._rounding = rounding
 
-    def bind(self, one: MicroBatch) -> None:
-        """Give the replica the memory that a pass writes to."""
-        first = self._memory(one.slot, one.depth)
-        if self._leaf_replica is not None and len(one.edges) > 1:
-            extra = zip(one.edges[1:], self._slots[1:], strict=True)
+    def bind(self, micro_batch: MicroBatch) -> None:
+        """Give the replica the memory for the gradients of a micro-batch."""
+        first = self._memory(micro_batch.slot, micro_batch.depth)
+        if self._leaf_replica is not None and len(micro_batch.edges) > 1:
+            extra = zip(micro_batch.edges[1:], self._slots[1:], strict=True)
             self._leaf_replica.bind(self._parameters, first, [Slot(edge, gradients) for edge, gradients in extra])
         else:
             self._replica.bind(self._parameters, first)
 
-    def add_up(self, one: MicroBatch, names: Sequence[str]) -> None:
-        """Add the gradients of these tensors from a pass to those of the passes before it that it completes."""
+    def add_up(self, micro_batch: MicroBatch, names: Sequence[str]) -> None:
+        """Add a micro-batch's gradients of these tensors to the partial sums that it completes."""
         to = self._rounding
         if to is not None and self._leaf_replica is None:
-            of_leaf = self._memory(one.slot, one.depth)
+            gradients_of_leaf = self._memory(micro_batch.slot, micro_batch.depth)
             for name in names:
-                round_array(of_leaf[name], *to, of_leaf[name])
-        for depth in range(one.depth, one.depth - one.merges, -1):
-            target, last = self._memory(one.slot, depth - 1), self._memory(one.slot, depth)
+                round_array(gradients_of_leaf[name], *to, gradients_of_leaf[name])
+        for depth in range(micro_batch.depth, micro_batch.depth - micro_batch.merges, -1):
+            target, last = self._memory(micro_batch.slot, depth - 1), self._memory(micro_batch.slot, depth)
             for name in names:
                 if to is None:
                     target[name] += last[name]

@@ -14,7 +14,7 @@ from dpsim.runtime.step import StepOutcome
 
 
 class TrainLog:
-    """Mean losses of every step of a run (also of those before it was resumed), and times of those done here.
+    """Mean losses of every step of a run, also of those before it was resumed, and times of those since.
 
     ``samples`` of training data come in global batches of ``batch``. Losses of the ranks' slots are added along
     ``tree``.
@@ -47,8 +47,8 @@ class TrainLog:
     def gather(self) -> None:
         """Bring ``losses``, means over the samples of all ranks, up to date; collective."""
         for column in zip(*self._comm.allgather(self._own), strict=True):
-            of_slots = list(itertools.chain.from_iterable(column))
-            loss = fold(self._tree, of_slots.__getitem__, operator.add)
+            losses = list(itertools.chain.from_iterable(column))
+            loss = fold(self._tree, losses.__getitem__, operator.add)
             self.losses.append(loss / self.batch_of(len(self.losses)))
         self._correct += [sum(column) for column in zip(*self._comm.allgather(self._own_correct), strict=True)]
         self._own, self._own_correct = [], []
@@ -60,15 +60,15 @@ class TrainLog:
     def epoch(self) -> tuple[int, float, float]:
         """Of the last gathered step: its epoch from 1, and the mean loss and the accuracy of that epoch's steps.
 
-        The accuracy is of the steps done here.
+        The accuracy is that of the steps since the run was resumed.
         """
         last = len(self.losses) - 1
         first = last - last % self._per_epoch
         loss = sum(self.losses[step] * self.batch_of(step) for step in range(first, last + 1))
-        here = range(max(first, self._before), last + 1)
-        correct = sum(self._correct[step - self._before] for step in here)
-        met = sum(self.batch_of(step) for step in here)
-        return last // self._per_epoch + 1, loss / sum(map(self.batch_of, range(first, last + 1))), correct / met
+        steps = range(max(first, self._before), last + 1)
+        correct = sum(self._correct[step - self._before] for step in steps)
+        samples = sum(self.batch_of(step) for step in steps)
+        return last // self._per_epoch + 1, loss / sum(map(self.batch_of, range(first, last + 1))), correct / samples
 
     def times(self) -> tuple[float, float, float]:
         """Median step, images a second at it, median exposed communication; collective, zeros without such steps.

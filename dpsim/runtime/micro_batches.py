@@ -72,10 +72,10 @@ def plan_micro_batches(plan: Plan, rank: int, *, takes_leaves: bool) -> tuple[Mi
         most = plan.leaves // (plan.devices * plan.accumulate)
     elif not plan.leaves:
         blocks = [(0, plan.accumulate)]
-    found: list[MicroBatch] = []
+    passes: list[MicroBatch] = []
     for slot, (low, high) in enumerate(blocks):
-        found += _split(low, high, most, slot, depth=0)
-    return tuple(found)
+        passes += _split(low, high, most, slot, depth=0)
+    return tuple(passes)
 
 
 def _split(low: int, high: int, most: int, slot: int, depth: int) -> list[MicroBatch]:
@@ -86,14 +86,12 @@ def _split(low: int, high: int, most: int, slot: int, depth: int) -> list[MicroB
     return [*before, MicroBatch(last.first, last.stop, slot=slot, depth=last.depth, merges=last.merges + 1)]
 
 
-def slot_sums(
-    micro_batches: Sequence[MicroBatch], of_slots: Sequence[Sequence[T]], add: Callable[[T, T], T]
-) -> list[T]:
-    """The sum of each slot, from what each pass found for its own."""
+def slot_sums(micro_batches: Sequence[MicroBatch], values: Sequence[Sequence[T]], add: Callable[[T, T], T]) -> list[T]:
+    """The sum of each slot, from the values of each micro-batch (one for each slot that it has leaves of)."""
     sums: list[T] = []
-    for one, found in zip(micro_batches, of_slots, strict=True):
-        sums += found
-        for _ in range(one.merges):
+    for micro_batch, parts in zip(micro_batches, values, strict=True):
+        sums += parts
+        for _ in range(micro_batch.merges):
             last = sums.pop()
             sums[-1] = add(sums[-1], last)
     return sums

@@ -1,4 +1,4 @@
-"""A trainer's whole state as a checkpoint, and back: gathered on rank 0, which alone needs the file system."""
+"""Converts a trainer's state to a checkpoint and back. Rank 0 gathers it; only rank 0 needs the file system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Checkpoint | None:
     """The state between two steps, on rank 0 (None elsewhere); collective. Its tensors share the trainer's memory.
 
-    Running statistics, which each rank has of its own, are kept for each rank.
+    The running statistics of every rank are kept.
     """
     state = {name: _gathered(trainer, value) for name, value in sorted(trainer.replica.state().items())}
     if trainer.comm.rank:
@@ -44,42 +44,41 @@ def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Chec
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Progress) -> list[float]:
-    """Put a trainer that has not begun into a checkpoint's state, which rank 0 has; collective. The losses so far.
+    """Set a trainer that has not begun to the state of rank 0's checkpoint; returns the losses so far. Collective.
 
-    Training goes on with the same bits on as many devices as wrote it, and, with leaves, on any number: running
-    statistics are then the same on all ranks. Those of batch norm's mode ``local`` are each rank's own again; on
-    another number of devices every rank gets their mean, as for an evaluation. ``report`` is told, in a line, where
-    another kernel table decides from now on. Raises ``ConfigError`` on rank 0 when
-    the checkpoint is of another training.
+    Training continues with the same bits on as many devices as wrote it and, with leaves, on any number of them. With
+    batch norm's mode ``local`` each rank gets its own running statistics, and on another number of devices their mean,
+    as in an evaluation. ``report`` gets a warning if the kernel table is another one than the checkpoint's. Raises
+    ``ConfigError`` on rank 0 if the checkpoint is of another training.
     """
     comm, arena = trainer.comm, trainer.runner.arena
     step, losses = 0, np.zeros(0)
     if checkpoint is not None:
         _check_fits(trainer, checkpoint)
-        if (doubt := _other_table(trainer, checkpoint.header)) is not None:
-            report(f"warning: {doubt}")
+        if (warning := _other_table(trainer, checkpoint.header)) is not None:
+            report(f"warning: {warning}")
         for name, value in _tensors(trainer).items():
             value[...] = checkpoint.tensors[name]
         step, losses = checkpoint.header.step, checkpoint.tensors["losses"]
     for flat in (arena.parameters, *arena.optimizer_state.values()):
         broadcast(trainer.transport, flat)
     for name, value in sorted(trainer.replica.state().items()):
-        everyones = None if checkpoint is None else _state_of_ranks(checkpoint, name, comm.size)
-        mine = np.empty_like(value, order="C")
-        comm.Scatter(everyones, mine)
-        value[...] = mine
+        values = None if checkpoint is None else _state_of_ranks(checkpoint, name, comm.size)
+        own = np.empty_like(value, order="C")
+        comm.Scatter(values, own)
+        value[...] = own
     trainer.resume_from(comm.bcast(step))
-    found: list[float] = comm.bcast(losses).tolist()
-    return found
+    result: list[float] = comm.bcast(losses).tolist()
+    return result
 
 
 def _other_table(trainer: Trainer, header: Header) -> str | None:
-    """What to tell where a reproducible run goes on with another kernel table than it began with; else None."""
-    then, now = header.kernel_table, trainer.kernel_table
-    if not then or not now or then == now:
+    """A warning if a reproducible run is resumed with another kernel table; else None."""
+    before, now = header.kernel_table, trainer.kernel_table
+    if not before or not now or before == now:
         return None
     return (
-        f"the checkpoint was written with kernel table {then}, this version of dpsim has {now}: from step"
+        f"the checkpoint was written with kernel table {before}, this version of dpsim has {now}: from step"
         f" {header.step} on the bits are not those of a run that was never interrupted"
     )
 
@@ -102,7 +101,7 @@ def _gathered(trainer: Trainer, value: Array) -> Array:
 
 
 def _state_of_ranks(checkpoint: Checkpoint, name: str, devices: int) -> Array:
-    """The state to give to each rank, [devices, ...]: its own, or what all have, or the mean of all."""
+    """The state of each rank, [devices, ...]: its own, or the common one, or the mean of all."""
     own = np.stack([checkpoint.tensors[f"state/{rank}/{name}"] for rank in range(checkpoint.header.plan.devices)])
     if len(own) == devices:
         return own
@@ -130,7 +129,7 @@ def _check_fits(trainer: Trainer, checkpoint: Checkpoint) -> None:
     wanted["losses"] = ((header.step,), "float64")
     held = {name: (value.shape, value.dtype.name) for name, value in checkpoint.tensors.items()}
     pairs += [(f"tensor {name}", held.get(name), wanted.get(name)) for name in sorted(held.keys() | wanted.keys())]
-    differing = [f"{what} is {there} there, {here} here" for what, there, here in pairs if there != here]
+    differing = [f"{name} is {saved} there, {own} here" for name, saved, own in pairs if saved != own]
     if differing:
         more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise ConfigError(

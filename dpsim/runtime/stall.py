@@ -1,4 +1,4 @@
-"""Says who waits for whom when training stands still: one line a stall on each node, and one when it goes on."""
+"""Reports which ranks wait for which when training stalls: one line a stall on each node, and one at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpsim.runtime import rank_status
 from dpsim.runtime.rank_status import Board, Entry
 
 _STAGGER_S = 0.1
-"""How much later each further rank of a node looks, so that only one of them speaks."""
+"""How much later each further rank of a node checks, so that only one of them reports."""
 
 _ASLEEP_PERIODS = 3
 
@@ -29,14 +29,14 @@ _SHOWN_TENSORS, _SHOWN_RANKS = 3, 4
 
 
 class Labels(NamedTuple):
-    """What the numbers of a board stand for: the tensors of each bucket, and the operations of a step."""
+    """The meaning of a board's numbers: the tensors of each bucket, and the operations of a step."""
 
     buckets: Sequence[Sequence[str]]
     operations: Sequence[str]
 
 
 def check_stall_after(stall_after_s: float) -> None:
-    """Raises ``ConfigError`` for a time that is no time; 0 and infinity mean never."""
+    """Raises ``ConfigError`` unless the time is a number of seconds >= 0, or infinity; 0 and infinity mean never."""
     if math.isnan(stall_after_s) or stall_after_s < 0:
         raise ConfigError(
             f"stall-after is {stall_after_s:g} s", allowed="seconds, 0 or more; 0 and inf: stalls are not reported"
@@ -44,10 +44,10 @@ def check_stall_after(stall_after_s: float) -> None:
 
 
 class StallWatch:
-    """Looks, from a thread that sleeps nearly always, whether this rank has been waiting for ``after_s`` or longer.
+    """A thread that checks a few times in ``after_s`` whether this rank has been waiting for ``after_s`` or longer.
 
-    ``look`` tells what is not on the board yet: the bucket under way, and the number of the operation finished
-    last. ``tell`` gets each line.
+    ``progress`` returns what the board does not have: the bucket being reduced, and the number of the operation that
+    finished last. ``report`` gets each line.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class StallWatch:
         own: Board,
         after_s: float,
         labels: Labels,
-        look: Callable[[], tuple[int, int]],
-        tell: Callable[[str], None] | None = None,
+        progress: Callable[[], tuple[int, int]],
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        self._board, self._after_s, self._labels, self._look = own, after_s, labels, look
-        self._tell = tell or _to_stderr
-        self._told_since_s: float | None = None
+        self._board, self._after_s, self._labels, self._progress = own, after_s, labels, progress
+        self._report_line = report or _to_stderr
+        self._reported_since_s: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="dpsim-stall-watch", daemon=True)
         self._thread.start()
@@ -70,49 +70,49 @@ class StallWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        period_s, looked_s = min(1.0, self._after_s / 4), now()
+        period_s, checked_s = min(1.0, self._after_s / 4), now()
         while not self._ended.wait(period_s):
-            bucket, last_done = self._look()
+            bucket, last_done = self._progress()
             self._board.status.note(bucket=bucket, last_done=last_done)
-            if now() - looked_s < _ASLEEP_PERIODS * period_s:  # else this rank was stopped itself
+            if now() - checked_s < _ASLEEP_PERIODS * period_s:  # else this rank was stopped itself
                 self._report()
-            looked_s = now()
+            checked_s = now()
 
     def _report(self) -> None:
         status = self._board.status
         since_s, now_s = status.waits_since_s, now()
-        if self._told_since_s is not None:
-            if since_s != self._told_since_s:
+        if self._reported_since_s is not None:
+            if since_s != self._reported_since_s:
                 status.reported = False
-                self._tell(f"going on after {_seconds(now_s - self._told_since_s)}")
-                self._told_since_s = None
+                self._report_line(f"going on after {_seconds(now_s - self._reported_since_s)}")
+                self._reported_since_s = None
         elif since_s is not None and self._waits_too_long(now_s - since_s) and not self._board.reported:
             status.reported = True
-            self._told_since_s = since_s
-            self._tell(stalled(self._board.entries(), self._board.size, now_s, now_s - since_s, self._labels))
+            self._reported_since_s = since_s
+            self._report_line(stalled(self._board.entries(), self._board.size, now_s, now_s - since_s, self._labels))
 
     def _waits_too_long(self, for_s: float) -> bool:
         return for_s > self._after_s + _STAGGER_S * self._board.place
 
 
 def stalled(entries: Sequence[Entry], size: int, now_s: float, for_s: float, labels: Labels) -> str:
-    """One line on a stall: which ranks wait and where, and for whom. ``entries`` are the ranks of this node."""
+    """The line on a stall: which ranks wait, where, and for which others. ``entries`` are the ranks of this node."""
     halted = [entry for entry in entries if entry.state in ("", "Z", "T", "t")]
     waiting = [entry for entry in entries if entry.doing == rank_status.WAITING and entry not in halted]
     behind = [entry for entry in entries if entry.doing != rank_status.WAITING or entry in halted]
     step = max(entry.step for entry in waiting)
     who = ", ".join(_waits(place, waiting, labels) for place in dict.fromkeys(entry.place for entry in waiting))
     where = f" in step {step}" if step else ""
-    said = f"stalled for {_seconds(for_s)}{where}: {who}"
+    line = f"stalled for {_seconds(for_s)}{where}: {who}"
     if behind:
         named = [_is(entry, now_s, labels) for entry in behind[:_SHOWN_RANKS]]
         if len(behind) > _SHOWN_RANKS:
             named.append(ranks([entry.rank for entry in behind[_SHOWN_RANKS:]]))
-        return f"{said} for {' and for '.join(named)}"
+        return f"{line} for {' and for '.join(named)}"
     others = sorted(set(range(size)) - {entry.rank for entry in entries})
     if others:
-        return f"{said}; the cause is on another node: {ranks(others)}"
-    return f"{said}; no rank computes, so MPI or the network has lost a message, or the ranks wait for different things"
+        return f"{line}; the cause is on another node: {ranks(others)}"
+    return f"{line}; no rank computes, so MPI or the network has lost a message, or the ranks wait for different things"
 
 
 def ranks(numbers: Sequence[int]) -> str:
@@ -131,13 +131,13 @@ def ranks(numbers: Sequence[int]) -> str:
 
 def _waits(place: int, waiting: Sequence[Entry], labels: Labels) -> str:
     """``ranks 0 and 2 wait in bucket 4 (dense2.weight, dense2.bias)``."""
-    here = [entry.rank for entry in waiting if entry.place == place]
+    own = [entry.rank for entry in waiting if entry.place == place]
     where = _PLACES.get(place, "")
     if 0 <= place < len(labels.buckets):
         tensors = labels.buckets[place]
         more = f" and {len(tensors) - _SHOWN_TENSORS} more" if len(tensors) > _SHOWN_TENSORS else ""
         where = f"in bucket {place} ({', '.join(tensors[:_SHOWN_TENSORS])}{more})"
-    return f"{ranks(here)} {'waits' if len(here) == 1 else 'wait'} {where}".rstrip()
+    return f"{ranks(own)} {'waits' if len(own) == 1 else 'wait'} {where}".rstrip()
 
 
 def _is(entry: Entry, now_s: float, labels: Labels) -> str:

@@ -12,18 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.comm import allreduce
 from dpsim.comm.allreduce import SummationOrder
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
 from dpsim.comm.ordered_sum import ordered_sum
-from dpsim.comm.progress import Progress, progress
+from dpsim.comm.progress import BucketAllreduce, Progress, progress
 from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.machine import check_algorithm
-from dpsim.nn import Network, first_nonfinite_layer, update
-from dpsim.nn.warm_up import warm_up
-from dpsim.replica import Batch, BatchNormReplica, BatchSums, LeafReplica, Replica
+from dpsim.nn.optimizer import update
+from dpsim.replica import Batch, BatchNormReplica, BatchSums, DiagnosticReplica, LeafReplica, Replica, WarmUpReplica
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.gradient_accumulator import GradientAccumulator
@@ -118,6 +116,7 @@ class StepRunner:
         self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._compression)
         self.program = compiled(schedule)
         self._policy: BucketPolicy = bucket_policy(schedule, self.program, control or transport)
+        self._allreduces: dict[Run, BucketAllreduce] = {}
         self._held: list[Run] = []
         self._of_leaves: list[list[Array]] = []
         self._blocking = plan.overlap in ("off", "inline")
@@ -132,12 +131,10 @@ class StepRunner:
 
     def warm_up(self) -> None:
         """Compute one sample and update nothing: every kernel of a step is then compiled. Overwrites gradients."""
-        if isinstance(self.replica, Network):
-            warm_up(self.replica)
+        if isinstance(self.replica, WarmUpReplica):
+            self.replica.warm_up()
         for bucket in range(self.schedule.buckets if self._communicates else 0):
-            data = self.arena.buckets(bucket, bucket + 1)
-            fixed = self._fixed(bucket, bucket + 1)
-            allreduce.warm_up(self.transport, data, self.plan.algorithm, self._compression, fixed)
+            self._allreduce(bucket, bucket + 1)
         nothing = self.arena.parameters[:0]
         state = {name: slot[:0] for name, slot in self.arena.optimizer_state.items()}
         update(nothing, nothing, state, self.plan.optimizer, 0.0, 1.0, 1)
@@ -259,14 +256,18 @@ class StepRunner:
 
     def _reduce(self, first: int, stop: int) -> None:
         """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot."""
-        self._progress.submit(first, self.arena.buckets(first, stop), self._fixed(first, stop))
+        self._progress.submit(first, self._allreduce(first, stop))
 
-    def _fixed(self, first: int, stop: int) -> SummationOrder | None:
-        """The fixed order of addition of some buckets; None without leaves."""
-        if not self.plan.leaves:
-            return None
-        extra = range(1, len(self.arena.slots))
-        return SummationOrder(self._order, tuple(self.arena.buckets(first, stop, slot) for slot in extra))
+    def _allreduce(self, first: int, stop: int) -> BucketAllreduce:
+        """The allreduce of some buckets, prepared once; with leaves in the fixed order of addition."""
+        run = (first, stop)
+        if run not in self._allreduces:
+            order = None
+            if self.plan.leaves:
+                extra = range(1, len(self.arena.slots))
+                order = SummationOrder(self._order, tuple(self.arena.buckets(*run, slot) for slot in extra))
+            self._allreduces[run] = self._progress.prepare(self.arena.buckets(*run), order)
+        return self._allreduces[run]
 
     def _paused_sum(self, arrays: Sequence[Array]) -> Array:
         """``ordered_sum`` in the midst of computing."""
@@ -333,7 +334,7 @@ class StepRunner:
         )
 
     def _not_finite(self, what: str, x: Array, labels: NDArray[np.int64]) -> NotFiniteError:
-        place = first_nonfinite_layer(self.replica, x, labels) if isinstance(self.replica, Network) else None
+        place = self.replica.first_nonfinite_layer(x, labels) if isinstance(self.replica, DiagnosticReplica) else None
         return NotFiniteError(
             f"{what} in step {self.steps + 1}; the first value that is not finite: {place or 'the loss'}",
             remedy="lower --learning-rate, or look at the data for values that are not finite",

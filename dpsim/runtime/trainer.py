@@ -14,20 +14,20 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dpsim import nn
 from dpsim.backend import Backend, check_backend
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
 from dpsim.comm.compiled import compile_once
 from dpsim.comm.compression import Compression
-from dpsim.comm.transport import Transport, transport
+from dpsim.comm.networks import transport
+from dpsim.comm.transport import Transport
 from dpsim.data import Dataset, epoch_batches
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
-from dpsim.replica import Batch, BatchSums, Replica
+from dpsim.replica import Batch, BatchSums, Replica, TunableReplica
 from dpsim.runtime import rank_status
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
@@ -49,7 +49,7 @@ class Trainer:
     gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
     waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
     what algorithm ``auto`` takes by size; without one it is measured, once a processor type, and so is which code
-    computes the operations of a built-in network. With leaves nothing is measured: a table decides. With ``backend``
+    computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. With ``backend``
     cuda the replica computes on the host all the same, and CUDA kernels reduce its gradients on the ranks' GPUs.
     """
 
@@ -71,7 +71,7 @@ class Trainer:
         check_backend(backend, plan.algorithm, network, plan.leaves)
         self.kernel_table = ""
         """The digest of the table that decides in reproducible training which code computes; else empty."""
-        if isinstance(replica, nn.Network):
+        if isinstance(replica, TunableReplica):
             self._choose_code(replica, dataset, plan, comm)
         if (
             selection is None
@@ -100,11 +100,11 @@ class Trainer:
         self._batches = self._global_batches()
         self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_partial_sums(plan).tree)
 
-    def _choose_code(self, network: nn.Network, dataset: Dataset, plan: Plan, comm: MPI.Intracomm) -> None:
-        """Decide which code computes the network's operations: by measuring, or in leaves by rank 0's table."""
+    def _choose_code(self, replica: TunableReplica, dataset: Dataset, plan: Plan, comm: MPI.Intracomm) -> None:
+        """Decide which code computes the replica's operations: by measurement, or in leaves by rank 0's table."""
         if plan.leaves:
-            table = agree_on_table(comm)
-            network.ops.use(table=table)
+            table = agree_on_table(replica.code_table, comm)
+            replica.use(table=table)
             self.kernel_table = table.digest
             return
         samples = len(dataset.train_y)
@@ -116,8 +116,8 @@ class Trainer:
         }
         low, *_, high = own_leaves(plan, comm.rank, len(dataset.test_y))
         rows = comm.allgather((training, high - low))
-        problems = problems_of(network, set().union(*(mine for mine, _ in rows)), {test for _, test in rows})
-        network.ops.use(choices=choose(problems, comm))
+        problems = problems_of(replica, set().union(*(batches for batches, _ in rows)), {test for _, test in rows})
+        replica.use(choices=choose(problems, replica.timing, comm))
 
     def step(self) -> StepOutcome:
         """Train on the next global batch; the next epoch begins when the data set is used up."""

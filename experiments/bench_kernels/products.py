@@ -49,7 +49,7 @@ def row(problem: Problem, seconds: float) -> Row:
     others = {TORCH: _torch(problem)} if importlib.util.find_spec(TORCH) is not None else {}
     timing = Timing(problem, others)
     _check(problem, timing.candidates)
-    for warm_up in timing.rehearsals():
+    for warm_up in timing.warm_ups():
         warm_up()
     timing.run(seconds, least=6, most=100)
     own = {name: times for name, times in timing.times.items() if name != TORCH}

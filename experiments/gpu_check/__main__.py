@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from dpsim import codec
-from dpsim.comm.cuda.device import simulating, why_no_gpu
+from dpsim.comm.cuda.available import simulating, why_no_gpu
 from dpsim.errors import DpsimError
 from dpsim.experiments.gpu_check import logical
 from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Samples, Tests, assemble, file_name, table

@@ -12,9 +12,11 @@ from typing import Any
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.comm.cuda.device import Device, nccl_missing, open_device
+from dpsim.comm.cuda.available import nccl_missing, open_device
+from dpsim.comm.cuda.device import Device
 from dpsim.experiments.gpu_check.record import Mode, Samples, kept
-from dpsim.harness.bench.gpus import Kernels, Nccl, Numbers, Way
+from dpsim.harness.bench.gpus import Kernels, Nccl, Numbers
+from dpsim.harness.bench.turns import Variant
 from dpsim.progress import Progress
 
 _DTYPE = "float32"
@@ -29,7 +31,7 @@ def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> di
     for size_bytes in argument["sizes_bytes"]:
         tell(f"{comm.size} processes of {size_bytes} bytes, {access.mode} over {access.way} memory")
         memory = own.share(size_bytes)
-        ways = own.ways(memory, _DTYPE)
+        ways = own.variants(memory, _DTYPE)
         found += _timed(comm, device, ways, size_bytes, argument["samples"], access.mode)
         ways.clear()  # prepared launches hold what is closed now
         memory.close()
@@ -48,7 +50,7 @@ def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[
     library, found = Nccl(comm, device), list[Samples]()
     for size_bytes in argument["sizes_bytes"]:
         tell(f"{comm.size} processes of {size_bytes} bytes, NCCL")
-        ways = [way for way in library.ways(size_bytes, _DTYPE) if way.in_place]
+        ways = [way for way in library.variants(size_bytes, _DTYPE) if way.in_place]
         found += _timed(comm, device, ways, size_bytes, argument["samples"], "nccl")
     library.close()
     return {"samples": codec.to_builtins(found), "left_out": []}
@@ -62,7 +64,7 @@ def _number(comm: MPI.Intracomm) -> int:
 
 
 def _timed(
-    comm: MPI.Intracomm, device: Device, ways: list[Way], size_bytes: int, samples: int, mode: Mode
+    comm: MPI.Intracomm, device: Device, ways: list[Variant], size_bytes: int, samples: int, mode: Mode
 ) -> list[Samples]:
     """Each checked before it is timed and after it, in turns, its time that of the slowest rank."""
     numbers = Numbers(comm, device, size_bytes, _DTYPE)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsim import codec
-from dpsim.comm.cuda.device import Device, open_device
+from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.device import Device
 from dpsim.experiments.gpu_check.record import Samples, kept
 from dpsim.harness.bench.logical import HEAD_START_BYTES, Lane, Timed, buffers, lane, prepared
 from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda.versions import Mode
+from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.progress import Progress
 
 if TYPE_CHECKING:

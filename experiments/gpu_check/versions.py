@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dpsim.comm.cuda.device import nccl_missing, simulating
+from dpsim.comm.cuda.available import nccl_missing, simulating
 from dpsim.experiments.gpu_check.record import Gpus
 from dpsim.harness.measurement.environment import version
 

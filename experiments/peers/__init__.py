@@ -1,1 +1,1 @@
-"""The same training done by PyTorch and by dpsim, in turn, in one run. ``python -m dpsim.experiments.peers --help``."""
+"""The same training by PyTorch and by dpsim, timed in turn in one run: ``python -m dpsim.experiments.peers --help``."""

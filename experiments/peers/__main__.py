@@ -23,9 +23,9 @@ def peers(
     *,
     model: Annotated[str | None, Parameter(help="mlp (784-2048-2048-2048-10), mlp:WIDTH,WIDTH or resnet20.")] = None,
     devices: Annotated[str | None, Parameter(help="Ranks of dpsim and of DDP: 2 or 2,4. One rank is added.")] = None,
-    systems: Annotated[str | None, Parameter(help="Who competes: dpsim,ddp-gloo,ddp-mpi,torch.")] = None,
-    rounds: Annotated[int | None, Parameter(help="Rounds in which every system has its turn.")] = None,
-    steps: Annotated[int | None, Parameter(help="Steps that count at each turn, after two that do not.")] = None,
+    systems: Annotated[str | None, Parameter(help="Systems to compare: dpsim,ddp-gloo,ddp-mpi,torch.")] = None,
+    rounds: Annotated[int | None, Parameter(help="Rounds, in each of which every system is timed.")] = None,
+    steps: Annotated[int | None, Parameter(help="Steps of a visit that count, after two that do not.")] = None,
     local_batch: Annotated[int | None, Parameter(help="Samples on a rank.")] = None,
     seed: flags.Seed = None,
     output: Annotated[Path | None, Parameter(help="Also write the JSON object to this file.")] = None,
@@ -34,7 +34,7 @@ def peers(
     """Time the same training in dpsim and in PyTorch, each at its best, in one interleaved run."""
     from dpsim import codec
     from dpsim.experiments.peers import result
-    from dpsim.experiments.peers.contest import Contest, hold
+    from dpsim.experiments.peers.measure import PeerComparison, measure
     from dpsim.harness.measurement.environment import version
 
     flags.writable(output)
@@ -47,11 +47,11 @@ def peers(
         devices=flags.listed("--devices", devices, flags.whole("--devices")),
         systems=flags.listed("--systems", systems, str),
     )
-    contest = Contest(**chosen)
+    comparison = PeerComparison(**chosen)
     with show.progress() as progress:
-        standings = hold(contest, progress)
-    points = result.points(contest, standings)
-    summary = result.summary(points) | {"rounds": contest.rounds, "torch": version("torch")}
+        results = measure(comparison, progress)
+    points = result.points(comparison, results)
+    summary = result.summary(points) | {"rounds": comparison.rounds, "torch": version("torch")}
     if output is not None:
         codec.write(output, show.json_object("peers", points, summary))
     if json:
@@ -59,8 +59,8 @@ def peers(
         return
     columns = [Column(head=head, cell=itemgetter(i), left=not i) for i, head in enumerate(result.COLUMNS)]
     show.table(columns, list(result.rows(points)))
-    print("\n".join(result.notes(standings)))
-    print(f"PyTorch {summary['torch']}, medians of {contest.rounds} interleaved rounds of {contest.steps} steps")
+    print("\n".join(result.notes(results)))
+    print(f"PyTorch {summary['torch']}, medians of {comparison.rounds} interleaved rounds of {comparison.steps} steps")
 
 
 def build() -> App:

@@ -14,7 +14,7 @@ LOSS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = {"mlp": 1e-3, "resnet20": 5e-2}
 """Relative, by kind of model. Rounding decides on which side of zero some of the 12 million inputs of ResNet-20's
 rectifiers lie, and each of those moves a gradient by a whole sample's part: 2e-3 contiguous and 1.4e-2 channels-last
-were measured, where the losses agree to 2e-6. In float64 the gradients are equal to 1e-9, says a test.
+were measured, where the losses agree to 2e-6. In float64 the gradients are equal to 1e-9, which a test checks.
 """
 
 
@@ -29,7 +29,7 @@ def from_torch(value: Array) -> Array:
 
 
 def match(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """dpsim's tensor name of each of PyTorch's, the two given with their shapes in forward order.
+    """dpsim's tensor name of each of PyTorch's tensors; both models are given as shapes by name, in forward order.
 
     Both models have the same layers in the same order, and in a layer weights (or gamma) before biases (beta).
     Raises ``DpsimError`` where number or shapes differ.
@@ -50,25 +50,25 @@ def match(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, .
     return names
 
 
-def gradient_errors(found: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
-    """|found - reference| / |reference| of every tensor (2-norms); infinite where a value is not finite."""
+def gradient_errors(gradients: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
+    """|gradient - reference| / |reference| of every tensor (2-norms); infinite where a value is not finite."""
     errors = {}
     for name, expected in reference.items():
-        difference = float(np.linalg.norm(found[name].astype(np.float64) - expected))
+        difference = float(np.linalg.norm(gradients[name].astype(np.float64) - expected))
         error = difference / max(float(np.linalg.norm(expected)), float(np.finfo(np.float32).tiny))
         errors[name] = error if np.isfinite(error) else float("inf")
     return errors
 
 
-def loss_error(found: Sequence[float], reference: Sequence[float]) -> float:
+def loss_error(losses: Sequence[float], reference: Sequence[float]) -> float:
     """The largest relative difference of two equally long series of losses; infinite where one is not finite."""
-    ours, theirs = np.array(found, np.float64), np.array(reference, np.float64)
+    ours, theirs = np.array(losses, np.float64), np.array(reference, np.float64)
     errors = np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-3)
     return float(errors.max()) if np.isfinite(errors).all() else float("inf")
 
 
-def require_agreement(who: str, kind: str, errors: Mapping[str, float], error: float) -> None:
-    """Correctness gates timing. Raises ``DpsimError`` naming the worst tensor, or the losses, beyond the tolerance."""
+def require_agreement(system: str, kind: str, errors: Mapping[str, float], error: float) -> None:
+    """Raise ``DpsimError`` where gradients or losses differ by more than the tolerance: such times mean nothing."""
     worst, tolerance = max(errors, key=lambda name: errors[name]), GRADIENT_TOLERANCE[kind]
     reason = ""
     if errors[worst] > tolerance:
@@ -77,7 +77,7 @@ def require_agreement(who: str, kind: str, errors: Mapping[str, float], error: f
         reason = f"the losses of {CHECKED_STEPS} steps differ by up to {error:.2g}"
     if reason:
         raise DpsimError(
-            f"{who} does not train as dpsim does: {reason}",
+            f"{system} does not train as dpsim does: {reason}",
             allowed=f"gradients within {tolerance:g}, losses within {LOSS_TOLERANCE:g}",
             remedy="nothing is timed, for times of different work mean nothing; this is a defect, please report it",
         )

@@ -1,4 +1,4 @@
-"""One system's ranks as a job of their own that lives through all rounds and sleeps while it is not asked."""
+"""One system's ranks as a job that lives through all rounds and sleeps while it is not asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TASK = "dpsim.experiments.peers.ranks:serve_on_ranks"
 
 
 class Job(resident_job.Job):
-    """Ranks of ``system`` doing ``work``, each listening on its own socket. ``folder`` must be a new one."""
+    """Ranks of ``system`` that do ``work``, each listening on its own socket. ``folder`` must be a new one."""
 
     def __init__(self, system: str, work: Work, folder: Path, environment: Mapping[str, str], *, pin: bool) -> None:
         def start(address: str) -> resident_job.OnRanks:

@@ -1,4 +1,4 @@
-"""What is trained, by which systems, and which settings of each system are tried: the best of them counts."""
+"""What is trained, by which systems, and which settings of each system are tried, of which the best counts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from dpsim.units import format_size
 OWN = "dpsim"
 ONE_RANK = "torch"
 SYSTEMS = (OWN, "ddp-gloo", "ddp-mpi", ONE_RANK)
-"""``ddp-gloo``: DistributedDataParallel as it comes; ``ddp-mpi``: its buckets reduced by MPI; ``torch``: one rank."""
+"""``ddp-gloo``: DistributedDataParallel over gloo; ``ddp-mpi``: its buckets reduced by MPI; ``torch``: one rank."""
 
 _STEPS_PER_EPOCH = 16
-
 
 CLASSES = 10
 _SHAPES = {"mlp": (28, 28, 1), "resnet20": (32, 32, 3)}
@@ -68,12 +67,12 @@ class Work(Noun, frozen=True):
         return f"synthetic:{shape},classes={CLASSES},train={_STEPS_PER_EPOCH * self.global_batch},test=10"
 
     def alone(self) -> Work:
-        """The same work of one rank that has nobody to communicate with."""
+        """The same work on one rank."""
         return msgspec.structs.replace(self, devices=1)
 
 
 class OwnSetting(Noun, frozen=True, tag="dpsim"):
-    """How dpsim runs: fields as in ``Plan``. Its ranks are pinned to cores, as ``dpsim train`` pins them."""
+    """How dpsim runs, with the fields of ``Plan``. Its ranks are pinned to cores, as ``dpsim train`` pins them."""
 
     fusion_threshold_bytes: float = 2.0**20
     overlap: Literal["off", "inline", "poll", "thread"] = "off"
@@ -99,11 +98,11 @@ class OwnSetting(Noun, frozen=True, tag="dpsim"):
 
 
 class TorchSetting(Noun, frozen=True, tag="torch"):
-    """How PyTorch runs; the defaults are its own, ``bucket_cap_mb`` and ``bucket_view`` are DDP's arguments.
+    """How PyTorch runs. The defaults are its own; ``bucket_cap_mb`` and ``bucket_view`` are DDP's arguments.
 
-    ``allreduce``: ``gloo``, or by MPI from a communication hook: ``hook`` blocks in it, ``started`` starts
-    an Iallreduce in it and waits after backward, ``after`` reduces each bucket after backward. The last two need
-    ``bucket_view``: else DDP has copied the buckets before they are reduced. ``none``: a single rank, no DDP.
+    ``allreduce`` is ``none`` on a single rank without DDP, ``gloo``, or by MPI from a communication hook: ``hook``
+    blocks in it, ``started`` starts an Iallreduce in it and waits after backward, ``after`` reduces each bucket after
+    backward. The last two need ``bucket_view``: without it DDP copies the buckets before they are reduced.
     """
 
     allreduce: Literal["none", "gloo", "hook", "started", "after"]
@@ -140,7 +139,7 @@ def first_setting(system: str) -> Setting:
 
 
 def choices(system: str, work: Work) -> list[list[Change]]:
-    """One choice after another, each a list of changes of the setting; the best so far is always a candidate too."""
+    """The choices of the search, each a list of changes; the best setting so far is always a candidate, too."""
     if system == OWN:
         if work.devices == 1:
             return []
@@ -150,18 +149,18 @@ def choices(system: str, work: Work) -> list[list[Change]]:
             [{"algorithm": "mpi"}],
         ]
     formats: list[Change] = [{"memory_format": "channels-last"}] if work.kind == "resnet20" else []
-    found = [formats, [{"optimizer": "fused"}]]
+    dimensions = [formats, [{"optimizer": "fused"}]]
     if system == ONE_RANK:
-        return [choice for choice in found if choice]
-    found += [[{"bucket_view": True}], [{"bucket_cap_mb": 1}, {"bucket_cap_mb": 100}], [{"pin": False}]]
+        return [choice for choice in dimensions if choice]
+    dimensions += [[{"bucket_view": True}], [{"bucket_cap_mb": 1}, {"bucket_cap_mb": 100}], [{"pin": False}]]
     if system == "ddp-mpi":
         reductions = [{"allreduce": kind, "bucket_view": True} for kind in ("started", "after")]
-        found = [*found, reductions, [{"thread_level": "single"}]]
-    return [choice for choice in found if choice]
+        dimensions = [*dimensions, reductions, [{"thread_level": "single"}]]
+    return [choice for choice in dimensions if choice]
 
 
 def shown(setting: Setting) -> str:
-    """A setting's fields as text, without those that mean nothing to its system."""
+    """A setting's fields as text, without those that have no effect on its system."""
     values = msgspec.structs.asdict(setting)
     plain = {name: value for name, value in values.items() if name != "allreduce" or value not in ("none", "gloo")}
     if isinstance(setting, TorchSetting) and setting.allreduce in ("none", "gloo"):

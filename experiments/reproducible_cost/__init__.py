@@ -1,1 +1,1 @@
-"""What reproducible training costs: its step against the plain one at the same global batch, in turn in one run."""
+"""The cost of reproducible training: its step against the plain one at the same global batch, timed in turn."""

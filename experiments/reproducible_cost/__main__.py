@@ -1,7 +1,7 @@
 """``python -m dpsim.experiments.reproducible_cost`` times reproducible training against the plain one.
 
-For each case every mode trains a replica of its own on real ranks, pinned; they take turns of a few steps in random
-order. Printed: medians, ratios to the plain step with their 95 % intervals, and the plain step's ratio to itself (A/A).
+In each case every mode trains a replica of its own on pinned ranks, and they take turns of a few steps in random
+order. It prints medians, ratios to the plain step with 95 % intervals, and the plain step's ratio to itself (A/A).
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from dpsim.launch.jobs import on_ranks
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.reproducible_cost", description=__doc__)
-    parser.add_argument("--model", default="*", help="those that match, such as 'resnet*' (all)")
+    parser.add_argument("--model", default="*", help="models to time, such as 'resnet*' (all)")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--global-batch", type=int, nargs="+", help="those alone (all)")
+    parser.add_argument("--global-batch", type=int, nargs="+", help="global batches to time (all)")
     parser.add_argument("--seconds", type=float, default=20.0, help="for each case")
     parser.add_argument("--output", type=Path, help="folder for the record and the report")
-    told = parser.parse_args()
-    chosen = [
+    arguments = parser.parse_args()
+    selected = [
         case
         for case in cases()
-        if fnmatch.fnmatch(case.model, told.model)
-        and case.devices in told.devices
-        and (told.global_batch is None or case.global_batch in told.global_batch)
+        if fnmatch.fnmatch(case.model, arguments.model)
+        and case.devices in arguments.devices
+        and (arguments.global_batch is None or case.global_batch in arguments.global_batch)
     ]
-    if not chosen:
+    if not selected:
         parser.error(f"no case fits; there are {', '.join(sorted({case.model for case in cases()}))}")
-    begun, measured = stamp(), []
+    measured_from, measured = stamp(), []
     try:
-        for case in chosen:
-            argument = {"case": codec.to_builtins(case), "seconds": told.seconds}
-            found = on_ranks(
-                "dpsim.experiments.reproducible_cost.measure:measure", argument, devices=case.devices, pin=True
+        for case in selected:
+            task = {"case": codec.to_builtins(case), "seconds": arguments.seconds}
+            results = on_ranks(
+                "dpsim.experiments.reproducible_cost.measure:measure", task, devices=case.devices, pin=True
             )
-            measured.append(Measured(case=case, step_s={name: tuple(steps) for name, steps in found.items()}))
+            measured.append(Measured(case=case, step_s={name: tuple(steps) for name, steps in results.items()}))
             print("\n".join(lines(measured[-1])), flush=True)
         record = CostRecord(
-            environment=environment(), measured_from=begun, measured_until=stamp(), measured=tuple(measured)
+            environment=environment(), measured_from=measured_from, measured_until=stamp(), measured=tuple(measured)
         )
-        if told.output is not None:
-            print(f"report: {write(told.output, record)}")
+        if arguments.output is not None:
+            print(f"report: {write(arguments.output, record)}")
     except DpsimError as error:
         print(f"reproducible_cost: {error}", file=sys.stderr)
         return 2

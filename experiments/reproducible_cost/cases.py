@@ -1,8 +1,9 @@
-"""What is timed: models, batches, device counts, leaves, and batch-norm modes; and the record of it."""
+"""The cases that are timed (models, batches, device counts, leaves, batch-norm modes), and their record."""
 
 from __future__ import annotations
 
 from dpsim.codec import Noun
+from dpsim.plan import BatchNormMode
 from dpsim.records.sweep import Environment
 
 SCHEMA = "dpsim.reproducible-cost/1"
@@ -11,10 +12,10 @@ PLAIN, AGAIN = "plain", "plain again"
 
 
 class Mode(Noun, frozen=True):
-    """Leaves (0: plain training) and whose statistics batch norm takes."""
+    """The number of leaves (0: plain training) and the batch-norm mode."""
 
     leaves: int
-    batch_norm: str = "leaf"
+    batch_norm: BatchNormMode = "leaf"
 
     @property
     def name(self) -> str:
@@ -23,9 +24,9 @@ class Mode(Noun, frozen=True):
 
 
 class Case(Noun, frozen=True):
-    """Plain training of a model (batch norm ``local``), and what is compared with it, at one global batch.
+    """Plain training of a model (batch norm ``local``), and the modes to compare with it, at one global batch.
 
-    ``limit`` is what the first mode may take of the plain step (None: no limit is set).
+    ``limit`` is the largest allowed ratio of the first mode's step to the plain one (None: no limit is set).
     """
 
     model: str
@@ -54,16 +55,16 @@ class CostRecord(Noun, frozen=True):
 
 
 def cases() -> tuple[Case, ...]:
-    """Those with a limit first; then the curve over the batch, and the batch-norm modes."""
+    """Small models with every mode, then the large MLP over the global batch, on one and two devices."""
     leaves = tuple(Mode(leaves=count) for count in (8, 32, 64))
     norms = (*leaves, Mode(leaves=8, batch_norm="global"), Mode(leaves=0, batch_norm="global"))
     images, digits, flat = "synthetic:32x32x3,classes=10", "digits", "synthetic:28x28x1,classes=10"
 
-    found = []
+    cases = []
     for devices in (1, 2):
         for model, dataset in (("resnet20", images), ("cnn", images), ("cnn", digits)):
-            found.append(Case(model=model, dataset=dataset, devices=devices, global_batch=128, modes=norms, limit=1.10))
+            cases.append(Case(model=model, dataset=dataset, devices=devices, global_batch=128, modes=norms, limit=1.10))
         for batch in (1024, 512, 256, 128, 64):
             limit = {1: 1.20, 2: 1.15}[devices] if batch == 1024 else None
-            found.append(Case(model=MLP, dataset=flat, devices=devices, global_batch=batch, modes=leaves, limit=limit))
-    return tuple(found)
+            cases.append(Case(model=MLP, dataset=flat, devices=devices, global_batch=batch, modes=leaves, limit=limit))
+    return tuple(cases)

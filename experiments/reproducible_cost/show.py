@@ -30,7 +30,7 @@ _RULES = (
 
 
 def ratio(measured: Measured, name: str) -> Interval:
-    """A mode's step over the plain one's; of ``plain again`` the noise."""
+    """A mode's step over the plain one's. The ratio of ``plain again`` is the noise."""
     return median_ratio(measured.step_s[name], measured.step_s[PLAIN])
 
 
@@ -47,12 +47,12 @@ def _limit(case: Case, name: str) -> float | None:
 
 
 def lines(measured: Measured) -> Iterator[str]:
-    """A case for the terminal."""
+    """A case as lines of text for the terminal."""
     case = measured.case
     yield f"{_title(case)}, {_devices(case.devices)}, {len(measured.step_s[PLAIN])} rounds"
     for name, steps_s in measured.step_s.items():
-        of, limit = ratio(measured, name), _limit(case, name)
-        step = f"{np.median(steps_s) * 1e3:9.2f} ms  {of.median:.3f}  ({of.low:.3f} to {of.high:.3f})"
+        over, limit = ratio(measured, name), _limit(case, name)
+        step = f"{np.median(steps_s) * 1e3:9.2f} ms  {over.median:.3f}  ({over.low:.3f} to {over.high:.3f})"
         yield f"  {name:<30} {step}" + (f"  limit {limit:.2f}" if limit else "")
 
 
@@ -91,11 +91,11 @@ def _answers(record: CostRecord) -> Iterator[str]:
     for measured in record.measured:
         case = measured.case
         if case.limit is not None:
-            of, noise = ratio(measured, case.modes[0].name), ratio(measured, AGAIN)
-            verdict = "within" if of.median <= case.limit else "OVER"
+            over, noise = ratio(measured, case.modes[0].name), ratio(measured, AGAIN)
+            verdict = "within" if over.median <= case.limit else "OVER"
             yield (
-                f"{_title(case)}, {_devices(case.devices)}: {of.median - 1:+.1%} with {case.modes[0].name} "
-                f"({of.low - 1:+.1%} to {of.high - 1:+.1%}; plain against plain {noise.median - 1:+.1%}), "
+                f"{_title(case)}, {_devices(case.devices)}: {over.median - 1:+.1%} with {case.modes[0].name} "
+                f"({over.low - 1:+.1%} to {over.high - 1:+.1%}; plain against plain {noise.median - 1:+.1%}), "
                 f"{verdict} the limit of {case.limit - 1:+.0%}."
             )
 
@@ -128,11 +128,11 @@ def _table(record: CostRecord) -> Table:
 
 
 def _curves(record: CostRecord) -> list[Measured]:
-    """The cases of the model that has several batches."""
+    """The cases of the first model with several batches."""
     batches: dict[str, set[int]] = {}
     for measured in record.measured:
         batches.setdefault(measured.case.model, set()).add(measured.case.global_batch)
-    several = [model for model, found in batches.items() if len(found) > 1]
+    several = [model for model, sizes in batches.items() if len(sizes) > 1]
     return [measured for measured in record.measured if measured.case.model in several[:1]]
 
 
@@ -142,25 +142,25 @@ def _figure(curves: Sequence[Measured], *, narrow: bool = False) -> Figure:
     def make() -> Figure:
         figure, axes = panels(len(counts), narrow=narrow, height_in=3.4)
         for axis, count in zip(axes, counts, strict=True):
-            some = sorted((m for m in curves if m.case.devices == count), key=lambda m: m.case.global_batch)
-            _panel(axis, _devices(count), some)
+            curve = sorted((m for m in curves if m.case.devices == count), key=lambda m: m.case.global_batch)
+            _panel(axis, _devices(count), curve)
         return figure
 
     return styled(make)
 
 
-def _panel(axis: Axes, title: str, some: Sequence[Measured]) -> None:
-    batches = [measured.case.global_batch for measured in some]
+def _panel(axis: Axes, title: str, curve: Sequence[Measured]) -> None:
+    batches = [measured.case.global_batch for measured in curve]
     axis.set_xscale("log", base=2)
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.axhline(1.0, color=MUTED, linewidth=0.8)
     labels = []
-    for mode, colour in zip(some[0].case.modes, _COLOURS, strict=False):
-        found = [ratio(measured, mode.name) for measured in some]
-        middle = [of.median for of in found]
-        reach = [[of.median - of.low for of in found], [of.high - of.median for of in found]]
-        axis.errorbar(batches, middle, yerr=reach, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=2)
-        labels.append((middle[-1], f"{mode.leaves} leaves", colour))
+    for mode, colour in zip(curve[0].case.modes, _COLOURS, strict=False):
+        ratios = [ratio(measured, mode.name) for measured in curve]
+        medians = [ratio.median for ratio in ratios]
+        bars = [[ratio.median - ratio.low for ratio in ratios], [ratio.high - ratio.median for ratio in ratios]]
+        axis.errorbar(batches, medians, yerr=bars, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=2)
+        labels.append((medians[-1], f"{mode.leaves} leaves", colour))
     axis.set_ylim(bottom=min(0.9, axis.get_ylim()[0]))
     labels_at_right(axis, labels, gap=0.07)
     axis.set_xticks(batches, [str(batch) for batch in batches], minor=False)

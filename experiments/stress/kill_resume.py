@@ -25,8 +25,9 @@ import msgspec
 import psutil
 
 from dpsim import codec
+from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import configured
-from dpsim.harness.train.train import TrainConfig, train
+from dpsim.harness.train.train import train
 from dpsim.launch.jobs import JobFailed, on_ranks
 from dpsim.launch.scratch import scratch
 from dpsim.learning_rate import Cosine, RateSchedule, Step
@@ -118,7 +119,7 @@ def undisturbed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress)
     from dpsim.harness.train.on_ranks import train_on_ranks
 
     configs = [config | {"checkpoint_every": None, "checkpoint": None} for config in argument["trainings"]]
-    results = [train_on_ranks(comm, config, report) or {} for config in configs]
+    results = [train_on_ranks(comm, {"config": config}, report) or {} for config in configs]
     return [(result["digest"], result["losses"]) for result in results]
 
 

@@ -1,7 +1,7 @@
 """The versions for the processes of one machine, in memory that all of them see.
 
-Gradients are produced where they are reduced: nothing is copied in or out. ``SharedGroup`` is what the ranks share
-besides: a flag each, and for small arrays a stage on which they show them to each other.
+Gradients are produced where they are reduced: nothing is copied in or out. Besides, the ranks share a ``SharedGroup``:
+a flag each, and staging memory into which small arrays are copied for the other ranks to read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.algorithms import Algorithm
+from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import Version, register
 from dpsim.kernels.allreduce.steps import (
     MOMENTUM,
@@ -36,21 +37,24 @@ from dpsim.kernels.allreduce.tree import PartialSums
 Array = NDArray[Any]
 
 STAGING_BYTES = 1 << 16
-"""The largest array, of all slots of a rank together, that goes over the stage."""
+"""The most that a rank copies to staging memory: all its partial sums together."""
 
-_LINE = 64
+_LINE_BYTES = 64
+_LINE = 16
+"""Elements between the bounds of slices: at least a cache line, so that no two ranks write to the same one."""
 _LOOKS = 1 << 17
-"""Looks at a flag before a blocking call lets Python see to Ctrl-C: some milliseconds."""
+"""How often a blocking call reads a flag before it returns to Python, which then handles Ctrl-C: some milliseconds."""
 
 
 class SharedGroup:
-    """Where the ranks of one machine meet.
+    """The flags and the staging memory of the ranks of one machine.
 
     ``control`` is zeroed memory of ``control_bytes(size)`` that all of them see; ``oversubscribed``: there are more
-    ranks than cores, so who waits yields. All ranks must run the same reductions in the same order, one at a time.
+    ranks than cores, so waiting ranks yield theirs. All ranks must run the same reductions in the same order, one at a
+    time.
 
-    The stage is double, and each reduction over it takes the other half: a rank can only begin the next but one when
-    all have ended the next, and so have long read what it overwrites.
+    Staging memory is double, and reductions that use it take the two halves in turn: a rank begins the reduction after
+    the next only when all ranks have ended the next one, and so have read what it overwrites.
     """
 
     def __init__(self, rank: int, size: int, control: NDArray[np.uint8], *, oversubscribed: bool) -> None:
@@ -62,15 +66,15 @@ class SharedGroup:
     @staticmethod
     def control_bytes(size: int) -> int:
         """Bytes of ``control`` for so many ranks."""
-        return size * (_LINE + 2 * STAGING_BYTES)
+        return size * (_LINE_BYTES + 2 * STAGING_BYTES)
 
     def flag(self, rank: int) -> int:
         """The address of a rank's flag, alone on its cache line."""
-        return self._base + rank * _LINE
+        return self._base + rank * _LINE_BYTES
 
-    def stage(self, rank: int, turn: int) -> int:
-        """The address of a rank's stage, one of two."""
-        return self._base + self.size * _LINE + (2 * rank + turn) * STAGING_BYTES
+    def staging(self, rank: int, turn: int) -> int:
+        """The address of a rank's staging memory; ``turn`` 0 or 1 is the half."""
+        return self._base + self.size * _LINE_BYTES + (2 * rank + turn) * STAGING_BYTES
 
 
 @functools.cache
@@ -80,7 +84,7 @@ def _sched_yield() -> int:
 
 
 class Sgd(NamedTuple):
-    """For the fused update: every rank's weights (in shared memory), and this rank's momentum; 1-D, as the slots."""
+    """The fused update: every rank's weights (in shared memory) and this rank's momentum, as long as the gradients."""
 
     weights: Sequence[Array]
     momentum: Array
@@ -89,38 +93,38 @@ class Sgd(NamedTuple):
 
 
 class Reduction:
-    """A prepared allreduce of arrays in shared memory. After ``run()`` this rank's arrays hold the sum.
+    """A prepared allreduce of arrays in shared memory. ``run()`` returns when this rank has the sum.
 
-    The ``numbers`` may change between runs; ``interpreter`` says which is which.
+    The ``numbers`` (named in ``interpreter``) may change between runs.
     """
 
     def __init__(
-        self, function: Callable[[int], int], words: Sequence[int], numbers: Array, meeting: SharedGroup, keep: Any
+        self, function: Callable[[int], int], words: Sequence[int], numbers: Array, group: SharedGroup, keep: Any
     ) -> None:
-        from dpsim.kernels.allreduce import interpreter as words_of
+        from dpsim.kernels.allreduce import interpreter as layout
 
         self.numbers = numbers
-        self._keep = (meeting, keep)
+        self._keep = (group, keep)
         self._program = np.array(words, np.int64)
-        self._state = state = np.zeros(words_of.STATE_WORDS, np.int64)
-        state[words_of.COUNTERS] = meeting.counters.ctypes.data
-        state[words_of.FLAG] = meeting.flag(meeting.rank)
-        state[words_of.PROGRAM] = self._program.ctypes.data
-        state[words_of.YIELD] = _sched_yield() if meeting.oversubscribed else 0
-        state[words_of.LOOKS_AT] = _LOOKS
-        state[words_of.NUMBERS_AT] = numbers.ctypes.data
-        self._looks = state[words_of.LOOKS_AT :][:1]
+        self._state = state = np.zeros(layout.STATE_WORDS, np.int64)
+        state[layout.COUNTERS] = group.counters.ctypes.data
+        state[layout.FLAG] = group.flag(group.rank)
+        state[layout.PROGRAM] = self._program.ctypes.data
+        state[layout.YIELD] = _sched_yield() if group.oversubscribed else 0
+        state[layout.LOOKS_AT] = _LOOKS
+        state[layout.NUMBERS_AT] = numbers.ctypes.data
+        self._looks = state[layout.LOOKS_AT :][:1]
         address = int(state.ctypes.data)
         self._function: Callable[[], int] = functools.partial(function, address)
 
         def run(_alive: Reduction = self) -> None:
             while function(address):
-                os.sched_yield()  # so long a wait is for a rank that has no core
+                os.sched_yield()  # a wait this long is for a rank that has no core
 
         self.run: Callable[[], None] = run  # a plain function: a method call would cost as much as the call into C
 
     def advance(self) -> bool:
-        """Do what needs no waiting; whether all is done. For other work between."""
+        """Do as much as needs no waiting, and return whether all is done."""
         self._looks[0] = 1
         unfinished = self._function()
         self._looks[0] = _LOOKS
@@ -128,30 +132,36 @@ class Reduction:
 
 
 def _make(algorithm: Algorithm, sgd_algorithm: Algorithm | None = None) -> Callable[..., Reduction]:
-    """The ``make`` of a version: ``make(meeting, arrays, slots, scale=1.0, compression=None, each_sum=False,
-    sgd=None)``.
-    """
+    """The ``make`` of a version."""
 
     def make(
-        meeting: SharedGroup,
+        group: SharedGroup,
         arrays: Sequence[Array],
-        slots: PartialSums,
+        sums: PartialSums,
         *,
         scale: float = 1.0,
         compression: tuple[str, float] | None = None,
         each_sum: bool = False,
         sgd: Sgd | None = None,
     ) -> Reduction:
-        """Prepare an allreduce of ``arrays``, one a slot: 1-D, contiguous, in shared memory, of one dtype and length.
+        """Prepare an allreduce of ``arrays``, the partial sums: 1-D, contiguous, in shared memory, alike in dtype and
+        length.
 
-        The sum comes to each rank's first slot; what its other slots hold then is not defined. ``compression``: the
+        The sum lands in each rank's first partial sum; what its others hold then is not defined. ``compression``: the
         16-bit dtype and the power of two by which numbers are scaled in it; with ``each_sum`` the arrays are rounded to
         it already, and every sum of two is, which every version can do.
         """
-        steps = (sgd_algorithm if sgd and sgd_algorithm else algorithm)(slots, arrays[0].size)
-        return _Lowering(meeting, arrays, slots, scale, compression, each_sum, sgd).reduction(steps)
+        steps = (sgd_algorithm if sgd and sgd_algorithm else algorithm)(sums)
+        lowering = _Lowering(group, arrays, sums, scale, compression, each_sum, sgd)
+        return lowering.reduction(steps.scaled(line_bound(arrays[0].size, steps.units)))
 
     return make
+
+
+def line_bound(elements: int, units: int) -> Callable[[int], int]:
+    """Where each unit begins: whole cache lines, spread evenly over the units (``StepList.scaled``)."""
+    lines = -(-elements // _LINE)
+    return lambda unit: min(unit * lines // units * _LINE, elements)
 
 
 class _Lowering:
@@ -159,15 +169,15 @@ class _Lowering:
 
     def __init__(
         self,
-        meeting: SharedGroup,
+        group: SharedGroup,
         arrays: Sequence[Array],
-        slots: PartialSums,
+        sums: PartialSums,
         scale: float,
         compression: tuple[str, float] | None,
         each_sum: bool,
         sgd: Sgd | None,
     ) -> None:
-        self._meeting, self._arrays, self._slots = meeting, arrays, slots
+        self._group, self._arrays, self._sums = group, arrays, sums
         self._scaled, self._compression, self._each_sum, self._sgd = scale != 1.0, compression, each_sum, sgd
         power = compression[1] if compression else 1.0
         factor, rate = (sgd.factor, sgd.rate) if sgd else (0.0, 0.0)
@@ -177,71 +187,72 @@ class _Lowering:
     def reduction(self, steps: Sequence[Step]) -> Reduction:
         from dpsim.kernels.allreduce import interpreter
 
-        meeting = self._meeting
-        plan = programs(steps, self._slots.owners)
-        staged = any(piece.memory == STAGING for step in steps for piece in step.outputs)
+        group = self._group
+        plan = programs(steps, self._sums.owners)
+        staged = any(region.memory == STAGING for step in steps for region in step.outputs)
         bodies = []
         for turn in (0, 1) if staged else (0,):
-            body = list(itertools.chain(*(self._words(one, turn) for one in plan.of[meeting.rank])))
+            body = list(itertools.chain(*(self._words(operation, turn) for operation in plan.of[group.rank])))
             bodies.append([*body, interpreter.END, plan.arrivals, int(staged)])
         words = [interpreter.TURN, len(bodies[0]), *bodies[0], *bodies[1]] if staged else bodies[0]
         function = interpreter.interpreter(self._arrays[0].dtype.name, tuple(self._kinds))
-        return Reduction(function, words, self._numbers, meeting, (self._arrays, self._sgd))
+        return Reduction(function, words, self._numbers, group, (self._arrays, self._sgd))
 
-    def _words(self, one: Step | Arrive | Wait, turn: int) -> list[int]:
+    def _words(self, operation: Step | Arrive | Wait, turn: int) -> list[int]:
         from dpsim.kernels.allreduce import interpreter
 
-        if isinstance(one, Arrive):
-            return [interpreter.ARRIVE, one.number]
-        if isinstance(one, Wait):
-            return [interpreter.WAIT, self._meeting.flag(one.rank), one.number]
-        each_sum = self._each_sum and len(one.sources) > 1
-        rounds = each_sum if self._each_sum else one.final
+        if isinstance(operation, Arrive):
+            return [interpreter.ARRIVE, operation.number]
+        if isinstance(operation, Wait):
+            return [interpreter.WAIT, self._group.flag(operation.rank), operation.number]
+        step = operation
+        each_sum = self._each_sum and len(step.sources) > 1
+        rounds = each_sum if self._each_sum else step.final
         kind = interpreter.Kind(
-            one.tree,
-            len(one.sources),
-            len(one.outputs),
-            scaled=one.final and self._scaled,
+            step.tree,
+            len(step.sources),
+            len(step.outputs),
+            scaled=step.final and self._scaled,
             compression=self._compression[0] if self._compression and rounds else "",
             each_sum=each_sum,
-            sgd=one.update is not None,
+            sgd=step.update is not None,
         )
         number = self._kinds.setdefault(kind, len(self._kinds))
-        places = [self._address(piece, turn) for piece in (*one.sources, *one.outputs, *(one.update or ()))]
-        return [interpreter.SUMS + number, one.sources[0].elements, *places]
+        addresses = [self._address(region, turn) for region in (*step.sources, *step.outputs, *(step.update or ()))]
+        return [interpreter.SUMS + number, step.sources[0].elements, *addresses]
 
-    def _address(self, piece: Region, turn: int) -> int:
+    def _address(self, region: Region, turn: int) -> int:
         itemsize = self._arrays[0].itemsize
-        if piece.memory == STAGING:
-            owner = self._slots.owners[piece.number]
-            place = self._slots.of(owner).index(piece.number)
-            size = -(-self._arrays[0].nbytes // _LINE) * _LINE
-            base = self._meeting.stage(owner, turn) + place * size
-        elif piece.memory == SLOT:
-            base = self._arrays[piece.number].ctypes.data
+        if region.memory == STAGING:
+            owner = self._sums.owners[region.number]
+            place = self._sums.of(owner).index(region.number)
+            size = -(-self._arrays[0].nbytes // _LINE_BYTES) * _LINE_BYTES
+            base = self._group.staging(owner, turn) + place * size
+        elif region.memory == SLOT:
+            base = self._arrays[region.number].ctypes.data
         else:
             assert self._sgd is not None
-            array = {WEIGHTS: self._sgd.weights[piece.number], MOMENTUM: self._sgd.momentum}[piece.memory]
+            array = {WEIGHTS: self._sgd.weights[region.number], MOMENTUM: self._sgd.momentum}[region.memory]
             base = array.ctypes.data
-        return int(base + piece.start * itemsize)
-
-
-_COUNTED = 16 * 840
-"""Elements of the arrays for which steps are counted: slices of 2 to 8 ranks are whole lines."""
+        return int(base + region.start * itemsize)
 
 
 def _bytes_moved(algorithm: Algorithm) -> Callable[[PartialSums, int], float]:
-    return lambda slots, size_bytes: moved_elements(algorithm(slots, _COUNTED)) / _COUNTED * size_bytes
+    def count(sums: PartialSums, size_bytes: int) -> float:
+        listed = algorithm(sums)
+        return moved_elements(listed.steps) / listed.units * size_bytes
+
+    return count
 
 
 def _synchronisations(algorithm: Algorithm) -> Callable[[PartialSums], int]:
-    return lambda slots: programs(algorithm(slots, _COUNTED), slots.owners).synchronisations
+    return lambda sums: programs(algorithm(sums).steps, sums.owners).synchronisations
 
 
 for _name, _algorithm, _with_sgd, _summary, _variants, _most_bytes in (
     (
         "halving-doubling",
-        algorithms.halving_doubling,
+        halving_doubling,
         None,
         "pairs add one half each, nearest first, and copy back",
         ("scale",),
@@ -259,7 +270,7 @@ for _name, _algorithm, _with_sgd, _summary, _variants, _most_bytes in (
         "one-shot",
         algorithms.one_shot,
         None,
-        "everyone shows its array on a stage and adds them all: one wait",
+        "every rank copies its array to staging memory and adds them all: one wait",
         ("scale", "compression"),
         STAGING_BYTES,
     ),

@@ -1,4 +1,4 @@
-"""One compiled function that does a rank's program: its sums in vector code, its signals and waits as atomics.
+"""A compiled function that executes a rank's program: its sums in vector code, its signals and waits as atomics.
 
 Memory ordering. ``Arrive`` stores the rank's flag with release semantics, ``Wait`` loads another's with acquire: what
 a rank read or wrote before it arrived has happened before whatever another does after it saw that (C11 5.1.2.4), also
@@ -6,8 +6,8 @@ through a third rank. Flags only ever grow, so one that has passed the awaited c
 themselves are plain memory: ``steps.programs`` puts an arrival and a wait between any two accesses that collide.
 x86 keeps this order by itself and the compiler must too; on other processors LLVM emits what it takes.
 
-A wait gives up after some looks and the function returns; called again, it goes on where it was. So nobody waits in
-machine code for ever, Ctrl-C is heeded, and an allreduce can be moved on beside other work.
+A wait gives up after a number of polls and the function returns; called again, it goes on where it was. So no rank
+waits in machine code for ever, Ctrl-C works, and an allreduce can make progress between other work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ many words in every other turn); SUMS + kind: elements, addresses of the sources
 PLACE, COUNTERS, FLAG, PROGRAM, YIELD, LOOKS_AT, NUMBERS_AT, STATE_WORDS = range(8)
 """Words of a program's state: where in the program it is; the addresses of the group's two counters (arrivals so far,
 turn), of this rank's flag, of the program and of a function for a waiting rank to call (0: none); how often a wait
-looks before it gives up; the address of the numbers."""
+polls before it gives up; the address of the numbers."""
 
 SCALE, UP, DOWN, MOMENTUM, RATE, NUMBERS = range(6)
 """The numbers that kinds of sums read: of the scaling, of the 16-bit wire (``dpsim.comm.compression``), of SGD."""
@@ -40,7 +40,7 @@ _LOOKS_BEFORE_YIELD = 16
 
 
 class Kind(NamedTuple):
-    """A sum as vector code: its tree over so many sources, and what is done on the way.
+    """A kind of sum as vector code: its tree, how many sources and outputs it has, and what is fused with it.
 
     ``compression``: 16 bits, to which the sources and the whole sum are rounded; with ``each_sum`` every sum of two is,
     and the sources are already.
@@ -133,14 +133,14 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
 
 
 def _store_release(kernel: Kernel, value: Any, address: Any) -> None:
-    """What ``IRBuilder.store_atomic`` would do, if it knew opaque pointers (llvmlite 0.50)."""
+    """An ``IRBuilder.store_atomic`` for opaque pointers, which llvmlite 0.50 does not know."""
     kernel.builder._insert(StoreAtomicInstr(kernel.builder.block, value, address, "release", 8))
 
 
 def _wait(kernel: Kernel, flag: Any, target: Any, let_others: Any, give_up: tuple[Any, Any]) -> None:
-    """Look at a flag until it has reached the target. After too many looks, return 1 at ``give_up``'s place.
+    """Poll a flag until it has reached the target. After too many polls, store the place in ``give_up`` and return 1.
 
-    ``let_others``: the address of a function to call between looks, after the first few; or 0.
+    ``let_others``: the address of a function to call between polls, after the first few; or 0.
     """
     build = kernel.builder
     entry = build.block

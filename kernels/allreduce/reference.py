@@ -1,9 +1,9 @@
 """The reference: what every version must give, to the bit, in NumPy.
 
 Sums go along ``tree.PartialSums.tree``, element by element; each addition is rounded to the dtype of the sum. float16
-and bfloat16 (as uint16 codes) are added in float32. With a 16-bit ``compression`` (dtype and scale) either every slot
-is rounded to 16 bits before the sum and the sum once after it, or, with ``each_sum``, slots are rounded already and the
-sum of every two is rounded (``dpsim.comm.compression`` says why).
+and bfloat16 (as uint16 codes) are added in float32. With a 16-bit ``compression`` (dtype and scale) either every
+partial sum is rounded to 16 bits before the sum and the sum once after it, or, with ``each_sum``, these are rounded
+already and the sum of every two is rounded (``dpsim.comm.compression`` says why).
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ Array = NDArray[Any]
 
 def allreduce(
     arrays: Sequence[Array],
-    slots: PartialSums,
+    sums: PartialSums,
     scale: float = 1.0,
     compression: tuple[str, float] | None = None,
     *,
     each_sum: bool = False,
 ) -> Array:
-    """``scale`` times the sum of the slots' ``arrays`` (1-D, one dtype, one length), added in tree order.
+    """``scale`` times the sum of the partial sums ``arrays`` (1-D, one dtype, one length), added in tree order.
 
     The scaling is one more rounding, and none at 1.
     """
     if compression is None:
-        total: Array = fold(slots.tree, arrays.__getitem__, operator.add)
+        total: Array = fold(sums.tree, arrays.__getitem__, operator.add)
     elif each_sum:
-        total = fold(slots.tree, arrays.__getitem__, lambda a, b: rounded(a + b, *compression))
+        total = fold(sums.tree, arrays.__getitem__, lambda a, b: rounded(a + b, *compression))
     else:
-        total = rounded(fold(slots.tree, lambda slot: rounded(arrays[slot], *compression), operator.add), *compression)
+        sources = [rounded(array, *compression) for array in arrays]
+        total = rounded(fold(sums.tree, sources.__getitem__, operator.add), *compression)
     return total if scale == 1.0 else total * total.dtype.type(scale)
 
 
@@ -54,11 +55,11 @@ def rounded(values: NDArray[np.float32], dtype: str, scale: float) -> NDArray[np
 
 
 def sgd(
-    arrays: Sequence[Array], slots: PartialSums, w: Array, v: Array, *, scale: float, momentum: float, rate: float
+    arrays: Sequence[Array], sums: PartialSums, w: Array, v: Array, *, scale: float, momentum: float, rate: float
 ) -> tuple[Array, Array]:
     """The new (w, v) of one step of SGD on the sum: d = scale * sum; v = momentum v + d; w -= rate v."""
     kind = w.dtype.type
-    v = v * kind(momentum) + allreduce(arrays, slots) * kind(scale)
+    v = v * kind(momentum) + allreduce(arrays, sums) * kind(scale)
     return w - v * kind(rate), v
 
 
@@ -79,7 +80,7 @@ register(
         name="reference",
         backend="numpy",
         summary="NumPy, one temporary array for each addition",
-        bytes_moved=lambda slots, size: (3 * (len(slots.owners) - 1) + slots.ranks) * size,
+        bytes_moved=lambda sums, size: (3 * (len(sums.owners) - 1) + sums.ranks) * size,
         synchronisations=lambda slots: 2,
         make=allreduce,
     )

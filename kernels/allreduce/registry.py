@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from dpsim.kernels.allreduce.tree import PartialSums
 
-Backend = Literal["numpy", "cpu", "cuda"]
+KernelBackend = Literal["numpy", "cpu", "cuda"]
 
 _MODULES = ("reference", "cpu", "cuda.versions")
 """Where versions register themselves. None of these loads numba or CUDA when it is imported."""
@@ -19,16 +19,16 @@ _MODULES = ("reference", "cpu", "cuda.versions")
 class Version:
     """One allreduce kernel of one node.
 
-    ``bytes_moved(slots, size_bytes)`` counts what all ranks together read and write of gradients, where each slot has
-    ``size_bytes``, with no reuse by caches; ``synchronisations(slots)`` how often a rank waits for others, one after
+    ``bytes_moved(sums, size_bytes)`` counts what all ranks together read and write of gradients, where each partial sum
+    has ``size_bytes``, with no reuse by caches; ``synchronisations(sums)`` how often a rank waits for others, one after
     another. ``variants`` are what it fuses: ``scale`` (by a number, after the sum), ``compression`` (16 bits between
     ranks, float32 sums), ``sgd`` (the update with momentum in the same pass). ``most_bytes``: the largest array it
     takes; None: any.
-    ``make`` prepares it; its form belongs to the backend (see ``cpu.py``, ``cuda.py``).
+    ``make`` prepares it; its form belongs to the backend (see ``cpu`` and ``cuda.launch``).
     """
 
     name: str
-    backend: Backend
+    backend: KernelBackend
     summary: str
     bytes_moved: Callable[[PartialSums, int], float]
     synchronisations: Callable[[PartialSums], int]
@@ -50,15 +50,15 @@ def register(version: Version) -> Version:
     return version
 
 
-def versions(backend: Backend | None = None) -> list[Version]:
+def versions(backend: KernelBackend | None = None) -> list[Version]:
     """All versions, or a backend's, in the order of the ladder: from the reference to the fastest."""
     for module in _MODULES:
         importlib.import_module(f"dpsim.kernels.allreduce.{module}")
-    found = (version for version in _VERSIONS.values() if backend in (None, version.backend))
-    return sorted(found, key=lambda version: get_args(Backend).index(version.backend))
+    matching = (version for version in _VERSIONS.values() if backend in (None, version.backend))
+    return sorted(matching, key=lambda version: get_args(KernelBackend).index(version.backend))
 
 
-def find(backend: Backend, name: str) -> Version:
+def find(backend: KernelBackend, name: str) -> Version:
     """The version of a name, which must be one of the backend's."""
     return next(version for version in versions(backend) if version.name == name)
 

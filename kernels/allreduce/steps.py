@@ -1,26 +1,28 @@
 """What the ranks of one machine do in an allreduce, and where they must wait for each other.
 
-An algorithm is written once, for all ranks, as ``Step``s in an order in which one process could do them all. From what
-each step reads and writes follows which steps of other ranks must come first; ``programs`` gives every rank its own
-steps with just the signals and waits that this takes. So an algorithm cannot forget one.
+An algorithm is written once, for all ranks, as ``Step``s in an order in which one process could do them all. Three
+programs are made from that list: for the processes of one machine (``programs``), for messages
+(``dpsim.comm.message_steps``) and for GPUs (``cuda.moves``). What each step reads and writes tells which steps of
+other ranks must come first, so no algorithm can forget a signal, a wait or a message.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from dpsim.kernels.allreduce.tree import Tree
 
-SLOT, STAGING, WEIGHTS, MOMENTUM = "slot", "stage", "weights", "momentum"
+SLOT, STAGING, WEIGHTS, MOMENTUM = "slot", "staging", "weights", "momentum"
 
 
 class Region(NamedTuple):
-    """Elements ``start`` to ``stop - 1`` of an array: of slot ``number``, or of the stage, weights... of that rank.
+    """Elements ``start`` to ``stop - 1`` of an array: the partial sum ``number``, or its array in another ``memory``.
 
-    The memory ``stage`` lies beside the gradients; ``number`` counts slots there too.
+    ``SLOT`` is the memory of the partial sums themselves and ``STAGING`` memory besides, with an array for each of
+    them; of ``WEIGHTS`` and ``MOMENTUM`` each rank has one array, and ``number`` is the rank.
     """
 
     memory: str
@@ -32,7 +34,7 @@ class Region(NamedTuple):
     def elements(self) -> int:
         return self.stop - self.start
 
-    def meets(self, other: Region) -> bool:
+    def overlaps(self, other: Region) -> bool:
         """Whether they have elements in common."""
         same = (self.memory, self.number) == (other.memory, other.number)
         return same and self.start < other.stop and other.start < self.stop
@@ -41,9 +43,9 @@ class Region(NamedTuple):
 class Step(NamedTuple):
     """One rank adds the ``sources`` along the tree (numbers of sources) and writes the sum to all ``outputs``.
 
-    All pieces are equally long. A copy is a sum of one source. ``final``: the sum is that of all slots, so that it may
-    be scaled. With an ``update`` (pieces of weights and momentum) it is the gradient of one step of SGD, and the
-    outputs are weights.
+    All regions are equally long. A copy is a sum of one source. ``final``: the sum is that of all partial sums, so that
+    it may be scaled. With an ``update`` (regions of weights and momentum) it is the gradient of one step of SGD, and
+    the outputs are weights.
     """
 
     rank: int
@@ -62,14 +64,49 @@ class Step(NamedTuple):
         return self.outputs + (self.update[1:] if self.update else ())
 
 
+class StepList(NamedTuple):
+    """The steps of an algorithm, round by round: no rank touches in a round what another rank writes in it.
+
+    The regions count in ``units``: as many equal parts of every array.
+    """
+
+    rounds: tuple[tuple[Step, ...], ...]
+    units: int
+
+    @classmethod
+    def of(cls, rounds: Iterable[Sequence[Step]], units: int) -> StepList:
+        """The list of these rounds, without empty ones."""
+        return cls(tuple(tuple(steps) for steps in rounds if steps), units)
+
+    @property
+    def steps(self) -> list[Step]:
+        return [step for steps in self.rounds for step in steps]
+
+    def scaled(self, bound: Callable[[int], int]) -> list[Step]:
+        """The steps in elements: unit u begins at element ``bound(u)``. Steps without elements are left out."""
+
+        def region(of: Region) -> Region:
+            return Region(of.memory, of.number, bound(of.start), bound(of.stop))
+
+        steps = [
+            step._replace(
+                sources=tuple(map(region, step.sources)),
+                outputs=tuple(map(region, step.outputs)),
+                update=(region(step.update[0]), region(step.update[1])) if step.update else None,
+            )
+            for step in self.steps
+        ]
+        return [step for step in steps if step.sources[0].elements]
+
+
 class Arrive(NamedTuple):
-    """Tell everyone that all before this is done; the ``number``-th time in this allreduce."""
+    """Signals to all ranks that everything before this is done, for the ``number``-th time in this allreduce."""
 
     number: int
 
 
 class Wait(NamedTuple):
-    """Until that rank has arrived ``number`` times."""
+    """Waits until that rank has arrived ``number`` times."""
 
     rank: int
     number: int
@@ -79,7 +116,7 @@ class Wait(NamedTuple):
 class Programs:
     """What each rank does, ``of[rank]`` in order.
 
-    ``arrivals``: the most of any rank; ``synchronisations``: the longest chain of waits, each for one that waited.
+    ``arrivals``: the most of any rank; ``synchronisations``: the longest chain of waits, each for a rank that waited.
     """
 
     of: tuple[tuple[Step | Arrive | Wait, ...], ...]
@@ -90,14 +127,14 @@ class Programs:
 class _Access(NamedTuple):
     rank: int
     sequence: int
-    piece: Region
+    region: Region
     writes: bool
 
 
 class _Order:
-    """Happens-before, as vector clocks: how many steps of every other rank each rank knows to be done.
+    """The happens-before relation as vector clocks: how many steps of every other rank each rank knows to be done.
 
-    A rank's step 0 is to produce its data, before the allreduce.
+    In its step 0, before the allreduce, a rank produces its data.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -113,14 +150,14 @@ class _Order:
         self.after[rank].append((list(self.known[rank]), self.level[rank]))
 
     def wait(self, rank: int, needed: Iterable[_Access]) -> list[tuple[int, int]]:
-        """The (rank, sequence) to wait for until all that is needed is known to be done."""
+        """Which steps, as (rank, sequence), this rank must wait for until all that it needs is known to be done."""
         latest: dict[int, int] = {}
         for access in needed:
             latest[access.rank] = max(latest.get(access.rank, -1), access.sequence)
         waits = []
         level = self.level[rank]
         known = self.known[rank]
-        # who knows most first: waiting for that one may make other waits needless
+        # the rank that knows most comes first: waiting for it may make other waits needless
         for other, sequence in sorted(latest.items(), key=lambda item: -sum(self.after[item[0]][item[1]][0])):
             if known[other] >= sequence:
                 continue
@@ -134,32 +171,31 @@ class _Order:
 
 
 def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
-    """Every rank's program: its steps, and before each the waits for what it would collide with.
+    """Every rank's program: its steps, and before each the waits for the accesses that it would collide with.
 
-    ``owners``: the rank of each slot. A rank's data is final as it begins, and it may rewrite all its slots as it ends.
-    The stage is not awaited at the end: it is for the caller to use another one the next time (``cpu.SharedGroup``).
+    ``owners``: the rank of each partial sum. A rank's data is final when its program begins, and it may overwrite all
+    its partial sums when the program ends. Nobody waits for staging memory at the end: the caller takes another half
+    of it the next time (``cpu.SharedGroup``).
     """
     ranks = max(owners) + 1
     order = _Order(ranks)
     accesses: dict[tuple[str, int], list[_Access]] = defaultdict(list)
 
-    def record(rank: int, sequence: int, pieces: Iterable[Region], *, writes: bool) -> None:
-        for piece in pieces:
-            accesses[piece.memory, piece.number].append(_Access(rank, sequence, piece, writes))
+    def record(rank: int, sequence: int, regions: Iterable[Region], *, writes: bool) -> None:
+        for region in regions:
+            accesses[region.memory, region.number].append(_Access(rank, sequence, region, writes))
 
-    def colliding(rank: int, pieces: Iterable[Region], *, writes: bool) -> Iterable[_Access]:
-        for piece in pieces:
-            for access in accesses[piece.memory, piece.number]:
-                if access.rank != rank and (writes or access.writes) and access.piece.meets(piece):
+    def colliding(rank: int, regions: Iterable[Region], *, writes: bool) -> Iterable[_Access]:
+        for region in regions:
+            for access in accesses[region.memory, region.number]:
+                if access.rank != rank and (writes or access.writes) and access.region.overlaps(region):
                     yield access
 
-    whole = [Region(SLOT, slot, 0, 1 << 62) for slot in range(len(owners))]
-    for slot, owner in enumerate(owners):
-        record(owner, 0, [whole[slot]], writes=True)
+    whole = [Region(SLOT, number, 0, 1 << 62) for number in range(len(owners))]
+    for number, owner in enumerate(owners):
+        record(owner, 0, [whole[number]], writes=True)
     rough: list[list[tuple[list[tuple[int, int]], Step | None]]] = [[] for _ in range(ranks)]
     for step in steps:
-        if not step.sources[0].elements:
-            continue
         rank = step.rank
         needed = [*colliding(rank, step.reads, writes=False), *colliding(rank, step.writes, writes=True)]
         rough[rank].append((order.wait(rank, needed), step))
@@ -168,11 +204,11 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
         record(rank, sequence, step.reads, writes=False)
         record(rank, sequence, step.writes, writes=True)
     for rank in range(ranks):
-        own = [whole[slot] for slot, owner in enumerate(owners) if owner == rank]
+        own = [whole[number] for number, owner in enumerate(owners) if owner == rank]
         own += [Region(WEIGHTS, rank, 0, 1 << 62), Region(MOMENTUM, rank, 0, 1 << 62)]
         rough[rank].append((order.wait(rank, colliding(rank, own, writes=True)), None))
     counts = [{sequence: count for count, sequence in enumerate(sorted(set_), 1)} for set_ in order.arrivals]
-    found = []
+    result = []
     for rank in range(ranks):
         program: list[Step | Arrive | Wait] = [Arrive(counts[rank][0])] if 0 in counts[rank] else []
         for sequence, (waits, do) in enumerate(rough[rank], 1):
@@ -181,10 +217,10 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
                 program.append(do)
             if sequence in counts[rank]:
                 program.append(Arrive(counts[rank][sequence]))
-        found.append(tuple(program))
-    return Programs(tuple(found), max(map(len, counts)), max(order.level))
+        result.append(tuple(program))
+    return Programs(tuple(result), max(map(len, counts)), max(order.level))
 
 
 def moved_elements(steps: Iterable[Step]) -> int:
-    """Elements that the steps read and write, with no reuse by caches."""
-    return sum(piece.elements for step in steps for piece in (*step.reads, *step.writes))
+    """How many elements the steps read and write, with no reuse by caches."""
+    return sum(region.elements for step in steps for region in (*step.reads, *step.writes))

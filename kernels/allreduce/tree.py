@@ -1,9 +1,9 @@
 """The fixed order in which an allreduce adds, so that its bits depend on no rank count, algorithm or bucket.
 
-The global batch is cut into leaves. Over them stands one binary tree: the left half of a node is the largest power of
-two of its leaves that leaves some to the right. A rank holds a block of leaves; of these it may add up whole subtrees,
-and nothing else: they are its **slots**, and the allreduce adds all ranks' slots along what is left of the tree. With
-one leaf a rank every rank has one slot.
+The global batch is cut into leaves, and one binary tree says in which order they are added: the left half of a node is
+the largest power of two of its leaves that leaves some to the right. A rank holds a block of leaves. It adds up whole
+subtrees of these alone: they are its **partial sums**, in **slots** that are numbered over all ranks. The allreduce
+adds the partial sums of all ranks along the rest of the tree. With one leaf a rank every rank has one slot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 Tree = int | tuple["Tree", "Tree"]
-"""The number of a slot, or the sum of two trees."""
+"""The number of a partial sum, or the sum of two trees."""
 T = TypeVar("T")
 
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class PartialSums:
     """The partial sums that one allreduce adds, in the order of their leaves.
 
-    ``owners``: the rank that holds each; ``tree``: how they are added, all of them, as numbers of slots.
+    ``owners``: the rank that holds each; ``tree``: the order in which they are added, by their numbers.
     """
 
     owners: tuple[int, ...]
@@ -33,11 +33,16 @@ class PartialSums:
 
     @property
     def extra(self) -> int:
-        """Slots more than one a rank: what the fixed order reads where ranks do not hold whole subtrees."""
+        """How many partial sums there are beyond one a rank, because ranks do not hold whole subtrees."""
         return len(self.owners) - self.ranks
 
+    @property
+    def firsts(self) -> list[int]:
+        """Each rank's first partial sum, in which its result lands."""
+        return [self.owners.index(rank) for rank in range(self.ranks)]
+
     def of(self, rank: int) -> tuple[int, ...]:
-        """The slots of a rank."""
+        """The numbers of a rank's partial sums."""
         return tuple(slot for slot, owner in enumerate(self.owners) if owner == rank)
 
 
@@ -47,12 +52,12 @@ def left_part(leaves: int) -> int:
 
 
 def leaf_tree(leaves: int) -> Tree:
-    """The tree over ``leaves`` leaves, one slot each."""
+    """The tree over ``leaves`` leaves."""
     return slots(range(leaves + 1)).tree
 
 
 def slots(bounds: Sequence[int]) -> PartialSums:
-    """The slots of ranks of which rank r holds leaves ``bounds[r]`` to ``bounds[r + 1] - 1``, one or more each."""
+    """The partial sums of ranks, where rank r holds leaves ``bounds[r]`` to ``bounds[r + 1] - 1``, one or more each."""
     owners: list[int] = []
 
     def walk(low: int, high: int) -> Tree:
@@ -70,27 +75,27 @@ def slots(bounds: Sequence[int]) -> PartialSums:
 
 def subtrees(leaves: int, first: int, stop: int) -> list[tuple[int, int]]:
     """The largest subtrees of the tree over ``leaves`` that lie in ``first`` to ``stop - 1``, as ranges of leaves."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
 
     def walk(low: int, high: int) -> None:
         if first <= low and high <= stop:
-            found.append((low, high))
+            ranges.append((low, high))
         elif low < stop and first < high:
             middle = low + left_part(high - low)
             walk(low, middle)
             walk(middle, high)
 
     walk(0, leaves)
-    return found
+    return ranges
 
 
 def slots_below(tree: Tree) -> tuple[int, ...]:
-    """The slots of a tree, from left to right."""
+    """The numbers of the partial sums in a tree, from left to right."""
     return fold(tree, lambda slot: (slot,), lambda left, right: left + right)
 
 
 def fold(tree: Tree, slot: Callable[[int], T], add: Callable[[T, T], T]) -> T:
-    """Add along the tree: ``slot(i)`` is what slot i holds."""
+    """Add along the tree: ``slot(i)`` is partial sum i."""
     if isinstance(tree, int):
         return slot(tree)
     left = fold(tree[0], slot, add)

@@ -11,7 +11,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import app, flags
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.harness.train.train import TrainConfig
+from dpsim.harness.train.config import TrainConfig
 from dpsim.registry import load
 
 Python = Callable[..., subprocess.CompletedProcess[str]]

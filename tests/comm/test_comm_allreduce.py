@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
 from dpsim.algorithms import RUNNABLE, algorithms_in
-from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, chunk_bounds, start
+from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, prepare
 from dpsim.comm.broadcast import broadcast
+from dpsim.comm.message_steps import chunk_bounds
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference
 from dpsim.kernels.allreduce.tree import slots
@@ -38,7 +39,7 @@ def test_whole_numbers_are_summed_exactly_whatever_the_order_of_messages(
     data = random_whole(size, elements, dtype, seed)
     expected = np.sum(data, axis=0, dtype=dtype)
     box = Mailbox(size, eager=eager)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm), size, seed)
+    run_together(lambda rank: prepare(box.ranks[rank], data[rank], algorithm).start(), size, seed)
     for mine in data:
         assert mine.dtype == dtype
         np.testing.assert_array_equal(mine, expected)
@@ -60,7 +61,7 @@ def test_every_rank_holds_the_same_bits_and_they_are_near_the_sum(
     data = [random.standard_normal(elements).astype(dtype) for _ in range(size)]
     expected = np.sum(data, axis=0, dtype="float64")
     box = Mailbox(size, eager=False)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm), size, seed)
+    run_together(lambda rank: prepare(box.ranks[rank], data[rank], algorithm).start(), size, seed)
     assert len({mine.tobytes() for mine in data}) == 1
     np.testing.assert_allclose(data[0], expected, rtol=0, atol=size * 4 * np.finfo(dtype).eps)
 
@@ -90,7 +91,7 @@ def test_the_fixed_order_has_the_bits_of_the_reference_by_every_algorithm(
     def begin(rank: int) -> CollectiveSteps:
         own = [rows[slot] for slot in order.of(rank)]
         unused = [np.full(elements, np.nan) for _ in range(most - len(own))]
-        return start(box.ranks[rank], own[0], algorithm, None, SummationOrder(order, (*own[1:], *unused)))
+        return prepare(box.ranks[rank], own[0], algorithm, None, SummationOrder(order, (*own[1:], *unused))).start()
 
     run_together(begin, size, seed)
     if size > 1:
@@ -106,7 +107,9 @@ def test_the_fixed_order_sends_no_byte_more_where_ranks_hold_whole_subtrees(algo
     box = Mailbox(size, eager=True)
     order = slots([rank * 8 // size for rank in range(size + 1)])
     data = random_whole(size, 16 * size, "float32", 0)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm, None, SummationOrder(order)), size, 0)
+    run_together(
+        lambda rank: prepare(box.ranks[rank], data[rank], algorithm, None, SummationOrder(order)).start(), size, 0
+    )
     _, plain, _ = cost(algorithm, size, 16 * size)
     sent = [t.sent_bytes for t in box.ranks]
     assert sum(sent) <= sum(plain)
@@ -118,7 +121,7 @@ def cost(algorithm: str, size: int, elements: int) -> tuple[list[int], list[int]
     """Rounds, bytes sent and messages sent, by rank, of one float32 allreduce."""
     data = random_whole(size, elements, "float32", 0)
     box = Mailbox(size, eager=True)
-    rounds = run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm), size, 0)
+    rounds = run_together(lambda rank: prepare(box.ranks[rank], data[rank], algorithm).start(), size, 0)
     return rounds, [t.sent_bytes for t in box.ranks], [t.sent_messages for t in box.ranks]
 
 
@@ -173,7 +176,7 @@ def test_chunks_cover_everything_and_differ_by_one_at_most(elements: int, chunks
 
 def test_an_unknown_algorithm_names_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match="did you mean 'ring'"):
-        start(Mailbox(2, eager=True).ranks[0], np.zeros(3), "rings")
+        prepare(Mailbox(2, eager=True).ranks[0], np.zeros(3), "rings")
 
 
 @pytest.mark.parametrize("size", range(1, 10))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
 from dpsim.collective import Collective
-from dpsim.comm.allreduce import start
+from dpsim.comm.allreduce import prepare
 from dpsim.errors import ConfigError
 from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import Link, Machine
@@ -42,7 +42,7 @@ def test_sums_are_exact_in_any_layout_whatever_the_order_of_messages(
     size, box = mailbox(layout, eager=eager)
     data = random_whole(size, elements, dtype, seed)
     expected = np.sum(data, axis=0, dtype=dtype)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], "hierarchical"), size, seed)
+    run_together(lambda rank: prepare(box.ranks[rank], data[rank], "hierarchical").start(), size, seed)
     for mine in data:
         np.testing.assert_array_equal(mine, expected)
     assert all(len(box.sent[pair]) == number for pair, number in box.asked.items()), "a message was never received"
@@ -55,7 +55,7 @@ def test_every_rank_holds_the_same_bits(layout: str, elements: int, seed: int) -
     random = np.random.default_rng(seed)
     data = [random.standard_normal(elements).astype("float32") for _ in range(size)]
     expected = np.sum(data, axis=0, dtype="float64")
-    run_together(lambda rank: start(box.ranks[rank], data[rank], "hierarchical"), size, seed)
+    run_together(lambda rank: prepare(box.ranks[rank], data[rank], "hierarchical").start(), size, seed)
     assert len({mine.tobytes() for mine in data}) == 1
     np.testing.assert_allclose(data[0], expected, rtol=0, atol=size * 4 * np.finfo("float32").eps)
 
@@ -66,7 +66,7 @@ def test_bytes_messages_and_rounds_of_each_level_are_those_of_the_models_formula
     nodes, of_a_node = node_counts(layout, size)
     data = random_whole(size, 12 * size, "float32", 0)
     size_bytes = data[0].nbytes
-    counts = run_together(lambda rank: start(box.ranks[rank], data[rank], "hierarchical"), size, 0)
+    counts = run_together(lambda rank: prepare(box.ranks[rank], data[rank], "hierarchical").start(), size, 0)
     if size == 1:
         return
     assert counts == [rounds(Collective(algorithm="hierarchical", devices=size, layout=layout))] * size

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.harness.train.train import TrainConfig
+from dpsim.harness.train.config import TrainConfig
 
 pytestmark = pytest.mark.alone
 

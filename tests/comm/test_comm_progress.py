@@ -49,7 +49,7 @@ def reduced(two: list[Progress], done: list[Done], step: int, settle: Callable[[
         done_of_rank.clear()
     for rank in range(2):
         for bucket, mine in enumerate(data[rank]):
-            two[rank].submit(bucket, mine)
+            two[rank].submit(bucket, two[rank].prepare(mine))
     settle()
     for mechanism in two:
         mechanism.finish()
@@ -81,11 +81,11 @@ def test_polling_alone_reduces_all_buckets_step_after_step(pair: Callable[..., A
 
 def test_a_poll_never_waits(pair: Callable[..., Any]) -> None:
     two, done = pair("poll")
-    two[0].submit(0, np.ones(8, np.float32))
+    two[0].submit(0, two[0].prepare(np.ones(8, np.float32)))
     for _ in range(100):
         two[0].poll()
     assert done[0] == []
-    two[1].submit(0, np.ones(8, np.float32))
+    two[1].submit(0, two[1].prepare(np.ones(8, np.float32)))
     for _ in range(50):
         two[0].poll()
         two[1].poll()
@@ -107,7 +107,7 @@ def test_the_computing_thread_finishes_what_the_communication_thread_has_not(pai
         data = [np.full(9, 1.0 + rank, np.float32) for rank in range(2)]
         for rank in range(2):
             done[rank].clear()
-            two[rank].submit(0, data[rank])
+            two[rank].submit(0, two[rank].prepare(data[rank]))
         other = threading.Thread(target=two[1].finish)
         other.start()
         two[0].finish()
@@ -120,7 +120,7 @@ def test_inline_and_off_reduce_a_bucket_before_submit_returns() -> None:
     for overlap in ("inline", "off"):
         box, done = Mailbox(1, eager=True), []
         mechanism = progress(box.ranks[0], "ring", overlap, lambda *what, d=done: d.append(what))
-        mechanism.submit(3, np.ones(4, np.float32))
+        mechanism.submit(3, mechanism.prepare(np.ones(4, np.float32)))
         assert [what[:2] for what in done] == [(3, 16)]
         mechanism.finish()
         mechanism.close()
@@ -131,7 +131,7 @@ def test_close_ends_the_communication_thread() -> None:
     before = len(communication_threads())
     mechanism = progress(Mailbox(1, eager=True).ranks[0], "ring", "thread", lambda *what: None)
     assert len(communication_threads()) == before + 1
-    mechanism.submit(0, np.ones(4, np.float32))
+    mechanism.submit(0, mechanism.prepare(np.ones(4, np.float32)))
     mechanism.finish()
     mechanism.close()
     assert len(communication_threads()) == before
@@ -149,7 +149,7 @@ def test_an_error_of_the_communication_reaches_the_computing_thread(overlap: str
     before = len(communication_threads())
     mechanism = progress(Broken(Mailbox(2, eager=True), 0, 2), "ring", overlap, lambda *what: None)
     with pytest.raises(ZeroDivisionError, match="the cable is cut"):
-        mechanism.submit(0, np.ones(4, np.float32))
+        mechanism.submit(0, mechanism.prepare(np.ones(4, np.float32)))
         if overlap == "thread":
             wait_for(lambda: len(communication_threads()) == before)
         mechanism.finish()
@@ -176,7 +176,7 @@ def test_the_thread_sleeps_between_looks_at_a_message_that_only_mpi_can_finish()
     transport = Mailbox(2, eager=True).ranks[0]
     transport.start_native_allreduce = lambda data: message  # type: ignore[method-assign]
     mechanism = progress(transport, "mpi", "thread", lambda *what: None)
-    mechanism.submit(0, np.ones(4, np.float32))
+    mechanism.submit(0, mechanism.prepare(np.ones(4, np.float32)))
     start_s = time.monotonic()
     time.sleep(0.1)
     asked, waited_s = message.asked, time.monotonic() - start_s
@@ -218,7 +218,7 @@ def test_the_thread_never_sleeps_past_the_moment_a_message_is_due(tenths: int, m
     transport, done = Mailbox(2, eager=True).ranks[0], []
     transport.start_native_allreduce = lambda data: Due(now, due_s)  # type: ignore[method-assign]
     mechanism = progress(transport, "mpi", "thread", lambda *what: done.append(what))
-    mechanism.submit(0, np.ones(4, np.float32))
+    mechanism.submit(0, mechanism.prepare(np.ones(4, np.float32)))
     wait_for(lambda: len(done) == 1)
     mechanism.close()
     assert sleeps and max(sleeps) <= due_s

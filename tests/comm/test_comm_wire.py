@@ -14,11 +14,12 @@ from memory_transport import Mailbox, run_together
 from wire_reference import direct_sum, hierarchical_sum, node_sum, rounded
 
 from dpsim.collective import Collective
-from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, start
+from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, prepare
 from dpsim.comm.compression import Compression, compression
 from dpsim.comm.transport import Array
 from dpsim.errors import ConfigError
-from dpsim.harness.train.train import TrainConfig, train
+from dpsim.harness.train.config import TrainConfig
+from dpsim.harness.train.train import train
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
@@ -91,7 +92,7 @@ def test_direct_rounds_as_documented_to_the_bit_on_every_rank(
     assert codes.scale == (2.0 ** -math.ceil(math.log2(global_batch)) if wire_dtype == "float16" else 1.0)
     expected = direct_sum(data, wire_dtype, codes.scale)
     box = Mailbox(size, eager=eager)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], "direct", codes), size, seed)
+    run_together(lambda rank: prepare(box.ranks[rank], data[rank], "direct", codes).start(), size, seed)
     for mine in data:
         assert mine.tobytes() == expected.tobytes()
 
@@ -114,7 +115,7 @@ def test_hierarchical_rounds_only_what_goes_from_node_to_node(
     expected = hierarchical_sum(data, of_a_node, wire_dtype, 2.0**-5)
     box = Mailbox(size, eager=eager, devices_a_node=of_a_node)
     codes = Compression(wire_dtype, 2.0**-5)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], "hierarchical", codes), size, seed)
+    run_together(lambda rank: prepare(box.ranks[rank], data[rank], "hierarchical", codes).start(), size, seed)
     for mine in data:
         assert mine.tobytes() == expected.tobytes()
 
@@ -147,7 +148,7 @@ def test_with_leaves_every_node_is_rounded_and_every_message_is_codes_by_every_a
         def begin(rank: int) -> CollectiveSteps:
             own, *more = [rows[slot] for slot in order.of(rank)]  # noqa: B023
             unused = [np.full(elements, np.nan, np.float32)] * len(order.owners)
-            return start(box.ranks[rank], own, algorithm, sent_as, SummationOrder(order, (*more, *unused)))  # noqa: B023
+            return prepare(box.ranks[rank], own, algorithm, sent_as, SummationOrder(order, (*more, *unused))).start()  # noqa: B023
 
         run_together(begin, size, seed)
         sent.append([(t.sent_bytes, t.sent_messages) for t in box.ranks])
@@ -166,7 +167,9 @@ def test_numbers_of_one_sign_are_off_by_two_roundings_at_most(
     data = [random.uniform(1e-3, 100.0, elements).astype(np.float32) for _ in range(size)]
     exact = np.sum(data, axis=0, dtype=np.float64)
     box = Mailbox(size, eager=False)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], "direct", Compression(wire_dtype)), size, seed)
+    run_together(
+        lambda rank: prepare(box.ranks[rank], data[rank], "direct", Compression(wire_dtype)).start(), size, seed
+    )
     bound = (1 + UNIT[wire_dtype]) ** 2 * (1 + 2.0**-24) ** (size - 1) - 1
     assert np.max(np.abs(data[0] - exact) / exact) <= bound
 
@@ -180,7 +183,7 @@ def test_half_the_bytes_go_from_node_to_node(algorithm: str, layout: str, wire_d
     for codes in (None, Compression(wire_dtype)):
         data = [np.ones(12 * size, np.float32) for _ in range(size)]
         box = Mailbox(size, eager=True, devices_a_node=of_a_node)
-        run_together(lambda rank: start(box.ranks[rank], data[rank], algorithm, codes), size, 0)  # noqa: B023
+        run_together(lambda rank: prepare(box.ranks[rank], data[rank], algorithm, codes).start(), size, 0)  # noqa: B023
         assert len({t.across_bytes for t in box.ranks}) == 1
         sent.append((box.ranks[0].across_bytes, box.ranks[0].sent_bytes - box.ranks[0].across_bytes))
     (across, inside), (coded_across, coded_inside) = sent
@@ -198,7 +201,7 @@ def test_half_the_bytes_go_from_node_to_node(algorithm: str, layout: str, wire_d
 def test_what_float16_cannot_hold_is_infinite_and_nan_stays_nan_on_every_rank(wire_dtype: str) -> None:
     data = [np.array([6e4, 3.4028235e38, np.nan, -np.inf, 1.0], np.float32) for _ in range(3)]
     box = Mailbox(3, eager=True)
-    run_together(lambda rank: start(box.ranks[rank], data[rank], "direct", Compression(wire_dtype)), 3, 0)
+    run_together(lambda rank: prepare(box.ranks[rank], data[rank], "direct", Compression(wire_dtype)).start(), 3, 0)
     for mine in data:
         assert mine[1] == np.inf and np.isnan(mine[2]) and mine[3] == -np.inf and mine[4] == 3
         assert (mine[0] == np.inf) == (wire_dtype == "float16")
@@ -220,7 +223,7 @@ def test_an_algorithm_that_would_round_every_round_is_refused_without_leaves(alg
     with pytest.raises(ConfigError, match=r"cannot send float16[\s\S]*direct, hierarchical"):
         Plan(devices=2, global_batch=2, algorithm=algorithm, wire_dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cannot send bfloat16"):
-        start(Mailbox(2, eager=True).ranks[0], np.zeros(3, np.float32), algorithm, Compression("bfloat16"))
+        prepare(Mailbox(2, eager=True).ranks[0], np.zeros(3, np.float32), algorithm, Compression("bfloat16"))
 
 
 def test_only_float32_travels_as_something_else() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from dpsim.backend import CUDA_VERSIONS, check_backend
 from dpsim.comm.cuda.access import default_mode
-from dpsim.comm.cuda.device import open_device, simulating, why_no_gpu
+from dpsim.comm.cuda.available import open_device, simulating, why_no_gpu
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import registry
 from dpsim.launch import jobs

@@ -23,7 +23,7 @@ from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
 from dpsim.harness.doctor import Finding
 from dpsim.harness.imports import ImportConfig, import_machine
-from dpsim.harness.train.train import TrainConfig
+from dpsim.harness.train.config import TrainConfig
 from dpsim.launch import failure_report
 from dpsim.launch.failure_report import JobState
 from dpsim.launch.hosts import read_hostfile

@@ -1,4 +1,4 @@
-"""The contest with PyTorch: pairing, layouts, the search for the best setting, the ranks' job, and its errors."""
+"""The comparison with PyTorch: pairing, layouts, the search for the best setting, the ranks' job, and its errors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nn_setup import Recorder, batch_for, bound
 from dpsim.cli.app import run
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.experiments.peers import agreement, contest, result
+from dpsim.experiments.peers import agreement, measure, result
 from dpsim.experiments.peers.__main__ import build
-from dpsim.experiments.peers.contest import Contest, Standing, Tried
 from dpsim.experiments.peers.job import Job
+from dpsim.experiments.peers.measure import PeerComparison, SystemResult, TriedSetting
 from dpsim.experiments.peers.setting import (
     SYSTEMS,
     OwnSetting,
@@ -67,12 +67,6 @@ def test_a_ratio_that_scatters_from_round_to_round_has_a_wide_interval() -> None
 def test_rounds_that_cannot_be_paired_are_refused(above: list[float], below: list[float]) -> None:
     with pytest.raises(ConfigError, match="paired rounds"):
         median_ratio(above, below)
-
-
-def test_the_slowest_rank_counts_and_the_first_steps_do_not() -> None:
-    quick, slow = [0.0, 9.0, 10.0, 11.0, 12.0], [0.0, 9.0, 10.5, 12.5, 14.5]
-    assert contest.visit_step_s([quick, slow], 2) == pytest.approx(2.0)
-    assert contest.visit_step_s([quick], 1) == pytest.approx(1.0)
 
 
 # The same network in both layouts.
@@ -133,16 +127,16 @@ def test_the_search_keeps_the_best_of_each_choice_and_drops_the_others() -> None
     costs = {"optimizer": {"foreach": 3.0, "fused": 1.0}, "bucket_cap_mb": {1: 0.5, 25: 0.0, 100: 2.0}}
     built: set[Setting] = set()
 
-    def measure(settings: list[Setting]) -> list[float]:
+    def times_of(settings: list[Setting]) -> list[float]:
         built.update(settings)
         return [sum(cost[getattr(setting, field)] for field, cost in costs.items()) for setting in settings]
 
     dimensions: list[list[dict[str, Any]]] = [[{"optimizer": "fused"}], [{"bucket_cap_mb": 1}, {"bucket_cap_mb": 100}]]
-    best, tried = contest.search(GLOO, dimensions, measure, built.remove)
+    best, tried = measure.search(GLOO, dimensions, times_of, built.remove)
     assert best == TorchSetting(allreduce="gloo", optimizer="fused")
     assert built == {best}
     assert [(one.choice, one.step_s) for one in tried] == [(0, 3.0), (0, 1.0), (1, 1.0), (1, 1.5), (1, 3.0)]
-    assert contest.search(GLOO, [], measure, built.remove) == (GLOO, [])
+    assert measure.search(GLOO, [], times_of, built.remove) == (GLOO, [])
 
 
 @pytest.mark.parametrize("model", ["mlp", "resnet20"])
@@ -152,11 +146,11 @@ def test_whatever_wins_each_choice_gives_a_setting_that_can_run(system: str, mod
     for winner in range(3):
         found: set[Setting] = set()
 
-        def measure(settings: list[Setting], wins: int = winner, seen: set[Setting] = found) -> list[float]:
+        def times_of(settings: list[Setting], wins: int = winner, seen: set[Setting] = found) -> list[float]:
             seen.update(settings)
             return [float(i != min(wins, len(settings) - 1)) for i in range(len(settings))]
 
-        contest.search(first_setting(system), choices(system, work), measure, lambda _: None)
+        measure.search(first_setting(system), choices(system, work), times_of, lambda _: None)
         for setting in found:
             assert shown(setting)
             if isinstance(setting, OwnSetting):
@@ -176,18 +170,18 @@ def test_reducing_after_backward_what_ddp_has_copied_is_refused() -> None:
 def test_a_job_obeys_until_it_is_closed_and_leaves_nothing_behind(tmp_path: Path) -> None:
     job = Job("dpsim", Work(model="mlp:6,5", devices=2, local_batch=3), tmp_path, {}, pin=True)
     reference = str(tmp_path / "reference.npz")
-    told = {"do": "build", "contender": 7, "setting": {"type": "dpsim"}, "save": True, "reference": reference}
-    first, second = job.ask(told)
+    build = {"do": "build", "training": 7, "setting": {"type": "dpsim"}, "save": True, "reference": reference}
+    first, second = job.ask(build)
     assert max(first["gradient_errors"].values()) == 0.0 and "gradient_errors" not in second
     assert len(first["loss_sums"]) == len(second["loss_sums"]) == agreement.CHECKED_STEPS
     for communicate in (True, False):
-        replies = job.ask({"do": "visit", "contender": 7, "steps": 3, "communicate": communicate})
-        assert [len(reply["moments_s"]) for reply in replies] == [4, 4]
-        assert all(reply["moments_s"] == sorted(reply["moments_s"]) for reply in replies)
+        replies = job.ask({"do": "visit", "training": 7, "steps": 3, "communicate": communicate})
+        assert [len(reply["end_s"]) for reply in replies] == [3, 3]
+        assert all(reply["end_s"] == sorted(reply["end_s"]) for reply in replies)
     before_s = core_s(ranks())
     time.sleep(0.3)
     assert core_s(ranks()) - before_s < 0.1  # two waiting ranks that do not sleep would have used 0.6 s
-    job.ask({"do": "drop", "contender": 7})
+    job.ask({"do": "drop", "training": 7})
     job.close()
     assert not ranks()
 
@@ -204,10 +198,11 @@ def core_s(processes: list[psutil.Process]) -> float:
     return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
-def test_what_a_rank_raises_reaches_the_one_who_asked(tmp_path: Path) -> None:
+def test_what_a_rank_raises_reaches_the_caller(tmp_path: Path) -> None:
     job = Job("dpsim", Work(model="mlp:6", devices=2, local_batch=3), tmp_path, {}, pin=True)
+    setting = {"type": "dpsim", "overlap": "psychic"}
     with pytest.raises(DpsimError, match="overlap"):
-        job.ask({"do": "build", "contender": 0, "setting": {"type": "dpsim", "overlap": "psychic"}})
+        job.ask({"do": "build", "training": 0, "setting": setting, "save": False, "reference": ""})
     job.close()
 
 
@@ -265,36 +260,36 @@ def test_without_pytorch_the_remedy_is_named(
 
 def test_inside_an_mpi_job_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setattr(contest.jobs, "job", lambda: contest.jobs.Job(launcher="mpiexec", rank=0, size=2))
+    monkeypatch.setattr(measure.rank_info, "job", lambda: measure.rank_info.MpiJob(launcher="mpiexec", rank=0, size=2))
     with pytest.raises(ConfigError, match="inside an MPI job"):
-        contest.hold(Contest(systems=("dpsim",)), print)
+        measure.measure(PeerComparison(systems=("dpsim",)), print)
 
 
 def test_the_table_names_the_fastest_peer_and_the_setting_of_each() -> None:
-    def standing(system: str, devices: int, setting: Setting, step_s: float) -> Standing:
+    def measured(system: str, devices: int, setting: Setting, step_s: float) -> SystemResult:
         alone = (step_s / 2,) * 3 if devices > 1 else ()
-        return Standing(
+        return SystemResult(
             system=system,
             devices=devices,
             setting=setting,
             gradient_error=0.0,
             loss_error=0.0,
-            tried=(Tried(setting=setting, step_s=step_s, choice=0),),
+            tried=(TriedSetting(setting=setting, step_s=step_s, choice=0),),
             step_s=(step_s,) * 3,
             alone_step_s=alone,
         )
 
     alone = TorchSetting(allreduce="none")
     by_mpi = TorchSetting(allreduce="started", bucket_view=True, thread_level="single")
-    standings = [
-        standing("dpsim", 1, OwnSetting(), 0.02),
-        standing("torch", 1, alone, 0.01),
-        standing("dpsim", 2, OwnSetting(), 0.02),
-        standing("ddp-gloo", 2, GLOO, 0.05),
-        standing("ddp-mpi", 2, by_mpi, 0.03),
+    results = [
+        measured("dpsim", 1, OwnSetting(), 0.02),
+        measured("torch", 1, alone, 0.01),
+        measured("dpsim", 2, OwnSetting(), 0.02),
+        measured("ddp-gloo", 2, GLOO, 0.05),
+        measured("ddp-mpi", 2, by_mpi, 0.03),
     ]
-    held = Contest(local_batch=10)
-    points = result.points(held, standings)
+    comparison = PeerComparison(local_batch=10)
+    points = result.points(comparison, results)
     assert [point["images_per_s_ratio"] for point in points] == [None, 0.5, None, 2.5, 1.5]
     assert points[3]["exposed_communication_s"] == pytest.approx(0.025)
     assert points[3]["images_per_s"] == pytest.approx(400)
@@ -303,8 +298,8 @@ def test_the_table_names_the_fastest_peer_and_the_setting_of_each() -> None:
     rows = result.rows(points)
     assert rows[3] == ("ddp-gloo", "2", "400", "50 ms", "25 ms", "25 ms", "2.50 (2.50 to 2.50)")
     assert len(rows[0]) == len(result.COLUMNS)
-    assert "thread_level single" in result.notes(standings)[4]
-    assert "thread_level" not in result.notes(standings)[3]
+    assert "thread_level single" in result.notes(results)[4]
+    assert "thread_level" not in result.notes(results)[3]
 
 
 # With PyTorch.

@@ -20,11 +20,11 @@ def test_every_mode_takes_its_turns_and_the_report_shows_them(tmp_path: Path) ->
     for batch in (16, 32):
         case = Case(model="cnn:4", dataset="digits", devices=2, global_batch=batch, modes=modes, limit=1.1)
         argument = {"case": codec.to_builtins(case), "seconds": 0.1}
-        found = on_ranks("dpsim.experiments.reproducible_cost.measure:measure", argument, devices=2)
-        assert list(found) == [PLAIN, *(mode.name for mode in modes), AGAIN]
-        assert min(len(steps_s) for steps_s in found.values()) >= 6
-        assert all(0 < step_s < 10 for steps_s in found.values() for step_s in steps_s)
-        measured.append(Measured(case=case, step_s={name: tuple(steps_s) for name, steps_s in found.items()}))
+        steps_s = on_ranks("dpsim.experiments.reproducible_cost.measure:measure", argument, devices=2)
+        assert list(steps_s) == [PLAIN, *(mode.name for mode in modes), AGAIN]
+        assert min(len(rounds) for rounds in steps_s.values()) >= 6
+        assert all(0 < step_s < 10 for rounds in steps_s.values() for step_s in rounds)
+        measured.append(Measured(case=case, step_s={name: tuple(rounds) for name, rounds in steps_s.items()}))
     record = CostRecord(environment=environment(), measured_from="a", measured_until="b", measured=tuple(measured))
     page = write(tmp_path / "cost", record)
     shown = (tmp_path / "cost" / "report.md").read_text()

@@ -16,18 +16,18 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks_bench import AloneContender
+from ranks_bench import SingleRank
 
 from dpsim import codec
 from dpsim.errors import CommunicationError, ConfigError, FileFormatError
 from dpsim.experiments import allreduce_targets, ladder_page
-from dpsim.harness.bench import entrants, measure, turns
+from dpsim.harness.bench import measure, systems, turns
 from dpsim.harness.bench.algorithms import bench_algorithms
 from dpsim.harness.bench.result import result
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
-from dpsim.launch import jobs
+from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job, Processes
 from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
@@ -70,7 +70,7 @@ def test_without_a_smallest_size_it_begins_at_one_element() -> None:
         ("--dtype float16", "dtype float16 on backend cpu", "float32, float64"),
         ("--dtype float31", "unknown dtype 'float31'", "did you mean 'float32'?"),
         ("--peers goo", "unknown peer 'goo'", "did you mean 'gloo'?"),
-        ("--peers nccl --max 4B", "the peer nccl is not to be had here", "--backend cuda"),
+        ("--peers nccl --max 4B", "the peer nccl is not installed", "--backend cuda"),
         ("--backend cuda", "backend 'cuda' finds no GPU here", "--backend cpu"),
         ("--backend cuda --peers mpi", "the peer mpi on backend cuda", "nccl"),
         ("--backend rocm", "--backend is 'rocm'", "cpu, cuda"),
@@ -91,7 +91,7 @@ def test_a_mistake_is_explained_before_anything_starts(flags: str, given: str, m
 
 
 def test_inside_an_mpi_job_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "job", lambda: jobs.Job(launcher="mpiexec", rank=0, size=2))
+    monkeypatch.setattr(rank_info, "job", lambda: rank_info.MpiJob(launcher="mpiexec", rank=0, size=2))
     with pytest.raises(ConfigError, match="inside an MPI job"):
         measure.measure(AllreduceBench(), lambda _: None)
 
@@ -130,14 +130,28 @@ def test_nobody_begins_before_the_last_has_arrived(ranks: int, oversubscribed: b
     assert (begun.min(axis=1) >= arrived.max(axis=1)).all()
 
 
-def rank_of(contender: turns.Contender, page: str) -> turns.Rank:
-    return turns.Rank(contender, turns.Start(page, 0, 1, oversubscribed=False), 1, 4)
+def rank_of(system: turns.SystemRank, page: str) -> turns.Rank:
+    return turns.Rank(system, turns.Start(page, 0, 1, oversubscribed=False), 1, 4)
 
 
-def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_way_is_lost(page: str) -> None:
-    rank = rank_of(AloneContender(), page)
-    ways = rank.check(400, seed=1)["ways"]
-    assert [(w["algorithm"], w["in_place"], w["wrong"]) for w in ways] == [
+def test_bursts_come_in_a_random_order_that_all_ranks_share() -> None:
+    variants = [
+        turns.Variant(algorithm=name, source=0, target=0, call=print, repeat=repeat)
+        for name, repeat in (("scaling", 0), ("two-shot", 0), ("two-shot", 1))
+    ]
+    order = turns.bursts(variants, 7, [20, 3, 2], [10, 5, 1])
+    assert (
+        order == turns.bursts(variants, 7, [20, 3, 2], [10, 5, 1]) != turns.bursts(variants, 8, [20, 3, 2], [10, 5, 1])
+    )
+    counts = [[sum((b.variant, b.cached) == (n, cached) for b in order) for cached in (False, True)] for n in range(3)]
+    assert counts == [[20, 10], [20, 10], [20, 0]], "a repeated variant has no cached bursts"
+    assert {(b.cached, b.calls, b.warm_up) for b in order} == {(False, 3, 2), (True, 5, 1)}
+
+
+def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_variant_is_lost(page: str) -> None:
+    rank = rank_of(SingleRank(), page)
+    variants = rank.check(400, seed=1)["variants"]
+    assert [(v["algorithm"], v["in_place"], v["wrong"]) for v in variants] == [
         (turns.SCALING, True, 0),
         ("right", True, 0),
         ("right", False, 0),
@@ -151,14 +165,14 @@ def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_way_is_lost(pag
 
 
 def test_wrong_sums_are_counted_in_the_check_and_while_timing(page: str) -> None:
-    assert [w["wrong"] for w in rank_of(AloneContender(wrong_calls=range(1)), page).check(400, 1)["ways"]] == [
+    assert [w["wrong"] for w in rank_of(SingleRank(wrong_calls=range(1)), page).check(400, 1)["variants"]] == [
         0,
         0,
         0,
         1,
     ]
-    late = rank_of(AloneContender(wrong_calls=range(1, 1000)), page)
-    assert not any(way["wrong"] for way in late.check(400, 1)["ways"])
+    late = rank_of(SingleRank(wrong_calls=range(1, 1000)), page)
+    assert not any(way["wrong"] for way in late.check(400, 1)["variants"])
     wrong = late.visit(400, seed=2, fresh=[3, 1, 0], cached=[1, 1, 0])["wrong"]
     assert wrong[:3] == [0, 0, 0] and wrong[3] >= 2
 
@@ -331,7 +345,7 @@ def environment_with(folder: Path, modules: list[str], *, mpiexec: str = "") -> 
 
 
 def names(asked: AllreduceBench) -> list[str]:
-    return [entrant.system.name for entrant in entrants.entrants(asked)]
+    return [launch.system.name for launch in systems.systems(asked)]
 
 
 def test_named_environments_bring_their_library_and_lists_choose(tmp_path: Path) -> None:
@@ -365,8 +379,8 @@ def test_a_peer_that_does_not_start_is_left_out_with_a_warning_unless_it_was_nam
     envs = {"bad": environment_with(tmp_path / "bad", ["numpy", "mpi4py"], mpiexec="HYDRA")}
     with pytest.raises(CommunicationError, match="bad-single ended with exit code 3: broken"):
         measure.measure(AllreduceBench(peer_envs=envs, peers=("bad",), **asked), lambda _: None)  # type: ignore[arg-type]
-    two = entrants.entrants(AllreduceBench(peer_envs=envs, peers=("bad",)))[:2]
-    monkeypatch.setattr(measure, "entrants", lambda _: two)
+    two = systems.systems(AllreduceBench(peer_envs=envs, peers=("bad",)))[:2]
+    monkeypatch.setattr(measure, "systems", lambda _: two)
     told: list[str] = []
     found = measure.measure(AllreduceBench(**asked), told.append)  # type: ignore[arg-type]
     assert [system.name for system in found.systems] == ["dpsim"]

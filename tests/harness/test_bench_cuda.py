@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.harness.bench import entrants
+from dpsim.harness.bench import systems
 from dpsim.harness.bench.algorithms import bench_algorithms
 from dpsim.harness.bench.turns import SCALING
 from dpsim.records import bench
@@ -31,8 +31,8 @@ def test_every_version_runs_in_the_simulator_and_everything_says_so(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    monkeypatch.setattr(entrants, "gpu_count", lambda: 2)
-    monkeypatch.setattr(entrants, "nccl_missing", lambda: "none here")
+    monkeypatch.setattr(systems, "gpu_count", lambda: 2)
+    monkeypatch.setattr(systems, "nccl_missing", lambda: "none here")
     folder = tmp_path / "report"
     code, out, err = dpsim(
         "bench",
@@ -91,9 +91,9 @@ told = {}
 for dtype in ("float16", "float32", "float64"):
     alone = cuda.LogicalDevices(SimulatedDevice(), 3, dtype, ["ring"])
     spoil = False
-    right = alone.check(256, 1)["ways"]
+    right = alone.check(256, 1)["variants"]
     spoil = True
-    told[dtype] = [right, alone.check(256, 1)["ways"], alone.visit(256, 2, [1, 2, 1], [1, 2, 1])]
+    told[dtype] = [right, alone.check(256, 1)["variants"], alone.visit(256, 2, [1, 2, 1], [1, 2, 1])]
 small = SimulatedDevice()
 small.free_bytes = lambda: 1000
 try:
@@ -131,8 +131,8 @@ def test_a_wrong_bit_is_counted_in_the_check_and_while_timing_and_what_does_not_
 def test_the_simulator_takes_tiny_arrays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
     with pytest.raises(ConfigError, match="every thread in Python"):
-        entrants.entrants(AllreduceBench(backend="cuda"))
-    with pytest.raises(ConfigError, match=r"nccl is not to be had here: 2 devices on a machine with 1 GPU"):
-        entrants.entrants(AllreduceBench(backend="cuda", max_bytes=64, peers=("nccl",)))
-    (own,) = entrants.entrants(AllreduceBench(backend="cuda", max_bytes=64))
+        systems.systems(AllreduceBench(backend="cuda"))
+    with pytest.raises(ConfigError, match=r"nccl cannot run: 2 devices on a machine with 1 GPU"):
+        systems.systems(AllreduceBench(backend="cuda", max_bytes=64, peers=("nccl",)))
+    (own,) = systems.systems(AllreduceBench(backend="cuda", max_bytes=64))
     assert (own.system.kind, own.processes) == ("dpsim", 1)

@@ -25,7 +25,7 @@ from dpsim.nn.candidates import CANDIDATES, candidates
 from dpsim.nn.kernel_table import KernelTable, Rule, committed, proposal
 from dpsim.nn.timing import Timing
 from dpsim.plan import Plan
-from dpsim.runtime import choice_file, choosing
+from dpsim.runtime import choice_file
 from dpsim.runtime.snapshot import restore, snapshot
 from dpsim.runtime.trainer import Trainer
 
@@ -131,7 +131,7 @@ def test_training_in_leaves_measures_nothing(own_folder: Path, monkeypatch: pyte
     def measured(problem: Problem) -> None:
         raise AssertionError(f"{problem.name} is timed")
 
-    monkeypatch.setattr(choosing, "Timing", measured)
+    monkeypatch.setattr("dpsim.nn.network.Timing", measured)
     reproducible = trainer(leaves=4)
     reproducible.step()
     reproducible.evaluate()

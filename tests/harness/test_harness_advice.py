@@ -9,7 +9,8 @@ import pytest
 
 from dpsim.cli import show
 from dpsim.harness.train.advice import batch_norm_warning
-from dpsim.harness.train.train import TrainConfig, train
+from dpsim.harness.train.config import TrainConfig
+from dpsim.harness.train.train import train
 from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.replica import LayerSpec

@@ -48,8 +48,8 @@ def test_the_sums_are_plausible(profiled: Workload) -> None:
     assert not profiled.emulated_compute and "dpsim profile" in profiled.source
 
 
-def test_a_crowd_is_compared_with_one_device_at_the_same_batch(on_ranks: Callable[..., Any]) -> None:
-    config = ProfileConfig(model="mlp:8", local_batches=(8, 16), crowd=((2, 8),), seconds=0.2)
+def test_several_devices_at_once_are_compared_with_one_at_the_same_batch(on_ranks: Callable[..., Any]) -> None:
+    config = ProfileConfig(model="mlp:8", local_batches=(8, 16), concurrent=((2, 8),), seconds=0.2)
     task = "dpsim.harness.profile.on_ranks:profile_on_ranks"
     found = codec.decode(on_ranks(task, codec.to_builtins(config), devices=2), Profile, "profile")
     (slowdown,) = found.compute_slowdown

@@ -8,7 +8,8 @@ import pytest
 
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.prepare import Preparation
-from dpsim.harness.train.train import TrainConfig, train
+from dpsim.harness.train.config import TrainConfig
+from dpsim.harness.train.train import train
 from dpsim.records.sweep import TrainResult
 
 SMALL = {"model": "mlp:16", "dataset": "digits", "global_batch": 64, "steps": 30}
@@ -90,7 +91,7 @@ def test_accumulation_is_profiled_at_what_a_device_computes_at_once(monkeypatch:
         asked.append(preparation)
         raise ConfigError("enough")
 
-    monkeypatch.setattr("dpsim.harness.sweep.prepare.prepare", prepare)
+    monkeypatch.setattr("dpsim.harness.train.train.prepare", prepare)
     with pytest.raises(ConfigError, match="enough"):
         train(TrainConfig(model="mlp:4", devices=2, global_batch=64, accumulate=4, overlap="auto"), quiet)
     assert [preparation.global_batch for preparation in asked] == [16]

@@ -14,11 +14,11 @@ from nn_setup import Recorder, batch_for
 
 from dpsim.harness.reproduce.difference import LOSS, StepDump, explained, first_difference, ulps
 from dpsim.harness.reproduce.measure import possible
+from dpsim.harness.reproduce.sample_digests import SampleDigests
 from dpsim.nn import build_model
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
 from dpsim.records.reproduce import Difference, Reproduction, Trajectory
 from dpsim.replica import Array, Batch
-from dpsim.runtime.watch import SampleDigests, watch
 
 NAMES = ("state/bn1.running_var", "optimizer/velocity/w", "parameters/w")
 
@@ -123,15 +123,15 @@ def test_watching_sees_each_sample_of_each_layer_and_changes_nothing() -> None:
         gradients.append({name: np.zeros_like(value) for name, value in parameters.items()})
         network.bind(parameters, gradients[-1])
         if number:
-            watch(network, seen.see)
+            network.observe(seen.add)
         x, labels = batch_for(network, 5)
         network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 5)), Recorder())
     assert all(np.array_equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
-    assert {len(digests) for digests in seen.found.values()} == {5}
+    assert {len(digests) for digests in seen.digests.values()} == {5}
     forward = [f"forward {layer.name}" for layer in networks[0].layers]
     backward = [f"input_gradient {layer.name}" for layer in reversed(networks[0].layers[1:])]
-    assert list(seen.found) == ["input", *forward, *backward]
-    assert len(set(seen.found["input"])) == 5
+    assert list(seen.digests) == ["input", *forward, *backward]
+    assert len(set(seen.digests["input"])) == 5
 
 
 def test_rounding_drift_grows_as_a_random_walk() -> None:

@@ -179,7 +179,7 @@ def test_another_experiment_and_another_drift_are_refused(done: Done, tmp_path: 
         read_drift(msgspec.structs.replace(done.predictions, experiment=other), tmp_path)
     record = codec.read(tmp_path / DRIFT, ReproduceRecord, "drift", "dpsim.reproduce/1")
     codec.write(tmp_path / DRIFT, msgspec.structs.replace(record, predictions_sha256="0" * 64))
-    with pytest.raises(FileFormatError, match="or is not what was predicted"):
+    with pytest.raises(FileFormatError, match="or does not belong to its predictions"):
         read_drift(done.predictions, tmp_path)
 
 

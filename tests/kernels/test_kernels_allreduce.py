@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsim.kernels.allreduce import algorithms, reference
+from dpsim.kernels.allreduce.cpu import line_bound
+from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import floor_bytes, register, versions
 from dpsim.kernels.allreduce.steps import (
     SLOT,
@@ -21,6 +23,7 @@ from dpsim.kernels.allreduce.steps import (
     Programs,
     Region,
     Step,
+    StepList,
     Wait,
     moved_elements,
     programs,
@@ -31,9 +34,14 @@ ALGORITHMS = {
     "one-shot": algorithms.one_shot,
     "two-shot": algorithms.two_shot,
     "ring": algorithms.ring,
-    "halving-doubling": algorithms.halving_doubling,
+    "halving-doubling": halving_doubling,
 }
 OnRanks = Callable[..., Any]
+
+
+def scaled(steps: StepList, elements: int) -> list[Step]:
+    """The steps as the processes of one machine do them: slices begin at cache lines."""
+    return steps.scaled(line_bound(elements, steps.units))
 
 
 def leaf_slots(ranks: int, leaves: int) -> PartialSums:
@@ -112,8 +120,8 @@ class _Machine:
         one = program[place] if 0 <= place < len(program) else None
         return isinstance(one, Wait) and arrived[one.rank] < one.number
 
-    def _view(self, piece: Region) -> Any:
-        return self.memory[piece.memory, piece.number][piece.start : piece.stop]
+    def _view(self, region: Region) -> Any:
+        return self.memory[region.memory, region.number][region.start : region.stop]
 
     def _add(self, step: Step) -> None:
         total = fold(step.tree, lambda i: self._view(step.sources[i]), lambda a, b: a + b)
@@ -134,7 +142,7 @@ def test_programs_give_the_reference_to_the_bit_whoever_runs_when(
 ) -> None:
     owners = leaf_slots(ranks, ranks + extra)
     values = [np.random.default_rng([seed, i]).standard_normal(elements) for i in range(len(owners.owners))]
-    machine = _Machine(programs(ALGORITHMS[name](owners, elements), owners.owners), owners, values, seed)
+    machine = _Machine(programs(scaled(ALGORITHMS[name](owners), elements), owners.owners), owners, values, seed)
     machine.run()
     expected = reference.allreduce(values, owners)
     for rank in range(ranks):
@@ -146,7 +154,7 @@ def test_programs_give_the_reference_to_the_bit_whoever_runs_when(
 def test_a_program_without_one_of_its_waits_can_go_wrong(name: str, ranks: int) -> None:
     owners = leaf_slots(ranks, ranks)
     values = [np.arange(64.0) + 100 * rank for rank in range(ranks)]
-    whole = programs(ALGORITHMS[name](owners, 64), owners.owners)
+    whole = programs(scaled(ALGORITHMS[name](owners), 64), owners.owners)
     expected = reference.allreduce(values, owners)
     for rank, program in enumerate(whole.of):
         waits = [place for place, one in enumerate(program) if isinstance(one, Wait)]
@@ -183,7 +191,7 @@ def test_two_shot_moves_no_byte_more_than_the_bound_and_extra_slots_are_read_onc
     size = 8 * 16 * 840
     for ranks in range(2, 9):
         owners = leaf_slots(ranks, 8)
-        steps = algorithms.two_shot(owners, 16 * 840)
+        steps = scaled(algorithms.two_shot(owners), 16 * 840)
         assert 8 * moved_elements(steps) == floor_bytes(ranks, size) + owners.extra * size
 
 

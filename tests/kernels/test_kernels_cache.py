@@ -22,7 +22,7 @@ from dpsim.kernels import cache, elementwise
 x = np.arange(-50, 50, dtype=np.float32)
 elementwise.relu(x, x, np.zeros(100, bool))
 assert x[0] == 0 and x[99] == 49
-print(cache.counts.compiled, cache.counts.found)
+print(cache.counts.compiled, cache.counts.read)
 """
 Python = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce.cuda.versions import Codes, Momentum, flag_words
+from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum, flag_words
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"
@@ -53,14 +53,14 @@ def host_view(buffer: Any, start: int, like: Any) -> Any:
 
 
 def prepared(case: cases.Case, mode: str, **changed: Any) -> tuple[Any, Any]:
-    """(Given, Work) of a case, over memory of the host."""
+    """(Arguments, Work) of a case, over memory of the host."""
     from dpsim.kernels.allreduce.cuda import arguments, prepare
 
     memory = cases.Memory(case, cases.Host, host_view)
     flags = [cases.Host(np.zeros(flag_words(RANKS), np.uint32)) for _ in range(len(set(case.slots.owners)))]
     options = {"rank": 1 if mode == "flags" else None, "flags": flags, "compression": None, "sgd": None}
     options |= memory.options() | changed
-    given = arguments.Given(case.version, tuple(memory.arrays), case.slots, mode=mode, **options)
+    given = arguments.Arguments(case.version, tuple(memory.arrays), case.slots, mode=mode, **options)
     return given, prepare.prepare(given)
 
 
@@ -77,7 +77,7 @@ def compiled() -> Callable[[cases.Case, str], str]:
         @functools.cache
         def compile_one(case: cases.Case, mode: str, cc: tuple[int, int] = (8, 0)) -> str:
             given, work = prepared(case, mode)
-            types = prepare.signature(prepare.arguments(given, work, 0, 1, 0))
+            types = prepare.signature(prepare.call(given, work, 0, 1, 0))
             ptx, _ = cuda.compile(
                 work.kernel.py_func,
                 types,

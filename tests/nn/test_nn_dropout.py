@@ -12,7 +12,7 @@ from nn_setup import Recorder, batch_for, bound, gradients_of
 
 from dpsim import rng
 from dpsim.errors import ConfigError
-from dpsim.nn import build_model, first_nonfinite_layer
+from dpsim.nn import build_model
 from dpsim.nn.dropout import Dropout
 from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.replica import Array, Batch
@@ -99,9 +99,9 @@ def test_a_search_for_a_nan_draws_the_masks_of_the_step_before() -> None:
     parameters["dense1.bias"][...] = 1e38
     parameters["dense2.weight"][...] = 0
     parameters["dense2.weight"][~kept] = 1e38  # overflows only where the step's own mask would not let it
-    assert first_nonfinite_layer(network, x, labels) is None
+    assert network.first_nonfinite_layer(x, labels) is None
     parameters["dense2.weight"][kept] = 1e38
-    assert first_nonfinite_layer(network, x, labels) == "the output of layer 'dense2'"
+    assert network.first_nonfinite_layer(x, labels) == "the output of layer 'dense2'"
 
 
 def test_networks_without_randomness_ignore_the_names_of_samples() -> None:

@@ -12,7 +12,7 @@ from nn_setup import Recorder, batch_for, bound, gradients_of
 
 from dpsim.data import epoch_batches, load_dataset, shard
 from dpsim.errors import ConfigError
-from dpsim.nn import build_model, first_nonfinite_layer, update
+from dpsim.nn import build_model, update
 from dpsim.nn.network import Network
 from dpsim.optimizer import Sgd
 from dpsim.replica import Array, Batch, Replica
@@ -242,18 +242,18 @@ def test_the_origin_of_a_nan_is_named_and_nothing_is_changed() -> None:
     x, labels = batch_for(network, 4)
     network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 4)), Recorder())
     state = {name: value.copy() for name, value in network.state().items()}
-    assert first_nonfinite_layer(network, x, labels) is None
+    assert network.first_nonfinite_layer(x, labels) is None
     gradients["bn1.beta"][0] = np.inf
     gradients["dense1.bias"][0] = np.nan
-    assert first_nonfinite_layer(network, x, labels) == "gradient dense1.bias of layer 'dense1'"
+    assert network.first_nonfinite_layer(x, labels) == "gradient dense1.bias of layer 'dense1'"
     kept = parameters["conv2.weight"].copy()
     parameters["conv2.weight"][...] = 3e38
-    assert first_nonfinite_layer(network, x, labels) == "the output of layer 'conv2'"
+    assert network.first_nonfinite_layer(x, labels) == "the output of layer 'conv2'"
     parameters["conv2.weight"][...] = kept
     parameters["bn2.gamma"][1] = np.nan
-    assert first_nonfinite_layer(network, x, labels) == "parameter bn2.gamma of layer 'bn2'"
+    assert network.first_nonfinite_layer(x, labels) == "parameter bn2.gamma of layer 'bn2'"
     x[0, 0, 0, 0] = np.nan
-    assert first_nonfinite_layer(network, x, labels) == "the input batch"
+    assert network.first_nonfinite_layer(x, labels) == "the input batch"
     assert all(np.array_equal(state[name], value) for name, value in network.state().items())
 
 

@@ -10,7 +10,7 @@ from nn_setup import Recorder, batch_for, bound, gradients_of
 
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.errors import ConfigError
-from dpsim.nn import Network, build_model, first_nonfinite_layer, update
+from dpsim.nn import Network, build_model, update
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.conv import Conv2D
 from dpsim.nn.dense import Dense
@@ -135,12 +135,12 @@ def test_a_nan_in_a_branch_is_named() -> None:
     parameters, _ = bound(network)
     x, labels = batch_for(network, 3)
     network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 3)), Recorder())
-    assert first_nonfinite_layer(network, x, labels) is None
+    assert network.first_nonfinite_layer(x, labels) is None
     parameters["p.weight"][0] = np.nan
-    assert first_nonfinite_layer(network, x, labels) == "parameter p.weight of layer 'p'"
+    assert network.first_nonfinite_layer(x, labels) == "parameter p.weight of layer 'p'"
     parameters["p.weight"][0] = 0
     parameters["bp.beta"][0] = parameters["ba.beta"][0] = 1e308
-    assert first_nonfinite_layer(network, x, labels) == "the output of layer 'r.join'"
+    assert network.first_nonfinite_layer(x, labels) == "the output of layer 'r.join'"
 
 
 @pytest.mark.parametrize(("depth", "count"), [(20, 269_722), (32, 464_154), (44, 658_586), (56, 853_018)])

@@ -13,8 +13,9 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import CommunicationError, ConfigError
+from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import check_same_training, run_of, survivors
-from dpsim.harness.train.train import TrainConfig, train
+from dpsim.harness.train.train import train
 from dpsim.launch import rank_info
 from dpsim.launch.jobs import JobFailed
 from dpsim.learning_rate import Cosine, RateSchedule, learning_rate
@@ -192,7 +193,7 @@ def test_what_elastic_needs_is_said(flags: str, message: str, dpsim: Dpsim) -> N
 def test_in_a_job_of_somebody_elses_elastic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
     assert rank_info.job() is not None
-    with pytest.raises(ConfigError, match="a killed rank ends such a job"):
+    with pytest.raises(ConfigError, match="a killed rank ends the job"):
         train(CONFIG, lambda _: None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.harness.train.train import TrainConfig
+from dpsim.harness.train.config import TrainConfig
 from dpsim.runtime import rank_status
 from dpsim.runtime.rank_status import Entry, RankStatus
 from dpsim.runtime.stall import Labels, ranks, stalled

@@ -12,7 +12,7 @@ import numpy as np
 from wire_reference import rounded
 
 from dpsim.kernels.allreduce import reference
-from dpsim.kernels.allreduce.cuda.versions import Codes, Momentum
+from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 
 Array = Any

@@ -17,7 +17,7 @@ import numpy as np
 from numba import cuda
 
 from dpsim.kernels.allreduce import registry
-from dpsim.kernels.allreduce.cuda.versions import flag_words
+from dpsim.kernels.allreduce.cuda.launch import flag_words
 from dpsim.kernels.allreduce.tree import slots
 
 LENGTH = 70_001

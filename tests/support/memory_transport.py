@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dpsim.comm.allreduce import CollectiveSteps
 from dpsim.comm.compression import Compression
-from dpsim.comm.transport import Array, Request, aligned_bytes
+from dpsim.comm.transport import Array, CollectiveSteps, Request, aligned_bytes
 from dpsim.machine import Network
 
 
@@ -73,7 +72,7 @@ class MemoryTransport:
     def allocate(self, size_bytes: int) -> Any:
         return aligned_bytes(size_bytes)
 
-    def prepare(self, data: Array, algorithm: str, compression: Compression | None, fixed: object = None) -> None:
+    def prepare(self, data: Array, algorithm: str, compression: Compression | None, order: object = None) -> None:
         """Every rank's memory is its own."""
 
     def send(self, data: Array, to: int) -> Request:
@@ -99,9 +98,6 @@ class MemoryTransport:
 
     def start_native_allreduce(self, data: Array) -> Request:
         raise NotImplementedError
-
-    def own_rounds(self, data: Array, algorithm: str, compression: object) -> None:
-        """Messages are all it has."""
 
     def close(self) -> None:
         pass

@@ -16,11 +16,11 @@ from mpi4py import MPI
 from wire_reference import node_sum, rounded
 
 from dpsim.comm.compiled import compile_once
+from dpsim.comm.networks import transport
 from dpsim.comm.shared import shared_memory
-from dpsim.comm.transport import transport
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference
-from dpsim.kernels.allreduce.cpu import Sgd, SharedGroup
+from dpsim.kernels.allreduce.cpu import Sgd, SharedGroup, line_bound
 from dpsim.kernels.allreduce.registry import Version, versions
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 from dpsim.kernels.update import sgd
@@ -37,7 +37,7 @@ class Place:
     def __init__(self, comm: MPI.Intracomm, leaves: int, elements: int, dtype: str, *, yields: bool = False) -> None:
         self.rank, self.size = comm.rank, comm.size
         self.slots: PartialSums = slots([rank * leaves // comm.size for rank in range(comm.size + 1)])
-        self.meeting = SharedGroup(
+        self.group = SharedGroup(
             comm.rank,
             comm.size,
             _shared(comm, SharedGroup.control_bytes(comm.size)),
@@ -87,7 +87,7 @@ def versions_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pro
                 cases += 1
 
                 how = {"scale": scale, "compression": compression, "each_sum": each_sum}
-                make = functools.partial(version.make, place.meeting, place.arrays, place.slots, **how)
+                make = functools.partial(version.make, place.group, place.arrays, place.slots, **how)
                 if elements == 1:
                     compile_once(make, comm)
                 made = make()
@@ -137,7 +137,7 @@ def stress(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> d
     own = np.random.default_rng([12, comm.rank])
     sizes = [1, 3, 16, 17, 100, 512, 1000, largest]
     made = {
-        (version.name, size): version.make(place.meeting, [row[:size] for row in place.arrays], place.slots)
+        (version.name, size): version.make(place.group, [row[:size] for row in place.arrays], place.slots)
         for version in versions("cpu")
         for size in sizes
     }
@@ -172,7 +172,7 @@ def _mostly_small(keys: list[tuple[str, int]]) -> Array:
 def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, bool]:
     """A rank that waits for another heeds a signal, and goes on with its allreduce after it."""
     place = Place(comm, comm.size, 100, "float32")
-    made = next(v for v in versions("cpu") if v.name == "two-shot").make(place.meeting, place.arrays, place.slots)
+    made = next(v for v in versions("cpu") if v.name == "two-shot").make(place.group, place.arrays, place.slots)
     place.result[...] = comm.rank + 1
     seen = False
     if comm.rank == 0:
@@ -216,7 +216,7 @@ def fused_sgd(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -
         w, v = _values(place, elements, dtype, 99)[:2]
         weights[comm.rank][...] = w
         momentum = v.copy()
-        made = version.make(place.meeting, place.arrays, place.slots, scale=0.125, sgd=Sgd(weights, momentum, 0.9, 0.1))
+        made = version.make(place.group, place.arrays, place.slots, scale=0.125, sgd=Sgd(weights, momentum, 0.9, 0.1))
         owned = slice(*_slice(comm, elements))
         for seed in range(3):
             values = _values(place, elements, dtype, seed)
@@ -232,7 +232,5 @@ def fused_sgd(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -
 
 
 def _slice(comm: MPI.Intracomm, elements: int) -> tuple[int, int]:
-    from dpsim.kernels.allreduce.algorithms import slice_bounds
-
-    bounds = slice_bounds(elements, comm.size)
-    return bounds[comm.rank], bounds[comm.rank + 1]
+    bound = line_bound(elements, comm.size)
+    return bound(comm.rank), bound(comm.rank + 1)

@@ -1,4 +1,4 @@
-"""Systems for the tests of the allreduce benchmark: one that adds wrongly, run as ``turns.py`` runs its own."""
+"""Systems for the tests of the allreduce benchmark: one that adds wrongly, timed as ``turns.py`` times its own."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dpsim.harness.bench.turns import SCALE, SCALING, Reduction
+from dpsim.harness.bench.turns import SCALE, SCALING, Variant
 
 
-class AloneContender:
+class SingleRank:
     """One rank, whose sum is its own array; ``broken``: the algorithm that adds 1 to an element now and then."""
 
     rank = 0
@@ -18,7 +18,7 @@ class AloneContender:
     def __init__(self, *, wrong_calls: range = range(0)) -> None:
         self._calls, self._wrong_calls = 0, wrong_calls
 
-    def reductions(self, count: int) -> list[Reduction]:
+    def variants(self, count: int) -> list[Variant]:
         data, out = np.zeros(count, np.float32), np.zeros(count, np.float32)
 
         def scale() -> None:
@@ -35,8 +35,10 @@ class AloneContender:
                 data[count // 2] += 1
             self._calls += 1
 
-        ways: list[Any] = [(SCALING, data, scale), ("right", data, nothing), ("right", out, copy)]
-        return [
-            *(Reduction(name, data, target, call) for name, target, call in ways),
-            Reduction("broken", data, data, broken),
+        calls: list[Any] = [
+            (SCALING, data, scale),
+            ("right", data, nothing),
+            ("right", out, copy),
+            ("broken", data, broken),
         ]
+        return [Variant(algorithm=name, source=data, target=target, call=call) for name, target, call in calls]

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from dpsim import processor
 from dpsim.choices import Problem
 from dpsim.errors import ConfigError
+from dpsim.nn.kernel_table import committed
 from dpsim.nn.timing import Timing
 from dpsim.progress import Progress
 from dpsim.runtime import choosing
@@ -22,10 +23,10 @@ PROBLEMS = [
 
 def chosen(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """What each rank computes with, and how often it timed something."""
-    with mock.patch.object(choosing, "Timing", wraps=Timing) as timing:
-        choices = choosing.choose(PROBLEMS, comm)
-        if comm.size > 1:
-            choices = choosing.choose_selection(comm)
+    timing = mock.Mock(wraps=Timing)
+    choices = choosing.choose(PROBLEMS, timing, comm)
+    if comm.size > 1:
+        choices = choosing.choose_selection(comm)
     names = [choice.candidate for choice in choices.kernels]
     ratios = [choice.time_ratios for choice in choices.kernels]
     selections = [one.devices for one in choices.selections]
@@ -37,7 +38,7 @@ def agreed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> l
     other = mock.patch.object(processor, "model", lambda: "another processor" if comm.rank == comm.size - 1 else "one")
     with other:
         try:
-            told = choosing.agree_on_table(comm).digest
+            told = choosing.agree_on_table(committed, comm).digest
         except ConfigError as error:
             told = str(error)
     return comm.allgather(told)

@@ -18,8 +18,9 @@ from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.compression import Compression
+from dpsim.comm.networks import transport
 from dpsim.comm.progress import progress
-from dpsim.comm.transport import Transport, transport
+from dpsim.comm.transport import Transport
 from dpsim.machine import Network
 from dpsim.progress import Progress
 from dpsim.wire_dtype import SIXTEEN_BITS
@@ -115,7 +116,7 @@ def _steps(comm: MPI.Intracomm, link: Transport, algorithm: str, overlap: str, c
         data = [row[comm.rank].copy() for row in rows]
         done.clear()
         for bucket, mine in enumerate(data):
-            mechanism.submit(bucket, mine)
+            mechanism.submit(bucket, mechanism.prepare(mine))
             if bucket == 3:
                 time.sleep(0.002 * comm.rank)  # ranks compute at different speeds
             mechanism.poll()
@@ -164,7 +165,7 @@ def sixteen_bits(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress
             else:
                 expected.append(hierarchical_sum(rows, of_a_node, wire_dtype, codes.scale))
         for bucket, mine in enumerate(buckets):
-            mechanism.submit(bucket, mine)
+            mechanism.submit(bucket, mechanism.prepare(mine))
             mechanism.poll()
         mechanism.finish()
         mechanism.close()

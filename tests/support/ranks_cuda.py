@@ -10,13 +10,15 @@ import numpy as np
 from mpi4py import MPI
 from ranks_runtime import open_trainer
 
-from dpsim.comm.allreduce import CollectiveSteps, allreduce
+from dpsim.comm.allreduce import allreduce
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access, find_access, writes_arrive
-from dpsim.comm.cuda.device import PeerMemory, open_device
+from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.device import PeerMemory
 from dpsim.comm.cuda.transport import CudaTransport
-from dpsim.comm.transport import Array, MpiTransport, aligned_bytes
+from dpsim.comm.mpi import MpiTransport
+from dpsim.comm.transport import Array, CollectiveSteps, SteppedAllreduce, aligned_bytes
 from dpsim.kernels.allreduce import reference, tree
 from dpsim.progress import Progress
 from dpsim.runtime import trainer as trainer_module
@@ -28,9 +30,14 @@ class TreeTransport(MpiTransport):
     def allocate(self, size_bytes: int) -> Array:
         return aligned_bytes(size_bytes)
 
-    def own_rounds(self, data: Array, algorithm: str, compression: Compression | None) -> CollectiveSteps:
-        data[...] = reference.allreduce(self.comm.allgather(data.copy()), tree.slots(range(self.size + 1)))
-        yield from ()
+    def prepare(
+        self, data: Array, algorithm: str, compression: Compression | None, order: object = None
+    ) -> SteppedAllreduce:
+        def rounds() -> CollectiveSteps:
+            data[...] = reference.allreduce(self.comm.allgather(data.copy()), tree.slots(range(self.size + 1)))
+            yield from ()
+
+        return SteppedAllreduce(self, rounds)
 
 
 def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:

@@ -20,9 +20,9 @@ def compiled(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) ->
     dataset = load_dataset("synthetic:6x6x2,classes=3,train=40,test=10")
     replica = build_model("cnn:3,5", dataset.input_shape, dataset.classes)
     trainer = Trainer(replica, dataset, Plan(devices=comm.size, global_batch=8), comm, Network())
-    before = counts.compiled + counts.found
+    before = counts.compiled + counts.read
     for _ in range(3):
         trainer.step()
     trainer.evaluate()
     trainer.close()
-    return comm.allgather((counts.compiled, counts.found, counts.compiled + counts.found - before))
+    return comm.allgather((counts.compiled, counts.read, counts.compiled + counts.read - before))

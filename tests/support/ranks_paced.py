@@ -11,7 +11,8 @@ from mpi4py import MPI
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now, sleep_until
-from dpsim.comm.transport import Request, Transport, transport
+from dpsim.comm.networks import transport
+from dpsim.comm.transport import Request, Transport
 from dpsim.errors import ConfigError
 from dpsim.machine import Network
 from dpsim.progress import Progress

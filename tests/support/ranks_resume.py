@@ -124,7 +124,7 @@ def limited(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
     """A training run in which no file may exceed 2 KiB: its result, and what it reported."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
     said: list[str] = []
-    result = train_on_ranks(comm, argument, said.append)
+    result = train_on_ranks(comm, {"config": argument}, said.append)
     return (
         None if result is None else {"digest": result["digest"], "failure": result["checkpoint_failure"], "said": said}
     )

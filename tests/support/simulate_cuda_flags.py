@@ -18,7 +18,7 @@ import cuda_cases as cases
 import numpy as np
 
 from dpsim.kernels.allreduce import registry
-from dpsim.kernels.allreduce.cuda.versions import flag_words
+from dpsim.kernels.allreduce.cuda.launch import flag_words
 
 START = 2**32 - 7
 

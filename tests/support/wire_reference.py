@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpsim.comm.allreduce import chunk_bounds
+from dpsim.comm.message_steps import chunk_bounds
 from dpsim.comm.transport import Array
 from dpsim.kernels.allreduce.tree import Tree
 

@@ -1,4 +1,4 @@
-"""How the devices of one node reach each other's memory: found by real writes, for what CUDA says can be wrong."""
+"""How the devices of one node reach each other's memory: tested by real writes, since CUDA's answers can be wrong."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Mode = Literal["flags", "split"]
 """Where kernels wait for other ranks: inside, at flags in peer memory; or split there, with a host barrier between."""
 
 _PLACE_BYTES = 64
-"""What a rank writes into each rank's memory in the test: a line of its own."""
+"""What a rank writes into each rank's memory in the test: a cache line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What was found to work: the way to peer memory, and where kernels can wait."""
+    """What works here: how kernels reach peer memory, and where they can wait."""
 
     way: Way
     mode: Mode
 
 
 def find_access(device: Device, comm: MPI.Intracomm) -> Access:
-    """The first of the device's ways by which every rank's writes arrive at every rank. Collective.
+    """The first way of the device by which the writes of every rank arrive at every rank. Collective.
 
-    Raises ``CommunicationError`` where there is none.
+    Raises ``CommunicationError`` if there is none.
     """
     identities: list[str] = comm.allgather(device.identity)
     for way in device.ways:
@@ -50,25 +50,25 @@ def find_access(device: Device, comm: MPI.Intracomm) -> Access:
 def default_mode(way: Way, identities: list[str]) -> Mode:
     """``flags`` between GPUs that reach each other's memory.
 
-    Processes that share a GPU run on it in turns, so one that waits inside a kernel keeps the other from running;
-    and host memory that GPUs map orders nothing between their kernels that this project has tested.
+    Processes that share a GPU run on it in turns, so one that waits inside a kernel keeps the other from running. Over
+    mapped host memory this project has not tested the order in which kernels of several GPUs see their writes.
     """
     return "flags" if way == "ipc" and len(set(identities)) == len(identities) else "split"
 
 
 def writes_arrive(device: Device, comm: MPI.Intracomm, memory: PeerMemory) -> bool:
-    """Whether what a kernel of each rank writes into each rank's memory is what all of them read there. Collective."""
+    """Whether all ranks read in each rank's memory what the kernels of all ranks wrote there. Collective."""
     device.use()
     for owner, array in enumerate(memory.ranks):
         _place(array, comm.rank)[...] = _mark(comm.rank, owner)
     device.settle()
     comm.Barrier()
     right = True
-    stream, found = device.stream(), np.empty(_PLACE_BYTES * comm.size, np.uint8)
+    stream, copy = device.stream(), np.empty(_PLACE_BYTES * comm.size, np.uint8)
     for owner, array in enumerate(memory.ranks):
-        device.download(stream, array[: found.nbytes], found)
+        device.download(stream, array[: copy.nbytes], copy)
         stream.wait()
-        right = right and all((_place(found, rank) == _mark(rank, owner)).all() for rank in range(comm.size))
+        right = right and all((_place(copy, rank) == _mark(rank, owner)).all() for rank in range(comm.size))
     return all(comm.allgather(right))
 
 

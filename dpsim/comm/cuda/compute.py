@@ -1,4 +1,4 @@
-"""Where gradients come from and go to, as the communication stream of a device sees it."""
+"""How gradients get to the communication stream of a device, and their sums back to computation."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from dpsim.comm.cuda.device import Device, DeviceArray, Event, Stream
 
 
 class Compute(Protocol):
-    """What brings a bucket to the allreduce and takes the sum from it.
+    """Brings a bucket to the allreduce and takes the sum from it.
 
-    A replica that computes on the GPU would let the stream follow its own stream's event in ``give``, and its own
-    stream follow the returned event in ``take``, and copy nothing.
+    A replica that computes on the GPU would copy nothing: in ``give`` the communication stream would follow an event of
+    the replica's stream, and the replica's stream would follow the event that ``take`` returns.
     """
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """Memory in which gradients are produced."""
 
     def give(self, stream: Stream, produced: NDArray[Any], bucket: DeviceArray) -> None:
-        """What ``stream`` does from now on finds the final gradients in ``bucket``."""
+        """Work that ``stream`` gets later finds the final gradients in ``bucket``."""
 
     def take(self, stream: Stream, bucket: DeviceArray, produced: NDArray[Any]) -> Event:
-        """The event after which the sum in ``bucket`` is where computation goes on."""
+        """The event after which the sum in ``bucket`` has reached computation."""
 
 
 class HostCompute:
     """Computation on the host: each bucket is copied to the device before its allreduce, and back after it.
 
-    Over PCIe that costs more than the allreduce itself; it is here so that the kernels reduce real gradients.
+    Over PCIe that costs more than the allreduce itself; it exists so that the kernels reduce real gradients.
     """
 
     def __init__(self, device: Device) -> None:

@@ -1,7 +1,7 @@
 """GPU memory that several processes reach: device memory by CUDA IPC, or host memory mapped into every GPU.
 
-A handle from CUDA IPC names an allocation, so the offset in it travels along. A process cannot open its own: its own
-memory it has as it is. Memory is freed only when every process has closed it, which a barrier makes sure of.
+A handle from CUDA IPC names an allocation, so the offset in it is sent along. A process cannot open its own handle; it
+uses its own memory directly. A barrier makes sure that memory is freed only after every process has closed it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _runtime = cupy.cuda.runtime
 _PORTABLE, _MAPPED = 1, 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 
 
-def checked(answer: tuple[Any, ...]) -> Any:
-    """What a call of the CUDA driver returned beside its status. Raises ``CommunicationError``."""
-    status, *values = answer
+def checked(returned: tuple[Any, ...]) -> Any:
+    """The values that a call of the CUDA driver returned with its status. Raises ``CommunicationError``."""
+    status, *values = returned
     if status != driver.CUresult.CUDA_SUCCESS:
         raise CommunicationError(f"the CUDA driver answers {status.name}", remedy="look at nvidia-smi and dmesg")
     return values[0] if len(values) == 1 else tuple(values)
@@ -38,16 +38,16 @@ def _array(pointer: int, size_bytes: int, owner: object, device: int) -> DeviceA
 
 
 def share_device_memory(comm: MPI.Intracomm, own: DeviceArray, device: int) -> PeerMemory | None:
-    """Every rank's ``own`` on all ranks, by CUDA IPC; None, on all of them, where one cannot open another's."""
+    """The memory ``own`` of every rank, on all ranks, by CUDA IPC; None on all of them if one cannot open another's."""
     base = int(checked(driver.cuMemGetAddressRange(own.data.ptr))[0])
     try:
         handle = _runtime.ipcGetMemHandle(base)
     except _runtime.CUDARuntimeError:
         handle = None
-    told = comm.allgather((handle, own.data.ptr - base))
+    handles = comm.allgather((handle, own.data.ptr - base))
     opened: list[int] = []
     ranks: list[DeviceArray] = []
-    for rank, (handle, offset) in enumerate(told):
+    for rank, (handle, offset) in enumerate(handles):
         if rank == comm.rank:
             ranks.append(own)
             continue
@@ -72,7 +72,7 @@ def share_device_memory(comm: MPI.Intracomm, own: DeviceArray, device: int) -> P
 
 
 def share_mapped_memory(comm: MPI.Intracomm, size_bytes: int, device: int) -> PeerMemory | None:
-    """Host memory in which every rank has a part and which every rank's GPU reads and writes over its bus."""
+    """Host memory with a part for every rank, which every rank's GPU reads and writes over its bus."""
     extent = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = shared_memory(comm, extent * comm.size, "dpsim-mapped")
     if memory is None:

@@ -1,6 +1,6 @@
 """numba's CUDA simulator as a device: its memory is host memory, its streams do everything at once.
 
-It shows that code is right, and nothing about speed: kernels run in Python, one thread of the system a CUDA thread.
+It tests that code is right and tells nothing about speed: kernels run in Python, a system thread for each CUDA thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedEvent:
-    """A point that the stream has always come to; its time is the host's."""
+    """A point that the stream has always reached; its time is the host's."""
 
     def __init__(self) -> None:
         self.at_s = time.perf_counter()
@@ -40,7 +40,7 @@ class SimulatedEvent:
 
 
 class SimulatedStream:
-    """Does everything when it is asked to."""
+    """Does all work at once."""
 
     launch: Any = 0
 
@@ -55,7 +55,7 @@ class SimulatedStream:
 
 
 class SimulatedDevice:
-    """``Device`` over NumPy. What ranks share is host memory that all of them map."""
+    """``Device`` over NumPy. Ranks share host memory that all of them map."""
 
     name = "numba's CUDA simulator"
     identity = "simulator"

@@ -1,7 +1,8 @@
-"""The transport of ranks with GPUs on one machine: MPI for what is on the host, CUDA kernels for gradients."""
+"""The transport of ranks with GPUs on one machine: MPI for data on the host, CUDA kernels for gradients."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,26 +10,27 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.backend import CUDA_VERSIONS
-from dpsim.comm.allreduce import CollectiveSteps
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access, find_access
+from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.compute import Compute, HostCompute
-from dpsim.comm.cuda.device import Device, PeerMemory, open_device
-from dpsim.comm.transport import Array, MpiPending, MpiTransport, Request
+from dpsim.comm.cuda.device import Device, PeerMemory
+from dpsim.comm.mpi import MpiRequest, MpiTransport
+from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, SteppedAllreduce, SummationOrder
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda.versions import Codes, Launch, flag_words
+from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, flag_words
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """What one ``allocate`` gave: gradients where they are produced, and as many bytes on every rank's device."""
+    """Memory from one ``allocate``: where gradients are produced, and as many bytes on every rank's device."""
 
     produced: NDArray[np.uint8]
     memory: PeerMemory
 
     def place(self, data: Array) -> slice | None:
-        """Where ``data`` lies in the block; None where it does not."""
+        """Where ``data`` lies in the block; None if it lies elsewhere."""
         first = data.ctypes.data - self.produced.ctypes.data
         inside = first >= 0 and first + data.nbytes <= self.produced.nbytes
         return slice(first, first + data.nbytes) if inside else None
@@ -37,19 +39,19 @@ class _Block:
 class CudaTransport(MpiTransport):
     """MPI's messages, and an allreduce of allocated memory by the CUDA kernels, in the fixed order of ``tree``.
 
-    Its kernels run in one stream, in the order in which buckets are handed in. What is not in memory that it allocated
-    (losses, the initial state) travels as with ``MpiTransport``. Raises ``ConfigError`` without a GPU and for ranks
+    Its kernels run in one stream, in the order in which buckets are handed in. Data that is not in memory it allocated
+    (losses, the initial state) is sent as by ``MpiTransport``. Raises ``ConfigError`` without a GPU and for ranks
     on several machines.
     """
 
     def __init__(self, comm: MPI.Intracomm, devices_a_node: int = 1) -> None:
         super().__init__(comm, devices_a_node)
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        number, here = node.rank, node.size
+        number, local_ranks = node.rank, node.size
         node.Free()
-        if here != comm.size:
+        if local_ranks != comm.size:
             raise ConfigError(
-                f"backend 'cuda' for {comm.size} ranks of which {here} are on this machine",
+                f"backend 'cuda' for {comm.size} ranks of which {local_ranks} are on this machine",
                 allowed="ranks of one machine",
                 remedy="use --backend cpu between machines",
             )
@@ -76,13 +78,14 @@ class CudaTransport(MpiTransport):
             self._blocks.append(_Block(produced=produced, memory=self._share(size_bytes)))
         return produced
 
-    def prepare(self, data: Array, algorithm: str, compression: Compression | None, fixed: object = None) -> None:
-        """Gradients of others are on their devices, where the host does not look."""
-
-    def own_rounds(self, data: Array, algorithm: str, compression: Compression | None) -> CollectiveSteps | None:
-        for block in self._blocks:
+    def prepare(
+        self, data: Array, algorithm: str, compression: Compression | None, order: SummationOrder | None = None
+    ) -> PersistentAllreduce | None:
+        """The kernels' allreduce of memory that it allocated; the first run compiles them, collectively."""
+        for block in self._blocks if order is None else ():
             if (place := block.place(data)) is not None:
-                return self._rounds(block, place, data, algorithm, compression)
+                begin = functools.partial(self._rounds, block, place, data, algorithm, compression)
+                return SteppedAllreduce(self, begin)
         return None
 
     def close(self) -> None:
@@ -99,40 +102,35 @@ class CudaTransport(MpiTransport):
     ) -> CollectiveSteps:
         """The stages of a kernel, each once every rank has done the one before (see ``Launch``)."""
         self.device.use()
-        launch = self._launch(block, place, data, algorithm, compression)
+        stages = self._launch(block, place, data, algorithm, compression).stages
         bucket = block.memory.ranks[self.rank][place].view(data.dtype)
         self.compute.give(self._stream, data, bucket)
-        for number, stage in enumerate(launch.stages):
+        for number, stage in enumerate(stages):
             if number:
                 yield [self._stream.record()]
-                yield [self._barrier()]
+                yield [MpiRequest([self.comm.Ibarrier()])]
                 self.device.use()
             stage(self._stream.launch)
         yield [self.compute.take(self._stream, bucket, data)]
 
-    def _barrier(self) -> Request:
-        return MpiPending([self.comm.Ibarrier()])
-
     def _launch(
         self, block: _Block, place: slice, data: Array, algorithm: str, compression: Compression | None
     ) -> Launch:
-        """The kernel for these bytes, prepared when they are first reduced. Collective then."""
+        """The kernel for these bytes, compiled and bound to them when they are first reduced. Collective then."""
         assert self.access is not None
         key = (data.ctypes.data, data.nbytes, algorithm)
         if key not in self._launches:
-            version = CUDA_VERSIONS[algorithm]
-            make = registry.find("cuda", version).make
-            self._launches[key] = make(
+            self._launches[key] = registry.find("cuda", CUDA_VERSIONS[algorithm]).make(
                 [memory[place].view(data.dtype) for memory in block.memory.ranks],
                 tree.slots(range(self.size + 1)),
                 rank=self.rank,
                 mode=self.access.mode,
-                flags=[m.view(np.uint32) for f in self._flags for m in f.ranks],
-                compression=None if compression is None else self._wire_codes(data.size, compression),
+                flags=[memory.view(np.uint32) for shared in self._flags for memory in shared.ranks],
+                compression=None if compression is None else self._codes_of(data.size, compression),
             )
         return self._launches[key]
 
-    def _wire_codes(self, elements: int, compression: Compression) -> Codes:
+    def _codes_of(self, elements: int, compression: Compression) -> Codes:
         memory = self._share(2 * elements)
         self._codes.append(memory)
         return Codes(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dpsim.algorithms import ALGORITHMS
+from dpsim.backend import Backend
 from dpsim.errors import unknown
 from dpsim.kernels.allreduce.registry import versions
-from dpsim.records.bench import AllreduceBench, Backend
+from dpsim.records.bench import AllreduceBench
 
 MESSAGES = "-messages"
 """The suffix of an algorithm that sends messages, where a version in shared memory has the plain name."""

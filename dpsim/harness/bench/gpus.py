@@ -1,16 +1,14 @@
-"""One process a GPU in the allreduce benchmark: dpsim's kernels between GPUs, and NCCL by CuPy.
+"""The allreduce benchmark with one process for each GPU: dpsim's kernels between GPUs, and NCCL by CuPy.
 
-A sample is the host's time from a barrier to the end of the stream: what a training step waits for, launches and host
-barriers included. Tasks for running ranks.
+A sample is the host's time from a barrier to the end of the stream, which a training step waits for: it includes
+launches and host barriers. Tasks for running ranks.
 """
 
 from __future__ import annotations
 
 import functools
-import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,68 +16,52 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.cuda.access import Access, find_access
-from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory, open_device
+from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory
 from dpsim.errors import CommunicationError
-from dpsim.harness.bench.cuda import DEFAULT, library
+from dpsim.harness.bench.cuda import DEFAULT, SIMULATED_EFFORT, library, nanoseconds
 from dpsim.harness.bench.logical import PERIOD, bits, encoded, kind, placed
-from dpsim.harness.bench.turns import obey
+from dpsim.harness.bench.turns import Burst, Variant, bursts, obey, timed
 from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda.versions import flag_words
+from dpsim.kernels.allreduce.cuda.launch import flag_words
 from dpsim.progress import Progress
 from dpsim.units import format_size
 
-Run = Callable[[], None]
-"""Adds up; returns when this rank's part is done."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """One way to add what lies in a rank's ``source``; this rank's sum is then in ``target``."""
-
-    algorithm: str
-    source: DeviceArray
-    target: DeviceArray
-    run: Run
-
-    @property
-    def in_place(self) -> bool:
-        return self.source is self.target
-
 
 class Numbers:
-    """What this rank hands in, and what the sum must be: whole numbers, whose sum is one in every order."""
+    """What this rank contributes, and the sum: whole numbers, whose sum is exact in every order of addition."""
 
     def __init__(self, comm: MPI.Intracomm, device: Device, size_bytes: int, dtype: str) -> None:
         self._comm, self._device, self._stream = comm, device, device.stream()
         count = size_bytes // kind(dtype).itemsize
         ranks = [_whole(rank, min(count, PERIOD), dtype) for rank in range(comm.size)]
-        self._pristine = self._placed(encoded(ranks[comm.rank], dtype), count)
-        self._expected = self._placed(encoded(np.sum(ranks, axis=0), dtype), count)
+        self._pristine = self._filled(encoded(ranks[comm.rank], dtype), count)
+        self._expected = self._filled(encoded(np.sum(ranks, axis=0), dtype), count)
 
-    def wrong(self, way: Way) -> int:
+    def wrong(self, variant: Variant) -> int:
         """Elements of this rank's sum that are wrong after one run on fresh numbers. Collective."""
-        self._rewrite(way)
-        way.run()
+        self._rewrite(variant)
+        variant.call()
         self._comm.Barrier()
-        found = int(self._device.xp.count_nonzero(bits(way.target) != bits(self._expected)))
-        self._comm.Barrier()  # nobody rewrites what another still looks at
-        return found
+        wrong = int(self._device.xp.count_nonzero(bits(variant.target) != bits(self._expected)))
+        self._comm.Barrier()  # nobody rewrites what another still reads
+        return wrong
 
-    def time_s(self, way: Way, *, fresh: bool = True) -> float:
-        """Seconds of one run on this rank, with its numbers written anew before it or as they are. Collective."""
+    def time_s(self, variant: Variant, *, fresh: bool = True) -> float:
+        """Seconds of one call on this rank; its numbers are rewritten before a ``fresh`` one. Collective."""
         if fresh:
-            self._rewrite(way)
+            self._rewrite(variant)
         self._comm.Barrier()
         begin_s = time.perf_counter()
-        way.run()
+        variant.call()
         return time.perf_counter() - begin_s
 
-    def _rewrite(self, way: Way) -> None:
-        self._device.copy(self._stream, self._pristine, way.source)
+    def _rewrite(self, variant: Variant) -> None:
+        self._device.copy(self._stream, self._pristine, variant.source)
         self._stream.wait()
         self._comm.Barrier()
 
-    def _placed(self, numbers: NDArray[Any], count: int) -> DeviceArray:
+    def _filled(self, numbers: NDArray[Any], count: int) -> DeviceArray:
         array = self._device.memory(count * numbers.itemsize).view(numbers.dtype)
         placed(self._device, self._stream, numbers, array)
         return array
@@ -107,21 +89,21 @@ class Kernels:
             )
         return memory
 
-    def ways(self, memory: PeerMemory, dtype: str, algorithms: tuple[str, ...] = ()) -> list[Way]:
-        """Every version (or those named) on this memory, in place."""
+    def variants(self, memory: PeerMemory, dtype: str, algorithms: tuple[str, ...] = ()) -> list[Variant]:
+        """Every version (or the named ones) on this memory, in place."""
         comm, mode = self._comm, self.access.mode
         arrays, slots = [array.view(kind(dtype)) for array in memory.ranks], tree.slots(range(comm.size + 1))
         words = [array.view(np.uint32) for array in self._flags.ranks] if mode == "flags" else None
-        own, found = arrays[comm.rank], list[Way]()
-        for known in registry.versions("cuda"):
-            if known.name in (algorithms or (known.name,)) and own.nbytes <= (known.most_bytes or own.nbytes):
-                stages = known.make(arrays, slots, rank=comm.rank, mode=mode, flags=words).stages
-                run = functools.partial(self._run, stages)
-                found.append(Way(algorithm=known.name, source=own, target=own, run=run))
-        return found
+        own, variants = arrays[comm.rank], list[Variant]()
+        for version in registry.versions("cuda"):
+            if version.name in (algorithms or (version.name,)) and own.nbytes <= (version.most_bytes or own.nbytes):
+                stages = version.make(arrays, slots, rank=comm.rank, mode=mode, flags=words).stages
+                call = functools.partial(self._run, stages)
+                variants.append(Variant(algorithm=version.name, source=own, target=own, call=call))
+        return variants
 
     def close(self) -> None:
-        """Collective. No way of it may be called any more."""
+        """Free the memory of the flags. No variant may be called afterwards. Collective."""
         self._flags.close()
 
     def _run(self, stages: tuple[Callable[[Any], None], ...]) -> None:
@@ -142,62 +124,58 @@ class Nccl:
         self._device, self._stream, self._library = device, device.stream(), library
         self._communicator = library.NcclCommunicator(comm.size, comm.bcast(library.get_unique_id()), comm.rank)
 
-    def ways(self, size_bytes: int, dtype: str) -> list[Way]:
+    def variants(self, size_bytes: int, dtype: str) -> list[Variant]:
         """In place and out of place."""
         own, out = (self._device.memory(size_bytes).view(kind(dtype)) for _ in range(2))
-        number = getattr(self._library, f"NCCL_{dtype.upper()}")
-        return [
-            Way(algorithm="nccl", source=own, target=target, run=functools.partial(self._run, own, target, number))
-            for target in (own, out)
-        ]
+        datatype = getattr(self._library, f"NCCL_{dtype.upper()}")
+        variants = []
+        for target in (own, out):
+            call = functools.partial(self._run, own, target, datatype)
+            variants.append(Variant(algorithm="nccl", source=own, target=target, call=call))
+        return variants
 
     def close(self) -> None:
-        """No way of it may be called any more."""
+        """Destroy the communicator. No variant may be called afterwards."""
         self._communicator.destroy()
 
-    def _run(self, source: DeviceArray, target: DeviceArray, number: int) -> None:
+    def _run(self, source: DeviceArray, target: DeviceArray, datatype: int) -> None:
         begin, end, count = source.data.ptr, target.data.ptr, source.size
-        self._communicator.allReduce(begin, end, count, number, self._library.NCCL_SUM, self._stream.cupy.ptr)
+        self._communicator.allReduce(begin, end, count, datatype, self._library.NCCL_SUM, self._stream.cupy.ptr)
         self._stream.wait()
 
 
-class OneGpu:
-    """Does what the benchmark asks of one rank (``turns.Rank``), with ways that ``make(size_bytes)`` prepares."""
+class GpuRank:
+    """Does what the benchmark asks of one rank (``turns.Rank``), with variants that ``make(size_bytes)`` prepares."""
 
-    def __init__(self, comm: MPI.Intracomm, device: Device, dtype: str, make: Callable[[int], list[Way]]) -> None:
+    def __init__(self, comm: MPI.Intracomm, device: Device, dtype: str, make: Callable[[int], list[Variant]]) -> None:
         self._comm, self._device, self._dtype, self._make = comm, device, dtype, make
-        self._ready: dict[int, tuple[Numbers, list[Way]]] = {}
+        self._prepared: dict[int, tuple[Numbers, list[Variant]]] = {}
 
     def check(self, size_bytes: int, seed: int) -> dict[str, Any]:
-        """Every way once: the wrong elements of this rank's sum."""
-        self._ready[size_bytes] = Numbers(self._comm, self._device, size_bytes, self._dtype), self._make(size_bytes)
-        numbers, ways = self._ready[size_bytes]
-        return {
-            "ways": [
-                {"algorithm": way.algorithm, "in_place": way.in_place, "repeat": 0, "wrong": numbers.wrong(way)}
-                for way in ways
-            ]
-        }
+        """Run every variant once; reply the wrong elements of this rank's sum."""
+        numbers = Numbers(self._comm, self._device, size_bytes, self._dtype)
+        variants = self._make(size_bytes)
+        self._prepared[size_bytes] = numbers, variants
+        return {"variants": [variant.reply(numbers.wrong(variant)) for variant in variants]}
 
     def visit(self, size_bytes: int, seed: int, fresh: list[int], cached: list[int]) -> dict[str, Any]:
-        """Time all ways in bursts in random order, as ``turns.Rank.visit`` does, and check each once more."""
-        numbers, ways = self._ready[size_bytes]
+        """Time all variants in bursts, as ``turns.Rank.visit`` does, and check each once more."""
+        numbers, variants = self._prepared[size_bytes]
         if self._device.simulated:
-            fresh = cached = [1, 1, 0]  # its times mean nothing
-        order = [(number, False) for number in range(len(ways)) for _ in range(fresh[0])]
-        order += [(number, True) for number in range(len(ways)) for _ in range(cached[0])]
-        random.Random(seed).shuffle(order)  # the same on all ranks
-        times: list[tuple[list[int], list[int]]] = [([], []) for _ in ways]
-        for number, is_cached in order:
-            _, calls, before = cached if is_cached else fresh
-            if is_cached:
-                ways[number].source[...] = 0
+            fresh = cached = SIMULATED_EFFORT
+
+        def run(burst: Burst) -> list[int]:
+            variant = variants[burst.variant]
+            if burst.cached:
+                variant.source[...] = 0
                 self._device.settle()
-            taken = [numbers.time_s(ways[number], fresh=not is_cached) for _ in range(before + calls)]
-            times[number][is_cached].extend(round(time_s * 1e9) for time_s in taken[before:])
+            calls = range(burst.warm_up + burst.calls)
+            times_s = [numbers.time_s(variant, fresh=not burst.cached) for _ in calls][burst.warm_up :]
             self._comm.Barrier()
-        wrong = [numbers.wrong(way) for way in ways]
-        return {"fresh": [t[0] for t in times], "cached": [t[1] for t in times], "wrong": wrong}
+            return [nanoseconds(time_s) for time_s in times_s]
+
+        times = timed(variants, bursts(variants, seed, fresh, cached), run)
+        return times | {"wrong": [numbers.wrong(variant) for variant in variants]}
 
 
 def kernels_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
@@ -205,35 +183,30 @@ def kernels_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     device = open_device(comm.rank)
     device.use()
     kernels = Kernels(comm, device)
-    dtype, named = argument["dtype"], tuple(dict.fromkeys([*argument["algorithms"], DEFAULT]))
+    dtype, algorithms = argument["dtype"], tuple(dict.fromkeys([*argument["algorithms"], DEFAULT]))
     memories: list[PeerMemory] = []
 
-    def make(size_bytes: int) -> list[Way]:
+    def make(size_bytes: int) -> list[Variant]:
         memories.append(kernels.share(size_bytes))
-        return kernels.ways(memories[-1], dtype, named)
+        return kernels.variants(memories[-1], dtype, algorithms)
 
-    _serve(
-        comm,
-        device,
-        OneGpu(comm, device, dtype, make),
-        f"{kernels.access.mode} over {kernels.access.way} memory",
-        argument,
-    )
+    how = f"{kernels.access.mode} over {kernels.access.way} memory"
+    _serve(comm, device, GpuRank(comm, device, dtype, make), how, argument)
     for memory in memories:
         memory.close()
     kernels.close()
 
 
 def nccl_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
-    """The same of NCCL."""
+    """The task of ``launch.on_ranks``, one rank a GPU: NCCL takes part until the benchmark ends."""
     device = open_device(comm.rank)
     device.use()
     nccl, dtype = Nccl(comm, device), argument["dtype"]
-    one = OneGpu(comm, device, dtype, lambda size_bytes: nccl.ways(size_bytes, dtype))
-    _serve(comm, device, one, "NCCL", argument)
+    rank = GpuRank(comm, device, dtype, lambda size_bytes: nccl.variants(size_bytes, dtype))
+    _serve(comm, device, rank, "NCCL", argument)
     nccl.close()
 
 
-def _serve(comm: MPI.Intracomm, device: Device, one: OneGpu, how: str, argument: dict[str, Any]) -> None:
+def _serve(comm: MPI.Intracomm, device: Device, rank: GpuRank, how: str, argument: dict[str, Any]) -> None:
     hello = {"rank": comm.rank, "library": f"{library(device)}; {how}", "simulated": device.simulated}
-    obey({"check": one.check, "visit": one.visit}, hello, argument["socket"])
+    obey({"check": rank.check, "visit": rank.visit}, hello, argument["socket"])

@@ -1,8 +1,8 @@
 """How several logical devices of one GPU are measured: their buffers, and one sample of a kernel in its stream.
 
-Every sample stands by itself: a long copy gives the host time to hand in all that follows; a copy of the numbers into
-the buffers, as a backward pass would rewrite them; then what is timed. Two events each bound the copy and what is
-timed, so that the host's time to launch is in neither.
+A sample is three pieces of work in a row: a long copy, during which the host submits what follows; a copy of the
+numbers into the buffers, which rewrites them as backward would; and the work that is timed. Events before and after
+each of the last two bound them, so that the host's time to launch is in neither.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpsim.comm.cuda.device import Device, DeviceArray, Stream
 from dpsim.kernels.allreduce import reference, tree
-from dpsim.kernels.allreduce.cuda.versions import Mode
+from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.kernels.allreduce.registry import Version
 
 HEAD_START_BYTES = 256 << 20
@@ -26,12 +26,12 @@ PERIOD = 1_000_003
 """The random numbers repeat after a prime number of elements, so that no exchange of equal parts goes unnoticed."""
 _CALLS_A_HEAD_START = 4
 
-Timed = Callable[[Any], None]
-"""Work for the stream it is given."""
+Timed = Callable[[Any], object]
+"""Work in the stream that it is called with."""
 
 
 def kind(dtype: str) -> np.dtype[Any]:
-    """Of the arrays that kernels take: bfloat16 travels as uint16 codes."""
+    """The dtype of the arrays that kernels take: bfloat16 numbers are uint16 codes."""
     return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
 
@@ -43,7 +43,7 @@ def encoded(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def added_in(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Numbers of ``dtype`` as they are added: 16-bit ones in float32."""
+    """Numbers of ``dtype`` in the dtype in which they are added: 16-bit ones in float32."""
     if dtype == "bfloat16":
         return reference.from_bfloat16(numbers)
     return numbers.astype(np.float32) if dtype == "float16" else numbers
@@ -52,7 +52,7 @@ def added_in(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
 def reference_sum(
     ranks: Sequence[NDArray[Any]], slots: tree.PartialSums, dtype: str, scale: float = 1.0
 ) -> NDArray[Any]:
-    """What kernels must give for arrays of ``dtype``, to the bit."""
+    """The sum that kernels must compute for arrays of ``dtype``, to the bit."""
     return encoded(reference.allreduce([added_in(numbers, dtype) for numbers in ranks], slots, scale), dtype)
 
 
@@ -72,9 +72,9 @@ def placed(device: Device, stream: Stream, numbers: NDArray[Any], array: DeviceA
 
 @dataclass(frozen=True, kw_only=True)
 class Buffers:
-    """``pristine`` numbers and the ``whole`` memory they are copied to; ``given`` and ``ranks`` are the arrays in them.
+    """The memory of the ``pristine`` numbers, and the ``whole`` memory that they are copied to.
 
-    ``expected`` is the reference's sum.
+    ``given`` and ``ranks`` are the devices' arrays in the one and the other; ``expected`` is the reference's sum.
     """
 
     pristine: DeviceArray
@@ -91,7 +91,7 @@ class Buffers:
 def buffers(
     device: Device, stream: Stream, slots: tree.PartialSums, size_bytes: int, dtype: str = "float32", seed: int = 0
 ) -> Buffers:
-    """Random numbers for as many devices as there are slots, and what their sum must be."""
+    """Random numbers for as many devices as there are slots, and their sum by the reference."""
     devices, stride = len(slots.owners), -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     pristine, whole = device.memory(devices * stride), device.memory(devices * stride)
     given, ranks = (
@@ -126,7 +126,7 @@ class Lane:
         return between.seconds_since(before), after.seconds_since(between)
 
     def burst(self, calls: int, timed: Timed) -> list[float]:
-        """Seconds of each of ``calls`` in a row, and nothing between them."""
+        """Seconds of each of ``calls`` in a row, with nothing between them."""
         for _ in range(1 + calls // _CALLS_A_HEAD_START):
             self.device.copy(self.stream, *self.head_start)
         events = [self.stream.record()]
@@ -153,7 +153,7 @@ def lane(device: Device, head_start_bytes: int) -> Lane:
 def prepared(
     version: Version, arrays: Sequence[DeviceArray], slots: tree.PartialSums, mode: Mode, scale: float = 1.0
 ) -> Timed:
-    """A version on arrays of one process, all its stages one after another."""
+    """A version on the arrays of one process: all its stages, one after another."""
     stages: Sequence[Timed] = version.make(list(arrays), slots, mode=mode, scale=scale).stages
 
     def run(stream: Any) -> None:

@@ -1,4 +1,4 @@
-"""Runs the allreduce benchmark: every system is checked at every size, then all take turns in random order."""
+"""Runs the allreduce benchmark: every system is checked at every size, then all take turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,8 +14,9 @@ import psutil
 
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.bench.algorithms import check_algorithms
-from dpsim.harness.bench.entrants import Entrant, entrants, told
+from dpsim.harness.bench.systems import SystemLaunch, rank_argument, systems
 from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job
 from dpsim.launch.scratch import scratch
@@ -32,17 +32,20 @@ _STAMP_BYTES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """Of one visit: (bursts, calls that count, calls before them) of each way, with rewritten buffers and without."""
+    """What a visit does with each variant: (bursts, calls that count, calls before them that do not).
+
+    ``fresh`` calls find rewritten buffers, ``cached`` ones do not.
+    """
 
     fresh: tuple[int, int, int]
     cached: tuple[int, int, int]
 
 
 def effort(size_bytes: int, share: float = 1.0) -> Effort:
-    """Small calls come in bursts, since after another's call they find their code out of the caches; large ones do not.
+    """The effort of a visit at one size; ``share`` is the part of it to make where a system is slow.
 
-    A burst with a cached buffer needs a call before it that fills the cache. ``share``: how much of it, where systems
-    are slow or ranks share cores.
+    Small calls come in bursts, since the call of another variant evicts their code from the caches; large ones do not.
+    A burst with a cached buffer needs a call before it that fills the cache.
     """
 
     def part(calls: int) -> int:
@@ -57,19 +60,72 @@ def effort(size_bytes: int, share: float = 1.0) -> Effort:
     return Effort(fresh=(2, 1, 0), cached=(1, 1, 1))
 
 
-@dataclass
-class _Standing:
-    """A running system: its job, and what its ways came to at each size."""
+@dataclass(eq=False)
+class _RunningSystem:
+    """A system whose ranks run: its variants and their times at each size, and the share of the effort that it makes.
+
+    ``times`` holds the slowest rank's nanoseconds of every call, by (size, number of the variant, whether cached) and
+    round.
+    """
 
     system: System
     job: Job
-    ways: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    variants: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     times: dict[tuple[int, int, bool], list[tuple[int, ...]]] = field(default_factory=dict)
     share: dict[int, float] = field(default_factory=dict)
 
+    def check(self, size: int, seed: int) -> None:
+        """Run every variant once at a size, and count the wrong elements of all ranks."""
+        begin_s = time.monotonic()
+        replies = self.job.ask({"do": "check", "size_bytes": size, "seed": seed})
+        self.variants[size] = [
+            {**ranks[0], "wrong": sum(variant["wrong"] for variant in ranks)}
+            for ranks in zip(*(reply["variants"] for reply in replies), strict=True)
+        ]
+        self.share[size] = min(1.0, _LONG_VISIT_S / (time.monotonic() - begin_s) / _CHECKS_A_VISIT)
+
+    def visit(self, size: int, seed: int) -> None:
+        """Time every variant at a size."""
+        amount = effort(size, self.share[size])
+        command = {"do": "visit", "size_bytes": size, "seed": seed, "fresh": amount.fresh, "cached": amount.cached}
+        begin_s = time.monotonic()
+        replies = self.job.ask(command)
+        self.share[size] = min(1.0, self.share[size] * _LONG_VISIT_S / (time.monotonic() - begin_s))
+        for number, variant in enumerate(self.variants[size]):
+            variant["wrong"] += sum(reply["wrong"][number] for reply in replies)
+            for kind in ("fresh", "cached"):
+                slowest = tuple(max(calls) for calls in zip(*(reply[kind][number] for reply in replies), strict=True))
+                if slowest:
+                    self.times.setdefault((size, number, kind == "cached"), []).append(slowest)
+
+    def series(self) -> list[Series]:
+        """The series to keep. A variant with any wrong element at a size keeps their number there, and no times."""
+        series = []
+        for (size, number, cached), times in sorted(self.times.items()):
+            variant = self.variants[size][number]
+            default = next((v["algorithm"] for v in self.variants[size] if v["repeat"]), None)
+            series.append(
+                Series(
+                    size_bytes=size,
+                    system=self.system.name,
+                    algorithm=variant["algorithm"],
+                    in_place=variant["in_place"],
+                    cached=cached,
+                    wrong=variant["wrong"],
+                    rounds_ns=() if variant["wrong"] else tuple(times),
+                    repeat=variant["repeat"],
+                    default=variant["algorithm"] == default,
+                )
+            )
+        return series
+
 
 def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
-    """Run the benchmark. Raises ``ConfigError`` for what is not there, ``CommunicationError`` where ranks fail."""
+    """Run the benchmark.
+
+    Raises ``ConfigError`` for an unknown algorithm or a peer that is not installed, ``CommunicationError`` where ranks
+    fail.
+    """
     if rank_info.job() is not None:
         raise ConfigError(
             "the benchmark was started inside an MPI job",
@@ -77,44 +133,46 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
             remedy="start it without mpiexec or srun: every system starts its own ranks",
         )
     check_algorithms(bench)
-    found = entrants(bench)
-    _check_memory(bench, len(found))
+    competitors = systems(bench)
+    _check_memory(bench, len(competitors))
     random = np.random.default_rng(bench.seed % 2**64)
     with contextlib.ExitStack() as stack:
-        standings = _started(bench, found, stack, progress)
-        for one in standings:
-            progress(f"{one.system.name}: checking every size")
+        running = _started(bench, competitors, stack, progress)
+        for system in running:
+            progress(f"{system.system.name}: checking every size")
             for size in bench.sizes():
-                begin_s = time.monotonic()
-                replies = one.job.ask({"do": "check", "size_bytes": size, "seed": int(random.integers(2**31))})
-                one.ways[size] = _added(replies)
-                one.share[size] = min(1.0, _LONG_VISIT_S / (time.monotonic() - begin_s) / _CHECKS_A_VISIT)
-        began = stamp()
-        _rounds(bench, standings, random, progress)
-        # where the peers' environments are is nobody's business but the user's
-        told = msgspec.structs.replace(bench, peer_envs=dict.fromkeys(bench.peer_envs, "."))
+                system.check(size, int(random.integers(2**31)))
+        measured_from = stamp()
+        stop = StopRule(least_rounds=LEAST_ROUNDS, most_rounds=MOST_ROUNDS, most_s=bench.budget_s, whole_rounds=True)
+        for current in rounds(stop, seed=bench.seed):
+            for size in current.order(bench.sizes()):
+                for system in current.order(running, turn=size):
+                    system.visit(size, int(random.integers(2**31)))
+            progress(f"round {current.number + 1}: {current.spent_s():.0f} of {bench.budget_s:.0f} s")
         return BenchRecord(
-            bench=told,
+            # the record may be published: it names no folder of this machine
+            bench=msgspec.structs.replace(bench, peer_envs=dict.fromkeys(bench.peer_envs, ".")),
             environment=environment(),
-            systems=tuple(one.system for one in standings),
-            series=tuple(series for one in standings for series in _series(one)),
-            measured_from=began,
+            systems=tuple(system.system for system in running),
+            series=tuple(series for system in running for series in system.series()),
+            measured_from=measured_from,
             measured_until=stamp(),
         )
 
 
-def _check_memory(bench: AllreduceBench, systems: int) -> None:
-    """Every rank of every system holds two arrays of the largest size, and those being checked three more.
+def _check_memory(bench: AllreduceBench, count: int) -> None:
+    """Raise ``ConfigError`` unless ``count`` systems fit into memory.
 
-    Of a GPU's memory its own process keeps count.
+    Every rank of every system holds two arrays of the largest size, and those of the system that is checked three
+    more. The process of a GPU checks the memory of the GPU itself.
     """
     if bench.backend == "cuda":
         return
-    needed = bench.sizes()[-1] * bench.devices * (2 * systems + 3)
+    needed = bench.sizes()[-1] * bench.devices * (2 * count + 3)
     free = psutil.virtual_memory().available
     if needed > free:
         raise ConfigError(
-            f"arrays of {format_size(bench.sizes()[-1])} on {bench.devices} devices in {systems} systems take "
+            f"arrays of {format_size(bench.sizes()[-1])} on {bench.devices} devices in {count} systems take "
             f"{format_size(needed)}",
             allowed=f"{format_size(free)}, the memory that is free",
             remedy="give a smaller --max, fewer --devices or fewer --peers",
@@ -122,91 +180,27 @@ def _check_memory(bench: AllreduceBench, systems: int) -> None:
 
 
 def _started(
-    bench: AllreduceBench, found: list[Entrant], stack: contextlib.ExitStack, progress: Progress
-) -> list[_Standing]:
-    """The jobs of all systems. A peer that nobody named and that does not start is left out, with a warning."""
+    bench: AllreduceBench, competitors: list[SystemLaunch], stack: contextlib.ExitStack, progress: Progress
+) -> list[_RunningSystem]:
+    """Start the jobs of all systems. An unnamed peer that does not start is left out, with a warning."""
     base = stack.enter_context(scratch("bench"))
-    standings = []
-    for number, entrant in enumerate(found):
-        progress(f"starting {entrant.system.name}")
+    running = []
+    for number, competitor in enumerate(competitors):
+        progress(f"starting {competitor.system.name}")
         folder = base / str(number)
         folder.mkdir()
         handle = os.memfd_create("dpsim-bench")
         stack.callback(os.close, handle)
         os.ftruncate(handle, _STAMP_BYTES * bench.devices)
-        argument = told(bench, f"/proc/{os.getpid()}/fd/{handle}")
-
-        def start(
-            address: str, entrant: Entrant = entrant, argument: dict[str, Any] = argument, folder: Path = folder
-        ) -> Any:
-            return entrant.start(argument | {"socket": address}, folder)
-
+        argument = rank_argument(bench, f"/proc/{os.getpid()}/fd/{handle}")
         try:
-            job = Job(entrant.system.name, entrant.processes or bench.devices, folder, start)
+            job = competitor.job(bench.devices, argument, folder)
         except CommunicationError as error:
             if number == 0 or bench.peers is not None:
                 raise
-            progress(f"warning: {entrant.system.name} takes no part: {error.given}")
+            progress(f"warning: {competitor.system.name} takes no part: {error.given}")
             continue
         stack.callback(job.close)
         hello = {"library": job.hello["library"], "simulated": job.hello.get("simulated", False)}
-        standings.append(_Standing(msgspec.structs.replace(entrant.system, **hello), job))
-    return standings
-
-
-def _added(replies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The ways that every rank told, with their wrong elements added up."""
-    return [
-        {**ways[0], "wrong": sum(way["wrong"] for way in ways)}
-        for ways in zip(*(reply["ways"] for reply in replies), strict=True)
-    ]
-
-
-def _rounds(bench: AllreduceBench, standings: list[_Standing], random: np.random.Generator, progress: Progress) -> None:
-    """Rounds until the budget is spent, in which the systems visit every size, one after another."""
-    end_s = time.monotonic() + bench.budget_s
-    sizes, rounds, longest_s = bench.sizes(), 0, 0.0
-    while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.monotonic() + longest_s < end_s):
-        begin_s = time.monotonic()
-        for size in random.permutation(sizes):
-            for index in random.permutation(len(standings)):
-                _visit(standings[index], int(size), int(random.integers(2**31)))
-        rounds += 1
-        longest_s = max(longest_s, time.monotonic() - begin_s)
-        progress(f"round {rounds}: {time.monotonic() + bench.budget_s - end_s:.0f} of {bench.budget_s:.0f} s")
-
-
-def _visit(one: _Standing, size: int, seed: int) -> None:
-    amount = effort(size, one.share[size])
-    command = {"do": "visit", "size_bytes": size, "seed": seed, "fresh": amount.fresh, "cached": amount.cached}
-    begin_s = time.monotonic()
-    replies = one.job.ask(command)
-    one.share[size] = min(1.0, one.share[size] * _LONG_VISIT_S / (time.monotonic() - begin_s))
-    for number, way in enumerate(one.ways[size]):
-        way["wrong"] += sum(reply["wrong"][number] for reply in replies)
-        for kind in ("fresh", "cached"):
-            slowest = tuple(max(calls) for calls in zip(*(reply[kind][number] for reply in replies), strict=True))
-            if slowest:
-                one.times.setdefault((size, number, kind == "cached"), []).append(slowest)
-
-
-def _series(one: _Standing) -> list[Series]:
-    """What is kept: of a way that was wrong anywhere at a size, how wrong, and no times."""
-    found = []
-    for (size, number, cached), rounds in sorted(one.times.items()):
-        way = one.ways[size][number]
-        default = next((w["algorithm"] for w in one.ways[size] if w["repeat"]), None)
-        found.append(
-            Series(
-                size_bytes=size,
-                system=one.system.name,
-                algorithm=way["algorithm"],
-                in_place=way["in_place"],
-                cached=cached,
-                wrong=way["wrong"],
-                rounds_ns=() if way["wrong"] else tuple(rounds),
-                repeat=way["repeat"],
-                default=way["algorithm"] == default,
-            )
-        )
-    return found
+        running.append(_RunningSystem(msgspec.structs.replace(competitor.system, **hello), job))
+    return running

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.comm.allreduce import allreduce
-from dpsim.comm.transport import Array, transport
+from dpsim.comm.allreduce import prepare
+from dpsim.comm.networks import transport
+from dpsim.comm.transport import Array
 from dpsim.harness.bench.algorithms import MESSAGES
-from dpsim.harness.bench.turns import SCALE, SCALING, Reduction, serve
+from dpsim.harness.bench.turns import SCALE, SCALING, Variant, serve
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.machine import Network, Selection
@@ -22,11 +22,11 @@ from dpsim.runtime.choosing import choose_selection
 
 def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """The task of ``launch.on_ranks``: take part until the benchmark ends."""
-    serve(OwnContender(comm, argument), argument)
+    serve(OwnRank(comm, argument), argument)
 
 
-class OwnContender:
-    """Every algorithm asked for, in place and (after a copy) out of place; the default one twice (A/A)."""
+class OwnRank:
+    """Every requested algorithm, in place and (after a copy) out of place; the default one twice (A/A)."""
 
     library = "dpsim"
 
@@ -35,33 +35,40 @@ class OwnContender:
         self._algorithms: list[str] = argument["algorithms"]
         self._transport = transport(comm, Network())
         self._selection = choose_selection(comm).selection(comm.size) or Selection.usual(comm.size)
-        dtype, most = np.dtype(argument["dtype"]), argument["most"]
-        self._window = self._transport.allocate(most * dtype.itemsize).view(dtype)
-        self._source = np.zeros(most, dtype)
+        dtype, count = np.dtype(argument["dtype"]), argument["count"]
+        self._window = self._transport.allocate(count * dtype.itemsize).view(dtype)
+        self._source = np.zeros(count, dtype)
 
-    def reductions(self, count: int) -> list[Reduction]:
+    def variants(self, count: int) -> list[Variant]:
+        """In-place scaling first, then the algorithms, then the default one again."""
         data, source = self._window[:count], self._source[:count]
         default = self.default(data)
-        found = [Reduction(SCALING, data, data, scaling(data, SCALE))]
+        variants = [Variant(algorithm=SCALING, source=data, target=data, call=scaling(data, SCALE))]
         for algorithm in dict.fromkeys([*self._algorithms, default]):
             call = self.call(data, algorithm)
             if call is not None:
-                found.append(Reduction(algorithm, data, data, call))
-                found.append(Reduction(algorithm, source, data, _out_of_place(source, data, call)))
+                after_copy = _out_of_place(source, data, call)
+                variants.append(Variant(algorithm=algorithm, source=data, target=data, call=call))
+                variants.append(Variant(algorithm=algorithm, source=source, target=data, call=after_copy))
         again = self.call(data, default)
-        return [*found, Reduction(default, data, data, again, repeat=1)] if again else found
+        if again is not None:
+            variants.append(Variant(algorithm=default, source=data, target=data, call=again, repeat=1))
+        return variants
 
     def default(self, data: Array) -> str:
-        """What training takes for this array where no algorithm is named: as measured on this type of processor."""
+        """The algorithm by which training reduces this array by default, as measured on this type of processor."""
         shared = self._transport.prepare(data, "two-shot", None) is not None
         return self._selection.algorithm(data.nbytes) if shared else "mpi"
 
     def call(self, data: Array, algorithm: str) -> Callable[[], object] | None:
-        """An allreduce ready to be called; None for a kernel that takes no array of this size, or without memory."""
+        """The allreduce as a function without arguments.
+
+        None for a kernel that does not take arrays of this size, and where the ranks share no memory.
+        """
         kernel = next((version for version in versions("cpu") if version.name == algorithm), None)
         if kernel is None:
             name = algorithm.removesuffix(MESSAGES)
-            return functools.partial(allreduce, self._transport, data, name)
+            return prepare(self._transport, data, name).run
         if kernel.most_bytes is not None and data.nbytes > kernel.most_bytes:
             return None
         prepared = self._transport.prepare(data, algorithm, None)

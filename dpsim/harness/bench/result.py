@@ -1,4 +1,4 @@
-"""What an allreduce benchmark came to, derived from its record alone."""
+"""The results of an allreduce benchmark, derived from its record alone."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from dpsim.harness.bench.turns import SCALING
 from dpsim.harness.measurement.statistics import median_interval, median_ratio
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import slots
-from dpsim.records.bench import ITEM_BYTES, OWN, BenchRecord, Series, System
+from dpsim.records.bench import OWN, BenchRecord, Series, System
 from dpsim.records.bench_result import BenchPoint, BenchResult, BenchSize, Ratio
+from dpsim.units import ITEM_BYTES
 
 FRACTION_FROM_BYTES = 64 * 2**10
 """Below this size the time of scaling is that of calling it, and says nothing of memory."""
 
 
 def result(record: BenchRecord) -> BenchResult:
-    """Points and sizes in ascending order of size. Ways that were wrong somewhere have a point without times."""
+    """Points and sizes in ascending order of size. Variants that were wrong somewhere have a point without times."""
     bounds = {(s.size_bytes, s.cached): s for s in record.series if s.algorithm == SCALING}
     moved = _bytes_moved(record)
     points = []
@@ -42,7 +43,7 @@ def _medians_s(series: Series) -> list[float]:
 
 
 def _bytes_moved(record: BenchRecord) -> dict[tuple[str, str, int], float]:
-    """By system, algorithm and size, as the versions of the registry state it; one slot a rank."""
+    """Bytes moved by system, algorithm and size, as the registry states them for one partial sum a rank."""
     one_each = slots(range(record.bench.devices + 1))
     return {
         (OWN, version.name, size): version.bytes_moved(one_each, size)
@@ -83,7 +84,7 @@ def _point(record: BenchRecord, series: Series, bound: Series | None, bytes_move
 
 
 def _fraction(series: Series, bound: Series | None) -> float | None:
-    """Scaling and this way are paired by rounds."""
+    """The time of scaling over this variant's, the median over rounds; None where it means nothing."""
     if bound is None or not bound.rounds_ns or not series.rounds_ns or series.size_bytes < FRACTION_FROM_BYTES:
         return None
     pairs = zip(_medians_s(bound), _medians_s(series), strict=True)
@@ -91,8 +92,8 @@ def _fraction(series: Series, bound: Series | None) -> float | None:
 
 
 def _size(record: BenchRecord, size: int, bound: Series | None) -> BenchSize:
-    here = [s for s in record.series if s.size_bytes == size and not s.cached and s.algorithm != SCALING]
-    own = [s for s in here if s.system == OWN and s.in_place]
+    fresh = [s for s in record.series if s.size_bytes == size and not s.cached and s.algorithm != SCALING]
+    own = [s for s in fresh if s.system == OWN and s.in_place]
     first = next(s for s in own if s.default and not s.repeat)
     second = next((s for s in own if s.repeat), None)
     timed = [s for s in own if s.rounds_ns and not s.repeat]
@@ -100,7 +101,7 @@ def _size(record: BenchRecord, size: int, bound: Series | None) -> BenchSize:
     meaningful = bound is not None and bound.rounds_ns and size >= FRACTION_FROM_BYTES
     bound_s = _median_s(bound) if bound is not None and meaningful else None
     default_s = _median_s(first) if first.rounds_ns else None
-    peers = _ratios(record, first, [s for s in here if s.system != OWN and s.rounds_ns]) if first.rounds_ns else ()
+    peers = _ratios(record, first, [s for s in fresh if s.system != OWN and s.rounds_ns]) if first.rounds_ns else ()
     of_mpi = {system.name for system in record.systems if system.kind == "mpi"}
     return BenchSize(
         size_bytes=size,
@@ -128,22 +129,22 @@ def _systems(record: BenchRecord) -> dict[str, System]:
 
 
 def _ratios(record: BenchRecord, own: Series, series: Sequence[Series]) -> tuple[Ratio, ...]:
-    """Of every peer the mode that was fastest here, fastest first."""
-    found, peers = [], {name: system.peer for name, system in _systems(record).items()}
+    """The ratio of every peer's fastest variant to dpsim's default, fastest peer first."""
+    ratios, peers = [], {name: system.peer for name, system in _systems(record).items()}
     for peer in dict.fromkeys(peers.values()):
-        modes = [one for one in series if peers[one.system] == peer]
-        if modes:
-            mode = min(modes, key=_median_s)
-            ratio = median_ratio(_medians_s(mode), _medians_s(own))
-            found.append(
+        variants = [variant for variant in series if peers[variant.system] == peer]
+        if variants:
+            fastest = min(variants, key=_median_s)
+            ratio = median_ratio(_medians_s(fastest), _medians_s(own))
+            ratios.append(
                 Ratio(
                     peer=peer,
-                    system=mode.system,
-                    algorithm=mode.algorithm,
-                    in_place=mode.in_place,
+                    system=fastest.system,
+                    algorithm=fastest.algorithm,
+                    in_place=fastest.in_place,
                     ratio=ratio.median,
                     low=ratio.low,
                     high=ratio.high,
                 )
             )
-    return tuple(sorted(found, key=lambda ratio: ratio.ratio))
+    return tuple(sorted(ratios, key=lambda ratio: ratio.ratio))

@@ -1,7 +1,7 @@
 """One rank of a system in the allreduce benchmark: asleep until its turn, then it checks or times calls.
 
 Also a script, ``python turns.py KIND ARGUMENT``, for systems in a Python of their own: so this file needs nothing but
-NumPy, and mpi4py or PyTorch. Every system is timed by the same lines here.
+NumPy, and mpi4py or PyTorch. Every system is timed by the same lines of code.
 """
 
 from __future__ import annotations
@@ -31,67 +31,116 @@ SCALING = "scaling"
 """The name under which in-place scaling, the bound of every allreduce, takes its turns."""
 SCALE = 0.5
 _LEAD_NS = 3_000
-_PATIENCE_NS = 120_000_000_000
-_PLACES = 8  # a slot is a cache line
-_LOOKED_AT = 4096
+_TIMEOUT_NS = 120_000_000_000
+_STAMPS_PER_RANK = 8  # a cache line
+_CHECKED_ELEMENTS = 4096
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """One way to add up ``source`` of all ranks into ``target`` (the same array: in place), ready to be called."""
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One variant of a system's allreduce: ``call`` adds up ``source`` of all ranks into ``target``.
+
+    It is in place where both are the same array. ``repeat`` 1: the second of an A/A pair.
+    """
 
     algorithm: str
-    source: Array
-    target: Array
-    call: Callable[[], object]
+    source: Any
+    target: Any
+    call: Callable[..., object]
     repeat: int = 0
 
     @property
     def in_place(self) -> bool:
         return self.source is self.target
 
+    def reply(self, wrong: int) -> dict[str, Any]:
+        """The variant and its wrong elements, as a rank replies to a check."""
+        return {"algorithm": self.algorithm, "in_place": self.in_place, "repeat": self.repeat, "wrong": wrong}
 
-class Contender(Protocol):
+
+@dataclass(frozen=True, kw_only=True)
+class Burst:
+    """Calls of one variant in a row: ``warm_up`` that do not count, then ``calls`` that do.
+
+    Before each fresh call every rank rewrites its buffer, as backward does, and that is not timed. A cached burst
+    reuses an unmodified buffer (of zeros).
+    """
+
+    variant: int
+    cached: bool
+    calls: int
+    warm_up: int
+
+
+def bursts(variants: Sequence[Variant], seed: int, fresh: Sequence[int], cached: Sequence[int]) -> list[Burst]:
+    """The bursts of a visit in random order, the same on all ranks.
+
+    ``fresh`` and ``cached`` are (bursts, calls that count, calls before them that do not) of each variant. A repeated
+    variant has no cached bursts.
+    """
+
+    def each(number: int, effort: Sequence[int], *, cached: bool) -> list[Burst]:
+        count, calls, warm_up = effort
+        return [Burst(variant=number, cached=cached, calls=calls, warm_up=warm_up)] * count
+
+    order: list[Burst] = []
+    for number in range(len(variants)):
+        order += each(number, fresh, cached=False)
+    for number, variant in enumerate(variants):
+        order += [] if variant.repeat else each(number, cached, cached=True)
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def timed(
+    variants: Sequence[Variant], order: Sequence[Burst], run: Callable[[Burst], Sequence[int]]
+) -> dict[str, list[list[int]]]:
+    """Run bursts; the nanoseconds of each call, as ``run`` returns them, by kind of burst and by variant."""
+    times: dict[str, list[list[int]]] = {kind: [[] for _ in variants] for kind in ("fresh", "cached")}
+    for burst in order:
+        times["cached" if burst.cached else "fresh"][burst.variant].extend(run(burst))
+    return times
+
+
+class SystemRank(Protocol):
     """A system on one rank."""
 
     rank: int
     library: str
 
-    def reductions(self, count: int) -> list[Reduction]:
-        """Its ways to reduce ``count`` elements, in the same order on every rank."""
+    def variants(self, count: int) -> list[Variant]:
+        """Its variants of the allreduce of ``count`` elements, in the same order on every rank."""
 
 
 class Start:
     """Lets all ranks begin at one moment: a fixed time after the last has arrived. The same for every system.
 
-    Each rank writes when it arrived where all see it. With more ranks than cores there is no such moment: whoever waits
-    gives its core away, and begins when it has seen the others.
+    Each rank writes when it arrived into memory that all see. With more ranks than cores there is no such moment:
+    a waiting rank gives its core away, and begins once it has seen the others.
     """
 
     def __init__(self, path: str, rank: int, ranks: int, *, oversubscribed: bool) -> None:
         handle = os.open(path, os.O_RDWR)
-        self._stamps = memoryview(mmap.mmap(handle, 8 * _PLACES * ranks)).cast("q")
+        self._stamps = memoryview(mmap.mmap(handle, 8 * _STAMPS_PER_RANK * ranks)).cast("q")
         os.close(handle)
-        self._mine, self._places = rank * _PLACES, range(0, ranks * _PLACES, _PLACES)
-        self._lead_ns, self._oversubscribed, self._moment, self._turn = (
-            0 if oversubscribed else _LEAD_NS,
-            oversubscribed,
-            0,
-            0,
-        )
+        self._own = rank * _STAMPS_PER_RANK
+        self._firsts = range(0, ranks * _STAMPS_PER_RANK, _STAMPS_PER_RANK)
+        self._lead_ns = 0 if oversubscribed else _LEAD_NS
+        self._oversubscribed = oversubscribed
+        self._moment = self._turn = 0
 
     def wait(self) -> None:
-        """Return at the common moment. Turns use two places alternately, for a rank may be one ahead of another."""
+        """Return at the common moment. Turns use two stamps alternately, because a rank may be one turn ahead."""
         stamps, before, oversubscribed = self._stamps, self._moment, self._oversubscribed
         self._turn = turn = 1 - self._turn
         arrived = latest = clock()
-        stamps[self._mine + turn] = arrived
-        for first in self._places:
-            place = first + turn
-            while (stamp := stamps[place]) <= before:
+        stamps[self._own + turn] = arrived
+        for first in self._firsts:
+            index = first + turn
+            while (stamp := stamps[index]) <= before:
                 if oversubscribed:
                     os.sched_yield()
-                if clock() - arrived > _PATIENCE_NS:
+                if clock() - arrived > _TIMEOUT_NS:
                     raise TimeoutError("a rank did not come to the next call within two minutes")
             latest = max(latest, stamp)
         self._moment = moment = latest + self._lead_ns
@@ -102,117 +151,109 @@ class Start:
 class Rank:
     """Does what the benchmark asks of one rank."""
 
-    def __init__(self, contender: Contender, start: Start, ranks: int, itemsize: int) -> None:
-        self._contender, self._start, self._ranks, self._itemsize = contender, start, ranks, itemsize
-        self._ready: dict[int, list[Reduction]] = {}
+    def __init__(self, system: SystemRank, start: Start, ranks: int, itemsize: int) -> None:
+        self._system, self._start, self._ranks, self._itemsize = system, start, ranks, itemsize
+        self._variants: dict[int, list[Variant]] = {}
 
     def check(self, size_bytes: int, seed: int) -> dict[str, Any]:
-        """Every way once, on whole numbers in random places: how many elements are not the exact sum."""
-        ways = self._ready[size_bytes] = self._contender.reductions(size_bytes // self._itemsize)
-        count, rank = ways[0].source.size, self._contender.rank
-        mine, total = np.empty(0, np.int8), np.zeros(count, np.int32)
+        """Run every variant once on random whole numbers; reply how many elements are not the exact sum."""
+        variants = self._variants[size_bytes] = self._system.variants(size_bytes // self._itemsize)
+        count, rank = variants[0].source.size, self._system.rank
+        own, total = np.empty(0, np.int8), np.zeros(count, np.int32)
         for other in range(self._ranks):
             numbers = np.random.default_rng([seed, other]).integers(-8, 8, count, np.int8)
             total += numbers
-            mine = numbers if other == rank else mine
-        found = []
-        for way in ways:
-            way.target[...] = -100
-            way.source[...] = mine
+            own = numbers if other == rank else own
+        replies = []
+        for variant in variants:
+            variant.target[...] = -100
+            variant.source[...] = own
             self._start.wait()
-            way.call()
-            expected = mine * way.target.dtype.type(SCALE) if way.algorithm == SCALING else total
-            wrong = int(np.count_nonzero(way.target != expected))
-            if not way.in_place:
-                wrong += int(np.count_nonzero(way.source != mine))
-            found.append({"algorithm": way.algorithm, "in_place": way.in_place, "repeat": way.repeat, "wrong": wrong})
+            variant.call()
+            expected = own * variant.target.dtype.type(SCALE) if variant.algorithm == SCALING else total
+            wrong = int(np.count_nonzero(variant.target != expected))
+            if not variant.in_place:
+                wrong += int(np.count_nonzero(variant.source != own))
+            replies.append(variant.reply(wrong))
             self._start.wait()  # nobody fills what another still reads
-        return {"ways": found}
+        return {"variants": replies}
 
     def visit(self, size_bytes: int, seed: int, fresh: list[int], cached: list[int]) -> dict[str, Any]:
-        """Time all ways in bursts in random order; the nanoseconds of each call on this rank, fresh and cached.
+        """Time the ``bursts`` of all variants; after each fresh one some elements of the sum are checked."""
+        variants = self._variants[size_bytes]
+        order, wrong = bursts(variants, seed, fresh, cached), [0] * len(variants)
 
-        ``fresh`` and ``cached`` are (bursts, calls that count, calls before them that do not) of each way. Before each
-        fresh call every rank rewrites its buffer, as backward does, and that is not timed; a cached burst reuses an
-        unmodified one (of zeros).
-        """
-        ways = self._ready[size_bytes]
-        order = [(number, False) for number in range(len(ways)) for _ in range(fresh[0])]
-        order += [(number, True) for number in range(len(ways)) if not ways[number].repeat for _ in range(cached[0])]
-        random.Random(seed).shuffle(order)
-        times: list[tuple[list[int], list[int]]] = [([], []) for _ in ways]
-        wrong = [0] * len(ways)
+        def run(burst: Burst) -> list[int]:
+            times, wrong_elements = self._burst(variants[burst.variant], burst)
+            wrong[burst.variant] += wrong_elements
+            return times
+
         gc.collect()
         gc.disable()
-        self._fresh(ways[order[0][0]], 1, 1, [])  # after a sleep
-        for number, is_cached in order:
-            if is_cached:
-                self._cached(ways[number], cached[1], cached[2], times[number][1])
-            else:
-                wrong[number] += self._fresh(ways[number], fresh[1], fresh[2], times[number][0])
+        self._burst(variants[order[0].variant], Burst(variant=0, cached=False, calls=1, warm_up=1))  # after a sleep
+        times = timed(variants, order, run)
         gc.enable()
-        return {"fresh": [t[0] for t in times], "cached": [t[1] for t in times], "wrong": wrong}
+        return times | {"wrong": wrong}
 
-    def _fresh(self, way: Reduction, calls: int, before: int, times: list[int]) -> int:
-        """A burst; returns how many of some elements of the last result are not the sum."""
-        source, call, wait, rank = way.source, way.call, self._start.wait, self._contender.rank
+    def _burst(self, variant: Variant, burst: Burst) -> tuple[list[int], int]:
+        """Nanoseconds of the calls that count, and how many of some elements of the last fresh sum are wrong."""
+        call, wait, rank, source = variant.call, self._start.wait, self._system.rank, variant.source
+        times: list[int] = []
         value = 0
-        for number in range(before + calls):
-            value = number % 5
-            source.fill(rank + value)
+        if burst.cached:
+            source.fill(0)
+        for number in range(burst.warm_up + burst.calls):
+            if not burst.cached:
+                value = number % 5
+                source.fill(rank + value)
             wait()
             begin = clock()
             call()
             end = clock()
-            if number >= before:
+            if number >= burst.warm_up:
                 times.append(end - begin)
-        n = self._ranks
-        expected = SCALE * (rank + value) if way.algorithm == SCALING else n * (n - 1) // 2 + n * value
-        looked_at = way.target[:: max(1, way.target.size // _LOOKED_AT)]
-        wrong = int(np.count_nonzero(looked_at != expected))
+        wrong = 0 if burst.cached else self._wrong(variant, value)
         wait()  # nobody fills what another still reads
-        return wrong
+        return times, wrong
 
-    def _cached(self, way: Reduction, calls: int, before: int, times: list[int]) -> None:
-        call, wait = way.call, self._start.wait
-        way.source.fill(0)
-        for number in range(before + calls):
-            wait()
-            begin = clock()
-            call()
-            end = clock()
-            if number >= before:
-                times.append(end - begin)
-        wait()
+    def _wrong(self, variant: Variant, value: int) -> int:
+        """Wrong elements among some of the result, where every rank r has reduced r + ``value``."""
+        n, rank = self._ranks, self._system.rank
+        expected = SCALE * (rank + value) if variant.algorithm == SCALING else n * (n - 1) // 2 + n * value
+        elements = variant.target[:: max(1, variant.target.size // _CHECKED_ELEMENTS)]
+        return int(np.count_nonzero(elements != expected))
 
 
-def serve(contender: Contender, argument: Mapping[str, Any]) -> None:
-    """Take part as ``contender`` until the benchmark ends."""
+def serve(system: SystemRank, argument: Mapping[str, Any]) -> None:
+    """Take part with ``system`` until the benchmark ends."""
     ranks: int = argument["ranks"]
     oversubscribed = ranks > len(argument["cores"])
-    start = Start(argument["page"], contender.rank, ranks, oversubscribed=oversubscribed)
-    rank = Rank(contender, start, ranks, np.dtype(argument["dtype"]).itemsize)
-    hello = {"rank": contender.rank, "library": contender.library}
+    start = Start(argument["page"], system.rank, ranks, oversubscribed=oversubscribed)
+    rank = Rank(system, start, ranks, np.dtype(argument["dtype"]).itemsize)
+    hello = {"rank": system.rank, "library": system.library}
     obey({"check": rank.check, "visit": rank.visit}, hello, argument["socket"])
 
 
-def obey(able: Mapping[str, Callable[..., Mapping[str, Any]]], hello: Mapping[str, Any], address: str) -> None:
-    """Say ``hello`` and do what comes through the socket, of what one is able to, until it is closed."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(address)
-        with line.makefile("rw", encoding="utf-8") as text:
-            _say(text, hello)
-            for request in text:
-                command = json.loads(request)
-                _say(text, able[command.pop("do")](**command))
+def obey(commands: Mapping[str, Callable[..., Mapping[str, Any]]], hello: Mapping[str, Any], address: str) -> None:
+    """Send ``hello`` to the socket, then run the commands that come through it until it is closed.
+
+    A command is a JSON object: ``do`` names it, and its other members are its arguments.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        with connection.makefile("rw", encoding="utf-8") as text:
+            _send(text, hello)
+            for line in text:
+                command = json.loads(line)
+                _send(text, commands[command.pop("do")](**command))
 
 
-def _say(text: Any, reply: Mapping[str, Any]) -> None:
+def _send(text: Any, reply: Mapping[str, Any]) -> None:
     text.write(json.dumps(reply) + "\n")
     text.flush()
 
 
-class MpiContender:
+class MpiRank:
     """MPI's own allreduce: as a call, and as a persistent request where the library has them (MPI 4)."""
 
     def __init__(self, argument: Mapping[str, Any]) -> None:
@@ -226,34 +267,37 @@ class MpiContender:
             raise SystemExit(f"mpiexec was asked for {argument['ranks']} ranks, and MPI sees {self._comm.size}")
         self.rank: int = self._comm.rank
         self.library = " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())[:60]
-        self._most = [np.zeros(argument["most"], argument["dtype"]) for _ in range(2)]
+        self._arrays = [np.zeros(argument["count"], argument["dtype"]) for _ in range(2)]
         _pin(self.rank, argument)
         self._comm.Barrier()
-        _forget_shared_files()
+        _unlink_shared_files()
 
-    def reductions(self, count: int) -> list[Reduction]:
+    def variants(self, count: int) -> list[Variant]:
+        """In place, out of place, and the persistent request in place."""
         MPI, comm = self._mpi, self._comm
-        data, out = (array[:count] for array in self._most)
-        kind = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE}[data.dtype.name]
-        here, there = ([MPI.buffer.frombuffer(array), count, kind] for array in (data, out))
-        found = [
-            Reduction("mpi", data, data, functools.partial(comm.Allreduce, MPI.IN_PLACE, here)),
-            Reduction("mpi", data, out, functools.partial(comm.Allreduce, here, there)),
+        data, out = (array[:count] for array in self._arrays)
+        datatype = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE}[data.dtype.name]
+        send, receive = ([MPI.buffer.frombuffer(array), count, datatype] for array in (data, out))
+        in_place = functools.partial(comm.Allreduce, MPI.IN_PLACE, send)
+        out_of_place = functools.partial(comm.Allreduce, send, receive)
+        variants = [
+            Variant(algorithm="mpi", source=data, target=data, call=in_place),
+            Variant(algorithm="mpi", source=data, target=out, call=out_of_place),
         ]
         try:
-            request = comm.Allreduce_init(MPI.IN_PLACE, here)
+            request = comm.Allreduce_init(MPI.IN_PLACE, send)
         except NotImplementedError:
-            return found
+            return variants
 
         def persistent() -> None:
             request.Start()
             request.Wait()
 
-        return [*found, Reduction("mpi-persistent", data, data, persistent)]
+        return [*variants, Variant(algorithm="mpi-persistent", source=data, target=data, call=persistent)]
 
 
-class GlooContender:
-    """PyTorch's gloo. It has no out of place: a copy goes before."""
+class GlooRank:
+    """PyTorch's gloo. It reduces in place alone: out of place a copy goes before."""
 
     def __init__(self, argument: Mapping[str, Any]) -> None:
         self.rank = argument["rank"]
@@ -264,14 +308,15 @@ class GlooContender:
 
         torch.set_num_threads(1)
         distributed.init_process_group(
-            "gloo", init_method=f"file://{argument['meeting']}", rank=self.rank, world_size=argument["ranks"]
+            "gloo", init_method=f"file://{argument['rendezvous']}", rank=self.rank, world_size=argument["ranks"]
         )
         self._all_reduce, self._tensor = distributed.all_reduce, torch.from_numpy
         self.library = f"gloo, PyTorch {torch.__version__}"
-        self._most = [np.zeros(argument["most"], argument["dtype"]) for _ in range(2)]
+        self._arrays = [np.zeros(argument["count"], argument["dtype"]) for _ in range(2)]
 
-    def reductions(self, count: int) -> list[Reduction]:
-        data, out = (array[:count] for array in self._most)
+    def variants(self, count: int) -> list[Variant]:
+        """In place, and out of place."""
+        data, out = (array[:count] for array in self._arrays)
         tensor, copy = self._tensor(data), self._tensor(out)
 
         def out_of_place() -> None:
@@ -279,11 +324,14 @@ class GlooContender:
             self._all_reduce(copy)
 
         in_place = functools.partial(self._all_reduce, tensor)
-        return [Reduction("gloo", data, data, in_place), Reduction("gloo", data, out, out_of_place)]
+        return [
+            Variant(algorithm="gloo", source=data, target=data, call=in_place),
+            Variant(algorithm="gloo", source=data, target=out, call=out_of_place),
+        ]
 
 
-def _forget_shared_files() -> None:
-    """All ranks have mpich's files in /dev/shm open: without their names nothing is left behind by a killed job."""
+def _unlink_shared_files() -> None:
+    """Remove the names of mpich's files in /dev/shm, which all ranks have open: a killed job leaves nothing behind."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         paths = {line.split()[-1] for line in maps if "/dev/shm/mpich_sh" in line}
     for path in paths:
@@ -297,5 +345,5 @@ def _pin(rank: int, argument: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[2])
-    serve(MpiContender(told) if sys.argv[1] == "mpi" else GlooContender(told), told)
+    script_argument = json.loads(sys.argv[2])
+    serve(MpiRank(script_argument) if sys.argv[1] == "mpi" else GlooRank(script_argument), script_argument)

@@ -1,4 +1,4 @@
-"""``calibrate``: what collectives cost on this machine, alone and beside computation. Measured, not assumed."""
+"""``calibrate``: measures what collectives cost on this machine, alone and while it computes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MECHANISMS = ("poll", "thread")
 
 
 class CalibrateConfig(Noun, frozen=True):
-    """What to calibrate: one network, the device counts or layouts, algorithms and overlap mechanisms, up to a size.
+    """What to calibrate: a network on some device counts or layouts, by some algorithms and overlap mechanisms.
 
-    ``seconds`` bounds the measuring of each table set (a device count and an algorithm). With a ``model`` (and
-    its ``dataset`` and ``local_batch``) its own forward and backward are the computation beside which
-    allreduces are measured; without one a stand-in is. Data are float32, sent as ``wire_dtype``.
+    Sizes go up to ``max_bytes``. The measuring takes ``seconds``, and up to twice as long on a machine whose speed
+    changes. Allreduces are also measured while the ranks compute: forward and backward of ``model`` (with its
+    ``dataset`` and ``local_batch``), or a stand-in without a model. Data are float32, sent as ``wire_dtype``.
     """
 
     network: str = "node"
@@ -74,37 +74,37 @@ class CalibrateConfig(Noun, frozen=True):
             raise ConfigError(f"max_bytes is {self.max_bytes}", allowed="4 bytes to 8 GiB")
 
     def layouts(self) -> list[tuple[int, str]]:
-        """(devices, layout) of each of ``devices`` that communicates, fewest devices first."""
+        """(devices, layout) of each of ``devices`` above 1, fewest devices first."""
         return sorted(pair for pair in map(parse_devices, self.devices) if pair[0] > 1)
 
 
 def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
-    """Calibrate one network on as many ranks as the largest device count; the machine as it may be saved.
+    """Calibrate a network on as many ranks as the largest device count, and return the machine.
 
     Raises ``ConfigError`` for an unknown network or algorithm, ``CommunicationError`` where ranks fail.
     """
     if not config.layouts():
         raise ConfigError(f"calibrating devices {list(config.devices)}", allowed="at least one count above 1")
-    most = config.layouts()[-1][0]
-    found = on_ranks(
+    ranks = config.layouts()[-1][0]
+    tables = on_ranks(
         "dpsim.harness.calibrate.on_ranks:calibrate_on_ranks",
         dict(codec.to_builtins(config)),
-        devices=most,
+        devices=ranks,
         progress=progress,
         pin=True,
     )
-    return machine(config.network, found, most, environment())
+    return machine(config.network, tables, ranks, environment())
 
 
-def machine(network: str, tables: dict[str, Any], ranks: int, here: Environment) -> Machine:
-    """The machine that the ranks' tables describe, measured in the environment ``here``.
+def machine(network: str, tables: dict[str, Any], ranks: int, measured_in: Environment) -> Machine:
+    """The machine that the ranks' tables describe, measured in the environment ``measured_in``.
 
     Its link is fitted to the tables (``fitted_link``) and prices, as an extrapolation, what they do not cover.
     """
     allreduce = tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["allreduce"])
     emulated = Network.parse(network).emulated
     return Machine(
-        name=f"{here.processor}, {here.cores} cores",
+        name=f"{measured_in.processor}, {measured_in.cores} cores",
         network=network,
         emulated_network=emulated,
         allreduce=allreduce,
@@ -114,7 +114,7 @@ def machine(network: str, tables: dict[str, Any], ranks: int, here: Environment)
         selection=tuple(codec.decode(t, Selection, "calibration") for t in tables["selection"]),
         speed=tuple(codec.decode(t, Speed, "calibration") for t in tables["speed"]),
         memory_bytes=psutil.virtual_memory().total / ranks,
-        cores=here.cores,
-        calibrated_on=f"{here.processor}, {network}, {stamp()}",
+        cores=measured_in.cores,
+        calibrated_on=f"{measured_in.processor}, {network}, {stamp()}",
         source="dpsim calibrate",
     )

@@ -9,14 +9,14 @@ from mpi4py import MPI
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.harness.calibrate.load import StandIn, nothing
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
-from dpsim.harness.measurement.speed import Visits, slowdown
+from dpsim.harness.measurement.speed import Visits
 from dpsim.machine import ComputeSlowdown, Speed
 
 _LEAST_LOAD_S = 1e-3
 
 
-class Crowd:
-    """How much longer the stand-in load takes on the slowest of several ranks than on rank 0 alone; both alternate."""
+class ComputeContention:
+    """How much longer the stand-in takes on the slowest of several ranks than on rank 0 alone; the two alternate."""
 
     def __init__(self, comm: MPI.Intracomm, devices: int, speeds: SpeedLog) -> None:
         self._speeds, self._load = speeds, StandIn()
@@ -24,7 +24,8 @@ class Crowd:
         self._visits = {count: Visits() for count in self._groups}
         self._comm, self._devices = comm, devices
 
-    def round(self) -> None:
+    def visit(self) -> None:
+        """Run the stand-in on rank 0 alone, then on all ranks of the group."""
         for count, group in self._groups.items():
             quiet_barrier(self._comm)
             if group is not None:
@@ -34,17 +35,16 @@ class Crowd:
                 self._visits[count].add([group.allreduce(load_s, MPI.MAX)], speed_s)
 
     def result(self) -> ComputeSlowdown:
-        """The slowdown; 1 on the ranks that did not compute alone."""
+        """The slowdown, on rank 0; 1 on the other ranks, which did not compute alone."""
         if self._comm.rank:
             return ComputeSlowdown(devices=self._devices, factor=1.0)
-        alone, together = self._visits[1], self._visits[self._devices]
-        ratio = slowdown(alone, together, self._speeds.mixture(1), self._speeds.mixture(self._devices))
-        return ComputeSlowdown(devices=self._devices, factor=ratio.median, half_width=ratio.relative_half_width)
+        return self._speeds.compute_slowdown(self._devices, self._visits[1], self._visits[self._devices])
 
     def speed(self) -> tuple[Speed, ...]:
-        """The speeds of one rank alone and of several at once."""
-        found = []
-        for count, visits in self._visits.items() if not self._comm.rank else ():
-            speeds = self._speeds.mixture(count)
-            found.append(speeds.speed(count, visits.slow_factor(speeds)))
-        return tuple(found)
+        """The speeds of one rank alone and of several at once, on rank 0."""
+        if self._comm.rank:
+            return ()
+        mixtures = {count: self._speeds.mixture(count) for count in self._visits}
+        return tuple(
+            mixture.speed(count, self._visits[count].slow_factor(mixture)) for count, mixture in mixtures.items()
+        )

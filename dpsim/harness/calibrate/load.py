@@ -1,4 +1,4 @@
-"""Computation to measure communication beside: a model's own forward and backward, or a stand-in for one."""
+"""The computation under which communication is measured: a model's own forward and backward, or a stand-in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from dpsim.comm.clock import now
 from dpsim.data import load_dataset
-from dpsim.harness.model import build_replica
+from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.runtime.trainer import Trainer
@@ -23,8 +23,8 @@ class Load(Protocol):
 
     unit_s: float
 
-    def run(self, units: int, passing_by: Callable[[], None]) -> float:
-        """Seconds that ``units`` units take, with ``passing_by`` called wherever a step would look at communication."""
+    def run(self, units: int, poll: Callable[[], None]) -> float:
+        """Seconds that ``units`` units take. ``poll`` is called wherever a training step would poll communication."""
 
 
 class StandIn:
@@ -45,45 +45,45 @@ class StandIn:
             np.matmul(self._a, self._b, out=self._c)
             np.maximum(self._c, 0.0, out=self._c)
 
-    def run(self, units: int, passing_by: Callable[[], None]) -> float:
+    def run(self, units: int, poll: Callable[[], None]) -> float:
         start_s = now()
         for _ in range(units):
             self._unit(self._products)
-            passing_by()
+            poll()
         return now() - start_s
 
 
 class ReplicaLoad:
-    """Passes of a model over one local batch, again and again; nothing is updated."""
+    """Forward and backward of a model over one local batch, repeated; no parameter is updated."""
 
     def __init__(self, model: str, dataset: str, local_batch: int) -> None:
         data = load_dataset(dataset)
-        self._replica = build_replica(model, data.input_shape, data.classes)
+        self._replica = models.load(model, data.input_shape, data.classes).replica()
         plan = Plan(devices=1, global_batch=local_batch, fusion_rule="one")
         trainer = Trainer(self._replica, data, plan, MPI.COMM_SELF, Network())
         self._share, _ = trainer.next_share()
-        self._passing_by: Callable[[], None] = nothing
+        self._poll: Callable[[], None] = nothing
         self.run(2, nothing)
         self.unit_s = self.run(3, nothing) / 3
 
-    def run(self, units: int, passing_by: Callable[[], None]) -> float:
-        self._passing_by = passing_by
+    def run(self, units: int, poll: Callable[[], None]) -> float:
+        self._poll = poll
         start_s = now()
         for _ in range(units):
             self._replica.forward_backward(self._share, self)
         return now() - start_s
 
     def forward_done(self, layer: int) -> None:
-        self._passing_by()
+        self._poll()
 
     def loss_done(self) -> None:
         pass
 
     def gradients_ready(self, layer: int) -> None:
-        self._passing_by()
+        self._poll()
 
     def backward_done(self, layer: int) -> None:
-        self._passing_by()
+        self._poll()
 
 
 def nothing() -> None:

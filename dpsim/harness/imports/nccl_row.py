@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dpsim.errors import FileFormatError
 from dpsim.harness.imports.source import MOST_BYTES, Point
-from dpsim.workload import ITEM_BYTES
+from dpsim.units import ITEM_BYTES
 
 WIRE_DTYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
 """The types of nccl-tests that can be imported, and what gradients travel as in a table of each."""

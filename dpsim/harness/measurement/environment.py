@@ -1,4 +1,4 @@
-"""``environment``: where a measurement is taken. Looks, and changes nothing."""
+"""The environment of a measurement: processor, versions and variables. It is described, never changed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.records.sweep import Environment
 
 VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_", "MPIR_")
+"""Beginnings of the names of the variables that are recorded."""
 
 
 def environment() -> Environment:
-    """This process's environment: versions, processor, BLAS architecture and the variables that change speed.
+    """The environment of this process: versions, processor, BLAS architecture and the variables that change speed.
 
-    The variables are those of the ranks that dpsim starts: one thread each unless the user says otherwise.
+    The variables are those of the ranks that dpsim starts: one thread each, unless the user has set another number.
     """
     import psutil
 
@@ -35,18 +36,18 @@ def environment() -> Environment:
         numpy=version("numpy"),
         numba=version("numba"),
         blas=processor.blas(),
-        variables={name: value for name, value in sorted(_of_ranks().items()) if name.startswith(VARIABLES)},
+        variables={name: value for name, value in sorted(_rank_variables().items()) if name.startswith(VARIABLES)},
     )
 
 
-def _of_ranks() -> dict[str, str]:
+def _rank_variables() -> dict[str, str]:
     return {name: "1" for name in THREAD_VARIABLES} | dict(os.environ)
 
 
 def blas_threads() -> int:
     """Threads of BLAS on a rank that dpsim starts."""
-    given = _of_ranks()["OPENBLAS_NUM_THREADS"]
-    return int(given) if given.isdigit() else 1
+    threads = _rank_variables()["OPENBLAS_NUM_THREADS"]
+    return int(threads) if threads.isdigit() else 1
 
 
 def stamp() -> str:
@@ -68,11 +69,11 @@ def version(package: str) -> str:
 
 
 def launcher() -> str:
-    """Name and version of the MPI whose ``mpiexec`` would start ranks here, without loading MPI."""
+    """Name and version of the MPI that would start ranks, without loading it."""
     path = jobs.mpiexec_path()
     if path is None:
         return "no mpiexec"
-    shown = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    lines = (shown.stdout or shown.stderr).splitlines() or [""]
-    number = re.search(r"Version:\s*(\S+)", shown.stdout)
+    process = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    lines = (process.stdout or process.stderr).splitlines() or [""]
+    number = re.search(r"Version:\s*(\S+)", process.stdout)
     return f"mpich {number.group(1)}" if "HYDRA" in lines[0] and number else lines[0].strip()

@@ -1,43 +1,42 @@
-"""A short fixed computation, timed within every visit: how fast the machine was while its samples were taken."""
+"""A short fixed computation, timed in every visit: it tells how fast the machine was while the samples were taken."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.clock import now
-from dpsim.harness.measurement.speed import Mixture, mixture
+from dpsim.harness.measurement.speed import Mixture, Visits, mixture, slowdown
+from dpsim.machine import ComputeSlowdown
 
-_PRODUCTS, _TURNS, _GATHERED = 6, 3750, 20_000
-_MORE = 2.0
+_PRODUCTS, _ADDITIONS, _READS = 6, 3750, 20_000
 _LEFT = np.full((128, 128), 1e-3, np.float32)
 _PRODUCT = np.empty_like(_LEFT)
 _MEMORY = np.ones(2**21, np.float32)
-_PLACES = np.random.default_rng(0).integers(0, len(_MEMORY), _GATHERED)
-_FOUND = np.empty(_GATHERED, np.float32)
+_INDICES = np.random.default_rng(0).integers(0, len(_MEMORY), _READS)
+_VALUES = np.empty(_READS, np.float32)
 
 
 def _compute() -> None:
-    """About 0.6 ms: products, half as long in the interpreter, and as long reading here and there in 8 MiB.
+    """About 0.6 ms of work: matrix products, half as long in the interpreter, and as long reading from 8 MiB at random.
 
     A core's neighbours slow these three down differently, and no single one of them follows a step's time as well.
     """
     for _ in range(_PRODUCTS):
         np.matmul(_LEFT, _LEFT, out=_PRODUCT)
     total = 0
-    for turn in range(_TURNS):
-        total += turn
-    np.take(_MEMORY, _PLACES, out=_FOUND)
+    for number in range(_ADDITIONS):
+        total += number
+    np.take(_MEMORY, _INDICES, out=_VALUES)
 
 
 def reference_s(group: MPI.Intracomm) -> float:
-    """Seconds of the reference computation, the mean over these ranks, which compute at once. Collective.
+    """Seconds of the reference computation on these ranks at once, their mean. Collective.
 
-    Of several ranks the slowest in so short a time is rarely the slowest of a step, which takes longer: the mean
-    follows the times of steps better.
+    In so short a time the slowest rank is rarely the slowest one of a step, which takes longer: the mean follows the
+    times of steps better.
     """
     _compute()
     group.Barrier()
@@ -53,26 +52,23 @@ class SpeedLog:
         self._reference_s: dict[int, list[float]] = {}
 
     def visited(self, devices: int, before_s: float, after_s: float) -> float:
-        """Keep the reference times before and after a visit; their mean, which is that of the visit's samples."""
+        """Keep the reference times before and after a visit; return their mean, the reference time of its samples."""
         self._reference_s.setdefault(devices, []).extend((before_s, after_s))
         return statistics.mean((before_s, after_s))
 
     def mixture(self, devices: int) -> Mixture:
-        """The speeds with so many devices at work."""
+        """The machine's speeds with ``devices`` at work."""
         return mixture(self._reference_s[devices])
 
     def mixtures(self) -> dict[int, Mixture]:
+        """The machine's speeds by the number of devices at work."""
         return {devices: self.mixture(devices) for devices in sorted(self._reference_s)}
 
     def steady(self) -> bool:
-        """Whether the machine had one speed so far."""
+        """Whether the machine has had one speed so far."""
         return all(speeds.steady for speeds in self.mixtures().values())
 
-
-def unfinished(comm: MPI.Intracomm, start_s: float, seconds: float, settled: Callable[[], bool]) -> bool:
-    """Whether to measure on: for ``seconds``, and for up to twice as long until rank 0 is ``settled``. Collective.
-
-    So long a machine whose speed changes is watched, for the part of the time that each speed holds shows only slowly.
-    """
-    spent = (now() - start_s) / seconds
-    return bool(comm.bcast(comm.rank == 0 and (spent < 1 or (spent < _MORE and not settled()))))
+    def compute_slowdown(self, devices: int, alone: Visits, together: Visits) -> ComputeSlowdown:
+        """How much longer the same computation takes on ``devices`` devices at once than on one, at full speed."""
+        ratio = slowdown(alone, together, self.mixture(1), self.mixture(devices))
+        return ComputeSlowdown(devices=devices, factor=ratio.median, half_width=ratio.relative_half_width)

@@ -31,9 +31,8 @@ class Interval(Noun, frozen=True):
 def median_interval(samples: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """The median of ``samples`` with its 95 % percentile bootstrap interval.
 
-    The percentile method, for BCa divides by zero on tied samples. One sample, or samples that are all
-    equal, give an interval of no width: it says that nothing is known of the spread, not that there is none.
-    Raises ``ConfigError`` when there is no sample, or one that is not finite.
+    BCa would divide by zero on tied samples. One sample, or samples that are all equal, give an interval of no width:
+    their spread is then unknown, not zero. Raises ``ConfigError`` where there is no sample, or one is not finite.
     """
     values = np.asarray(samples, np.float64)
     if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
@@ -59,8 +58,8 @@ def median_interval(samples: Sequence[float], *, seed: int = 0, resamples: int =
 def median_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 0) -> Interval:
     """median(above) / median(below) with its 95 % percentile bootstrap interval over paired rounds.
 
-    ``above[i]`` and ``below[i]`` (> 0) are of the same round: a round is drawn as a whole, so that what slowed the
-    machine in it slows both. Rounds that are all alike give an interval of no width. Raises ``ConfigError``.
+    ``above[i]`` and ``below[i]`` (> 0) are of the same round. A round is resampled as a whole, because what slowed the
+    machine in it slowed both. Rounds that are all equal give an interval of no width. Raises ``ConfigError``.
     """
     pairs = np.array([above, below], np.float64) if len(above) == len(below) else np.empty((2, 0))
     if pairs.shape[1] == 0 or not (np.isfinite(pairs) & (pairs > 0)).all():
@@ -72,10 +71,10 @@ def median_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 
         return Interval(median=ratio, low=ratio, high=ratio)
 
     def statistic(a: NDArray[np.float64], b: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = np.median(a, axis=axis) / np.median(b, axis=axis)
-        return found
+        ratios: NDArray[np.float64] = np.median(a, axis=axis) / np.median(b, axis=axis)
+        return ratios
 
-    drawn = bootstrap(
+    interval = bootstrap(
         (pairs[0], pairs[1]),
         statistic,
         paired=True,
@@ -85,4 +84,4 @@ def median_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Interval(median=ratio, low=float(drawn.low), high=float(drawn.high))
+    return Interval(median=ratio, low=float(interval.low), high=float(interval.high))

@@ -1,4 +1,4 @@
-"""Times every layer of a model on running ranks: one alone, and several at once."""
+"""Times every layer of a model on running ranks: on one rank alone, and on several at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim import codec
-from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
+from dpsim.harness import models
+from dpsim.harness.measurement.loop import Round, StopRule, rounds
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
-from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors, slowdown
-from dpsim.harness.model import build_replica
+from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors
+from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS
+from dpsim.harness.profile.announcements import check_announcements
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.machine import ComputeSlowdown, Network, Speed
 from dpsim.plan import Plan
@@ -28,23 +30,23 @@ from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, UPDATE_EVENT, Schedule
 from dpsim.workload import Layer, Workload
 
 Floats = NDArray[np.float64]
-WARM_STEPS, COUNTED_STEPS = 2, 6
-_LEAST_SAMPLES, _MOST_SAMPLES = 15, 400
+_LEAST_SAMPLES = 15
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 67
 
 
 class _Case:
-    """One local batch on some ranks at once: trains, and keeps the computing times of every step.
+    """One local batch on several ranks at once, or on one: trains, and keeps the computing times of every step.
 
     Several ranks reduce their gradients between backward and update, which is not timed: computation after a
-    communication finds other things in its caches than computation alone.
+    communication does not find in its caches what computation alone does.
     """
 
     def __init__(
         self, comm: MPI.Intracomm, devices: int, local_batch: int, config: ProfileConfig, dataset: Dataset
     ) -> None:
-        self.devices, self.local_batch = devices, local_batch
+        self.model, self.devices, self.local_batch = config.model, devices, local_batch
         self.group = first_ranks(comm, devices)
-        self.replica = build_replica(config.model, dataset.input_shape, dataset.classes)
+        self.replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
         self.global_batch = devices * local_batch
         if self.group is not None:
             plan = Plan(
@@ -60,20 +62,21 @@ class _Case:
         self.steps = Visits()
 
     def visit(self, speeds: SpeedLog) -> None:
-        """A visit as the measurement of a sweep makes it: the first two steps and short last batches do not count.
+        """Train a few steps, as a visit of a sweep does. The first two and steps with a short batch do not count.
 
         A step lasts from the end of the one before it, less the communication that this rank does or waits for.
         """
         if self.group is None:
             return
         before_s = reference_s(self.group)
-        outcomes = [self.trainer.step() for _ in range(WARM_STEPS + COUNTED_STEPS)]
+        outcomes = [self.trainer.step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
         after_s = reference_s(self.group)
         seconds = []
-        for last, outcome in list(itertools.pairwise(outcomes))[WARM_STEPS - 1 :]:
+        check_announcements(self.model, self.replica.layers, self.trainer.runner.program.names, outcomes[-1].marks)
+        for previous, outcome in itertools.pairwise(outcomes[WARM_UP_STEPS - 1 :]):
             if outcome.global_samples != self.global_batch:
                 continue
-            begin_s, marks = last.marks.end_s, outcome.marks
+            begin_s, marks = previous.marks.end_s, outcome.marks
             seconds.append(marks.end_s - begin_s - exposed_s(marks))
             self.rows.append(_row(begin_s, marks, self.trainer.schedule))
         slowest_s = np.max(self.group.allgather(seconds), axis=0).tolist()
@@ -81,9 +84,9 @@ class _Case:
 
 
 def _row(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
-    """Forward, backward and gradients-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
+    """Forward, backward and gradient-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
 
-    The step began at ``begin_s``, when the one before it ended.
+    Times of several micro-batches are added. The step began at ``begin_s``, when the step before it ended.
     """
     layers = len(schedule.workload.layers)
     row = np.zeros(3 * layers + 2)
@@ -93,10 +96,10 @@ def _row(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
     for operation, end_s in marks.compute:
         kind, layer = schedule.event_kind[operation], schedule.layer[operation]
         if kind == FORWARD_EVENT:
-            row[layer] = end_s - before_s
+            row[layer] += end_s - before_s
         elif kind == BACKWARD_EVENT:
-            row[layers + layer] = end_s - before_s
-            row[2 * layers + layer] = ready.get(layer, end_s) - before_s
+            row[layers + layer] += end_s - before_s
+            row[2 * layers + layer] += ready.get(layer, end_s) - before_s
         elif kind == UPDATE_EVENT:
             row[-2] = end_s - before_s
         else:
@@ -105,14 +108,15 @@ def _row(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
     return row
 
 
-class Profiling:
-    """A profile being taken: a visit to each case a round, until there are samples enough. Collective over ``comm``."""
+class ModelProfiler:
+    """Takes a profile round by round. Collective over ``comm``."""
 
     def __init__(self, comm: MPI.Intracomm, config: ProfileConfig, speeds: SpeedLog) -> None:
         self._comm, self._config, self._speeds = comm, config, speeds
         dataset = load_dataset(config.dataset, config.seed)
         samples = len(dataset.train_y)
-        settings = [(1, batch) for batch in sorted(set(config.local_batches))] + [c for c in config.crowd if c[0] > 1]
+        settings = [(1, batch) for batch in sorted(set(config.local_batches))]
+        settings += [(devices, batch) for devices, batch in config.concurrent if devices > 1]
         largest = max(devices * batch for devices, batch in settings)
         if largest > samples:
             raise ConfigError(
@@ -122,45 +126,39 @@ class Profiling:
             )
         self._cases = [_Case(comm, devices, batch, config, dataset) for devices, batch in settings]
         self._alone = {case.local_batch: case for case in self._cases if case.devices == 1}
-        self._random = np.random.default_rng(0)
 
-    @property
-    def samples(self) -> int:
-        """Steps counted so far of each case; the same on every rank."""
-        return int(self._comm.bcast(len(self._cases[0].rows)))
-
-    def round(self) -> None:
-        """A visit to each case: batches in random order, one device and several at one local batch back to back."""
-        for batch in self._random.permutation(list(self._alone)):
+    def visit(self, current: Round, turn: int = 0) -> None:
+        """Visit each case: local batches in random order, one device and several at one batch back to back."""
+        for batch in current.order(list(self._alone), turn):
             for case in self._cases:
                 if case.local_batch == batch:
                     quiet_barrier(self._comm)
                     case.visit(self._speeds)
 
+    def enough_samples(self) -> bool:
+        """Whether there are samples enough for medians; on rank 0."""
+        return len(self._cases[0].rows) >= _LEAST_SAMPLES
+
     def compute_slowdown(self) -> tuple[ComputeSlowdown, ...]:
         """How much longer each of several devices computes than one alone; on rank 0."""
-        found = []
-        for case in self._cases:
-            if case.devices > 1:
-                alone, speeds = self._alone[case.local_batch], self._speeds
-                ratio = slowdown(alone.steps, case.steps, speeds.mixture(1), speeds.mixture(case.devices))
-                found.append(
-                    ComputeSlowdown(devices=case.devices, factor=ratio.median, half_width=ratio.relative_half_width)
-                )
-        return tuple(found)
+        return tuple(
+            self._speeds.compute_slowdown(case.devices, self._alone[case.local_batch].steps, case.steps)
+            for case in self._cases
+            if case.devices > 1
+        )
 
     def speed(self) -> tuple[Speed, ...]:
-        """The speeds with each number of devices at work; on rank 0."""
-        found = []
-        for devices, speeds in self._speeds.mixtures().items():
-            slower = [case.steps.slow_factor(speeds) for case in self._cases if case.devices == devices]
-            if slower:
-                found.append(speeds.speed(devices, float(np.median(slower))))
-        return tuple(found)
+        """The machine's speeds with each number of devices at work; on rank 0."""
+        speeds = []
+        for devices, mixture in self._speeds.mixtures().items():
+            slow_factors = [case.steps.slow_factor(mixture) for case in self._cases if case.devices == devices]
+            if slow_factors:
+                speeds.append(mixture.speed(devices, float(np.median(slow_factors))))
+        return tuple(speeds)
 
     def settled(self) -> bool:
         """Whether the machine is steady and every compute slowdown is known well enough; on rank 0."""
-        return self._speeds.steady() and all(found.half_width <= NARROW for found in self.compute_slowdown())
+        return self._speeds.steady() and all(slowdown.half_width <= NARROW for slowdown in self.compute_slowdown())
 
     def result(self) -> Profile | None:
         """The profile, on rank 0."""
@@ -177,14 +175,11 @@ def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     """The profile of one ``ProfileConfig`` on running ranks; rank 0 returns a ``Profile`` (plain values)."""
     config = codec.decode(argument, ProfileConfig, "profile")
     report(f"profiling {config.model} at local batch {', '.join(map(str, sorted(set(config.local_batches))))}")
-    profiling = Profiling(comm, config, SpeedLog())
-    end_s = now() + config.seconds
-    enough = False
-    while not enough:
-        profiling.round()
-        samples = profiling.samples
-        enough = comm.bcast(samples >= _LEAST_SAMPLES and (now() > end_s or samples >= _MOST_SAMPLES))
-    result = profiling.result()
+    profiler = ModelProfiler(comm, config, SpeedLog())
+    stop = StopRule(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS, least_s=config.seconds)
+    for current in rounds(stop, suffice=profiler.enough_samples, comm=comm):
+        profiler.visit(current)
+    result = profiler.result()
     return dict(codec.to_builtins(result)) if result is not None else None
 
 
@@ -222,14 +217,14 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
 
 
 def _line(batches: list[int], seconds: Floats) -> tuple[float, float]:
-    """(constant, slope) of the line nearest to the overhead at each batch, neither of them negative."""
+    """(constant, slope) of the line nearest to the overhead at each batch; neither is negative."""
     slope = float(np.polyfit(batches, seconds, 1)[0]) if len(batches) > 1 else 0.0
     slope = min(max(slope, 0.0), float(np.min(seconds / np.array(batches))))
     return max(float(np.mean(seconds - slope * np.array(batches))), 0.0), slope
 
 
 def _typical(case: _Case, speeds: Mixture) -> Floats:
-    """Medians of each part at full speed, scaled to add up to the median step (a sum of medians is a little less)."""
+    """Medians of each part at full speed, scaled so that they add up to the median step: a sum of medians is less."""
     steps_s, references = case.steps.samples()
     scale = factors(references, speeds, case.steps.slow_factor(speeds))
     medians: Floats = np.median(np.array(case.rows) / scale[:, None], axis=0)

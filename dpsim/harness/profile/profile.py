@@ -16,16 +16,16 @@ from dpsim.workload import Workload
 class ProfileConfig(Noun, frozen=True):
     """What to profile: a model on a data set at some local batches.
 
-    ``crowd`` names device counts at which to measure, too, how much slower the same computation is when so
-    many devices of this machine compute at once, as (devices, local batch). ``leaves`` are those of the largest local
-    batch, the global one of one device; a smaller one has its share of them.
+    ``concurrent`` holds pairs (devices, local batch) at which to measure how much slower the same computation is when
+    so many devices of this machine compute at once. ``leaves`` counts those of the largest local batch, which is the
+    global batch of one device; a smaller local batch has its share of them. ``seconds`` bounds the measuring.
     """
 
     model: str = "cnn"
     dataset: str = "digits"
     local_batches: tuple[int, ...] = (8, 16, 32, 64)
     optimizer: Optimizer = Sgd()
-    crowd: tuple[tuple[int, int], ...] = ()
+    concurrent: tuple[tuple[int, int], ...] = ()
     seed: int = 0
     seconds: float = 4.0
     batch_norm: BatchNormMode = "local"
@@ -36,12 +36,12 @@ class ProfileConfig(Noun, frozen=True):
             raise ConfigError(f"local batches {list(self.local_batches)}", allowed="one or more sizes of 1 or more")
 
     def leaves_of(self, local_batch: int) -> int:
-        """Leaves of a local batch: the part of all leaves that it is of the largest, one or more if there are any."""
+        """Leaves of a local batch: its share of all leaves, and one at least where there are any."""
         return min(self.leaves, max(1, round(self.leaves * local_batch / max(self.local_batches))))
 
 
 class Profile(Noun, frozen=True):
-    """A workload at the machine's full speed, how much slower it computes beside others of its kind, and the speeds."""
+    """A workload at the machine's full speed, how much slower several devices compute at once, and the speeds."""
 
     workload: Workload
     compute_slowdown: tuple[ComputeSlowdown, ...] = ()
@@ -49,13 +49,13 @@ class Profile(Noun, frozen=True):
 
 
 def profile(config: ProfileConfig, progress: Progress) -> Workload:
-    """Profile a model on this machine; the workload as it may be saved. Raises ``ConfigError``."""
-    most = max([devices for devices, _ in config.crowd], default=1)
-    found = on_ranks(
+    """Profile a model on this machine and return the workload. Raises ``ConfigError``."""
+    ranks = max([devices for devices, _ in config.concurrent], default=1)
+    plain = on_ranks(
         "dpsim.harness.profile.on_ranks:profile_on_ranks",
         dict(codec.to_builtins(config)),
-        devices=most,
+        devices=ranks,
         progress=progress,
         pin=True,
     )
-    return codec.decode(found, Profile, "profile").workload
+    return codec.decode(plain, Profile, "profile").workload

@@ -112,6 +112,11 @@ def _cause(reference: StepDump, other: StepDump) -> tuple[Cause, str]:
         if count:
             return _cause_in_layer(output, f"{count} of {len(expected)} samples", reference, other)
     gradients = list(_differing("gradients/", reference, other))
+    if gradients and not any(name.startswith("samples/") for name in reference):
+        return "other", (
+            f"the gradients of {len(gradients)} tensors differ; in which layer is unknown, since this model does not "
+            "show what its layers compute (dpsim.replica.ObservableReplica)"
+        )
     if gradients:
         return "summation order", (
             "in this step every layer computed the same bits for every sample, forward and backward; the sums of the "

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.data import load_dataset
+from dpsim.harness import models
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
 from dpsim.harness.reproduce.task import RunOutcome, Task
@@ -18,7 +19,6 @@ from dpsim.kernels.allreduce.registry import versions
 from dpsim.launch.jobs import on_ranks
 from dpsim.launch.scratch import scratch
 from dpsim.lowering import lower
-from dpsim.nn import build_model
 from dpsim.nn.kernel_table import committed
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
 from dpsim.progress import Progress
@@ -105,7 +105,7 @@ def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
     bucket.
     """
     dataset = load_dataset(reproduction.dataset, reproduction.seed)
-    workload = describe(build_model(reproduction.model, dataset.input_shape, dataset.classes), "model")
+    workload = describe(models.load(reproduction.model, dataset.input_shape, dataset.classes).replica(), "model")
     limits = {version.name: version.most_bytes for version in versions("cpu") if version.most_bytes is not None}
 
     def fits(configuration: Configuration) -> bool:

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim import codec
+from dpsim import codec, nn
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
+from dpsim.harness import models
+from dpsim.harness.reproduce.sample_digests import SampleDigests, as_numbers
 from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.machine import Network
-from dpsim.nn import build_model
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.progress import Progress
 from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory
-from dpsim.replica import Array
+from dpsim.replica import Array, ObservableReplica
 from dpsim.runtime.trainer import Trainer
-from dpsim.runtime.watch import SampleDigests, as_numbers, watch
 
 DIGITS = 16
 _MOST_BATCHES = 16
@@ -54,17 +54,17 @@ class _Run:
         self, comm: MPI.Intracomm, reproduction: Reproduction, configuration: Configuration, dataset: Dataset
     ) -> None:
         self.comm, self.configuration, self.steps = comm, configuration, reproduction.steps
-        self.network = build_model(reproduction.model, dataset.input_shape, dataset.classes)
+        self.replica = models.load(reproduction.model, dataset.input_shape, dataset.classes).replica()
         self.trainer = Trainer(
-            self.network, dataset, reproduction.plan(configuration), comm, Network(), seed=reproduction.seed
+            self.replica, dataset, reproduction.plan(configuration), comm, Network(), seed=reproduction.seed
         )
 
     def tensors(self) -> dict[str, Array]:
         """Return all tensors by name, in the order in which a step makes them: statistics, then layers backwards."""
         runner = self.trainer.runner
         optimizer_state = {name: runner.arena.views(flat) for name, flat in runner.arena.optimizer_state.items()}
-        tensors = {f"state/{name}": value for name, value in self.network.state().items()}
-        for layer in reversed(self.network.layers):
+        tensors = {f"state/{name}": value for name, value in self.replica.state().items()}
+        for layer in reversed(self.replica.layers):
             for tensor in layer.tensors:
                 for name, views in optimizer_state.items():
                     tensors[f"optimizer/{name}/{tensor.name}"] = views[tensor.name]
@@ -87,17 +87,18 @@ class _Run:
         if file and self.comm.rank == 0:
             arrays |= {name: value for name, value in self.tensors().items() if name.startswith("parameters/")}
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        inputs = updates.drift_inputs(configuration, normalises=bool(self.network.state())) if updates else None
+        inputs = updates.drift_inputs(configuration, normalises=bool(self.replica.state())) if updates else None
         return self._outcome(tuple(steps), inputs)
 
     def dump(self, step: int, file: Path) -> RunOutcome:
         """Train up to a step, and save its dump: every tensor, the gradients, and digests of each sample."""
-        watcher = SampleDigests()
+        digests = SampleDigests()
         for _ in range(step - 1):
             self.trainer.step()
-        watch(self.network, watcher.see)
+        if isinstance(self.replica, ObservableReplica):
+            self.replica.observe(digests.add)
         self.trainer.step()
-        ranks = self.comm.gather(watcher.found)
+        ranks = self.comm.gather(digests.digests)
         steps: tuple[tuple[str, ...], ...] = ()
         if ranks is not None:
             tensors = self.tensors()
@@ -136,7 +137,9 @@ class _Run:
         sample's own mean over a device's samples. A batch norm removes the gap from its output, so that a later one
         would show less of it.
         """
-        chain, trainer = self.network.chain, self.trainer
+        if not isinstance(self.replica, nn.Network):
+            return {}
+        chain, trainer = self.replica.chain, self.trainer
         first = next((number for number, layer in enumerate(chain) if isinstance(layer, BatchNorm)), None)
         if first is None:
             return {}

@@ -12,12 +12,12 @@ import numpy as np
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
+from dpsim.harness import models
 from dpsim.harness.measurement.environment import stamp
-from dpsim.harness.model import build_replica
 from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Machine, Network, check_algorithm
-from dpsim.plan import OVERLAPS, Overlap, Plan
+from dpsim.plan import OVERLAPS, Overlap, Plan, overlap_of
 from dpsim.predict import choose_overlap, interval, nulls, predict, price, recommended, scheduled
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Environment, Experiment, PointKey, PredictedPoint, Predictions, Scaling
@@ -102,7 +102,7 @@ def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tupl
     nearest to a geometric series from one per tensor to one per step. Other thresholds would only repeat a measurement.
     """
     dataset = load_dataset(experiment.dataset, experiment.seed)
-    sizes = describe(build_replica(experiment.model, dataset.input_shape, dataset.classes), "model").ready_order
+    sizes = describe(models.load(experiment.model, dataset.input_shape, dataset.classes).replica(), "model").ready_order
     buckets: dict[int, float] = {}
     candidates = [0.0, *(2.0**power for power in range(4, 64) if 2.0**power < sizes.size_bytes.sum()), math.inf]
     for threshold in candidates:
@@ -143,7 +143,7 @@ def make_plan(
         fusion_rule=experiment.fusion_rule,
         fusion_threshold_bytes=threshold,
         algorithm=algorithm,
-        overlap=overlap,  # type: ignore[arg-type]
+        overlap=overlap_of(overlap),
         optimizer=experiment.optimizer,
         wire_dtype=experiment.wire_dtype,
         leaves=scaling.leaves,

@@ -1,4 +1,4 @@
-"""Measures the points of a sweep: real training, all configurations interleaved in one run, every round saved."""
+"""Measures the points of a sweep: real training, all settings interleaved in one run, every round saved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import DpsimError
+from dpsim.harness import models
+from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.reference import reference_s
 from dpsim.harness.measurement.statistics import median_interval
-from dpsim.harness.model import build_replica
-from dpsim.harness.profile.on_ranks import COUNTED_STEPS, WARM_STEPS
+from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.harness.sweep.samples import MeasureTask, Samples
 from dpsim.machine import Network
 from dpsim.predict import scheduled
@@ -28,32 +29,32 @@ from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, time
 from dpsim.runtime.trainer import Trainer
 from dpsim.units import format_size
 
-_TELL_S = 5.0
+_REPORT_S = 5.0
 _LEAST_ROUNDS = 6
-_WARM_ROUNDS = 2
-_VISITS_ALONE = 3
-"""Visits a round to a setting of one device, of which there is one, where several settings share a device count."""
+_WARM_UP_ROUNDS = 2
+_ONE_DEVICE_VISITS = 3
+"""Visits a round to the setting of one device. It is a single one, where several settings share each other count."""
 _LOSS_TOLERANCE = 0.02
 
 
 class _Point:
-    """One configuration on the ranks that take part: trains its own replica, keeps its samples on rank 0."""
+    """One setting on the ranks that take part: each trains its own replica, and rank 0 keeps the samples."""
 
     def __init__(self, comm: MPI.Intracomm, task: MeasureTask, index: int, dataset: Dataset) -> None:
         self.key, plan = task.keys[index], task.plans[index]
         self.group = first_ranks(comm, plan.devices)
-        before = next((p for p in task.already if p.key == self.key), None)
-        self.step_s = list(before.step_s) if before else []
-        self.exposed_s = list(before.exposed_communication_s) if before else []
-        self.round = list(before.round) if before else []
-        self.losses = list(before.losses) if before else []
-        self.reference_s = list(before.reference_s) if before else []
+        earlier = next((point for point in task.already if point.key == self.key), None)
+        self.step_s = list(earlier.step_s) if earlier else []
+        self.exposed_s = list(earlier.exposed_communication_s) if earlier else []
+        self.round = list(earlier.round) if earlier else []
+        self.losses = list(earlier.losses) if earlier else []
+        self.reference_s = list(earlier.reference_s) if earlier else []
         self.typical: tuple[float, list[StepMarks]] | None = None
         self.new_losses: list[float] = []
         if self.group is None:
             return
         experiment = task.experiment
-        replica = build_replica(experiment.model, dataset.input_shape, dataset.classes)
+        replica = models.load(experiment.model, dataset.input_shape, dataset.classes).replica()
         schedule = scheduled(task.workload, task.machines[self.key.network], plan)
         network = Network.parse(self.key.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0
@@ -69,35 +70,38 @@ class _Point:
         )
 
     def visit(self, round_number: int, *, counted: bool) -> None:
-        """A few steps, the first two not counted; a step lasts from the slowest rank's end to the next one's."""
+        """Train a few steps. The first two and steps with a short batch do not count."""
         if self.group is None:
             return
         before_s = reference_s(self.group)
         steps: list[tuple[StepMarks, float, int]] = []
-        for _ in range(WARM_STEPS + COUNTED_STEPS):
+        for _ in range(WARM_UP_STEPS + COUNTED_STEPS):
             outcome = self.trainer.step()
             steps.append((outcome.marks, outcome.sums.loss, outcome.global_samples))
         speed_s = statistics.mean((before_s, reference_s(self.group)))
         gathered = self.group.gather(steps)
         if gathered is None:
             return
-        full = self.trainer.plan.global_batch
-        for number in range(len(steps)):
-            ranks = [rows[number] for rows in gathered]
-            self.new_losses.append(sum(loss for _, loss, _ in ranks) / ranks[0][2])
-            if not counted or number < WARM_STEPS or ranks[0][2] != full:
-                continue  # the first steps after a change of configuration, or a short last batch
-            end_s = max(marks.end_s for marks, _, _ in ranks)
-            step_s = end_s - max(rows[number - 1][0].end_s for rows in gathered)
-            self.step_s.append(step_s)
-            self.exposed_s.append(min(exposed_s(marks) for marks, _, _ in ranks))  # of the rank that was ready last
-            self.round.append(round_number)
-            self.reference_s.append(speed_s)
-            self.losses.append(self.new_losses[-1])
-            self._keep_typical(step_s, [marks for marks, _, _ in ranks])
+        by_step = list(zip(*gathered, strict=True))
+        self.new_losses += [sum(loss for _, loss, _ in ranks) / ranks[0][2] for ranks in by_step]
+        if not counted:
+            return
+        times_s = step_times_s([[marks.end_s for marks, _, _ in rows] for rows in gathered])
+        losses = self.new_losses[-COUNTED_STEPS:]
+        for ranks, step_s, loss in zip(by_step[WARM_UP_STEPS:], times_s, losses, strict=True):
+            if ranks[0][2] == self.trainer.plan.global_batch:
+                self._keep(round_number, step_s, loss, [marks for marks, _, _ in ranks], speed_s)
+
+    def _keep(self, round_number: int, step_s: float, loss: float, marks: list[StepMarks], speed_s: float) -> None:
+        self.step_s.append(step_s)
+        self.exposed_s.append(min(map(exposed_s, marks)))  # that of the rank that was ready last
+        self.round.append(round_number)
+        self.reference_s.append(speed_s)
+        self.losses.append(loss)
+        self._keep_typical(step_s, marks)
 
     def _keep_typical(self, step_s: float, marks: list[StepMarks]) -> None:
-        """Keep the marks of the step nearest to the median so far: what the report draws."""
+        """Keep the marks of the step nearest to the median so far, which the report draws."""
         middle = float(np.median(self.step_s))
         if self.typical is None or abs(step_s - middle) < abs(self.typical[0] - middle):
             self.typical = (step_s, marks)
@@ -125,56 +129,56 @@ class _Point:
         """Whether the median's 95 % interval is within +- ``interval`` of it."""
         if len(self.step_s) < _LEAST_ROUNDS:
             return False
-        found = median_interval(self.step_s, resamples=200)
-        return (found.high - found.low) / 2 <= interval * found.median
+        return median_interval(self.step_s, resamples=200).relative_half_width <= interval
 
 
 def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Rounds over all points in random order until every interval is narrow or the time is spent.
+    """Measure every point until all intervals are narrow or the budget is spent.
 
     Rank 0 saves after every round and returns ``Samples`` (plain values).
     """
     task = codec.decode(argument, MeasureTask, "measurement")
-    dataset = load_dataset(task.experiment.dataset, task.experiment.seed)
+    experiment = task.experiment
+    dataset = load_dataset(experiment.dataset, experiment.seed)
     points = [_Point(comm, task, index, dataset) for index in range(len(task.keys))]
     gc.collect()
     gc.freeze()
-    start_s = now()
-    number = comm.bcast(1 + max((r for point in points for r in point.round), default=-1))
-    random = np.random.default_rng([task.experiment.seed % 2**64, number])
-    for point in points * _WARM_ROUNDS:  # caches, lazy buffers, the first look at every page
-        quiet_barrier(comm)
-        point.visit(number, counted=False)
-    event_s = seconds_per_event()
-    alone = [index for index, point in enumerate(points) if point.key.devices == 1]
-    visits = [*range(len(points)), *alone * (_VISITS_ALONE - 1)]
-    done, told_s = False, 0.0
-    while not done:
-        for index in random.permutation(visits):
+    one_device = [point for point in points if point.key.devices == 1]
+    visits = points + one_device * (_ONE_DEVICE_VISITS - 1)
+    samples: Samples | None = None
+    narrow, event_s, reported_s = 0, seconds_per_event(), 0.0
+    measuring = rounds(
+        StopRule(least_rounds=_LEAST_ROUNDS, most_s=experiment.budget_s),
+        suffice=lambda: narrow == len(points),
+        warm_up=_WARM_UP_ROUNDS,  # caches, buffers made when first used, the first access to every page
+        seed=experiment.seed,
+        first=comm.bcast(1 + max((number for point in points for number in point.round), default=-1)),
+        spent_s=task.spent_s,
+        comm=comm,
+    )
+    for current in measuring:
+        for point in current.order(visits):
             quiet_barrier(comm)
-            points[index].visit(number, counted=True)
-        number += 1
-        spent_s = task.spent_s + now() - start_s
-        samples = None
-        if comm.rank == 0:
-            check_losses(points)
-            measured = tuple(point.measured() for point in points)
-            samples = Samples(
-                points=measured,
-                spent_s=spent_s,
-                measured_from=task.measured_from,
-                experiment=task.experiment,
-                predictions_sha256=task.predictions_sha256,
-                recording_s_per_event=event_s,
+            point.visit(current.number, counted=current.counted)
+        if comm.rank or not current.counted:
+            continue
+        check_losses(points)
+        samples = Samples(
+            points=tuple(point.measured() for point in points),
+            spent_s=current.spent_s(),
+            measured_from=task.measured_from,
+            experiment=experiment,
+            predictions_sha256=task.predictions_sha256,
+            recording_s_per_event=event_s,
+        )
+        codec.write(Path(task.save_to), samples)
+        narrow = sum(point.narrow(experiment.interval) for point in points)
+        if now() - reported_s > _REPORT_S:
+            reported_s = now()
+            report(
+                f"round {current.number + 1}: {narrow} of {len(points)} settings have intervals within "
+                f"{experiment.interval:.0%}; {samples.spent_s:.0f} s used, budget {experiment.budget_s:.0f} s"
             )
-            codec.write(Path(task.save_to), samples)
-            narrow = sum(point.narrow(task.experiment.interval) for point in points)
-            within = f"{narrow} of {len(points)} settings have intervals within {task.experiment.interval:.0%}"
-            if now() - told_s > _TELL_S:
-                told_s = now()
-                report(f"round {number}: {within}; {spent_s:.0f} s used, budget {task.experiment.budget_s:.0f} s")
-            done = number >= _LEAST_ROUNDS and (narrow == len(points) or spent_s > task.experiment.budget_s)
-        done = comm.bcast(done)
     for point in points:
         if point.group is not None:
             point.trainer.close()
@@ -182,9 +186,9 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
 
 
 def check_losses(points: list[_Point]) -> None:
-    """Correctness gates timing: at one device count every configuration must train to the same losses, to rounding.
+    """Raise ``DpsimError`` unless all settings of one device count train to the same losses, to rounding.
 
-    (Across device counts batch norm's local statistics differ.) Raises ``DpsimError``.
+    Times of different trainings must not be compared. Across device counts the local statistics of batch norm differ.
     """
     first: dict[int, list[float]] = {}
     for point in points:
@@ -197,6 +201,6 @@ def check_losses(points: list[_Point]) -> None:
                 f"threshold {format_size(point.key.fusion_threshold_bytes)} on {point.key.devices} devices, network "
                 f"{point.key.network}, overlap {point.key.overlap}: loss {ours[step]:.5f} in step {step + 1}, where "
                 f"{theirs[step]:.5f} was expected",
-                allowed="the same training on every configuration, to rounding",
+                allowed="the same training in every setting, to rounding",
                 remedy="its times would mean nothing; this is a defect, please report it",
             )

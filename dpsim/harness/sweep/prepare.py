@@ -1,4 +1,4 @@
-"""What a prediction needs of a machine and a model, measured in one job: a profile, and a calibration a network."""
+"""What a prediction needs, measured in one job: the profile of a model, and a calibration of each network."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
+from dpsim.harness import models
 from dpsim.harness.calibrate.calibrate import CalibrateConfig, machine
 from dpsim.harness.measurement.environment import environment
-from dpsim.harness.model import build_replica
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.launch.jobs import on_ranks
 from dpsim.layout import parse_devices
@@ -26,10 +26,10 @@ _MOST_S, _LEAST_S = 12.0, 2.0
 
 
 class Preparation(Noun, frozen=True):
-    """What will be run: one model at one global batch on some devices or layouts and (network, algorithm) pairs.
+    """What will be run: one model at one global batch, on some devices or layouts, networks and algorithms.
 
-    Under weak ``scaling`` it is the batch of one device. Profile and calibrations take ``budget_s`` together, no more
-    than 12 s and no less than 2.
+    ``networks`` holds pairs (network, algorithm). Under weak ``scaling`` the batch is that of one device. Profile and
+    calibrations take ``budget_s`` together, but no more than 12 s and no less than 2.
     """
 
     model: str
@@ -46,27 +46,27 @@ class Preparation(Noun, frozen=True):
 
 
 def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dict[str, Machine]]:
-    """The profiled workload, and a calibrated machine a network.
+    """The profiled workload, and a calibrated machine for each network.
 
-    The machines' compute slowdown is the model's own, measured at the local batches that will be run.
+    The machines' compute slowdown is that of the model itself, measured at the local batches that will be run.
     """
     counts = [parse_devices(token)[0] for token in preparation.devices]
-    most = max(counts)
-    over, batch = preparation.scaling, preparation.global_batch
-    shares = {n: batch if over.kind == "weak" else largest_share(batch, n, over.leaves) for n in counts}
+    most_devices = max(counts)
+    scaling, batch = preparation.scaling, preparation.global_batch
+    shares = {n: batch if scaling.kind == "weak" else largest_share(batch, n, scaling.leaves) for n in counts}
     seconds = min(max(preparation.budget_s, _LEAST_S), _MOST_S)
-    profiling = ProfileConfig(
+    profile_config = ProfileConfig(
         model=preparation.model,
         dataset=preparation.dataset,
         local_batches=tuple(sorted(set(shares.values()))),
         optimizer=preparation.optimizer,
-        crowd=tuple(shares.items()),
+        concurrent=tuple(shares.items()),
         seed=preparation.seed,
-        leaves=over.leaves,
-        batch_norm=over.mode,
+        leaves=scaling.leaves,
+        batch_norm=scaling.mode,
     )
     dataset = load_dataset(preparation.dataset, preparation.seed)
-    model = build_replica(preparation.model, dataset.input_shape, dataset.classes)
+    model = models.load(preparation.model, dataset.input_shape, dataset.classes).replica()
     size = describe(model, preparation.model).gradient_bytes
     calibrations = {
         network: codec.to_builtins(
@@ -77,28 +77,28 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
                 overlaps=preparation.overlaps,
                 model=preparation.model,
                 dataset=preparation.dataset,
-                local_batch=shares[most],
+                local_batch=shares[most_devices],
                 max_bytes=max(size, 1024),
                 wire_dtype=preparation.wire_dtype,
             )
         )
         for network, algorithm in preparation.networks
     }
-    found = on_ranks(
+    results = on_ranks(
         "dpsim.harness.sweep.prepare_on_ranks:prepare_on_ranks",
-        {"profile": codec.to_builtins(profiling), "calibrations": calibrations, "seconds": seconds},
-        devices=most,
+        {"profile": codec.to_builtins(profile_config), "calibrations": calibrations, "seconds": seconds},
+        devices=most_devices,
         progress=progress,
         pin=True,
     )
-    profile = codec.decode(found["profile"], Profile, "profile")
-    here = environment()
+    profile = codec.decode(results["profile"], Profile, "profile")
+    measured_in = environment()
     machines = {
         network: msgspec.structs.replace(
-            machine(network, tables, most, here),
+            machine(network, tables, most_devices, measured_in),
             compute_slowdown=profile.compute_slowdown,
             speed=profile.speed,
         )
-        for network, tables in found["machines"].items()
+        for network, tables in results["machines"].items()
     }
     return profile.workload, machines

@@ -1,4 +1,4 @@
-"""What to tell somebody before a run that is allowed, but not likely what was wanted."""
+"""Warnings before a run that is allowed, but likely not intended."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ LEAST_LOCAL_BATCH = 16
 
 
 def batch_norm_warning(layers: Sequence[LayerSpec], plan: Plan) -> str | None:
-    """Why batch norm is doubtful under this plan, and what to do; None where it is not. Pure.
+    """A warning if batch norm takes its statistics from too few samples, with a remedy; else None. Pure.
 
-    Its statistics are of the samples a device computes at once, of a leaf, or of all (``plan.batch_norm``). Below 16
-    they become noisy: ResNet-50's top-1 error on ImageNet, with 32, 16, 8, 4 and 2 samples a device, is 23.6, 23.7,
-    24.8, 27.3 and 34.7 % with batch norm, and 24.1, 24.2, 24.0, 24.2 and 24.1 % with group norm (Wu and He,
-    arXiv:1803.08494, table 2).
+    ``plan.batch_norm`` decides whose samples these are: those of a micro-batch, a leaf or the global batch. Below
+    16 the statistics are noisy: ResNet-50's top-1 error on ImageNet, with 32, 16, 8, 4 and 2 samples a device, is
+    23.6, 23.7, 24.8, 27.3 and 34.7 % with batch norm, and 24.1, 24.2, 24.0, 24.2 and 24.1 % with group norm (Wu and
+    He, arXiv:1803.08494, table 2).
     """
     count = sum(layer.batch_norm_channels > 0 for layer in layers)
     together = {"leaf": plan.leaves, "global": 1}.get(plan.batch_norm, plan.devices * plan.accumulate)

@@ -1,4 +1,4 @@
-"""Trains on running ranks, and gathers what came of it."""
+"""Trains on running ranks, and returns the result."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import msgspec
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.data import load_dataset
+from dpsim.data import Dataset, load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
+from dpsim.harness import models
+from dpsim.harness.models import Model
 from dpsim.harness.train.advice import batch_norm_warning
-from dpsim.harness.train.resume import check_same_training, run_of, stored
-from dpsim.harness.train.train import TrainConfig
+from dpsim.harness.train.config import TrainConfig
+from dpsim.harness.train.resume import changed_model, check_same_training, run_of, stored
+from dpsim.harness.train.task import TrainTask
 from dpsim.learning_rate import learning_rate
 from dpsim.lowering import lower
 from dpsim.machine import Network
-from dpsim.nn import build_model
 from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import read
 from dpsim.runtime.checkpoints import Checkpoints
@@ -28,32 +30,37 @@ from dpsim.runtime.trainer import Trainer
 
 
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """One ``TrainConfig`` on running ranks; rank 0 returns a ``TrainResult`` (plain values)."""
-    config = codec.decode(argument, TrainConfig, "training")
-    trainer, total = _trainer(comm, config, report)
-    _restore(trainer, config, total, report)
+    """One ``TrainTask`` on running ranks; rank 0 returns a ``TrainResult`` (plain values)."""
+    task = codec.decode(argument, TrainTask, "training")
+    config = task.config
+    dataset = load_dataset(config.dataset, config.seed)
+    check_batch(len(dataset.train_y), config.global_batch)
+    shape, smoothing = dataset.input_shape, config.label_smoothing
+    model = models.load(config.model, shape, dataset.classes, label_smoothing=smoothing)
+    trainer, total = _trainer(comm, task, dataset, model, report)
+    _restore(trainer, config, model, total, report)
     if trainer.runner.steps:
         report(f"going on after step {trainer.runner.steps}, towards {total} steps")
     saving = None
     if config.checkpoint is not None:
-        saving = Checkpoints(config.checkpoint, config.checkpoint_every, run=run_of(config), report=report)
-    result = fit(trainer, total, [OnRank(_Tell(report)), *([saving] if saving else [])])
+        saving = Checkpoints(
+            config.checkpoint, config.checkpoint_every, run=run_of(config, model.source_digest), report=report
+        )
+    result = fit(trainer, total, [OnRank(_EpochReport(report)), *([saving] if saving else [])])
     result = msgspec.structs.replace(result, checkpoint_failure=saving.failure if saving else "")
     return dict(codec.to_builtins(result)) if comm.rank == 0 else None
 
 
-def _trainer(comm: MPI.Intracomm, config: TrainConfig, report: Progress) -> tuple[Trainer, int]:
-    """A trainer as configured, and how many steps the run has."""
-    dataset = load_dataset(config.dataset, config.seed)
-    check_batch(len(dataset.train_y), config.global_batch)
-    replica = build_model(config.model, dataset.input_shape, dataset.classes, label_smoothing=config.label_smoothing)
+def _trainer(
+    comm: MPI.Intracomm, task: TrainTask, dataset: Dataset, model: Model, report: Progress
+) -> tuple[Trainer, int]:
+    """A trainer as configured, and the number of steps of the run."""
+    config, costs, replica = task.config, task.costs, model.replica()
     plan, schedule = config.plan(), None
-    if (doubt := batch_norm_warning(replica.layers, plan)) is not None:
-        report(f"warning: {doubt}")
-    if config.workload is not None:
-        schedule = lower(
-            config.workload, plan, alpha_s=config.link_alpha_s, beta_s_per_byte=config.link_beta_s_per_byte
-        )
+    if (warning := batch_norm_warning(replica.layers, plan)) is not None:
+        report(f"warning: {warning}")
+    if costs is not None:
+        schedule = lower(costs.workload, plan, alpha_s=costs.alpha_s, beta_s_per_byte=costs.beta_s_per_byte)
     steps_per_epoch = -(-len(dataset.train_y) // plan.global_batch)
     total = config.total_steps(steps_per_epoch)
 
@@ -88,14 +95,16 @@ def _trainer(comm: MPI.Intracomm, config: TrainConfig, report: Progress) -> tupl
     return trainer, total
 
 
-def _restore(trainer: Trainer, config: TrainConfig, total: int, report: Progress) -> None:
-    """Put the trainer where the checkpoint to resume from is (rank 0 reads it), if there is one."""
+def _restore(trainer: Trainer, config: TrainConfig, model: Model, total: int, report: Progress) -> None:
+    """Set the trainer to the state of the checkpoint to resume from, if there is one. Rank 0 reads it."""
     if config.resume is None:
         return
     checkpoint = None
     if trainer.comm.rank == 0:
         checkpoint = read(Path(config.resume))
         check_same_training(stored(checkpoint), config)
+        if (warning := changed_model(checkpoint, model)) is not None:
+            report(f"warning: {warning}")
     losses = restore(trainer, checkpoint, report)
     if len(losses) > total:
         raise ConfigError(
@@ -106,8 +115,8 @@ def _restore(trainer: Trainer, config: TrainConfig, total: int, report: Progress
     trainer.log.resume_from(losses)
 
 
-class _Tell(Callback):
-    """A line of progress an epoch."""
+class _EpochReport(Callback):
+    """Reports the loss of every epoch."""
 
     def __init__(self, report: Progress) -> None:
         self._report = report

@@ -1,4 +1,4 @@
-"""Going on with a run from its checkpoints: what it was started with, and which of that may be another now."""
+"""Resuming a run from its checkpoints: its configuration, and which fields of it may change."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import msgspec
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.harness.train.train import TrainConfig
+from dpsim.harness.models import Model
+from dpsim.harness.train.config import TrainConfig
 from dpsim.learning_rate import Cosine
 from dpsim.machine import Network
 from dpsim.optimizer import changed
 from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import Checkpoint, checkpoints, newest, read
 
-_HOW_IT_IS_RUN = {
+_CHANGEABLE = {
     "devices",
     "network",
     "algorithm",
@@ -27,9 +28,6 @@ _HOW_IT_IS_RUN = {
     "accumulate",
     "epochs",
     "steps",
-    "workload",
-    "link_alpha_s",
-    "link_beta_s_per_byte",
     "checkpoint",
     "checkpoint_every",
     "resume",
@@ -39,7 +37,10 @@ _HOW_IT_IS_RUN = {
     "selection",
     "elastic",
 }
-"""Fields of a ``TrainConfig`` that may be another when a run goes on; all others decide what is trained."""
+"""Fields of a ``TrainConfig`` that may change when a run is resumed; all others decide what is trained."""
+_FORMER = {"workload", "link_alpha_s", "link_beta_s_per_byte"}
+"""Fields of earlier versions, which checkpoints still have."""
+_MODEL_DIGEST = "model_digest"
 
 
 def configured(
@@ -50,23 +51,23 @@ def configured(
     rate: Mapping[str, Any],
     progress: Progress,
 ) -> TrainConfig:
-    """The configuration of a new run, or of one that goes on from its checkpoints in ``folder``, with what was chosen.
+    """The configuration of a new run, or of the run that is resumed from its checkpoints in ``folder``.
 
-    ``chosen`` are fields of a ``TrainConfig``, ``settings`` of the ``optimizer`` (None: as before), ``rate`` of
-    its rate schedule. Raises ``ConfigError``, also where a run that goes on would become another training, and
-    ``FileFormatError`` where there is no checkpoint.
+    ``chosen`` are fields of a ``TrainConfig``, ``settings`` those of the ``optimizer`` (None: unchanged), ``rate``
+    those of the rate schedule. Raises ``ConfigError``, also if the resumed run would become another training, and
+    ``FileFormatError`` if there is no checkpoint.
     """
     base = TrainConfig() if folder is None else resumed(folder, progress)
     fields = dict(chosen)
-    if folder is not None:  # what was given replaces what belongs together with it
-        for given, old in (
+    if folder is not None:  # a new value of the first field makes the old one of the second invalid
+        for changed_field, dependent in (
             ("fusion_rule", "fusion_threshold_bytes"),
             ("epochs", "steps"),
             ("steps", "epochs"),
             ("devices", "selection"),
         ):
-            if given in chosen:
-                fields.setdefault(old, None)
+            if changed_field in chosen:
+                fields.setdefault(dependent, None)
     config = msgspec.structs.replace(
         base,
         optimizer=changed(base.optimizer, optimizer, settings),
@@ -79,9 +80,9 @@ def configured(
 
 
 def resumed(folder: Path, progress: Progress) -> TrainConfig:
-    """The configuration of the run whose newest valid checkpoint in ``folder`` is gone on from, into that folder.
+    """The configuration to resume with: that of the newest valid checkpoint in ``folder``, with new ones going there.
 
-    Tells of newer ones that are damaged. Raises ``FileFormatError`` where there is none.
+    Reports newer checkpoints that are damaged. Raises ``FileFormatError`` if none is valid.
     """
     path, checkpoint, damaged = newest(folder)
     for error in damaged:
@@ -92,18 +93,27 @@ def resumed(folder: Path, progress: Progress) -> TrainConfig:
 
 def stored(checkpoint: Checkpoint) -> TrainConfig:
     """The configuration that a checkpoint was written under. Raises ``FileFormatError``."""
-    return codec.decode(checkpoint.header.run, TrainConfig, "run in the checkpoint")
+    fields = {name: value for name, value in checkpoint.header.run.items() if name not in {*_FORMER, _MODEL_DIGEST}}
+    return codec.decode(fields, TrainConfig, "run in the checkpoint")
 
 
-def run_of(config: TrainConfig) -> dict[str, Any]:
-    """What a checkpoint keeps of a configuration: without what was measured for it, and what a kill leads to."""
-    bare = msgspec.structs.replace(config, workload=None, link_alpha_s=0.0, link_beta_s_per_byte=0.0, elastic=False)
-    return dict(codec.to_builtins(bare))
+def run_of(config: TrainConfig, model_digest: str = "") -> dict[str, Any]:
+    """What a checkpoint keeps of a run: its configuration, not elastic, and the digest of a user's own model."""
+    fields = dict(codec.to_builtins(msgspec.structs.replace(config, elastic=False)))
+    return fields | ({_MODEL_DIGEST: model_digest} if model_digest else {})
+
+
+def changed_model(checkpoint: Checkpoint, model: Model) -> str | None:
+    """A warning if the source of a user's own model is not the one that the checkpoint was trained with."""
+    before = checkpoint.header.run.get(_MODEL_DIGEST, model.source_digest)
+    if before == model.source_digest:
+        return None
+    return f"the source of {model.name} changed since the checkpoint (SHA-256 {before}, now {model.source_digest})"
 
 
 def check_same_training(before: TrainConfig, config: TrainConfig) -> None:
-    """Refuse to go on with another training than the one that was begun. Raises ``ConfigError``."""
-    names = [name for name in TrainConfig.__struct_fields__ if name not in _HOW_IT_IS_RUN]
+    """Raises ``ConfigError`` if a field that decides what is trained differs from the checkpoint's."""
+    names = [name for name in TrainConfig.__struct_fields__ if name not in _CHANGEABLE]
     if isinstance(config.rate_schedule.decay, Cosine):
         names += ["epochs", "steps"]  # a cosine's rate depends on the end of the run in every step
     differing = [
@@ -120,10 +130,11 @@ def check_same_training(before: TrainConfig, config: TrainConfig) -> None:
 
 
 def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
-    """How to go on when ``lost`` ranks of a run were killed, and from which step.
+    """The configuration to continue with after ``lost`` ranks of a run were killed, and the step it starts from.
 
-    On the others, or on one if none is left, from the newest checkpoint; from where the run began while there is none.
-    The others may be of any nodes, so their layout is flat. Raises ``FileFormatError`` where no checkpoint is valid.
+    It runs on the other ranks, at least on one, from the newest checkpoint, or from the run's beginning if it wrote
+    none. The other ranks may be on any nodes, so their layout is flat. Raises ``FileFormatError`` if no checkpoint is
+    valid.
     """
     folder, resume, step, algorithm = Path(str(config.checkpoint)), config.resume, 0, config.algorithm
     if checkpoints(folder):
@@ -133,7 +144,7 @@ def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
         step = read(Path(resume)).header.step
     if algorithm == "hierarchical":
         algorithm = Network.parse(config.network).default_algorithm(config.wire_dtype)
-    left = msgspec.structs.replace(
+    smaller = msgspec.structs.replace(
         config,
         devices=max(config.devices - lost, 1),
         layout="",
@@ -141,4 +152,4 @@ def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
         selection=None,
         resume=resume,
     )
-    return left, step
+    return smaller, step

@@ -96,8 +96,8 @@ def _mark_best(
 ) -> None:
     """Mark the best measured point and the best predicted one.
 
-    ``free`` are heights below and above everything that is drawn. A label stands on the side of its mark that is away
-    from the other mark at the same threshold.
+    ``free`` are heights below and above everything that is drawn. A label stands on the side of its mark on
+    which there is no other mark at the same threshold.
     """
     for i, point in enumerate(points):
         both = point.is_best_measured and point.is_best_predicted

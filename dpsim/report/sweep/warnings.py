@@ -209,8 +209,8 @@ def _of_run(comparison: Comparison) -> Iterator[ReportWarning]:
     if oversubscribed:
         yield ReportWarning(
             kind="shared-cores",
-            text=f"{' and '.join(map(str, oversubscribed))} devices are more than the {comparison.cores} cores of this "
-            "machine: several ranks shared a core in turn, and the times include that",
+            text=f"{' and '.join(map(str, oversubscribed))} devices are more than this machine has cores "
+            f"({comparison.cores}): several ranks shared a core in turn, and the times include that",
             remedy="read them as the times of this machine; to know those of more devices, run on as many cores",
         )
     if comparison.scaling is not None and comparison.scaling.kind == "strong" and not comparison.drift_measured:

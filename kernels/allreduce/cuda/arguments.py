@@ -1,4 +1,4 @@
-"""What an allreduce on a GPU is asked to do: checked, and as addresses."""
+"""The arguments of an allreduce on a GPU: checked, and as addresses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
-from dpsim.kernels.allreduce.cuda.versions import Codes, Mode, Momentum, flag_words
+from dpsim.kernels.allreduce.cuda.launch import Codes, Mode, Momentum, flag_words
 from dpsim.kernels.allreduce.tree import PartialSums
 
 MODES = ("one-launch", "flags", "split")
 NAMES = {"uint16": "bfloat16"} | {name: name for name in ("float16", "float32", "float64")}
-"""What the numbers in an array of a NumPy dtype are."""
+"""Which numbers an array of a NumPy dtype holds."""
 
 
 def address_of(array: Any) -> int:
@@ -38,12 +38,12 @@ def address_of(array: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Given:
-    """The arguments of ``version.make``, as in ``cuda.py``."""
+class Arguments:
+    """The arguments of ``version.make``, as ``launch`` describes them."""
 
     name: str
     arrays: tuple[Any, ...]
-    slots: PartialSums
+    sums: PartialSums
     rank: int | None
     mode: Mode
     flags: Sequence[Any] | None
@@ -61,11 +61,11 @@ class Given:
 
     @property
     def ranks(self) -> int:
-        return len(set(self.slots.owners))
+        return len(set(self.sums.owners))
 
     @property
     def scope(self) -> str | None:
-        """How far the flags of a kernel reach that waits inside; None where it does not wait."""
+        """How far the flags of a kernel that waits inside reach; None if it does not wait."""
         return {"one-launch": "gpu", "flags": "sys", "split": None}[self.mode]
 
     @property
@@ -75,13 +75,13 @@ class Given:
 
     @functools.cached_property
     def addresses(self) -> tuple[int, ...]:
-        """Of the slots."""
+        """Where each partial sum begins."""
         return tuple(map(address_of, self.arrays))
 
     @property
     def results(self) -> tuple[int, ...]:
-        """Of each rank's result."""
-        return tuple(self.addresses[self.slots.of(rank)[0]] for rank in range(self.ranks))
+        """Where each rank's result begins."""
+        return tuple(self.addresses[self.sums.of(rank)[0]] for rank in range(self.ranks))
 
     def number(self, value: float) -> Any:
         """A number in the type that the arrays are added in."""
@@ -90,8 +90,8 @@ class Given:
     def elements(self, *others: tuple[int, int], lanes: int | None = None) -> tuple[int, int, int]:
         """(single elements before the packs, packs of ``lanes``, all single elements).
 
-        A pack begins at a multiple of 16 bytes in every slot and in ``others``, pairs of an address and a number's
-        bytes. Where there is no such place all elements are single.
+        A pack begins at a multiple of 16 bytes in every partial sum and in ``others``, pairs of an address and the size
+        of a number in bytes. If there is no such element, all are single.
         """
         lanes = lanes or lanes_of(self.dtype)
         streams = [(address, SIZE[self.dtype]) for address in self.addresses] + list(others)
@@ -102,22 +102,22 @@ class Given:
         return self.length, 0, self.length
 
     def check(self) -> None:
-        """Raises ``ConfigError`` where something does not fit."""
+        """Raises ``ConfigError`` if the arguments do not fit together."""
         if self.mode not in MODES:
             raise unknown("mode", self.mode, MODES)
-        self._check_arrays("arrays", self.arrays, len(self.slots.owners), str(self.arrays[0].dtype))
+        self._check_arrays("arrays", self.arrays, len(self.sums.owners), str(self.arrays[0].dtype))
         if str(self.arrays[0].dtype) not in NAMES:
             raise ConfigError(
                 f"arrays of {self.arrays[0].dtype}", allowed="float16, uint16 (bfloat16), float32, float64"
             )
         self._check_ranks()
         if self.compression is not None and self.sgd is not None:
-            raise ConfigError("wire and sgd in one kernel", allowed="one of them")
+            raise ConfigError("compression and sgd in one kernel", allowed="one of them")
         if self.name != "two-shot" and (self.compression is not None or self.sgd is not None):
             fused = "sgd" if self.compression is None else "compression"
             raise ConfigError(f"{self.name} with {fused}", allowed="two-shot")
         if self.compression is not None:
-            self._check_wire(self.compression)
+            self._check_compression(self.compression)
         if self.sgd is not None:
             if self.dtype not in ("float32", "float64"):
                 raise ConfigError(f"sgd on {self.dtype}", allowed="float32, float64")
@@ -142,9 +142,9 @@ class Given:
         if self.rank is not None and not 0 <= self.rank < self.ranks:
             raise ConfigError(f"rank {self.rank}", allowed=f"0 to {self.ranks - 1}, or None: all of them")
         if (self.mode == "one-launch" and self.rank is not None) or (self.mode == "flags" and self.rank is None):
-            whose = "one rank" if self.rank is not None else "all ranks"
+            ranks = "one rank" if self.rank is not None else "all ranks"
             raise ConfigError(
-                f"mode {self.mode!r} for {whose} of this process",
+                f"mode {self.mode!r} for {ranks} of this process",
                 allowed="one-launch: all ranks (rank=None); flags: one rank; split: both",
             )
         if SIMULATED and self.mode == "one-launch":
@@ -157,7 +157,7 @@ class Given:
                     "mode 'flags' without flags of every rank", allowed=f"an array of uint32 [{words}] a rank"
                 )
 
-    def _check_wire(self, compression: Codes) -> None:
+    def _check_compression(self, compression: Codes) -> None:
         if self.dtype != "float32" or compression.dtype not in ("float16", "bfloat16"):
             raise ConfigError(
                 f"compression to {compression.dtype} for {self.dtype}", allowed="float16, bfloat16 for float32"
@@ -170,4 +170,4 @@ class Given:
                 f"compression to {compression.dtype} with scale {compression.scale}",
                 allowed="1 for bfloat16; a power of two from 2^-64 to 1 for float16",
             )
-        self._check_arrays("the wire's arrays", compression.arrays, len(self.arrays), "uint16")
+        self._check_arrays("codes", compression.arrays, len(self.arrays), "uint16")

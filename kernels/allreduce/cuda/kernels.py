@@ -1,4 +1,4 @@
-"""What all kernels have in common: who does which elements, steps, and waiting between them.
+"""Common to all kernels: which thread works on which elements, steps, and waiting between them.
 
 A kernel is **steps**; between two of them ranks wait for each other, in it by flags, or outside: then a launch does
 steps ``first`` to ``stop - 1``. Its grid is (blocks of a rank, ranks).
@@ -16,6 +16,8 @@ from typing import Any
 
 from numba import config, cuda
 
+from dpsim.units import ITEM_BYTES
+
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 _HERE = "dpsim.kernels.allreduce.cuda"
 memory: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_HERE}.memory")
@@ -23,7 +25,7 @@ flags: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_
 
 THREADS = 4 if SIMULATED else 512
 """A block's. The simulator starts as many threads of the operating system for each block."""
-SIZE: dict[str, int] = memory.SIZE
+SIZE = ITEM_BYTES
 HALF, WORDS = 1 << 31, (1 << 32) - 1
 
 inline: Any = functools.partial(cuda.jit, device=True, inline="always")
@@ -100,15 +102,15 @@ def plain(act: Any, at_once: int = 2) -> Any:
     return kernel
 
 
-def meeting(scope: str, ranks: int) -> Any:
-    """meet(own, theirs, rank, point): wait until this block has come to a point on all ranks.
+def barrier_at(scope: str, ranks: int) -> Any:
+    """barrier(own, theirs, rank, point): wait until this block has come to a point on all ranks.
 
     ``own``: the block's first word in this rank's flags; ``theirs``: in those of the rank of this thread's number.
     """
     release, acquire = flags.release(scope), flags.acquire(scope)
 
     @inline
-    def meet(own, theirs, rank, point):  # type: ignore[no-untyped-def]
+    def barrier(own, theirs, rank, point):  # type: ignore[no-untyped-def]
         cuda.syncthreads()
         thread = cuda.threadIdx.x
         if thread < ranks:
@@ -117,7 +119,7 @@ def meeting(scope: str, ranks: int) -> Any:
                 pass
         cuda.syncthreads()
 
-    return meet
+    return barrier
 
 
 @inline
@@ -128,7 +130,7 @@ def words_of(table, rank, ranks):  # type: ignore[no-untyped-def]
 
 def waiting(act: Any, scope: str, ranks: int, *, outside: bool, at_once: int = 2) -> Any:
     """A kernel that waits between its steps, and with ``outside`` before the first and after the last as well."""
-    meet = meeting(scope, ranks)
+    barrier = barrier_at(scope, ranks)
     outer = int(outside)
 
     @kernel_of(at_once)
@@ -140,11 +142,11 @@ def waiting(act: Any, scope: str, ranks: int, *, outside: bool, at_once: int = 2
         for step in range(first, stop):
             if outer or step > first:
                 point = (point + 1) & WORDS
-                meet(own, theirs, rank, point)
+                barrier(own, theirs, rank, point)
             act(step, rank, elements, args)
         if outer:
             point = (point + 1) & WORDS
-            meet(own, theirs, rank, point)
+            barrier(own, theirs, rank, point)
         if cuda.threadIdx.x == 0:
             flags.write_word(own + 4 * ranks, point)
 

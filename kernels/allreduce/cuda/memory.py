@@ -17,10 +17,9 @@ from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
 from dpsim.kernels.allreduce.tree import Tree, fold
+from dpsim.units import ITEM_BYTES
 
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""Bytes of a number."""
 STORED = {"float16": ir.HalfType(), "bfloat16": I16, "float32": F32, "float64": ir.DoubleType()}
 PIECE = ir.VectorType(I32, 4)
 """One 16-byte access."""
@@ -87,7 +86,7 @@ def _loaded(builder: Any, dtype: str, lanes: int, address: Any) -> list[Any]:
     if dtype == "bfloat16":
         pairs = _words(builder, address, lanes)
         return [builder.bitcast(value, F32) for pair in pairs for value in pair if value is not None]
-    values = _read(builder, address, STORED[dtype], SIZE[dtype], lanes)
+    values = _read(builder, address, STORED[dtype], ITEM_BYTES[dtype], lanes)
     return [builder.fpext(value, F32) for value in values] if dtype == "float16" else values
 
 
@@ -101,7 +100,7 @@ def _rounded(builder: Any, dtype: str, values: list[Any]) -> tuple[list[Any], An
         both = _assembly(I32, [F32, F32], "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f")
         pairs = zip(values[::2], values[1::2], strict=True)
         return [builder.call(both, [odd, even]) for even, odd in pairs], I32, 4
-    return values, STORED[dtype], SIZE[dtype]
+    return values, STORED[dtype], ITEM_BYTES[dtype]
 
 
 def _assembly(result: Any, arguments: list[Any], text: str, constraints: str) -> Any:

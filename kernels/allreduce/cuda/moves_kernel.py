@@ -1,4 +1,4 @@
-"""The kernel that follows a schedule of moves (``moves``): ring and halving-doubling."""
+"""The kernel that executes a schedule of ``moves``: ring and halving-doubling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _halves(lanes: int, load: Any, store: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
-    """The steps of a schedule (``moves``). args: a table, scale.
+    """The rounds of a schedule, as steps. args: a table, scale.
 
     The table: for each step and rank where its moves begin (a number of words; those of the next begin where they end);
     the moves, ``MOVE_WORDS`` each; pairs of addresses that are their sources. The second address of a pair is 0, or

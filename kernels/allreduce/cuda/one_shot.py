@@ -11,11 +11,11 @@ from dpsim.kernels.allreduce.cuda.kernels import (
     SIZE,
     THREADS,
     WORDS,
+    barrier_at,
     flags,
     inline,
     kernel_of,
     lanes_of,
-    meeting,
     memory,
     plain,
     sweep,
@@ -75,7 +75,7 @@ def one_shot_waiting(dtype: str, tree: Tree, ranks: int, scope: str, outside: bo
     lanes, size, times, word = lanes_of(dtype), SIZE[dtype], memory.times, flags.read_address
     total, store = memory.total(dtype, lanes, tree), memory.store(dtype, lanes)
     total_of_one, store_one = memory.total(dtype, 1, tree), memory.store(dtype, 1)
-    meet = meeting(scope, ranks)
+    barrier = barrier_at(scope, ranks)
     outer = int(outside)
 
     @kernel_of()
@@ -89,7 +89,7 @@ def one_shot_waiting(dtype: str, tree: Tree, ranks: int, scope: str, outside: bo
         result = word(results + 8 * rank)
         if outer:
             point = (point + 1) & WORDS
-            meet(own, theirs, rank, point)
+            barrier(own, theirs, rank, point)
         base = 0
         while base < max(packs, singles):
             number = base + cuda.blockIdx.x * THREADS + cuda.threadIdx.x
@@ -100,7 +100,7 @@ def one_shot_waiting(dtype: str, tree: Tree, ranks: int, scope: str, outside: bo
             if number < singles:
                 one = times(total_of_one(slots, one_at), scale)
             point = (point + 1) & WORDS
-            meet(own, theirs, rank, point)
+            barrier(own, theirs, rank, point)
             if number < packs:
                 store(result + pack_at, pack)
             if number < singles:

@@ -16,12 +16,14 @@ from numba import cuda
 from numba.cuda.typing.typeof import typeof
 
 from dpsim.errors import ConfigError
+from dpsim.kernels.allreduce.algorithms import ring
 from dpsim.kernels.allreduce.cuda import moves_kernel, one_shot, two_shot
-from dpsim.kernels.allreduce.cuda.arguments import Given, address_of
+from dpsim.kernels.allreduce.cuda.arguments import Arguments, address_of
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
-from dpsim.kernels.allreduce.cuda.moves import Schedule, halving_doubling, ring
+from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS, Codes, Launch, Mode, Momentum
+from dpsim.kernels.allreduce.cuda.moves import Schedule, schedule
 from dpsim.kernels.allreduce.cuda.moves_kernel import COPY, FINAL, MOVE_WORDS, PARTIAL
-from dpsim.kernels.allreduce.cuda.versions import MOST_BLOCKS, Codes, Launch, Mode, Momentum
+from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 
 Elements = tuple[int, int, int]
 """(single elements before the packs, packs, all single elements)."""
@@ -29,11 +31,11 @@ Elements = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel and all that it is started with, but for how many blocks there are and where flags lie.
+    """A kernel and all that it is started with, except the number of blocks and the place of the flags.
 
-    ``parts``: a rank does at most one of so many equal parts of the elements in a step. ``waits``: whether it waits
-    inside. ``marks``: whether stages that do nothing stand before and after the others.
-    ``held``: what must live as long as the kernel may run.
+    ``parts``: in a step a rank works on at most one of this many equal parts of the elements. ``waits``: whether it
+    waits inside. ``marks``: whether stages that do nothing come before and after the others. ``held``: what must live
+    as long as the kernel may run.
     """
 
     kernel: Any
@@ -49,7 +51,7 @@ class Work:
 def make(
     name: str,
     arrays: Sequence[Any],
-    slots: Any,
+    sums: Any,
     *,
     rank: int | None = None,
     mode: Mode = "one-launch",
@@ -58,97 +60,109 @@ def make(
     compression: Codes | None = None,
     sgd: Momentum | None = None,
 ) -> Launch:
-    """``version.make`` of the version ``name``; see ``cuda.py``."""
-    given = Given(name, tuple(arrays), slots, rank, mode, flags, scale, compression, sgd)
-    return launch(given, prepare(given))
+    """``version.make`` of the version ``name``; ``launch`` describes the arguments."""
+    arguments = Arguments(name, tuple(arrays), sums, rank, mode, flags, scale, compression, sgd)
+    return launch(arguments, prepare(arguments))
 
 
-def prepare(given: Given) -> Work:
-    """What to run for what was given."""
-    given.check()
-    if given.compression is not None:
-        return _encoded(given, given.compression)
-    if given.sgd is not None:
-        return _momentum(given, given.sgd)
-    if given.name == "one-shot":
-        return _one_shot(given)
-    if given.name == "two-shot":
-        return _two_shot(given)
-    return _scheduled(given, {"ring": ring, "halving-doubling": halving_doubling}[given.name](given.slots))
+def prepare(arguments: Arguments) -> Work:
+    """The kernel for these arguments, and what it is started with."""
+    arguments.check()
+    if arguments.compression is not None:
+        return _encoded(arguments, arguments.compression)
+    if arguments.sgd is not None:
+        return _momentum(arguments, arguments.sgd)
+    if arguments.name == "one-shot":
+        return _one_shot(arguments)
+    if arguments.name == "two-shot":
+        return _two_shot(arguments)
+    algorithm = {"ring": ring, "halving-doubling": halving_doubling}[arguments.name]
+    return _scheduled(arguments, schedule(algorithm, arguments.sums))
 
 
-def _two_shot(given: Given) -> Work:
+def _two_shot(arguments: Arguments) -> Work:
     # one launch needs no waiting: on one stream inputs are ready before it and results after it
-    scope = "sys" if given.mode == "flags" else None
-    kernel = two_shot.two_shot(given.dtype, given.slots.tree, given.ranks, scope)
-    args = (given.addresses, given.results, given.number(given.scale))
-    return Work(kernel, given.elements(), args, 1, given.ranks, scope is not None, given.apart, given.arrays)
+    scope = "sys" if arguments.mode == "flags" else None
+    kernel = two_shot.two_shot(arguments.dtype, arguments.sums.tree, arguments.ranks, scope)
+    args = (arguments.addresses, arguments.results, arguments.number(arguments.scale))
+    return Work(
+        kernel,
+        arguments.elements(),
+        args,
+        1,
+        arguments.ranks,
+        scope is not None,
+        arguments.apart,
+        arguments.arrays,
+    )
 
 
-def _momentum(given: Given, sgd: Momentum) -> Work:
-    scope = "sys" if given.mode == "flags" else None
-    kernel = two_shot.momentum(given.dtype, given.slots.tree, given.ranks, scope)
+def _momentum(arguments: Arguments, sgd: Momentum) -> Work:
+    scope = "sys" if arguments.mode == "flags" else None
+    kernel = two_shot.momentum(arguments.dtype, arguments.sums.tree, arguments.ranks, scope)
     w, v = (tuple(map(address_of, arrays)) for arrays in (sgd.w, sgd.v))
-    own = given.rank or 0
-    numbers = map(given.number, (given.scale, sgd.momentum, -sgd.rate))
-    args = (given.addresses, w, v, w[own], v[own], *numbers)
-    elements = given.elements(*((address, SIZE[given.dtype]) for address in (*w, *v)))
-    held = (*given.arrays, *sgd.w, *sgd.v)
-    return Work(kernel, elements, args, 1, given.ranks, scope is not None, given.apart, held)
+    own = arguments.rank or 0
+    numbers = map(arguments.number, (arguments.scale, sgd.momentum, -sgd.rate))
+    args = (arguments.addresses, w, v, w[own], v[own], *numbers)
+    elements = arguments.elements(*((address, SIZE[arguments.dtype]) for address in (*w, *v)))
+    held = (*arguments.arrays, *sgd.w, *sgd.v)
+    return Work(kernel, elements, args, 1, arguments.ranks, scope is not None, arguments.apart, held)
 
 
-def _encoded(given: Given, compression: Codes) -> Work:
-    scope = given.scope
-    kernel = two_shot.encoded(compression.dtype, given.slots.tree, given.ranks, scope)
+def _encoded(arguments: Arguments, compression: Codes) -> Work:
+    scope = arguments.scope
+    kernel = two_shot.encoded(compression.dtype, arguments.sums.tree, arguments.ranks, scope)
     codes = tuple(map(address_of, compression.arrays))
-    owned = [given.slots.of(rank) for rank in range(given.ranks)]
-    words, begin = [], 2 * given.ranks
+    owned = [arguments.sums.of(rank) for rank in range(arguments.ranks)]
+    words, begin = [], 2 * arguments.ranks
     for own in owned:
         words += [begin, begin + 2 * len(own)]
         begin += 2 * len(own)
-    words += [address for own in owned for slot in own for address in (given.addresses[slot], codes[slot])]
+    words += [address for own in owned for slot in own for address in (arguments.addresses[slot], codes[slot])]
     table = on_device(words)
     results = tuple(codes[own[0]] for own in owned)
-    numbers = (np.float32(compression.scale), np.float32(1 / compression.scale), np.float32(given.scale))
+    numbers = (np.float32(compression.scale), np.float32(1 / compression.scale), np.float32(arguments.scale))
     args = (address_of(table), codes, results, *numbers)
-    elements = given.elements(*((address, 2) for address in codes), lanes=lanes_of(compression.dtype))
-    return Work(kernel, elements, args, 3, 1, scope is not None, False, (*given.arrays, *compression.arrays, table))
+    elements = arguments.elements(*((address, 2) for address in codes), lanes=lanes_of(compression.dtype))
+    return Work(kernel, elements, args, 3, 1, scope is not None, False, (*arguments.arrays, *compression.arrays, table))
 
 
-def _one_shot(given: Given) -> Work:
-    scope = given.scope
-    results = on_device(given.results)
-    held = [*given.arrays, results]
-    own = [0] * given.ranks
+def _one_shot(arguments: Arguments) -> Work:
+    scope = arguments.scope
+    results = on_device(arguments.results)
+    held = [*arguments.arrays, results]
+    own = [0] * arguments.ranks
     if scope is None:
-        kernel = one_shot.one_shot(given.dtype, given.slots.tree, given.ranks)
-        for rank in range(given.ranks) if given.rank is None else (given.rank,):
-            size_bytes = given.length * SIZE[given.dtype]
+        kernel = one_shot.one_shot(arguments.dtype, arguments.sums.tree, arguments.ranks)
+        for rank in range(arguments.ranks) if arguments.rank is None else (arguments.rank,):
+            size_bytes = arguments.length * SIZE[arguments.dtype]
             held.append(on_device(np.zeros(size_bytes // 8 + 4, np.int64)))
             start = address_of(held[-1])
-            own[rank] = start + (given.addresses[0] - start) % 16  # aligned as the slots are
+            own[rank] = start + (arguments.addresses[0] - start) % 16  # aligned as the slots are
     else:
-        kernel = one_shot.one_shot_waiting(given.dtype, given.slots.tree, given.ranks, scope, given.mode == "flags")
+        kernel = one_shot.one_shot_waiting(
+            arguments.dtype, arguments.sums.tree, arguments.ranks, scope, arguments.mode == "flags"
+        )
     table = on_device(own)
-    args = (given.addresses, address_of(table), address_of(results), given.number(given.scale))
+    args = (arguments.addresses, address_of(table), address_of(results), arguments.number(arguments.scale))
     steps = 2 if scope is None else 1
-    return Work(kernel, given.elements(), args, steps, 1, scope is not None, given.apart, (*held, table))
+    return Work(kernel, arguments.elements(), args, steps, 1, scope is not None, arguments.apart, (*held, table))
 
 
-def _scheduled(given: Given, schedule: Schedule) -> Work:
-    scope = given.scope
-    elements = given.elements()
-    table = on_device(_words(given, schedule, elements))
-    kernel = moves_kernel.scheduled(given.dtype, given.ranks, scope, given.mode == "flags")
-    args = (address_of(table), given.number(given.scale))
+def _scheduled(arguments: Arguments, schedule: Schedule) -> Work:
+    scope = arguments.scope
+    elements = arguments.elements()
+    table = on_device(_words(arguments, schedule, elements))
+    kernel = moves_kernel.scheduled(arguments.dtype, arguments.ranks, scope, arguments.mode == "flags")
+    args = (address_of(table), arguments.number(arguments.scale))
     parts = int(1 / max(move.high - move.low for step in schedule for move in step))
-    held = (*given.arrays, table)
-    return Work(kernel, elements, args, len(schedule), parts, scope is not None, given.apart, held)
+    held = (*arguments.arrays, table)
+    return Work(kernel, elements, args, len(schedule), parts, scope is not None, arguments.apart, held)
 
 
-def _words(given: Given, schedule: Schedule, elements: Elements) -> list[int]:
+def _words(arguments: Arguments, schedule: Schedule, elements: Elements) -> list[int]:
     """The table of ``moves_kernel``."""
-    moves = [[move for move in step if move.rank == rank] for step in schedule for rank in range(given.ranks)]
+    moves = [[move for move in step if move.rank == rank] for step in schedule for rank in range(arguments.ranks)]
     count = sum(map(len, moves))
     begin = len(moves) + 1
     source = begin + MOVE_WORDS * count
@@ -158,15 +172,15 @@ def _words(given: Given, schedule: Schedule, elements: Elements) -> list[int]:
         for move in group:
             bounds = [math.floor(part * total) for total in elements[1:] for part in (move.low, move.high)]
             leaves = FINAL if move.final else PARTIAL if len(move.sources) > 1 else COPY
-            target = _pair(given, move.target)
+            target = _pair(arguments, move.target)
             rows += [*bounds, source + len(sources), len(move.sources), *target, leaves]
-            sources += [word for partial in move.sources for word in _pair(given, partial)]
+            sources += [word for partial in move.sources for word in _pair(arguments, partial)]
     return [*starts, *rows, *sources]
 
 
-def _pair(given: Given, partial: Any) -> tuple[int, int]:
-    lower = given.addresses[partial.spare] if partial.spare is not None and SIZE[given.dtype] == 2 else 0
-    return given.addresses[partial.keeper], lower
+def _pair(arguments: Arguments, partial: Any) -> tuple[int, int]:
+    lower = arguments.addresses[partial.spare] if partial.spare is not None and SIZE[arguments.dtype] == 2 else 0
+    return arguments.addresses[partial.keeper], lower
 
 
 def on_device(words: Any) -> Any:
@@ -175,39 +189,39 @@ def on_device(words: Any) -> Any:
     return host if SIMULATED else cuda.to_device(host)
 
 
-def arguments(given: Given, work: Work, first: int, stop: int, table: int) -> tuple[Any, ...]:
+def call(arguments: Arguments, work: Work, first: int, stop: int, table: int) -> tuple[Any, ...]:
     """What the kernel is called with; ``table``: the address of the table of flags, 0 for none."""
-    return first, stop, given.rank or 0, table, work.elements, work.args
+    return first, stop, arguments.rank or 0, table, work.elements, work.args
 
 
-def signature(call: tuple[Any, ...]) -> tuple[Any, ...]:
+def signature(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The types of a kernel's arguments."""
-    return tuple(map(typeof, call))
+    return tuple(map(typeof, values))
 
 
-def launch(given: Given, work: Work) -> Launch:
+def launch(arguments: Arguments, work: Work) -> Launch:
     """``work``, compiled for this process's GPU and bound to it."""
-    ranks = given.ranks if given.rank is None else 1
-    blocks = _blocks(given, work, ranks)
-    held, table = _flags(given, work, blocks)
+    ranks = arguments.ranks if arguments.rank is None else 1
+    blocks = _blocks(arguments, work, ranks)
+    held, table = _flags(arguments, work, blocks)
     parts = [(0, work.steps)] if work.waits else [(step, step + 1) for step in range(work.steps)]
-    if given.mode == "one-launch" and not work.waits:
+    if arguments.mode == "one-launch" and not work.waits:
         parts = [(0, work.steps)]
-    stages = [_stage(work, (blocks, ranks), arguments(given, work, *part, table), held) for part in parts]
+    stages = [_stage(work, (blocks, ranks), call(arguments, work, *part, table), held) for part in parts]
     if work.marks:
         stages = [_nothing, *stages, _nothing]
     return Launch(stages=tuple(stages))
 
 
-def _blocks(given: Given, work: Work, ranks: int) -> int:
+def _blocks(arguments: Arguments, work: Work, ranks: int) -> int:
     """Blocks a rank: enough for all elements, no more than run at once, the same on every rank that waits."""
     _, packs, singles = work.elements
     wanted = max(1, -(-max(packs, singles) // (THREADS * work.parts)))
     if SIMULATED:
         return min(wanted, 2)
-    compiled = work.kernel.compile(signature(arguments(given, work, 0, 1, 0)))
+    compiled = work.kernel.compile(signature(call(arguments, work, 0, 1, 0)))
     at_once = int(compiled.max_cooperative_grid_blocks(THREADS)) // ranks
-    if given.mode == "flags":
+    if arguments.mode == "flags":
         wanted = min(wanted, MOST_BLOCKS)
         if wanted > at_once:
             raise ConfigError(
@@ -220,16 +234,16 @@ def _blocks(given: Given, work: Work, ranks: int) -> int:
     return min(wanted, at_once)
 
 
-def _flags(given: Given, work: Work, blocks: int) -> tuple[tuple[Any, ...], int]:
+def _flags(arguments: Arguments, work: Work, blocks: int) -> tuple[tuple[Any, ...], int]:
     """What holds the flags, and the address of their table."""
     if not work.waits:
         return (), 0
-    if given.mode == "flags" and given.flags is not None:
-        table = on_device([address_of(own) for own in given.flags])
-        return (*given.flags, table), address_of(table)
-    words = blocks * (given.ranks + 1)
-    own = on_device(np.zeros(-(-given.ranks * words // 2), np.int64))
-    table = on_device([address_of(own) + 4 * words * rank for rank in range(given.ranks)])
+    if arguments.mode == "flags" and arguments.flags is not None:
+        table = on_device([address_of(own) for own in arguments.flags])
+        return (*arguments.flags, table), address_of(table)
+    words = blocks * (arguments.ranks + 1)
+    own = on_device(np.zeros(-(-arguments.ranks * words // 2), np.int64))
+    table = on_device([address_of(own) + 4 * words * rank for rank in range(arguments.ranks)])
     return (own, table), address_of(table)
 
 
@@ -237,7 +251,7 @@ def _nothing(stream: Any) -> None:
     """A stage that only marks a point: what was put on the stream before must have ended when the next stage begins."""
 
 
-def _stage(work: Work, grid: tuple[int, int], call: tuple[Any, ...], held: tuple[Any, ...]) -> Callable[[Any], None]:
+def _stage(work: Work, grid: tuple[int, int], values: tuple[Any, ...], held: tuple[Any, ...]) -> Callable[[Any], None]:
     def configured(stream: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numba's advice to start more blocks
@@ -249,6 +263,6 @@ def _stage(work: Work, grid: tuple[int, int], call: tuple[Any, ...], held: tuple
         # the simulator keeps one configuration for all launches of a kernel
         if SIMULATED or last[1] is None or last[0] is not stream:
             last[:] = stream, configured(stream)
-        last[1](*call)
+        last[1](*values)
 
     return stage

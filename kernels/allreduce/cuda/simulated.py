@@ -20,7 +20,6 @@ import numpy as np
 from dpsim.kernels.allreduce.reference import from_bfloat16, round_to_bfloat16
 from dpsim.kernels.allreduce.tree import Tree, fold
 
-SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 Numbers = tuple[Any, ...]
 
 

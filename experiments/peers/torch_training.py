@@ -1,4 +1,4 @@
-"""PyTorch as a contender: plain on one rank, DistributedDataParallel on several. Loads torch."""
+"""The training by PyTorch: plain on one rank, DistributedDataParallel on several. Loads torch."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _LOCAL_BUFFERS = {
 
 
 def join_group(comm: MPI.Intracomm, folder: Path) -> None:
-    """What DDP needs once a process: gloo's group of all ranks, which meet in a file of their own."""
+    """Form gloo's group of all ranks, which DDP needs once a process, by way of a file in ``folder``."""
     torch.set_num_threads(1)
     if comm.size > 1:
-        meeting = comm.bcast(str(folder / "gloo") if comm.rank == 0 else None)
-        distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=comm.rank, world_size=comm.size)
+        rendezvous = comm.bcast(str(folder / "gloo") if comm.rank == 0 else None)
+        distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=comm.rank, world_size=comm.size)
 
 
-class TorchContender:
-    """One model over all ranks, and a second one that trains on each rank without communication (``no_sync``).
+class TorchTraining:
+    """One model on all ranks, and a second one that trains on each rank without communication (``no_sync``).
 
-    The second one never communicates, so that its weights may drift from rank to rank.
+    The weights of the second one diverge from rank to rank, because it never communicates.
     """
 
     def __init__(self, comm: MPI.Intracomm, work: Work, setting: TorchSetting) -> None:
         self._comm, self._work, self._setting = comm, work, setting
-        self._together = _Training(comm, work, setting)
-        self._alone: _Training | None = None
+        self._together = _Replica(comm, work, setting)
+        self._alone: _Replica | None = None
         self._losses: list[Any] = []
 
     def step(self, *, communicate: bool) -> None:
@@ -55,7 +55,7 @@ class TorchContender:
             self._losses.append(self._together.step())
             return
         if self._alone is None:
-            self._alone = _Training(self._comm, self._work, self._setting)
+            self._alone = _Replica(self._comm, self._work, self._setting)
         with self._alone.model.no_sync() if self._comm.size > 1 else contextlib.nullcontext():
             self._losses.append(self._alone.step())
 
@@ -70,7 +70,7 @@ class TorchContender:
         pass
 
 
-class _Training:
+class _Replica:
     """A model with its optimizer, batches and, on several ranks, DDP."""
 
     def __init__(self, comm: MPI.Intracomm, work: Work, setting: TorchSetting) -> None:
@@ -126,7 +126,7 @@ def _batches(work: Work, rank: int, *, channels_last: bool) -> Iterator[tuple[An
 def _reduce_by_mpi(model: Any, comm: MPI.Intracomm, when: str) -> Callable[[], None]:
     """Have MPI add up DDP's buckets in place; returns what has to be called between backward and update."""
     requests: list[MPI.Request] = []
-    held: list[NDArray[Any]] = []
+    kept: list[NDArray[Any]] = []
 
     def reduce(bucket: Any) -> Any:
         buffer = bucket.buffer()
@@ -135,17 +135,17 @@ def _reduce_by_mpi(model: Any, comm: MPI.Intracomm, when: str) -> Callable[[], N
         elif when == "started":
             requests.append(comm.Iallreduce(MPI.IN_PLACE, buffer.numpy()))
         else:
-            held.append(buffer.numpy())
+            kept.append(buffer.numpy())
         done = torch.futures.Future()
         done.set_result(buffer)
         return done
 
     def finish() -> None:
         MPI.Request.Waitall(requests)
-        for data in held:
+        for data in kept:
             comm.Allreduce(MPI.IN_PLACE, data)
         requests.clear()
-        held.clear()
+        kept.clear()
 
     model.register_comm_hook(None, lambda _, bucket: reduce(bucket))  # DDP refuses annotations that it does not know
     return finish

@@ -1,4 +1,4 @@
-"""dpsim as a contender: its runtime, with one setting."""
+"""The training by dpsim: its runtime, with one setting."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dpsim.replica import Array
 from dpsim.runtime.trainer import Trainer
 
 
-class OwnContender:
-    """A ``Trainer`` over all ranks; without communication, a trainer of one device on each rank at once."""
+class OwnTraining:
+    """A ``Trainer`` on all ranks, and one of a single device on each rank, for steps without communication."""
 
     def __init__(self, comm: MPI.Intracomm, work: Work, setting: OwnSetting) -> None:
         self._work, self._setting = work, setting

@@ -1,4 +1,4 @@
-"""The contest: every system is checked, finds its best setting, and then all take turns in random order."""
+"""The comparison: every system is checked and finds its best setting, then all take turns."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.experiments.peers.agreement import loss_error, require_agreement
 from dpsim.experiments.peers.job import Job
 from dpsim.experiments.peers.setting import ONE_RANK, OWN, SYSTEMS, Change, Setting, Work, choices, first_setting, shown
+from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
 from dpsim.launch import rank_info
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
 
-WARM_STEPS = 2
-_SEARCH_VISITS = 4
+_SEARCH_ROUNDS = 4
 _JOB_FIELDS = ("pin", "thread_level")
+"""Fields of a setting that are decided when its ranks start."""
 
 
-class Contest(Noun, frozen=True):
-    """Which systems train what. ``torch`` competes on one rank, with dpsim on one rank; the others on ``devices``."""
+class PeerComparison(Noun, frozen=True):
+    """Which systems train what, and how often they are timed.
+
+    ``torch`` is compared with dpsim on one rank, the other systems on each of ``devices`` ranks.
+    """
 
     model: str = "mlp"
     devices: tuple[int, ...] = (2,)
@@ -49,29 +54,29 @@ class Contest(Noun, frozen=True):
             if value < 1:
                 raise ConfigError(f"{name} is {value}", allowed="1 or more")
         if len(set(self.devices)) != len(self.devices) or len(set(self.systems)) != len(self.systems):
-            raise ConfigError("a device count or a system twice", allowed="different ones")
+            raise ConfigError("a device count or a system is named twice", allowed="different ones")
         self.works()
 
     def works(self) -> list[Work]:
-        """The work at each device count, one rank first where it is wanted. Raises ``ConfigError``."""
+        """The work at each device count, and on one rank where ``torch`` takes part. Raises ``ConfigError``."""
         counts = {*self.devices, 1} if ONE_RANK in self.systems else {*self.devices}
         return [Work(model=self.model, devices=n, local_batch=self.local_batch, seed=self.seed) for n in sorted(counts)]
 
-    def competitors(self, work: Work) -> list[str]:
+    def systems_for(self, work: Work) -> list[str]:
         """The systems that do this work, dpsim first."""
         alone = work.devices == 1
         return [OWN, *(name for name in self.systems if name != OWN and (name == ONE_RANK) == alone)]
 
 
-class Tried(Noun, frozen=True):
-    """A setting and the least median step of its visits, made in turn with those of the same ``choice``."""
+class TriedSetting(Noun, frozen=True):
+    """A setting, and the least median step of its visits, made in turn with those of the same ``choice``."""
 
     setting: Setting
     step_s: float
     choice: int
 
 
-class Standing(Noun, frozen=True):
+class SystemResult(Noun, frozen=True):
     """One system on one device count: its best setting, and a median step a round with and without communication.
 
     ``gradient_error`` and ``loss_error`` are its differences from dpsim's first setting.
@@ -82,13 +87,13 @@ class Standing(Noun, frozen=True):
     setting: Setting
     gradient_error: float
     loss_error: float
-    tried: tuple[Tried, ...]
+    tried: tuple[TriedSetting, ...]
     step_s: tuple[float, ...] = ()
     alone_step_s: tuple[float, ...] = ()
 
 
 def require_torch(systems: tuple[str, ...]) -> None:
-    """Raises ``ConfigError`` where a peer is wanted and PyTorch is not there."""
+    """Raise ``ConfigError`` where a peer takes part and PyTorch is not installed."""
     if set(systems) != {OWN} and importlib.util.find_spec("torch") is None:
         raise ConfigError(
             f"PyTorch is not installed in {sys.executable}, and it is what dpsim is compared with",
@@ -97,65 +102,65 @@ def require_torch(systems: tuple[str, ...]) -> None:
         )
 
 
-def hold(contest: Contest, tell: Progress) -> list[Standing]:
-    """Run the contest. Raises ``ConfigError`` without PyTorch, ``DpsimError`` where a peer trains otherwise."""
-    require_torch(contest.systems)
+def measure(comparison: PeerComparison, progress: Progress) -> list[SystemResult]:
+    """Run the comparison. Raises ``ConfigError`` without PyTorch, ``DpsimError`` where a peer trains differently."""
+    require_torch(comparison.systems)
     if rank_info.job() is not None:
         raise ConfigError(
             "the peers were started inside an MPI job", allowed="an ordinary process: every system starts its own ranks"
         )
-    with _Field(contest) as field:
-        standings = []
-        for work in contest.works():
-            for system in contest.competitors(work):
-                standings.append(_prepared(field, contest, system, work, tell))
-        return _rounds(field, contest, standings, tell)
+    with _Trainings(comparison) as trainings:
+        results = []
+        for work in comparison.works():
+            for system in comparison.systems_for(work):
+                results.append(_best_setting(trainings, comparison, system, work, progress))
+        return _timed(trainings, comparison, results, progress)
 
 
-class _Field(contextlib.ExitStack):
-    """The running jobs, and the contenders that stand ready in them."""
+class _Trainings(contextlib.ExitStack):
+    """The running jobs, and the trainings that are built in them, by (system, devices, setting)."""
 
-    def __init__(self, contest: Contest) -> None:
+    def __init__(self, comparison: PeerComparison) -> None:
         super().__init__()
-        self._contest = contest
+        self._steps = WARM_UP_STEPS + comparison.steps
         self._folder = self.enter_context(scratch("peers"))
         self._jobs: dict[Any, Job] = {}
         self._numbers = itertools.count()
-        self._ready: dict[tuple[str, int, Setting], tuple[Job, int]] = {}
-        self._references: dict[int, list[float]] = {}
+        self._built: dict[tuple[str, int, Setting], tuple[Job, int]] = {}
+        self._reference_losses: dict[int, list[float]] = {}
 
     def build(self, system: str, work: Work, setting: Setting) -> tuple[float, float]:
-        """Have a contender built and checked; the largest (gradient, loss) error against dpsim's first setting."""
+        """Build and check a training; the largest (gradient, loss) error against dpsim's first setting."""
         job, number = self._job(system, work, setting), next(self._numbers)
-        save = work.devices not in self._references
-        command = {
-            "do": "build",
-            "contender": number,
-            "setting": codec.to_builtins(setting),
-            "save": save,
-            "reference": str(self._folder / f"reference-{work.devices}.npz"),
-        }
-        replies = job.ask(command)
+        replies = job.ask(
+            {
+                "do": "build",
+                "training": number,
+                "setting": codec.to_builtins(setting),
+                "save": work.devices not in self._reference_losses,
+                "reference": str(self._folder / f"reference-{work.devices}.npz"),
+            }
+        )
         losses = [sum(step) / work.global_batch for step in zip(*(r["loss_sums"] for r in replies), strict=True)]
-        reference = self._references.setdefault(work.devices, losses)
+        reference = self._reference_losses.setdefault(work.devices, losses)
         errors: dict[str, float] = replies[0]["gradient_errors"]
         error = loss_error(losses, reference)
         require_agreement(f"{system} on {work.devices} ranks ({shown(setting)})", work.kind, errors, error)
-        self._ready[system, work.devices, setting] = (job, number)
+        self._built[system, work.devices, setting] = (job, number)
         return float(max(errors.values())), error
 
     def visit(self, system: str, devices: int, setting: Setting, *, communicate: bool) -> float:
-        """The median step of a visit: from the slowest rank's end of the step before to the slowest one's end."""
-        job, number = self._ready[system, devices, setting]
-        steps = WARM_STEPS + self._contest.steps
-        replies = job.ask({"do": "visit", "contender": number, "steps": steps, "communicate": communicate})
+        """The median step of a visit, in seconds."""
+        job, number = self._built[system, devices, setting]
+        replies = job.ask({"do": "visit", "training": number, "steps": self._steps, "communicate": communicate})
         if not all(np.isfinite(loss) for reply in replies for loss in reply["loss_sums"]):
             raise DpsimError(f"the loss of {system} is not finite", remedy="please report it: the training diverged")
-        return visit_step_s([reply["moments_s"] for reply in replies], WARM_STEPS)
+        return statistics.median(step_times_s([reply["end_s"] for reply in replies]))
 
     def drop(self, system: str, devices: int, setting: Setting) -> None:
-        job, number = self._ready.pop((system, devices, setting))
-        job.ask({"do": "drop", "contender": number})
+        """Free a training."""
+        job, number = self._built.pop((system, devices, setting))
+        job.ask({"do": "drop", "training": number})
 
     def _job(self, system: str, work: Work, setting: Setting) -> Job:
         plain = codec.to_builtins(setting)
@@ -169,40 +174,33 @@ class _Field(contextlib.ExitStack):
         return self._jobs[key]
 
 
-def visit_step_s(moments_s: list[list[float]], warm: int) -> float:
-    """The median over steps after the first ``warm`` of max_r end(k) - max_r end(k - 1), r being the ranks.
-
-    ``moments_s[r]`` holds rank r's begin of the first step, and the end of each.
-    """
-    slowest = [max(column) for column in zip(*moments_s, strict=True)]
-    return float(statistics.median(b - a for a, b in itertools.pairwise(slowest[warm:])))
-
-
-def _prepared(field: _Field, contest: Contest, system: str, work: Work, tell: Progress) -> Standing:
-    """A system checked, with the best of its settings, which stays ready."""
-    tell(f"{system} on {work.devices} {'rank' if work.devices == 1 else 'ranks'}: checking, looking for its best")
+def _best_setting(
+    trainings: _Trainings, comparison: PeerComparison, system: str, work: Work, progress: Progress
+) -> SystemResult:
+    """Check a system, and find the best of its settings, which stays built."""
+    progress(f"{system} on {work.devices} {'rank' if work.devices == 1 else 'ranks'}: checking, searching its best")
     errors: dict[Setting, tuple[float, float]] = {}
-    random = np.random.default_rng([contest.seed % 2**64, work.devices, SYSTEMS.index(system)])
+    searches = itertools.count()
 
-    def measure(settings: list[Setting]) -> list[float]:
+    def measure_in_turn(settings: list[Setting]) -> list[float]:
         for setting in settings:
             if setting not in errors:
-                errors[setting] = field.build(system, work, setting)
+                errors[setting] = trainings.build(system, work, setting)
         samples: dict[Setting, list[float]] = {setting: [] for setting in settings}
-        for _ in range(_SEARCH_VISITS):
-            for index in random.permutation(len(settings)):
-                setting = settings[index]
-                samples[setting].append(field.visit(system, work.devices, setting, communicate=True))
+        turn = next(searches)
+        for current in rounds(StopRule(most_rounds=_SEARCH_ROUNDS), seed=comparison.seed):
+            for setting in current.order(settings, turn):
+                samples[setting].append(trainings.visit(system, work.devices, setting, communicate=True))
         return [min(samples[setting]) for setting in settings]  # a few visits: what disturbs them only adds time
 
     def drop(setting: Setting) -> None:
-        field.drop(system, work.devices, setting)
+        trainings.drop(system, work.devices, setting)
 
-    best, tried = search(first_setting(system), choices(system, work), measure, drop)
+    best, tried = search(first_setting(system), choices(system, work), measure_in_turn, drop)
     if best not in errors:
-        errors[best] = field.build(system, work, best)
+        errors[best] = trainings.build(system, work, best)
     gradient_error, loss = errors[best]
-    return Standing(
+    return SystemResult(
         system=system,
         devices=work.devices,
         setting=best,
@@ -215,49 +213,50 @@ def _prepared(field: _Field, contest: Contest, system: str, work: Work, tell: Pr
 def search(
     first: Setting,
     dimensions: list[list[Change]],
-    measure: Callable[[list[Setting]], list[float]],
+    measure_in_turn: Callable[[list[Setting]], list[float]],
     drop: Callable[[Setting], None],
-) -> tuple[Setting, list[Tried]]:
-    """The best setting by one choice after another: at each, the best so far against what each change makes of it.
+) -> tuple[Setting, list[TriedSetting]]:
+    """The best setting, by one choice after another: in each, the best so far against each change of it.
 
-    ``measure`` gives the step times of some settings, measured in turn; ``drop`` is told of those that lost.
+    ``measure_in_turn`` returns the step times of some settings; ``drop`` is called with those that lost.
     """
     best, tried = first, []
     for number, changes in enumerate(dimensions):
         candidates = list(dict.fromkeys([best, *(msgspec.structs.replace(best, **change) for change in changes)]))
-        times = measure(candidates)
-        tried += [Tried(setting=s, step_s=t, choice=number) for s, t in zip(candidates, times, strict=True)]
-        best = candidates[times.index(min(times))]
+        times_s = measure_in_turn(candidates)
+        tried += [TriedSetting(setting=s, step_s=t, choice=number) for s, t in zip(candidates, times_s, strict=True)]
+        best = candidates[times_s.index(min(times_s))]
         for setting in candidates:
             if setting != best:
                 drop(setting)
     return best, tried
 
 
-def _rounds(field: _Field, contest: Contest, standings: list[Standing], tell: Progress) -> list[Standing]:
-    visits = list(_visits(standings))
+def _timed(
+    trainings: _Trainings, comparison: PeerComparison, results: list[SystemResult], progress: Progress
+) -> list[SystemResult]:
+    """The results with the steps of all rounds; the first round only warms up."""
+    visits = list(_visits(results))
     samples: dict[tuple[int, bool], list[float]] = {visit: [] for visit in visits}
-    random = np.random.default_rng(contest.seed % 2**64)
-    for number in range(-1, contest.rounds):  # the first round warms up
-        for position in random.permutation(len(visits)):
-            index, communicate = visits[position]
-            one = standings[index]
-            step_s = field.visit(one.system, one.devices, one.setting, communicate=communicate)
-            if number >= 0:
+    for current in rounds(StopRule(most_rounds=comparison.rounds), warm_up=1, seed=comparison.seed):
+        for index, communicate in current.order(visits):
+            best = results[index]
+            step_s = trainings.visit(best.system, best.devices, best.setting, communicate=communicate)
+            if current.counted:
                 samples[index, communicate].append(step_s)
-        if number >= 0:
-            tell(f"round {number + 1} of {contest.rounds}")
+        if current.counted:
+            progress(f"round {current.number + 1} of {comparison.rounds}")
     return [
         msgspec.structs.replace(
-            one, step_s=tuple(samples[index, True]), alone_step_s=tuple(samples.get((index, False), ()))
+            result, step_s=tuple(samples[index, True]), alone_step_s=tuple(samples.get((index, False), ()))
         )
-        for index, one in enumerate(standings)
+        for index, result in enumerate(results)
     ]
 
 
-def _visits(standings: list[Standing]) -> Iterator[tuple[int, bool]]:
-    """(standing, with communication) of every visit of a round; one rank has no communication to leave out."""
-    for index, one in enumerate(standings):
+def _visits(results: list[SystemResult]) -> Iterator[tuple[int, bool]]:
+    """(index of the result, with communication) of every visit of a round. One rank never communicates."""
+    for index, result in enumerate(results):
         yield index, True
-        if one.devices > 1:
+        if result.devices > 1:
             yield index, False

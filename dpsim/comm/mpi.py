@@ -1,0 +1,170 @@
+"""The network ``node``: MPI's messages as they are, and kernels in shared memory where all ranks are on one machine."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from dpsim.comm.compression import Compression
+from dpsim.comm.shared import shared_memory
+from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Request, SummationOrder, aligned_bytes
+from dpsim.errors import ConfigError
+from dpsim.kernels.allreduce.cpu import STAGING_BYTES, Reduction, SharedGroup
+from dpsim.kernels.allreduce.registry import find
+from dpsim.kernels.allreduce.tree import slots
+from dpsim.machine import Network, Selection
+from dpsim.units import format_size
+
+_PAYLOAD_TAG = 2
+
+
+class MpiRequest:
+    """MPI requests as one ``Request``."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: list[MPI.Request]) -> None:
+        self._requests = requests
+
+    def done(self) -> bool:
+        return MPI.Request.Testall(self._requests)
+
+    def due_s(self) -> float | None:
+        return None
+
+
+class _KernelRequest:
+    """A kernel in shared memory as one ``Request``."""
+
+    __slots__ = ("_reduction",)
+
+    def __init__(self, reduction: Reduction) -> None:
+        self._reduction = reduction
+
+    def done(self) -> bool:
+        return self._reduction.advance()
+
+    def due_s(self) -> float | None:
+        return None
+
+
+class _KernelAllreduce:
+    """A kernel in shared memory as a ``PersistentAllreduce``."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self.run = reduction.run
+        self._request = _KernelRequest(reduction)
+
+    def start(self) -> CollectiveSteps:
+        yield [self._request]
+
+
+class MpiTransport:
+    """MPI's messages, and shared memory where all ranks are on one machine.
+
+    ``selection`` is what ``auto`` takes by size. Where memory cannot be shared, that is printed to stderr.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, devices_a_node: int = 1, selection: Selection | None = None) -> None:
+        self.comm = comm
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.network = Network()
+        local_ranks = _ranks_of_this_machine(comm)
+        self.oversubscribed = local_ranks > (os.cpu_count() or 1)
+        self.devices_a_node = devices_a_node
+        self._one_node = local_ranks == comm.size > 1
+        self._shared: list[list[NDArray[np.uint8]]] = []
+        self._group: SharedGroup | None = None
+        self._selection = selection or Selection.usual(self.size)
+
+    def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Memory that, on one machine, all ranks see."""
+        extent = max(-(-size_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
+        whole = self._memory(extent * self.size, "dpsim-gradients") if self._one_node else None
+        if whole is None:
+            return aligned_bytes(size_bytes)
+        if self._group is None:
+            control = self._memory(SharedGroup.control_bytes(self.size), "dpsim-group")
+            if control is None:
+                return aligned_bytes(size_bytes)
+            self._group = SharedGroup(self.rank, self.size, control, oversubscribed=self.oversubscribed)
+        self._shared.append([whole[rank * extent : rank * extent + size_bytes] for rank in range(self.size)])
+        return self._shared[-1][self.rank]
+
+    def _memory(self, size_bytes: int, name: str) -> NDArray[np.uint8] | None:
+        memory = shared_memory(self.comm, size_bytes, name)
+        if memory is not None:
+            return np.frombuffer(memory, np.uint8)
+        self._one_node = False
+        if self.rank == 0:
+            print(
+                f"dpsim: the {self.size} ranks of this machine cannot share {format_size(size_bytes)} of memory;"
+                " MPI's own allreduce is used instead, which is slower\n"
+                "  to do:   raise the limits on memory and the size of files (ulimit -v, -f), or use fewer devices",
+                file=sys.stderr,
+            )
+        return None
+
+    def prepare(
+        self, data: Array, algorithm: str, compression: Compression | None, order: SummationOrder | None = None
+    ) -> PersistentAllreduce | None:
+        if self._group is None or algorithm not in ("auto", "one-shot", "two-shot"):
+            return None
+        arrays = [self._of_all_ranks(array) for array in (data, *(order.extra if order is not None else ()))]
+        shared = [array for array in arrays if array is not None]
+        if len(shared) < len(arrays):
+            return None
+        sums = order.slots if order is not None else slots(range(self.size + 1))
+        operands = [shared[sums.of(owner).index(number)][owner] for number, owner in enumerate(sums.owners)]
+        most = data.nbytes * max(map(sums.owners.count, sums.owners))
+        name = algorithm
+        if algorithm == "auto":
+            name = self._selection.algorithm(data.nbytes) if most <= STAGING_BYTES else "two-shot"
+        version = find("cpu", name)
+        if version.most_bytes is not None and most > version.most_bytes:
+            raise ConfigError(
+                f"a {name} allreduce of {format_size(most)} a rank",
+                allowed=f"at most {format_size(version.most_bytes)}",
+                remedy="lower --fusion-threshold, or choose auto or two-shot with --algorithm",
+            )
+        codes = (compression.dtype, compression.scale) if compression is not None else None
+        each_sum = codes is not None and order is not None
+        return _KernelAllreduce(version.make(self._group, operands, sums, compression=codes, each_sum=each_sum))
+
+    def _of_all_ranks(self, data: Array) -> list[Array] | None:
+        """The same part of every rank's allocated memory as ``data`` is of this one's; None where it is not shared."""
+        address = data.ctypes.data
+        for ranks in self._shared:
+            first = address - ranks[self.rank].ctypes.data
+            if 0 <= first < ranks[self.rank].nbytes:
+                return [memory[first : first + data.nbytes].view(data.dtype) for memory in ranks]
+        return None
+
+    def send(self, data: Array, to: int) -> Request:
+        return MpiRequest([self.comm.Isend(data, to, _PAYLOAD_TAG)])
+
+    def receive(self, data: Array, source: int) -> Request:
+        return MpiRequest([self.comm.Irecv(data, source, _PAYLOAD_TAG)])
+
+    def native_allreduce(self, data: Array) -> None:
+        self.comm.Allreduce(MPI.IN_PLACE, data)
+
+    def start_native_allreduce(self, data: Array) -> Request:
+        return MpiRequest([self.comm.Iallreduce(MPI.IN_PLACE, data)])
+
+    def close(self) -> None:
+        pass
+
+
+def _ranks_of_this_machine(comm: MPI.Intracomm) -> int:
+    """How many ranks of the group run on this machine; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks: int = node.size
+    node.Free()
+    return ranks

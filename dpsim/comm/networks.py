@@ -1,0 +1,34 @@
+"""Opens the transport of a network: MPI, an emulated link, or the GPUs of one machine."""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+from dpsim.backend import Backend
+from dpsim.comm.mpi import MpiTransport
+from dpsim.comm.paced import PacedTransport
+from dpsim.comm.transport import Transport
+from dpsim.errors import ConfigError
+from dpsim.machine import Network, Selection
+
+
+def transport(
+    comm: MPI.Intracomm,
+    network: Network,
+    devices_a_node: int = 1,
+    selection: Selection | None = None,
+    backend: Backend = "cpu",
+) -> Transport:
+    """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
+
+    Raises ``ConfigError`` where the ranks do not fill whole nodes.
+    """
+    if comm.size % devices_a_node:
+        raise ConfigError(f"{comm.size} ranks on nodes of {devices_a_node} devices", allowed="full nodes")
+    if backend == "cuda":
+        from dpsim.comm.cuda.transport import CudaTransport  # loads CUDA
+
+        return CudaTransport(comm.Dup(), devices_a_node)
+    if network.emulated:
+        return PacedTransport(comm.Dup(), network, devices_a_node)
+    return MpiTransport(comm.Dup(), devices_a_node, selection)

@@ -1,0 +1,200 @@
+"""The tables of a calibration: how long an allreduce takes, with nothing else running and under load."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Literal, cast
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import ArrayLike, NDArray
+
+from dpsim.comm.allreduce import prepare
+from dpsim.comm.clock import now
+from dpsim.comm.compression import compression
+from dpsim.comm.progress import BucketAllreduce, progress
+from dpsim.comm.selection import sizes
+from dpsim.comm.transport import Transport
+from dpsim.harness.calibrate.calibrate import CalibrateConfig
+from dpsim.harness.calibrate.load import Load, nothing
+from dpsim.harness.measurement.loop import Round
+from dpsim.harness.measurement.reference import SpeedLog, reference_s
+from dpsim.harness.measurement.speed import factors, slow_factor
+from dpsim.machine import AllreduceCost, OverlapCost
+
+_LEAST_LOAD_S = 1e-3
+_LOADED_S = 4e-3
+_MOST_AT_ONCE = 20
+_IDLE_SAMPLES = 3
+"""Allreduces of each size in a visit of an idle table."""
+_GLOBAL_BATCH = 64  # float16 is scaled for one; which one costs nothing
+
+
+class IdleTable:
+    """How long one allreduce takes at each size with nothing else running.
+
+    The buffer is rewritten before each one, as backward does.
+    """
+
+    def __init__(
+        self,
+        group: MPI.Intracomm,
+        link: Transport,
+        algorithm: str,
+        layout: str,
+        config: CalibrateConfig,
+        speeds: SpeedLog,
+    ) -> None:
+        self.group, self.link, self.algorithm, self.layout = group, link, algorithm, layout
+        self.compression = compression(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
+        self.wire_dtype = config.wire_dtype or "float32"
+        self.sizes = sizes(config.max_bytes)
+        self.speeds = speeds
+        buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
+        self._allreduces = {
+            size: (buffer, prepare(link, buffer, algorithm, self.compression)) for size, buffer in buffers.items()
+        }
+        self._rows: list[list[float]] = []
+        self._reference_s: list[float] = []
+        self._warm = False
+
+    def visit(self, current: Round) -> None:
+        """Reduce each size a few times, in random order; the very first time does not count."""
+        before_s = reference_s(self.group)
+        rows = [self._each_size(current, turn) for turn in range(_IDLE_SAMPLES)][0 if self._warm else 1 :]
+        speed_s = self.speeds.visited(self.group.size, before_s, reference_s(self.group))
+        self._rows += rows
+        self._reference_s += [speed_s] * len(rows)
+        self._warm = True
+
+    def _each_size(self, current: Round, turn: int) -> list[float]:
+        """Seconds of one allreduce of each size."""
+        seconds = dict.fromkeys(self.sizes, 0.0)
+        for size in current.order(self.sizes, turn):
+            buffer, allreduce = self._allreduces[size]
+            buffer[...] = 1.0
+            self.group.Barrier()
+            start_s = now()
+            allreduce.run()
+            seconds[size] = now() - start_s
+        return list(seconds.values())
+
+    def result(self) -> AllreduceCost:
+        """The table, on every rank of the group. Collective."""
+        time_s, factor = _slowest(self.group, self._rows, self._reference_s, self.speeds)
+        return AllreduceCost(
+            algorithm=self.algorithm,
+            devices=self.group.size,
+            layout=self.layout,
+            sizes_bytes=tuple(self.sizes),
+            time_s=time_s,
+            wire_dtype=self.wire_dtype,
+            slow_factor=factor,
+        )
+
+
+class LoadedTable:
+    """How long an allreduce takes under a running load, and how much longer the load takes for it.
+
+    The load alone and the load with allreduces alternate; every allreduce ends well before the load does.
+    """
+
+    def __init__(self, idle: IdleTable, link: Transport, overlap: str, load: Load) -> None:
+        self._idle, self._overlap, self._load = idle, overlap, load
+        self._intervals_s: list[tuple[float, float]] = []
+        self._mechanism = progress(link, idle.algorithm, overlap, self._reduced, idle.compression)
+        self._sizes = idle.sizes[::-2][::-1]  # every second size, the largest among them
+        self._allreduces: dict[int, list[BucketAllreduce]] = {}
+        self._units: dict[int, int] = {}
+        self._times: dict[int, list[list[float]]] = {size: [] for size in self._sizes}
+        self._losses: dict[int, list[float]] = {size: [] for size in self._sizes}
+        self._reference_s: dict[int, list[float]] = {size: [] for size in self._sizes}
+        self._warm = False
+
+    def _reduced(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
+        self._intervals_s.append((start_s, end_s))
+
+    def _allocate(self) -> None:
+        """Choose how many allreduces of each size to submit at once, and how long a load that needs."""
+        cost = self._idle.result()
+        unit_s = max(self._idle.group.allgather(self._load.unit_s))
+        for size, idle_s in zip(cost.sizes_bytes, cost.time_s, strict=True):
+            if size in self._times:
+                count = max(1, min(_MOST_AT_ONCE, int(_LOADED_S / max(idle_s, 1e-6))))
+                buffers = [self._idle.link.allocate(size).view(np.float32) for _ in range(count)]
+                self._allreduces[size] = [self._mechanism.prepare(buffer) for buffer in buffers]
+                self._units[size] = math.ceil(2.5 * max(count * idle_s, _LEAST_LOAD_S) / unit_s)
+
+    def visit(self) -> None:
+        """Run the load without and with allreduces of each size; the very first visit does not count."""
+        if not self._units:
+            self._allocate()
+        group, load, mechanism = self._idle.group, self._load, self._mechanism
+        before_s = reference_s(group)
+        for size in self._sizes:
+            count = len(self._allreduces[size])
+            group.Barrier()
+            plain_s = load.run(self._units[size], nothing)
+            group.Barrier()
+            self._intervals_s.clear()
+            start_s = now()
+            for allreduce in self._allreduces[size]:
+                mechanism.submit(0, allreduce)
+            load.run(self._units[size], mechanism.poll)
+            loaded_s = now() - start_s
+            mechanism.finish()
+            after_s = reference_s(group)
+            if self._warm:
+                self._times[size].append([sum(end - begin for begin, end in self._intervals_s) / count])
+                self._losses[size].append((loaded_s - plain_s) / count)
+                self._reference_s[size].append(self._idle.speeds.visited(group.size, before_s, after_s))
+            before_s = after_s
+        self._warm = True
+
+    def result(self) -> OverlapCost:
+        """The table, on every rank of the group. Collective."""
+        group, speeds = self._idle.group, self._idle.speeds
+        mixture = speeds.mixture(group.size)
+        times, losses = [], []
+        for size, references_s in self._reference_s.items():
+            times.append(_slowest(group, self._times[size], references_s, speeds))
+            loss_s = np.mean(group.allgather(self._losses[size]), axis=0)
+            losses.append(
+                max(0.0, float(_median_at_full_speed(loss_s, factors(references_s, mixture, mixture.change))))
+            )
+        return OverlapCost(
+            algorithm=self._idle.algorithm,
+            devices=group.size,
+            layout=self._idle.layout,
+            overlap=cast(Literal["poll", "thread"], self._overlap),
+            sizes_bytes=tuple(self._sizes),
+            time_s=tuple(time_s for (time_s,), _ in times),
+            compute_loss_s=tuple(losses),
+            wire_dtype=self._idle.wire_dtype,
+            slow_factor=statistics.median(factor for _, factor in times),
+        )
+
+    def close(self) -> None:
+        """End the overlap mechanism. Collective."""
+        self._mechanism.close()
+
+
+def _slowest(
+    group: MPI.Intracomm, rows: list[list[float]], reference_s: list[float], speeds: SpeedLog
+) -> tuple[tuple[float, ...], float]:
+    """(median of the slowest rank's times at full speed, one a column; how much longer they are at the slow speed).
+
+    ``rows`` are repeats with one time a column, each with the reference time of its visit. Collective.
+    """
+    slowest, mixture = np.max(group.allgather(rows), axis=0), speeds.mixture(group.size)
+    relative = slowest / np.median(slowest, axis=0)
+    factor = slow_factor(relative.ravel(), np.repeat(reference_s, relative.shape[1]).tolist(), mixture)
+    full = _median_at_full_speed(slowest, factors(reference_s, mixture, factor)[:, None])
+    return tuple(full.tolist()), factor
+
+
+def _median_at_full_speed(times_s: ArrayLike, slowdowns: ArrayLike) -> NDArray[np.float64]:
+    """The median over repeats of times that the machine's speed made longer by ``slowdowns``."""
+    median: NDArray[np.float64] = np.median(np.asarray(times_s) / slowdowns, axis=0)
+    return median

@@ -1,0 +1,127 @@
+"""What a training run is configured with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from dpsim.backend import Backend, check_backend
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, unknown
+from dpsim.learning_rate import RateSchedule
+from dpsim.machine import Network, Selection, check_algorithm
+from dpsim.nn.losses import check_label_smoothing
+from dpsim.optimizer import Optimizer, Sgd
+from dpsim.plan import BatchNormMode, Overlap, Plan
+from dpsim.rng import check_seed
+from dpsim.runtime.stall import check_stall_after
+from dpsim.wire_dtype import WireDtype
+
+_EPOCHS = 20
+OverlapChoice = Literal["auto", Overlap]
+
+
+class TrainConfig(Noun, frozen=True):
+    """What to train and how; ``steps`` or ``epochs`` define its end (``total_steps``).
+
+    ``model`` is a token of ``dpsim.harness.models.load``. ``checkpoint`` is a folder, into which checkpoints are
+    written every ``checkpoint_every`` steps (if given) and at the end. ``resume`` is the checkpoint file to resume (see
+    ``dpsim.harness.train.resume.resumed``); ``epochs`` and ``steps`` count from the beginning of training even then.
+
+    ``overlap`` ``auto`` and the fusion rule ``mg-wfbp`` make ``train`` profile and calibrate first. ``selection`` is
+    what algorithm ``auto`` uses for each size; ``None``: measured, if needed.
+
+    ``elastic``: when ranks are killed, training continues on the others.
+    """
+
+    model: str = "cnn"
+    dataset: str = "digits"
+    devices: int = 1
+    layout: str = ""
+    wire_dtype: WireDtype | None = None
+    global_batch: int = 64
+    epochs: int | None = None
+    steps: int | None = None
+    seed: int = 0
+    network: str = "node"
+    algorithm: str = "auto"
+    fusion_rule: str = "tarantella"
+    fusion_threshold_bytes: float | None = None
+    overlap: OverlapChoice = "off"
+    accumulate: int = 1
+    optimizer: Optimizer = Sgd(weight_decay=1e-3)
+    rate_schedule: RateSchedule = RateSchedule()
+    stall_after_s: float = 60.0
+    label_smoothing: float = 0.0
+    checkpoint: str | None = None
+    checkpoint_every: int | None = None
+    resume: str | None = None
+    selection: Selection | None = None
+    backend: Backend = "cpu"
+    leaves: int = 0
+    batch_norm: BatchNormMode | None = None
+    elastic: bool = False
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.epochs is not None and self.epochs < 1:
+            raise ConfigError(f"epochs is {self.epochs}", allowed="1 or more")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise ConfigError(
+                f"checkpoint_every is {self.checkpoint_every}",
+                allowed="1 step or more",
+                remedy="leave --checkpoint-every out for one checkpoint, at the end",
+            )
+        if self.checkpoint_every is not None and self.checkpoint is None:
+            raise ConfigError(
+                "checkpoint_every without a folder for the checkpoints",
+                allowed="checkpoint_every with checkpoint",
+                remedy="name a folder with --checkpoint",
+            )
+        if self.elastic and not (self.leaves and self.checkpoint is not None):
+            missing = "leaves" if not self.leaves else "a folder for checkpoints"
+            raise ConfigError(
+                f"elastic training without {missing}: it could not continue as the same training on fewer devices",
+                allowed="elastic with leaves and checkpoint",
+                remedy="add --reproducible and --checkpoint, and --checkpoint-every to lose less",
+            )
+        if self.overlap not in get_args(OverlapChoice):
+            raise unknown("overlap", self.overlap, get_args(OverlapChoice))
+        check_stall_after(self.stall_after_s)
+        check_label_smoothing(self.label_smoothing)
+        self.plan()
+        check_algorithm(self.algorithm, Network.parse(self.network))
+        check_backend(self.backend, self.algorithm, Network.parse(self.network), self.leaves)
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Steps of the whole run: by ``steps`` or ``epochs``, whichever ends first; 20 epochs without either."""
+        if self.steps is not None and self.epochs is None:
+            return self.steps
+        by_epochs = steps_per_epoch * (_EPOCHS if self.epochs is None else self.epochs)
+        return by_epochs if self.steps is None else min(by_epochs, self.steps)
+
+    def plan(self) -> Plan:
+        """The plan of this run, with overlap ``off`` in place of ``auto``. Raises ``ConfigError``."""
+        return Plan(
+            devices=self.devices,
+            global_batch=self.global_batch,
+            accumulate=self.accumulate,
+            fusion_rule=self.fusion_rule,
+            fusion_threshold_bytes=self.fusion_threshold_bytes,
+            algorithm=self.algorithm,
+            overlap="off" if self.overlap == "auto" else self.overlap,
+            optimizer=self.optimizer,
+            layout=self.layout,
+            wire_dtype=self.wire_dtype,
+            leaves=self.leaves,
+            batch_norm=self.batch_norm or Plan.default_batch_norm(self.leaves),
+        )
+
+    @property
+    def resumes_in_place(self) -> bool:
+        """Whether new checkpoints are written to the folder that the run is resumed from."""
+        if self.checkpoint is None or self.resume is None:
+            return False
+        return Path(self.checkpoint).resolve() == Path(self.resume).resolve().parent

@@ -1,0 +1,82 @@
+"""How a version for NVIDIA GPUs is called. Importing this loads no CUDA: making a version does.
+
+``version.make(arrays, sums, *, rank=None, mode="one-launch", flags=None, scale=1.0, compression=None, sgd=None) ->
+Launch``
+
+``arrays``: one 1-D device array for each of the partial sums ``sums``, all of one dtype and length, anything with
+``__cuda_array_interface__`` (NumPy arrays in numba's CUDA simulator). A rank's result goes to its first partial sum,
+``sums.of(rank)[0]``; its others are scratch afterwards. float16, bfloat16 (as uint16 codes; added in float32),
+float32, float64; any length, any alignment of whole elements.
+
+``rank``: None where all ranks are logical devices of this process, on one GPU; else this process's rank, the other
+ranks' arrays being their memory, opened by CUDA IPC. ``mode``:
+
+- ``one-launch``: all ranks in one cooperative launch; its blocks are partitioned into ranks and wait for each other
+  inside it. Only with ``rank=None``.
+- ``flags``: one process a device; the kernels wait for each other by flags in peer memory (``ld.acquire.sys``,
+  ``st.release.sys``). ``flags``: one device array a rank, uint32 [``flag_words(ranks)``] or longer, all zero before the
+  first call, kept from call to call; several Launches of the same ranks may share it. All ranks call the same Launches
+  in the same order. A rank that never comes leaves the others' kernels waiting.
+- ``split``: cut at the points of synchronisation, a stage each.
+
+``scale``: the sum is multiplied by it. ``compression``: 16 bits between ranks. ``sgd``: update instead of storing the
+sum. Raises ``ConfigError`` for what a version cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Mode = Literal["one-launch", "flags", "split"]
+
+MOST_BLOCKS = 64
+"""Blocks a rank where ranks wait for each other by flags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A prepared allreduce of device arrays: a call compiles, converts and allocates nothing.
+
+    Each of ``stages`` takes the stream to run on, one of numba's: ``cuda.stream()``, ``cuda.external_stream(address)``,
+    or 0. Between two stages every rank must have finished the one before; how (a host barrier after synchronising the
+    stream) is up to the caller. One stage: the kernel synchronises itself. With ``mode="split"`` and a rank of its
+    own some stages do nothing but mark where a rank is ready or done: what is between them is then safe whatever peers
+    did before. With ``rank=None`` all stages go on one stream one after another, and nothing need be between them.
+    """
+
+    stages: tuple[Callable[[Any], None], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codes:
+    """Compression to 16 bits, as ``dpsim.comm.compression`` does it: ranks read and write each other's 16-bit codes.
+
+    ``dtype``: float16 or bfloat16. ``scale``: numbers are encoded times it; a power of two from 2^-64 to 1, and 1 for
+    bfloat16. ``arrays``: one device array for the codes of each partial sum, uint16 [N], visible to the ranks as the
+    arrays are.
+    """
+
+    dtype: str
+    scale: float
+    arrays: Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Momentum:
+    """SGD with momentum in the same pass: v = momentum v + scale sum; w -= rate v (``reference.sgd``).
+
+    ``w``, ``v``: one device array a rank each, of the gradients' dtype and length, equal on all ranks before and after.
+    The gradients themselves are only read.
+    """
+
+    w: Sequence[Any]
+    v: Sequence[Any]
+    momentum: float
+    rate: float
+
+
+def flag_words(ranks: int) -> int:
+    """uint32 words of flags a rank: one a block and peer, and one a block for how far it came."""
+    return MOST_BLOCKS * (ranks + 1)
