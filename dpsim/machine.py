@@ -8,11 +8,15 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
+from dpsim.collective import Collective
 from dpsim.errors import ConfigError
 from dpsim.layout import check_layout, node_counts
+from dpsim.memo import remember
 from dpsim.units import parse_bandwidth, parse_duration
 from dpsim.wire_dtype import SIXTEEN_BITS
 
@@ -143,6 +147,11 @@ class AllreduceCost(Noun, frozen=True):
         _check_factor(f"allreduce table {self.algorithm!r} at {self.devices} devices", "slow_factor", self.slow_factor)
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, self.time_s)
 
+    @property
+    def collective(self) -> Collective:
+        """The allreduce that was measured."""
+        return _collective(self)
+
 
 class Selection(Noun, frozen=True):
     """Which allreduce in shared memory is the fastest by size, on so many devices: what ``auto`` takes.
@@ -206,6 +215,17 @@ class OverlapCost(Noun, frozen=True):
         if not (math.isfinite(self.poll_s) and self.poll_s >= 0):
             raise ConfigError(f"{what} has poll_s {self.poll_s}", allowed="finite seconds >= 0")
         _check_factor(what, "slow_factor", self.slow_factor)
+
+    @property
+    def collective(self) -> Collective:
+        """The allreduce that was measured."""
+        return _collective(self)
+
+
+def _collective(table: AllreduceCost | OverlapCost) -> Collective:
+    return Collective(
+        algorithm=table.algorithm, devices=table.devices, layout=table.layout, wire_dtype=table.wire_dtype
+    )
 
 
 class ComputeSlowdown(Noun, frozen=True):
@@ -281,18 +301,22 @@ class Machine(Noun, frozen=True, dict=True):
         if not self.memory_bytes > 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}", allowed="more than 0")
 
-    def priced(self, algorithm: str, devices: int, layout: str = "") -> str:
-        """The algorithm whose costs price one: its own where it has a table.
+    @remember
+    def priced(self, collective: Collective) -> Collective:
+        """The allreduce whose cost stands for this one's: itself where it has a table.
 
-        Without one, ``mpi`` prices ``auto`` where the machine has tables of that but none of ``auto``, and whatever
-        works in shared memory in a layout of several nodes, which share none.
+        Without a table, ``mpi`` stands for ``auto`` where the machine has tables of ``mpi`` but none of ``auto``, and
+        for whatever works in shared memory in a layout of several nodes, which share none.
         """
-        here = {table.algorithm for table in self.allreduce if (table.devices, table.layout) == (devices, layout)}
-        if algorithm in here or ALGORITHMS.find(algorithm).place != "shared memory":
-            return algorithm
-        known = here or {table.algorithm for table in self.allreduce}
+        algorithm, devices, layout = collective.algorithm, collective.devices, collective.layout
+        measured = {table.algorithm for table in self.allreduce if (table.devices, table.layout) == (devices, layout)}
+        if algorithm in measured or ALGORITHMS.find(algorithm).place != "shared memory":
+            return collective
+        known = measured or {table.algorithm for table in self.allreduce}
         library = algorithm == "auto" and "auto" not in known and "mpi" in known
-        return "mpi" if library or node_counts(layout, 1)[0] > 1 else algorithm
+        if library or node_counts(layout, 1)[0] > 1:
+            return msgspec.structs.replace(collective, algorithm="mpi")
+        return collective
 
     def selected(self, devices: int) -> Selection | None:
         """What ``auto`` takes on so many devices, where it was measured."""

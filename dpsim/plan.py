@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
+from dpsim.collective import Collective
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.layout import check_hierarchy, check_layout, node_counts
@@ -146,6 +147,13 @@ class Plan(Noun, frozen=True):
     def priced_wire_dtype(self) -> str:
         """The wire dtype of the cost tables that price this plan: what travels as it is counts as float32."""
         return self.wire_dtype or "float32"
+
+    @property
+    def collective(self) -> Collective:
+        """The allreduce of the plan's gradients."""
+        return Collective(
+            algorithm=self.algorithm, devices=self.devices, layout=self.layout, wire_dtype=self.priced_wire_dtype
+        )
 
     @property
     def devices_a_node(self) -> int:

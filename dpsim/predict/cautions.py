@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dpsim.algorithms import ALGORITHMS
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
-from dpsim.predict.cost import sharing
+from dpsim.predict.cost import sharing, table_for
 
 
 def cautions(machine: Machine, plans: Sequence[Plan]) -> tuple[str, ...]:
@@ -23,8 +23,7 @@ def cautions(machine: Machine, plans: Sequence[Plan]) -> tuple[str, ...]:
 
 
 def _has_table(machine: Machine, plan: Plan) -> bool:
-    asked = (machine.priced(plan.algorithm, plan.devices, plan.layout), plan.devices, plan.layout)
-    return any((t.algorithm, t.devices, t.layout) == asked for t in machine.allreduce)
+    return table_for(machine.allreduce, machine.priced(plan.collective)) is not None
 
 
 def _listed(plans: Sequence[Plan], what: Callable[[Plan], str]) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
-from dpsim.predict.cost import alpha_beta
+from dpsim.predict.cost import nearest_line
 from dpsim.predict.speed import speeds
 from dpsim.predict.step import predict, price, scheduled
 from dpsim.schedule import COMMUNICATION_LANE
@@ -28,37 +28,37 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     without = msgspec.structs.replace(plan, overlap="off")
     priced = price(scheduled(workload, machine, without), machine)
     off, events = priced.prediction, priced.timeline()
-    algorithm = machine.priced(plan.algorithm, plan.devices, plan.layout)
     sizes = [size for size in events.size_bytes[events.lane == COMMUNICATION_LANE].tolist() if size]
-    exposed_s = 0.0
+    collective, exposed_s = machine.priced(plan.collective), 0.0
     for share, at in speeds(machine, plan.devices):
-        alpha_s, beta = alpha_beta(at, algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
+        alpha_s, beta = nearest_line(at, collective)
         exposed_s += share * sum(alpha_s + beta * size for size in sizes)
-    one = predict(workload, machine, msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None))
+    largest = predict(workload, machine, msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None))
     return {
         "perfect_scaling": (single.step_s / plan.devices, 0.0),
         "alpha_beta_no_overlap": (off.step_s - off.exposed_communication_s + exposed_s, exposed_s),
-        "largest_bucket": (one.step_s, one.exposed_communication_s),
+        "largest_bucket": (largest.step_s, largest.exposed_communication_s),
     }
 
 
 def choose_overlap(
     workload: Workload, machine: Machine, plans: Sequence[Plan], mechanisms: Sequence[str] | None = None
 ) -> tuple[str, dict[str, float]]:
-    """(the one mechanism recommended for all ``plans``, every mechanism's seconds per step).
+    """(the mechanism recommended for all ``plans``, every mechanism's seconds per step).
 
     Plans that are compared with each other are compared under one mechanism. Its seconds are those of the fastest plan
-    of each device count or layout, averaged over these; see ``recommended`` for the choice. Plans of one device have
-    no part in it: ``("off", {})`` where there are no others.
+    of each device count or layout, averaged over these; see ``recommended`` for the choice. Plans of one device do not
+    count: ``("off", {})`` where there are no others.
 
     Without ``mechanisms`` they are off, inline and those that the machine has overlap tables of for these algorithms. A
-    machine without any overlap table (published figures, GPUs) is assumed to overlap at no cost: ``thread`` alone."""
+    machine without any overlap table (published figures, GPUs) is assumed to overlap at no cost: ``thread`` alone.
+    """
     several = [plan for plan in plans if plan.devices > 1]
     if not several:
         return "off", {}
     if mechanisms is None:
-        asked = {machine.priced(plan.algorithm, plan.devices, plan.layout) for plan in several}
-        measured = {table.overlap for table in machine.overlap if table.algorithm in asked}
+        algorithms = {machine.priced(plan.collective).algorithm for plan in several}
+        measured = {table.overlap for table in machine.overlap if table.algorithm in algorithms}
         mechanisms = ["off", "inline", *measured] if machine.overlap else ["thread"]
     ordered = sorted(mechanisms, key=lambda name: OVERLAPS.index(name) if name in OVERLAPS else -1)
     steps = {name: _fastest(workload, machine, several, name) for name in ordered}

@@ -1,14 +1,17 @@
-"""What one collective costs on a Machine: its tables first, the link's formula where no table covers the case."""
+"""What an allreduce costs on a Machine: by its tables, or by the link's formula where no table covers the case."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
+from dpsim.collective import Collective
 from dpsim.errors import ConfigError
 from dpsim.jit import jit
 from dpsim.layout import check_hierarchy, check_layout, node_counts
@@ -18,6 +21,7 @@ from dpsim.predict.formulas import link_points, wire_share
 from dpsim.predict.link_fit import nonnegative
 
 Floats = NDArray[np.float64]
+Table = TypeVar("Table", AllreduceCost, OverlapCost)
 _NOTHING = (math.inf, -1.0)
 
 
@@ -86,23 +90,29 @@ def _continued(points: Floats) -> Floats:
 def collective_cost(
     machine: Machine, algorithm: str, devices: int, size_bytes: float, wire_dtype: str = "float32", layout: str = ""
 ) -> tuple[float, bool]:
-    """(seconds of one allreduce alone, whether that is extrapolated).
+    """``cost`` of the ``Collective`` with these fields."""
+    collective = Collective(algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire_dtype)
+    return cost(machine, collective, size_bytes)
 
-    Within a table of this algorithm, device count and layout: linear in bytes; outside its sizes extrapolated
-    (``_continued``). No such table: the link's formula, which counts as extrapolated. One device costs 0.
-    Raises ``ConfigError`` where the machine has neither.
+
+def cost(machine: Machine, collective: Collective, size_bytes: float) -> tuple[float, bool]:
+    """(seconds of one allreduce with nothing else running, whether that is extrapolated).
+
+    Where a table of this algorithm, device count and layout covers the size, the cost is linear between its points;
+    outside it is extrapolated (``_continued``). Without such a table the link's formula gives it, which counts as
+    extrapolated. One device costs 0. Raises ``ConfigError`` where the machine has neither table nor link.
     """
-    if devices == 1:
+    if collective.devices == 1:
         return 0.0, False
-    curve = solo_curve(machine, algorithm, devices, wire_dtype, layout)
-    return float(
-        at(curve.points, 1, float(size_bytes))
-    ), size_bytes > 0 and not curve.first_bytes <= size_bytes <= curve.last_bytes
+    curve = solo_curve(machine, collective)
+    seconds = float(at(curve.points, 1, float(size_bytes)))
+    return seconds, size_bytes > 0 and not curve.first_bytes <= size_bytes <= curve.last_bytes
 
 
 @remember
-def solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: str = "") -> Curve:
+def solo_curve(machine: Machine, collective: Collective) -> Curve:
     """The allreduce's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``."""
+    algorithm, devices, layout = collective.algorithm, collective.devices, collective.layout
     ALGORITHMS.find(algorithm)
     if devices < 1:
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
@@ -110,10 +120,10 @@ def solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str =
         return Curve(np.array([[0.0, 1.0], [0.0, 0.0]]), 0.0, math.inf)
     check_layout(layout, devices)
     check_hierarchy(algorithm, devices, layout)
-    table = _fitting(machine.allreduce, algorithm, devices, wire_dtype, layout)
+    table = table_for(machine.allreduce, collective)
     if table is not None:
-        points = _continued(np.array([_sizes(table, wire_dtype), table.time_s], np.float64))
-        return Curve(points, *_known(table, wire_dtype))
+        points = _continued(np.array([_sizes(table, collective.wire_dtype), table.time_s], np.float64))
+        return Curve(points, *_known(table, collective.wire_dtype))
     if machine.link is None:
         covered = sorted({(t.algorithm, t.layout or str(t.devices)) for t in machine.allreduce})
         raise ConfigError(
@@ -122,43 +132,34 @@ def solo_curve(machine: Machine, algorithm: str, devices: int, wire_dtype: str =
             allowed=", ".join(f"{name} on {count}" for name, count in covered),
             remedy="calibrate it, or add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
         )
-    return Curve(link_points(machine, machine.link, algorithm, devices, layout, wire_dtype), *_NOTHING)
+    return Curve(link_points(machine, machine.link, collective), *_NOTHING)
 
 
-def _known(table: AllreduceCost | OverlapCost, wire_dtype: str) -> tuple[float, float]:
+def _known(table: Table, wire_dtype: str) -> tuple[float, float]:
     """The smallest and the largest size that a table covers; nothing where it is of another wire dtype."""
     return (table.sizes_bytes[0], table.sizes_bytes[-1]) if table.wire_dtype == wire_dtype else _NOTHING
 
 
-def _known_beside(table: OverlapCost, wire_dtype: str) -> tuple[float, float]:
-    """As ``_known``; small messages count as covered, for what they cost is known from the allreduce alone."""
-    return 0.0, _known(table, wire_dtype)[1]
+def _sizes(table: Table, wire_dtype: str) -> Floats:
+    """A table's sizes for a wire dtype. Where it is of another one, messages cost what as many bytes on the wire do.
 
-
-def _sizes(table: AllreduceCost | OverlapCost, wire_dtype: str) -> Floats:
-    """A table's sizes, for a wire dtype: where none of that dtype is there, messages cost what as many bytes do.
-
-    (``hierarchical`` sends only some of its bytes in that dtype, and shared memory none: charged as the table's own.)
+    ``hierarchical`` sends only some of its bytes in that dtype, and shared memory none: they cost what the table says.
     """
     sizes = np.array(table.sizes_bytes, np.float64)
     share = wire_share(table.wire_dtype) / wire_share(wire_dtype)
     return sizes * share if ALGORITHMS.find(table.algorithm).sixteen_bit_messages else sizes
 
 
-def _fitting(
-    tables: tuple[AllreduceCost, ...], algorithm: str, devices: int, wire_dtype: str, layout: str
-) -> AllreduceCost | None:
+def table_for(tables: Sequence[Table], collective: Collective) -> Table | None:
     """The table of this algorithm, device count and layout, of the same wire dtype if there is one."""
-    fitting = [t for t in tables if (t.algorithm, t.devices, t.layout) == (algorithm, devices, layout)]
-    same = [t for t in fitting if t.wire_dtype == wire_dtype]
-    return next(iter(same or fitting), None)
+    key = collective.algorithm, collective.devices, collective.layout
+    fitting = [table for table in tables if (table.algorithm, table.devices, table.layout) == key]
+    return min(fitting, key=lambda table: table.wire_dtype != collective.wire_dtype, default=None)
 
 
 @remember
-def beside_curve(
-    machine: Machine, algorithm: str, devices: int, overlap: str, wire_dtype: str = "float32", layout: str = ""
-) -> tuple[Curve, float]:
-    """(curve with rows bytes, seconds beside a running backward, compute seconds lost; seconds of one poll).
+def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> tuple[Curve, float]:
+    """(curve with rows bytes, seconds during a backward, compute seconds lost; seconds of one poll).
 
     Without a table of this algorithm, device count and mechanism the nearest device count's is taken, as an
     extrapolation: the same compute seconds lost, and the allreduce longer than alone by the same factor. Where the
@@ -166,43 +167,55 @@ def beside_curve(
     compute time away, as for a GPU's copy engines; that is extrapolated where it has tables of the mechanism.
     """
     of_mechanism = [t for t in machine.overlap if t.overlap == overlap]
-    of_algorithm = [t for t in of_mechanism if t.algorithm == algorithm]
-    fitting = [t for t in of_algorithm if (t.devices, t.layout) == (devices, layout)]
-    if fitting:
-        table = min(fitting, key=lambda t: t.wire_dtype != wire_dtype)
+    of_algorithm = [t for t in of_mechanism if t.algorithm == collective.algorithm]
+    wire_dtype = collective.wire_dtype
+    table = table_for(of_algorithm, collective)
+    if table is not None:
         points = np.array([_sizes(table, wire_dtype), table.time_s, table.compute_loss_s], np.float64)
-        return Curve(_continued(points), *_known_beside(table, wire_dtype)), table.poll_s
-    solo = solo_curve(machine, algorithm, devices, wire_dtype, layout)
+        largest = _known(table, wire_dtype)[1]  # small messages count as covered: the allreduce alone tells their cost
+        return Curve(_continued(points), 0.0, largest), table.poll_s
+    solo = solo_curve(machine, collective)
     if not of_algorithm:
         points = np.vstack([solo.points, np.zeros(solo.points.shape[1])])
         return Curve(points, *(_NOTHING if of_mechanism else (0.0, math.inf))), 0.0
-    table = min(of_algorithm, key=lambda t: (abs(t.devices - devices), t.layout, t.wire_dtype != wire_dtype))
-    there = solo_curve(machine, algorithm, table.devices, table.wire_dtype, table.layout)
-    sizes = _sizes(table, wire_dtype)
-    ratio = np.array([_ratio(t, at(there.points, 1, s)) for s, t in zip(table.sizes_bytes, table.time_s, strict=True)])
-    here = np.array([at(solo.points, 1, size) for size in sizes])
-    return Curve(_continued(np.array([sizes, here * ratio, table.compute_loss_s])), *_NOTHING), table.poll_s
+    nearest = min(
+        of_algorithm, key=lambda t: (abs(t.devices - collective.devices), t.layout, t.wire_dtype != wire_dtype)
+    )
+    alone = solo_curve(machine, nearest.collective)
+    sizes = _sizes(nearest, wire_dtype)
+    ratios = [
+        _ratio(time_s, at(alone.points, 1, size))
+        for size, time_s in zip(nearest.sizes_bytes, nearest.time_s, strict=True)
+    ]
+    solo_s = np.array([at(solo.points, 1, size) for size in sizes])
+    points = np.array([sizes, solo_s * np.array(ratios), nearest.compute_loss_s])
+    return Curve(_continued(points), *_NOTHING), nearest.poll_s
 
 
-def _ratio(beside_s: float, alone_s: float) -> float:
-    return beside_s / alone_s if alone_s > 0 else 1.0
+def _ratio(overlapped_s: float, alone_s: float) -> float:
+    return overlapped_s / alone_s if alone_s > 0 else 1.0
 
 
-@remember
 def alpha_beta(
     machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: str = ""
 ) -> tuple[float, float]:
-    """(alpha_s, beta_s_per_byte) of the line alpha + beta M nearest to the allreduce's cost.
+    """``nearest_line`` of the ``Collective`` with these fields."""
+    return nearest_line(machine, Collective(algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire_dtype))
 
-    Least squares of the relative error over the table's points, neither number below 0; the formula's own first value
-    and last slope where there is no table; a single point is all bandwidth. (0, 0) on one device.
+
+@remember
+def nearest_line(machine: Machine, collective: Collective) -> tuple[float, float]:
+    """(alpha_s, beta_s_per_byte) of the line alpha + beta M that is nearest to the allreduce's cost.
+
+    With a table: least squares of the relative error over its points, neither number below 0; a single point is all
+    bandwidth. Without one: the formula's first value and last slope. (0, 0) on one device.
     """
-    if devices == 1:
+    if collective.devices == 1:
         return 0.0, 0.0
-    table = _fitting(machine.allreduce, algorithm, devices, wire_dtype, layout)
+    table = table_for(machine.allreduce, collective)
     if table is not None:
-        return _line(_sizes(table, wire_dtype), np.array(table.time_s))
-    sizes, times = solo_curve(machine, algorithm, devices, wire_dtype, layout).points
+        return _line(_sizes(table, collective.wire_dtype), np.array(table.time_s))
+    sizes, times = solo_curve(machine, collective).points
     return float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS, Line
+from dpsim.collective import Collective
 from dpsim.layout import node_counts
 from dpsim.machine import Link, Machine
 from dpsim.wire_dtype import SIXTEEN_BITS
@@ -28,17 +29,17 @@ def on_the_wire(link: Link, wire_dtype: str) -> Link:
     return msgspec.structs.replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / share)
 
 
-def link_points(machine: Machine, link: Link, algorithm: str, devices: int, layout: str, wire_dtype: str) -> Floats:
-    """Points (bytes; seconds) of an algorithm's cost by the machine's ``link``: the lowest of its lines at each size.
+def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
+    """Points (bytes; seconds) of an allreduce's cost by the machine's ``link``: the lowest of its lines at each size.
 
     In a layout of one node the link inside it is taken, where there is one.
     """
-    nodes, of_a_node = node_counts(layout, devices)
+    nodes, of_a_node = node_counts(collective.layout, collective.devices)
     in_node = machine.link_in_node or link
     across = in_node if nodes == 1 else link
     lines = [
-        _seconds(line, on_the_wire(across, wire_dtype), in_node, shared=not machine.emulated_network)
-        for line in ALGORITHMS.find(algorithm).lines(nodes, of_a_node)
+        _seconds(line, on_the_wire(across, collective.wire_dtype), in_node, shared=not machine.emulated_network)
+        for line in ALGORITHMS.find(collective.algorithm).lines(nodes, of_a_node)
     ]
     return _lowest(lines)
 
@@ -53,7 +54,7 @@ def _seconds(line: Line, link: Link, in_node: Link, *, shared: bool) -> tuple[fl
 
 
 def _lowest(lines: list[tuple[float, float]]) -> Floats:
-    """The lower envelope of some lines (value at 0, slope), as points; the last two lie on its last line."""
+    """The lower envelope of lines (value at 0, slope), as points; the last two lie on its last line."""
     crossings = {0.0}
     for (base, slope), (other_base, other_slope) in itertools.combinations(lines, 2):
         if slope != other_slope:
@@ -63,6 +64,8 @@ def _lowest(lines: list[tuple[float, float]]) -> Floats:
     return np.array([sizes, np.min([base + slope * sizes for base, slope in lines], axis=0)])
 
 
-def rounds(algorithm: str, devices: int, layout: str = "") -> int:
-    """Message rounds of an allreduce that follow one another, after each of which someone must look; 1 on 1 device."""
-    return 1 if devices == 1 else ALGORITHMS.find(algorithm).rounds(*node_counts(layout, devices))
+def rounds(collective: Collective) -> int:
+    """Rounds of messages that follow one another, each of which ends when a rank polls; 1 on one device."""
+    if collective.devices == 1:
+        return 1
+    return ALGORITHMS.find(collective.algorithm).rounds(*node_counts(collective.layout, collective.devices))

@@ -17,7 +17,7 @@ from dpsim.lowering import lower
 from dpsim.machine import Machine
 from dpsim.memo import remember
 from dpsim.plan import Plan
-from dpsim.predict.cost import alpha_beta, beside_curve, compute_slowdown, solo_curve
+from dpsim.predict.cost import compute_slowdown, nearest_line, overlapped_curve, solo_curve
 from dpsim.predict.formulas import rounds
 from dpsim.predict.horovod import joined
 from dpsim.predict.simulate import MODES, Prices, operations_of, simulate
@@ -206,8 +206,7 @@ def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
     """The plan's schedule, with alpha and beta from the machine where its fusion rule needs them."""
     if not FUSION_RULES.find(plan.fusion_rule).needs_costs:
         return lower(workload, plan)
-    algorithm = machine.priced(plan.algorithm, plan.devices, plan.layout)
-    alpha_s, beta = alpha_beta(machine, algorithm, plan.devices, plan.priced_wire_dtype, plan.layout)
+    alpha_s, beta = nearest_line(machine, machine.priced(plan.collective))
     return lower(workload, plan, alpha_s=alpha_s, beta_s_per_byte=beta)
 
 
@@ -232,19 +231,17 @@ def _prices(workload: Workload, machine: Machine, plan: Plan, group: Group) -> t
     factor, beyond = compute_slowdown(machine, group.devices, group.layout)
     samples = local_share(plan)
     layers, announces = _layer_arrays(workload, samples, factor)
-    algorithm = machine.priced(plan.algorithm, group.devices, group.layout)
-    solo = solo_curve(machine, algorithm, group.devices, plan.priced_wire_dtype, group.layout)
-    beside, poll_s = solo, 0.0
+    collective = machine.priced(plan.collective)
+    solo = solo_curve(machine, collective)
+    overlapped, poll_s = solo, 0.0
     if group.devices > 1 and plan.overlap in ("poll", "thread"):
-        beside, poll_s = beside_curve(
-            machine, algorithm, group.devices, plan.overlap, plan.priced_wire_dtype, group.layout
-        )
-    stages = rounds(algorithm, group.devices, group.layout)
+        overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
+    stages = rounds(collective)
     fixed = np.array(
         (workload.times(samples).overhead_s * factor, workload.update_s * factor, poll_s, stages), np.float64
     )
-    prices = Prices(layers, announces, fixed, solo.points, beside.points)
-    known = max(solo.first_bytes, beside.first_bytes), min(solo.last_bytes, beside.last_bytes)
+    prices = Prices(layers, announces, fixed, solo.points, overlapped.points)
+    known = max(solo.first_bytes, overlapped.first_bytes), min(solo.last_bytes, overlapped.last_bytes)
     return prices, known, beyond or workload.extrapolated(samples)
 
 

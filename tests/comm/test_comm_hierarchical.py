@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
+from dpsim.collective import Collective
 from dpsim.comm.allreduce import prepare
 from dpsim.errors import ConfigError
 from dpsim.layout import node_counts, parse_devices
@@ -68,7 +69,7 @@ def test_bytes_messages_and_rounds_of_each_level_are_those_of_the_models_formula
     counts = run_together(lambda rank: prepare(box.ranks[rank], data[rank], "hierarchical").start(), size, 0)
     if size == 1:
         return
-    assert counts == [rounds("hierarchical", size, layout)] * size
+    assert counts == [rounds(Collective(algorithm="hierarchical", devices=size, layout=layout))] * size
     bytes_s, message_s = (
         {"latency_s": 0.0, "bandwidth_bytes_per_s": 1.0},
         {

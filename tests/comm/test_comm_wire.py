@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memory_transport import Mailbox, run_together
 from wire_reference import direct_sum, hierarchical_sum, node_sum, rounded
 
+from dpsim.collective import Collective
 from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, prepare
 from dpsim.comm.compression import Compression, compression
 from dpsim.comm.transport import Array
@@ -24,7 +25,7 @@ from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
 from dpsim.plan import Plan
 from dpsim.predict import alpha_beta, collective_cost
-from dpsim.predict.cost import beside_curve
+from dpsim.predict.cost import overlapped_curve
 from dpsim.predict.points import default_algorithm
 from dpsim.wire_dtype import SIXTEEN_BITS
 
@@ -249,7 +250,7 @@ def test_a_table_of_the_wire_dtype_is_taken_and_else_direct_costs_what_half_the_
     for name in ("ring", "auto"):  # with leaves a ring sends half the bytes; shared memory has no messages
         other = Machine(name="m", allreduce=(AllreduceCost(**table | {"algorithm": name}),))  # type: ignore[arg-type]
         assert collective_cost(other, name, 2, 400, "float16")[0] == (3.0 if name == "ring" else 5.0)
-    curve, _ = beside_curve(machine, "direct", 2, "thread", "float16")
+    curve, _ = overlapped_curve(machine, Collective(algorithm="direct", devices=2, wire_dtype="float16"), "thread")
     assert (curve.points[0, 1], curve.last_bytes) == (200.0, -1.0)
     assert [default_algorithm(machine, name) for name in (None, "float16")] == ["direct", "direct"]
 

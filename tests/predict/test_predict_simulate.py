@@ -13,8 +13,8 @@ from predict_cases import machines, plans, workloads
 
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
-from dpsim.predict import collective_cost, compute_slowdown, predict, scheduled, step_times, timeline
-from dpsim.predict.cost import at, beside_curve
+from dpsim.predict import compute_slowdown, predict, scheduled, step_times, timeline
+from dpsim.predict.cost import at, cost, overlapped_curve
 from dpsim.predict.formulas import rounds
 from dpsim.predict.step import local_share
 from dpsim.schedule import COMMUNICATION_LANE
@@ -116,19 +116,19 @@ def witness(workload: Workload, machine: Machine, plan: Plan) -> tuple[float, fl
     schedule = scheduled(workload, machine, plan)
     n, factor = plan.devices, compute_slowdown(machine, plan.devices)[0]
     times = workload.times(local_share(plan))
-    algorithm = machine.priced(plan.algorithm, n, plan.layout)
+    collective = machine.priced(plan.collective)
     poll_s, messages = 0.0, []
     for bucket in range(schedule.buckets if n > 1 else 0):
         size = int(schedule.bucket_size_bytes[bucket])
-        solo = collective_cost(machine, algorithm, n, size, layout=plan.layout)[0]
+        solo = cost(machine, collective, size)[0]
         beside, loss = solo, 0.0
         if plan.overlap in ("poll", "thread"):
-            curve, poll_s = beside_curve(machine, algorithm, n, plan.overlap, layout=plan.layout)
+            curve, poll_s = overlapped_curve(machine, collective, plan.overlap)
             beside, loss = float(at(curve.points, 1, float(size))), float(at(curve.points, 2, float(size)))
         last = schedule.tensor_order[schedule.bucket_start[bucket + 1] - 1]
         layer = next(i for i, one in enumerate(workload.layers) if workload.tensors[last] in one.tensors)
         messages.append(Message(solo, beside, loss, layer))
-    w = Witness(plan.overlap, poll_s, rounds(algorithm, n, plan.layout), now=workload.overhead_s * factor)
+    w = Witness(plan.overlap, poll_s, rounds(collective), now=workload.overhead_s * factor)
     busy = [(0.0, w.now)]
     host = w.now
 

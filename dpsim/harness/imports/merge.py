@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
+from dpsim.collective import Collective
 from dpsim.errors import ConfigError, FileFormatError, unknown
 from dpsim.harness.imports.imb import is_imb, read_imb
 from dpsim.harness.imports.nccl import is_nccl, read_nccl
@@ -189,17 +190,18 @@ def _layout(table: Table) -> str:
 
 
 def _check_each_once(tables: Sequence[Imported]) -> None:
-    seen: dict[tuple[str, int, str, str], str] = {}
+    file_of: dict[Collective, str] = {}
     for table in tables:
-        key = (table.cost.algorithm, table.cost.devices, table.cost.layout, table.cost.wire_dtype)
-        if key in seen:
-            where = seen[key] if seen[key] == table.file else f"{seen[key]} and {table.file}"
+        collective = table.cost.collective
+        if collective in file_of:
+            files = dict.fromkeys((file_of[collective], table.file))
             raise ConfigError(
-                f"two tables of {key[0]} on {key[2] or key[1]} devices in {where}",
+                f"two tables of {collective.algorithm} on {collective.layout or collective.devices} devices in"
+                f" {' and '.join(files)}",
                 allowed="one for each algorithm and number of devices",
                 remedy="give one of the two, or name their algorithms with --algorithm NAME,NAME",
             )
-        seen[key] = table.file
+        file_of[collective] = table.file
 
 
 def _one_each(values: Sequence[T], files: Sequence[str]) -> list[T]:
