@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from dpsim.errors import ConfigError, unknown
-from dpsim.machine import Network
+
+if TYPE_CHECKING:
+    from dpsim.machine import Network
 
 Backend = Literal["cpu", "cuda"]
 BACKENDS: tuple[str, ...] = get_args(Backend)

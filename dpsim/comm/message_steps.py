@@ -16,6 +16,7 @@ import numpy as np
 from dpsim.comm.compression import Compression
 from dpsim.comm.message_program import Extent, Message, Program, Rounding, View, lower
 from dpsim.comm.transport import Array, CollectiveSteps, Request, Transport, wait
+from dpsim.errors import unknown
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.halving_doubling import halving_doubling, plain_halving_doubling
 from dpsim.kernels.allreduce.steps import StepList
@@ -153,8 +154,12 @@ def _steps(algorithm: str, order: PartialSums | None, ranks: int, devices_a_node
         sums = order or algorithms.node_by_node(ranks, devices_a_node)
         return algorithms.hierarchical(sums, devices_a_node)
     if order is None:
+        if algorithm == "direct":
+            return algorithms.two_shot(slots(range(ranks + 1)))
         plain = {"ring": algorithms.plain_ring, "halving-doubling": plain_halving_doubling}
-        return plain[algorithm](ranks) if algorithm in plain else algorithms.two_shot(slots(range(ranks + 1)))
+        if algorithm not in plain:
+            raise unknown("list of steps for the algorithm", algorithm, ("direct", "hierarchical", *plain))
+        return plain[algorithm](ranks)
     by_name = {
         "ring": algorithms.ring,
         "halving-doubling": halving_doubling,
