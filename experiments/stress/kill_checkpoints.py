@@ -1,13 +1,12 @@
-"""Kills a process that writes checkpoints, at random moments, and looks at what it leaves.
+"""Kills a process that writes checkpoints, at random moments, and checks the files that it leaves.
 
 ``python -m dpsim.experiments.stress.kill_checkpoints [--rounds 1000] [--seed 0]``. A kill must leave every file
-that has a checkpoint's name whole, the newest at or after the last one that was reported as written. (A kill of
-the process, not of the machine: what a power cut leaves depends on the disk, and cannot be shown so.)
+that has a checkpoint's name whole, and the newest must be the last one that was reported as written, or the one after
+it. The process is killed, not the machine: what a power cut leaves depends on the disk, which this does not test.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import multiprocessing
 import random
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpsim.launch.scratch import scratch
+from dpsim.experiments.stress.rounds import run_rounds
 from dpsim.plan import Plan
 from dpsim.runtime.checkpoint import Checkpoint, CheckpointFolder, Header, checkpoints, read
 
@@ -27,7 +26,7 @@ _LONGEST_S = 0.06
 
 
 def content(step: int) -> Checkpoint:
-    """A checkpoint whose every number tells its step."""
+    """A checkpoint whose numbers all follow from its step."""
     header = Header(
         step=step,
         epoch=step // 7,
@@ -43,30 +42,29 @@ def content(step: int) -> Checkpoint:
 
 def consistent(path: Path, step: int) -> bool:
     """Whether a file is the checkpoint of its step. Raises ``FileFormatError`` where it is damaged."""
-    found, wanted = read(path), content(step)
-    same = found.tensors.keys() == wanted.tensors.keys()
+    stored, expected = read(path), content(step)
     return (
-        same
-        and found.header == wanted.header
-        and all(np.array_equal(found.tensors[name], value) for name, value in wanted.tensors.items())
+        stored.tensors.keys() == expected.tensors.keys()
+        and stored.header == expected.header
+        and all(np.array_equal(stored.tensors[name], value) for name, value in expected.tensors.items())
     )
 
 
-def write_for_ever(folder: str, told: Connection) -> None:
-    """Checkpoints one after another, on from the newest; tells each step once its checkpoint is written."""
+def write_for_ever(folder: str, connection: Connection) -> None:
+    """Write a checkpoint of each step after the newest one; send each step once its checkpoint is written."""
     begin = max((step for step, _ in checkpoints(Path(folder))), default=0)
     writing = CheckpointFolder(Path(folder), begin)
-    told.send(begin)
-    told.recv()
+    connection.send(begin)
+    connection.recv()
     step = begin
     while True:
         step += 1
         writing.write(content(step))
-        told.send(step)
+        connection.send(step)
 
 
 def kill_rounds(rounds: int, seed: int, folder: Path) -> tuple[int, int]:
-    """So many kills, each at a random moment; (checkpoints written, kills in the middle of writing one).
+    """(checkpoints written, kills in the middle of writing one) of ``rounds`` kills at random moments.
 
     Raises ``AssertionError`` or ``FileFormatError`` at the first kill that leaves anything but whole checkpoints.
     """
@@ -80,7 +78,7 @@ def kill_rounds(rounds: int, seed: int, folder: Path) -> tuple[int, int]:
         process.start()
         theirs.close()
         try:
-            last = ours.recv()  # it has begun, and removed what the kill before has left
+            last = ours.recv()  # it has begun, and removed what the last kill left
             if list(folder.glob(".*")):
                 raise AssertionError(f"kill {number}: the next start left {sorted(folder.glob('.*'))}")
             ours.send("go")
@@ -92,27 +90,20 @@ def kill_rounds(rounds: int, seed: int, folder: Path) -> tuple[int, int]:
             while True:
                 last = ours.recv()
         midway += any(folder.glob(".*.partial"))
-        found = checkpoints(folder)
-        if last and not (found and found[-1][0] in (last, last + 1)):
-            raise AssertionError(f"kill {number}: step {last} was written, and the folder has {found}")
-        for step, path in found:
+        left = checkpoints(folder)
+        if last and not (left and left[-1][0] in (last, last + 1)):
+            raise AssertionError(f"kill {number}: step {last} was written, and the folder has {left}")
+        for step, path in left:
             if not consistent(path, step):
                 raise AssertionError(f"kill {number}: {path} is not of its step")
-        if len(found) > 3:
-            raise AssertionError(f"kill {number}: {len(found)} checkpoints are kept")
-    return max(last, found[-1][0] if found else 0), midway
+        if len(left) > 3:
+            raise AssertionError(f"kill {number}: {len(left)} checkpoints are kept")
+    return max(last, left[-1][0] if left else 0), midway
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    with scratch("kill") as folder:
-        begin_s = time.monotonic()
-        written, midway = kill_rounds(asked.rounds, asked.seed, folder / "run")
-        took_s = time.monotonic() - begin_s
-    print(f"{asked.rounds} kills in {took_s:.0f} s, {midway} of them in the middle of writing a file;", end=" ")
+    rounds, (written, midway) = run_rounds(__doc__, 1000, kill_rounds)
+    print(f"{rounds}, each with a kill, {midway} of them in the middle of writing a file;", end=" ")
     print(f"{written} checkpoints written, none torn")
     return 0
 

@@ -1,15 +1,13 @@
-"""Kills ranks of reproducible runs at random moments, lets the runs go on, and looks at what they end in.
+"""Kills ranks of reproducible runs at random moments, lets the runs continue, and checks the bits in which they end.
 
 ``python -m dpsim.experiments.stress.kill_resume [--rounds 200] [--seed 0]``. In a round a training begins on a
 random number of devices, with random buckets, overlap and allreduce. At a random moment SIGKILL ends one rank or
-several; the run goes on by itself (``elastic``), or is resumed on another random number of devices, and may be killed
-once more. It must end in the digest and the losses of the run that nothing happened to, and leave no
-process and no unfinished file.
+several; the run continues by itself (``elastic``), or is resumed on another random number of devices, and may be killed
+once more. It must end in the digest and the losses of an undisturbed run, and leave no process and no unfinished file.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
 import re
@@ -25,11 +23,11 @@ import msgspec
 import psutil
 
 from dpsim import codec
+from dpsim.experiments.stress.rounds import is_running, run_rounds
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import configured
 from dpsim.harness.train.train import train
 from dpsim.launch.jobs import JobFailed, on_ranks
-from dpsim.launch.scratch import scratch
 from dpsim.learning_rate import Cosine, RateSchedule, Step
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.progress import Progress
@@ -81,9 +79,9 @@ TRAININGS = (
         **_COMMON,
     ),
 )
-"""Runs of some epochs, whose last batches are short; nowhere do leaves divide the batch."""
+"""Runs of several epochs whose last batches are short; the number of leaves never divides the batch."""
 
-_WAYS: dict[str, Sequence[Any]] = {
+_SETTINGS: dict[str, Sequence[Any]] = {
     "devices": (1, 2, 3, 4),
     "elastic": (True, False),
     "fusion_threshold_bytes": (None, 0.0, 300.0, float("inf")),
@@ -97,25 +95,25 @@ Result = tuple[str, Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What rounds came to: kills, ranks that they hit, kills after a checkpoint, runs that went on by themselves."""
+class Counts:
+    """Kills, ranks that they hit, kills after a checkpoint, and restarts of elastic runs."""
 
     kills: int = 0
     ranks: int = 0
-    trained: int = 0
+    after_checkpoint: int = 0
     restarts: int = 0
 
-    def __add__(self, other: Told) -> Told:
-        return Told(
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
             kills=self.kills + other.kills,
             ranks=self.ranks + other.ranks,
-            trained=self.trained + other.trained,
+            after_checkpoint=self.after_checkpoint + other.after_checkpoint,
             restarts=self.restarts + other.restarts,
         )
 
 
 def undisturbed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Result]:
-    """A task for one rank: what each training comes to that nothing happens to."""
+    """A task for one rank: the result of each training when nothing is killed."""
     from dpsim.harness.train.on_ranks import train_on_ranks
 
     configs = [config | {"checkpoint_every": None, "checkpoint": None} for config in argument["trainings"]]
@@ -124,18 +122,18 @@ def undisturbed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress)
 
 
 class _Killer:
-    """Ends ``ranks`` processes of the first job that this process starts, once that has written step ``aim``."""
+    """Kills ``ranks`` processes of the first job that this process starts, once it has written step ``aim``."""
 
     def __init__(self, ranks: int, aim: int, delay_s: float, moments: random.Random) -> None:
         self._ranks, self._aim, self._delay_s, self._moments = ranks, aim, delay_s, moments
         self._reached, self._over = threading.Event(), False
-        self._met: list[psutil.Process] = []
+        self._workers: list[psutil.Process] = []
         self._step = self._killed = self._restarts = 0
         if not aim:
             self._reached.set()
 
     def progress(self, text: str) -> None:
-        """One line of the run's."""
+        """Take one line of the run's progress."""
         self._restarts += "; going on from" in text
         if match := re.match(r"checkpoint of step (\d+):", text):
             self._step = int(match[1])
@@ -144,7 +142,7 @@ class _Killer:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Kills while the run in this block goes on. Raises ``AssertionError`` if it leaves a process behind."""
+        """Kill while the run in this block is at work. Raises ``AssertionError`` if it leaves a process behind."""
         thread = threading.Thread(target=self._kill)
         thread.start()
         try:
@@ -154,7 +152,7 @@ class _Killer:
             self._reached.set()
             thread.join()
         until = time.monotonic() + _GONE_WITHIN_S
-        while left := [one for one in self._met if _runs(one)]:
+        while left := [process for process in self._workers if is_running(process)]:
             assert time.monotonic() < until, f"left behind: {left}"
             time.sleep(0.01)
 
@@ -162,19 +160,19 @@ class _Killer:
         self._reached.wait()
         time.sleep(self._delay_s)
         while self._ranks and not self._over and not self._killed:
-            self._met = _workers_of_this_process()
-            ranks = [one for one in self._met if not _children(one)]
+            self._workers = _workers_of_this_process()
+            ranks = [process for process in self._workers if not _children(process)]
             for rank in self._moments.sample(ranks, min(self._ranks, len(ranks))):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     rank.kill()
                     self._killed += 1
             time.sleep(0.01)
 
-    def told(self) -> Told:
-        return Told(
+    def counts(self) -> Counts:
+        return Counts(
             kills=self._killed > 0,
             ranks=self._killed,
-            trained=self._killed > 0 and self._aim > 0,
+            after_checkpoint=self._killed > 0 and self._aim > 0,
             restarts=self._restarts,
         )
 
@@ -187,28 +185,23 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 def _workers_of_this_process() -> list[psutil.Process]:
     """The ranks of the job that this process has started, and the parents that watch them."""
-    found = []
-    for one in psutil.Process().children(recursive=True):
+    workers = []
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if one.cmdline()[:1] == [sys.executable] and "dpsim.launch.worker" in one.cmdline():
-                found.append(one)
-    return found
+            command = process.cmdline()
+            if command[:1] == [sys.executable] and "dpsim.launch.worker" in command:
+                workers.append(process)
+    return workers
 
 
-def _runs(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def kill_round(training: TrainConfig, expected: Result, seed: str, folder: Path) -> Told:
+def kill_round(training: TrainConfig, expected: Result, seed: str, folder: Path) -> Counts:
     """One run, killed once or twice. Raises ``AssertionError`` where it does not end as ``expected``."""
-    moments, told, result = random.Random(seed), Told(), None
-    config = msgspec.structs.replace(training, checkpoint=str(folder), **_way(moments))
+    moments, counts, result = random.Random(seed), Counts(), None
+    config = msgspec.structs.replace(training, checkpoint=str(folder), **_drawn(moments))
     kills = moments.choice((1, 1, 2))
     while result is None:
         aim = moments.choice((0, moments.randint(1, training.steps or 1)))
-        ranks = moments.choice((1, 1, 2)) if told.kills < kills else 0
+        ranks = moments.choice((1, 1, 2)) if counts.kills < kills else 0
         killer = _Killer(ranks, aim, moments.uniform(0, _STEPPING_S if aim else _STARTING_S), moments)
         try:
             with killer.at_work():
@@ -217,47 +210,44 @@ def kill_round(training: TrainConfig, expected: Result, seed: str, folder: Path)
             if not failed.lost:
                 raise
             config = _by_hand(config, moments, folder)
-        told += killer.told()
+        counts += killer.counts()
     assert (result.digest, result.losses) == (expected[0], tuple(expected[1])), f"{config}: other bits"
-    left = [path.name for path in folder.iterdir() if path not in [found for _, found in checkpoints(folder)]]
+    whole = [path for _, path in checkpoints(folder)]
+    left = [path.name for path in folder.iterdir() if path not in whole]
     assert not left, f"{config}: {left} are left behind"
-    return told
+    return counts
 
 
-def _way(moments: random.Random) -> dict[str, Any]:
-    """How a run is run; nothing of what it comes to depends on that."""
-    return {name: moments.choice(values) for name, values in _WAYS.items()}
+def _drawn(moments: random.Random) -> dict[str, Any]:
+    """Settings drawn at random on which the results of a reproducible run do not depend."""
+    return {name: moments.choice(values) for name, values in _SETTINGS.items()}
 
 
 def _by_hand(config: TrainConfig, moments: random.Random, folder: Path) -> TrainConfig:
-    """The run resumed in another way from its last checkpoint; begun once more while there is none."""
+    """The run with other settings, resumed from its last checkpoint, or begun anew while there is none."""
     if not checkpoints(folder):
-        return msgspec.structs.replace(config, **_way(moments))
-    return configured(folder, _way(moments), None, {}, {}, lambda _: None)
+        return msgspec.structs.replace(config, **_drawn(moments))
+    return configured(folder, _drawn(moments), None, {}, {}, lambda _: None)
 
 
-def kill_rounds(rounds: int, seed: int, folder: Path) -> Told:
-    """So many rounds, each in a folder of its own under ``folder``."""
-    argument = {"trainings": [dict(codec.to_builtins(one)) for one in TRAININGS[:rounds]]}
+def kill_rounds(rounds: int, seed: int, folder: Path) -> Counts:
+    """``rounds`` rounds, each in a folder of its own under ``folder``."""
+    argument = {"trainings": [dict(codec.to_builtins(training)) for training in TRAININGS[:rounds]]}
     expected = on_ranks("dpsim.experiments.stress.kill_resume:undisturbed", argument, devices=1)
-    told = Told()
+    counts = Counts()
     for number in range(rounds):
-        which = number % len(TRAININGS)
-        told += kill_round(TRAININGS[which], expected[which], f"{seed} {number}", folder / str(number))
-    return told
+        index = number % len(TRAININGS)
+        counts += kill_round(TRAININGS[index], expected[index], f"{seed} {number}", folder / str(number))
+    return counts
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    with scratch("kill") as folder:
-        begin_s = time.monotonic()
-        told = kill_rounds(asked.rounds, asked.seed, folder)
-        took_s = time.monotonic() - begin_s
-    print(f"{asked.rounds} runs in {took_s:.0f} s, {told.kills} kills of {told.ranks} ranks;", end=" ")
-    print(f"{told.trained} after a checkpoint, {told.restarts} gone on from by themselves; all ended in the same bits")
+    rounds, counts = run_rounds(__doc__, 200, kill_rounds)
+    print(
+        f"{rounds}, {counts.kills} kills of {counts.ranks} ranks, {counts.after_checkpoint} after a checkpoint;",
+        end=" ",
+    )
+    print(f"{counts.restarts} runs continued by themselves; all ended in the same bits")
     return 0
 
 

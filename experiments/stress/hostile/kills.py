@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from dpsim.experiments.stress.hostile.tally import Outcome
+from dpsim.experiments.stress.rounds import is_running
 from dpsim.launch import scratch_keeper
 
 _ROOT = str(Path(str(importlib.resources.files("dpsim"))).resolve().parent)
@@ -134,7 +135,7 @@ def _left(process: subprocess.Popen[bytes], family: list[psutil.Process], place:
     while left and time.monotonic() < until:
         time.sleep(0.05)
         process.poll()
-        left = [f"{one.name()} ({one.status()})" for one in family if _runs(one)]
+        left = [f"{one.name()} ({one.status()})" for one in family if is_running(one)]
         left += [path.name for path in place.iterdir()]
         left += sorted(_files_of_mpich() - shared)
     if left:
@@ -143,12 +144,6 @@ def _left(process: subprocess.Popen[bytes], family: list[psutil.Process], place:
                 one.kill()
     process.wait()
     return f"left after {_GONE_WITHIN_S:.0f} s: {', '.join(left)}" if left else ""
-
-
-def _runs(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def _files_of_mpich() -> set[str]:
