@@ -19,8 +19,8 @@ def steps_in_turn(
 ) -> dict[str, list[float]]:
     """Seconds of a step of each trainer, a median a round. Collective, with the same result on every rank.
 
-    In each round every trainer is visited once: two steps that do not count and ``counted`` that do. A step lasts
-    from the slowest rank's end to the next one's. One more round, the first, does not count.
+    In each round every trainer is visited once: two steps that do not count and ``counted`` that do. A step
+    lasts from the slowest rank's end to the next one's. One more round, the first, does not count.
     """
     medians_s: dict[str, list[float]] = {name: [] for name in trainers}
     for current in rounds(StopRule(least_rounds=_LEAST_ROUNDS, most_s=seconds), warm_up=1, comm=comm):

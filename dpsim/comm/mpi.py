@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from dpsim.algorithms import algorithms_in
 from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
 from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Request, SummationOrder, aligned_bytes
@@ -81,6 +82,7 @@ class MpiTransport:
         self._one_node = local_ranks == comm.size > 1
         self._shared: list[list[NDArray[np.uint8]]] = []
         self._group: SharedGroup | None = None
+        self._kernels = algorithms_in("shared memory")
         self._selection = selection or Selection.usual(self.size)
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
@@ -114,7 +116,17 @@ class MpiTransport:
     def prepare(
         self, data: Array, algorithm: str, compression: Compression | None, order: SummationOrder | None = None
     ) -> PersistentAllreduce | None:
-        if self._group is None or algorithm not in ("auto", "one-shot", "two-shot"):
+        return self.kernel(data, algorithm, compression, order) if algorithm in self._kernels else None
+
+    def kernel(
+        self,
+        data: Array,
+        algorithm: str,
+        compression: Compression | None = None,
+        order: SummationOrder | None = None,
+    ) -> PersistentAllreduce | None:
+        """The same by any version of the kernels, where plans name only those in shared memory as algorithms."""
+        if self._group is None:
             return None
         arrays = [self._of_all_ranks(array) for array in (data, *(order.extra if order is not None else ()))]
         shared = [array for array in arrays if array is not None]

@@ -433,7 +433,7 @@ def test_only_a_machine_file_is_replaced_and_that_is_said(dpsim: Dpsim, tmp_path
         assert (code, "replaced" in out) == (0, expected), err
     before = file.read_bytes(), output.read_bytes()
     code, _, err = dpsim("calibrate", "--from", file, "--devices", "2", "--output", file)
-    assert (code, "is a file of another kind" in err) == (2, True)
+    assert (code, "a file of another kind" in err or "this command reads it" in err) == (2, True), err
     code, _, err = dpsim("calibrate", "--from", file, "--output", output)
     assert (code, "--devices N" in err) == (2, True)
     assert (file.read_bytes(), output.read_bytes()) == before

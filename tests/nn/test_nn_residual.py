@@ -123,7 +123,7 @@ def test_branches_that_do_not_fit_together_are_refused() -> None:
     for body, shortcut, text in (
         ([], [], "has no body"),
         ([conv("a", outputs=3)], [], "the body must keep the shape"),
-        ([conv("a", outputs=3)], [relu("s")], r"one from \(4, 5, 2\) to \(4, 5, 3\)"),
+        ([conv("a", outputs=3)], [relu("s")], r"a shortcut from \(4, 5, 2\) to \(4, 5, 3\)"),
         ([relu("a")], [relu("s", (5, 4, 2))], r"a shortcut from \(5, 4, 2\)"),
     ):
         with pytest.raises(ConfigError, match=text):

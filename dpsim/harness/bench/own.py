@@ -9,13 +9,13 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.allreduce import prepare
-from dpsim.comm.networks import transport
+from dpsim.comm.mpi import MpiTransport
 from dpsim.comm.transport import Array
 from dpsim.harness.bench.algorithms import MESSAGES
 from dpsim.harness.bench.turns import SCALE, SCALING, Variant, serve
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
-from dpsim.machine import Network, Selection
+from dpsim.machine import Selection
 from dpsim.progress import Progress
 from dpsim.runtime.choosing import choose_selection
 
@@ -33,7 +33,7 @@ class OwnRank:
     def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
         self.rank: int = comm.rank
         self._algorithms: list[str] = argument["algorithms"]
-        self._transport = transport(comm, Network())
+        self._transport = MpiTransport(comm.Dup())
         self._selection = choose_selection(comm).selection(comm.size) or Selection.usual(comm.size)
         dtype, count = np.dtype(argument["dtype"]), argument["count"]
         self._window = self._transport.allocate(count * dtype.itemsize).view(dtype)
@@ -71,7 +71,7 @@ class OwnRank:
             return prepare(self._transport, data, name).run
         if kernel.most_bytes is not None and data.nbytes > kernel.most_bytes:
             return None
-        prepared = self._transport.prepare(data, algorithm, None)
+        prepared = self._transport.kernel(data, algorithm)
         return None if prepared is None else prepared.run
 
 
