@@ -34,11 +34,11 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One allreduce algorithm. Nothing has a default, so that nothing can be forgotten.
+    """One allreduce algorithm. No field has a default, so that none can be forgotten.
 
     ``lines(nodes, devices of a node)`` are its cost by the link's formula: the lowest of them at each size.
-    ``rounds(nodes, devices of a node)`` are its message rounds that follow one another, after each of which somebody
-    must look. Where an algorithm ignores nodes, only their product matters.
+    ``rounds(nodes, devices of a node)`` is how many rounds of messages follow one another, each of which ends when a
+    rank polls. Where an algorithm ignores nodes, only the product of both matters.
     ``place`` is where it can run: by ``messages`` over any network, in the ``shared memory`` of one node, in the MPI
     ``library``, whose messages dpsim does not see, or ``elsewhere``: it is priced, and dpsim does not run it.
     ``sixteen_bits``: whether it can send gradients as 16 bits without leaves; ``sixteen_bit_messages``: whether all
@@ -65,7 +65,7 @@ RUNNABLE: tuple[Place, ...] = ("messages", "shared memory", "library")
 
 def algorithms_in(*places: Place) -> tuple[str, ...]:
     """The names of the algorithms that run in one of these places."""
-    return tuple(name for name, one in ALGORITHMS.items() if one.place in places)
+    return tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.place in places)
 
 
 def _fold(n: int) -> tuple[int, int, int]:

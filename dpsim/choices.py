@@ -41,7 +41,7 @@ class Problem(Noun, frozen=True):
 
     @property
     def shape_class(self) -> Problem:
-        """The problem that stands for all with nearly as many rows, or more than enough to keep the processor busy."""
+        """The problem that represents all with nearly as many rows, or with enough to keep the processor busy."""
         most = _MOST_PICTURES if self.operation in CONVOLUTIONS else _MOST_ROWS
         return Problem(
             operation=self.operation, dtype=self.dtype, rows=_rounded(min(self.rows, most)), sizes=self.sizes
@@ -86,9 +86,9 @@ class Choice(Noun, frozen=True):
 
 
 class Choices(Noun, frozen=True, dict=True):
-    """All that was measured on one type of processor with one set of libraries.
+    """Everything that was measured on one type of processor with one set of libraries.
 
-    ``selections``: which allreduce in shared memory is the fastest by size, a number of devices each.
+    ``selections``: which allreduce in shared memory is the fastest by size, one for each number of devices.
     """
 
     measured_on: str = ""
@@ -101,17 +101,17 @@ class Choices(Noun, frozen=True, dict=True):
         return {choice.problem: choice for choice in self.kernels}
 
     def choice(self, problem: Problem) -> Choice | None:
-        """What was measured for the class of a problem."""
+        """The choice that was measured for the class of a problem."""
         return self._by_problem.get(problem.shape_class)
 
     def selection(self, devices: int) -> Selection | None:
-        """The allreduces by size on so many devices of a node."""
-        return next((one for one in self.selections if one.devices == devices), None)
+        """The allreduces by size on ``devices`` of a node."""
+        return next((item for item in self.selections if item.devices == devices), None)
 
     def with_more(self, kernels: tuple[Choice, ...] = (), selections: tuple[Selection, ...] = ()) -> Choices:
-        """These choices and others; what is there already stays, so that a choice once used is never another one."""
+        """These choices and others. Existing choices stay, so that a choice never changes once it was used."""
         return Choices(
             measured_on=self.measured_on,
-            kernels=(*self.kernels, *(one for one in kernels if one.problem not in self._by_problem)),
-            selections=(*self.selections, *(one for one in selections if self.selection(one.devices) is None)),
+            kernels=(*self.kernels, *(item for item in kernels if item.problem not in self._by_problem)),
+            selections=(*self.selections, *(item for item in selections if self.selection(item.devices) is None)),
         )

@@ -63,9 +63,9 @@ def to_json(value: Any, *, indent: int | None = 1) -> str:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of a value, without those fields of nouns that have their default.
+    """SHA-256 of the canonical JSON of a value, without the fields of nouns that have their default value.
 
-    So a field that a later version of dpsim adds leaves the digest of an earlier record as it is.
+    So the digest of a record stays the same when a later version of dpsim adds a field with a default.
     """
     essential = to_builtins(_without_defaults(value))
     text = json.dumps(essential, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -75,13 +75,13 @@ def digest(value: Any) -> str:
 def _without_defaults(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         config = value.__struct_config__
-        found = {} if config.tag is None else {str(config.tag_field): config.tag}
+        essential = {} if config.tag is None else {str(config.tag_field): config.tag}
         for field in msgspec.structs.fields(value):
-            given = getattr(value, field.name)
+            present = getattr(value, field.name)
             default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-            if default is msgspec.NODEFAULT or given != default:
-                found[field.encode_name] = _without_defaults(given)
-        return found
+            if default is msgspec.NODEFAULT or present != default:
+                essential[field.encode_name] = _without_defaults(present)
+        return essential
     if isinstance(value, dict):
         return {key: _without_defaults(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -90,10 +90,10 @@ def _without_defaults(value: Any) -> Any:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: whoever reads it, even after a kill or a crash, sees the old one or the new.
+    """Write a file whole or not at all: a reader sees the old file or the new one, even after a kill or a crash.
 
-    Temporary file in the same folder, fsync, rename, fsync of the folder. Raises ``OSError``, leaving nothing behind.
-    A link stays one: its target is written. What is no ordinary file, such as a device or a pipe, is written into.
+    It writes a temporary file in the same folder, syncs it, renames it and syncs the folder. If it raises ``OSError``,
+    it leaves nothing behind. A link stays a link: its target is written. A device or a pipe is written into.
     """
     if (path.exists() and not path.is_file()) or path.absolute().is_relative_to("/dev"):  # /dev/stdout may be a file
         with path.open("wb") as stream:
@@ -165,7 +165,7 @@ def read_raw(path: Path, what: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Plain values of a JSON text without NaN and infinity. Raises ``ValueError``, also for a deep nesting."""
+    """The plain values of a JSON text. Raises ``ValueError`` for NaN, infinity and deep nesting."""
     try:
         raw = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
@@ -192,7 +192,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def decode(raw: Any, kind: type[T], what: str) -> T:
-    """A noun from plain values, strictly. Raises ``FileFormatError`` with the path of the bad field."""
+    """The noun of plain values. Raises ``FileFormatError``, which names the field, for what is not exactly a noun."""
     try:
         return msgspec.convert(_with_inf(raw), kind)
     except UnicodeEncodeError as error:
@@ -226,9 +226,9 @@ def read(path: Path, kind: type[T], what: str, schema: str) -> T:
     """Read one noun from a JSON or TOML file; ``schema`` is the value its ``schema`` key must have."""
     raw = read_raw(path, what)
     if not isinstance(raw, dict) or raw.get("schema") != schema:
-        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+        schema_found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise FileFormatError(
-            f"{path} is not a {what} file: its schema is {found!r}",
+            f"{path} is not a {what} file: its schema is {schema_found!r}",
             allowed=f"schema = {schema!r}",
             remedy="give a file of the right kind, or make it again with this version of dpsim",
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class DpsimError(ValueError):
-    """A mistake the user can mend. The command line prints its text and exits with code 2.
+    """A mistake that the user can correct. The command line prints its text and exits with code 2.
 
     ``given`` says what was given (or what happened), ``allowed`` what would have been accepted,
     ``remedy`` what to do next.
@@ -28,7 +28,7 @@ class ConfigError(DpsimError):
 
 
 class FileFormatError(DpsimError):
-    """A file is missing, damaged or of another kind than the one asked for."""
+    """A file is missing, damaged or not of the kind that is read."""
 
 
 class CommunicationError(DpsimError):
@@ -40,7 +40,7 @@ class NotFiniteError(DpsimError):
 
 
 def unknown(what: str, given: object, allowed: Iterable[str], *, remedy: str = "") -> ConfigError:
-    """The error for a word outside a fixed list, with the nearest allowed word when one is near."""
+    """The error for a word that is not in a fixed list; it suggests a similar word, if there is one."""
     words = list(allowed)
     near = difflib.get_close_matches(str(given), words, n=1)
     hint = f"did you mean {near[0]!r}?" if near else remedy

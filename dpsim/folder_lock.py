@@ -1,4 +1,4 @@
-"""Keeps two runs from writing into one folder. The kernel lets go of a folder when the process that holds it ends."""
+"""Keeps two runs from writing into one folder. The kernel releases a lock when the process that holds it ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dpsim.errors import ConfigError
 
 
 def lock(handle: int) -> bool:
-    """Hold an open folder until the handle is closed; whether nobody else holds it.
+    """Lock an open folder until the handle is closed; False if another process has locked it.
 
-    True, too, on a file system without locks: runs there go on without this protection.
+    True, too, on a file system without locks, where runs are not protected.
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -27,9 +27,9 @@ def lock(handle: int) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path | None) -> Iterator[None]:
-    """Hold ``folder``, which is made if need be, for one command. Raises ``ConfigError`` where another one holds it.
+    """Lock ``folder``, which is made if it does not exist. Raises ``ConfigError`` where another command has locked it.
 
-    Where there is None, nothing is held.
+    ``None``: nothing is locked.
     """
     if folder is None:
         yield

@@ -14,12 +14,12 @@ from dpsim.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class FusionRule:
-    """One rule for joining gradient tensors into buckets. Nothing has a default, so that nothing can be forgotten.
+    """One rule that joins gradient tensors into buckets. No field has a default, so that none can be forgotten.
 
-    ``default_threshold_bytes``: the threshold where none is given, or ``None`` for a rule that takes none.
+    ``default_threshold_bytes``: the default threshold; ``None`` for a rule without a threshold.
     ``needs_costs``: whether it decides by the times at which tensors are ready and by an allreduce's alpha and beta.
-    ``while_running``: whether it decides in each step anew (a policy that runtime and model both call) and so has no
-    buckets beforehand.
+    ``while_running``: whether it decides anew in each step (a policy that runtime and model both call), so that there
+    are no buckets before the step.
     ``buckets(tensors, threshold_bytes)`` gives the first tensor of every bucket and their number
     (``dpsim.lowering.fusion``): the function, or its ``module:name``.
     """

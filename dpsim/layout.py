@@ -1,4 +1,4 @@
-"""Device layouts: ``8`` devices of which nothing more is known, or ``2x4``, 2 nodes of 4 devices each.
+"""Device layouts: ``8`` devices about whose nodes nothing is known, or ``2x4``: 2 nodes of 4 devices each.
 
 Rank r is on node r // 4 of ``2x4``. In a flat layout (``8``, stored as the empty text) every device is its own node.
 """
@@ -37,7 +37,7 @@ def node_counts(layout: str, devices: int) -> tuple[int, int]:
 
 
 def check_layout(layout: str, devices: int) -> None:
-    """Refuse a layout that is not one of ``devices`` devices."""
+    """Refuse a layout whose product is not ``devices``."""
     nodes, of_a_node = node_counts(layout, devices)
     if nodes * of_a_node != devices:
         raise ConfigError(
@@ -47,7 +47,7 @@ def check_layout(layout: str, devices: int) -> None:
 
 
 def check_hierarchy(algorithm: str, devices: int, layout: str) -> None:
-    """Refuse the hierarchical allreduce where nothing is known of nodes."""
+    """Refuse the hierarchical allreduce where nothing is known about nodes."""
     if algorithm == "hierarchical" and devices > 1 and not layout:
         raise ConfigError(
             f"algorithm 'hierarchical' on the flat layout {devices}: nothing says which devices share a node",

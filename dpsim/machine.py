@@ -1,4 +1,4 @@
-"""``Machine``: what a run runs on. What collectives cost, how communication and computation slow each other, memory."""
+"""``Machine``: what a run runs on: costs of collectives, how communication and computation slow each other, memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_DEVICES = 10**12
 
 
 class Network(Noun, frozen=True):
-    """What joins the devices: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
+    """What connects the devices: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
 
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float = math.inf
@@ -38,7 +38,7 @@ class Network(Noun, frozen=True):
         return self.token != NODE
 
     def default_algorithm(self, wire_dtype: str | None = None) -> str:
-        """The algorithm taken when none is named: the fastest by size; on a link ``ring``, or what can send 16 bits."""
+        """The algorithm when none is named: the fastest by size; on a link ``ring``, or one that can send 16 bits."""
         if not self.emulated:
             return "auto"
         return "direct" if wire_dtype in SIXTEEN_BITS else "ring"
@@ -154,7 +154,7 @@ class AllreduceCost(Noun, frozen=True):
 
 
 class Selection(Noun, frozen=True):
-    """Which allreduce in shared memory is the fastest by size, on so many devices: what ``auto`` takes.
+    """Which allreduce in shared memory is the fastest by size on ``devices``: what ``auto`` runs.
 
     ``algorithms[i]`` for messages below ``below_bytes[i]``, the last one for all others.
     """
@@ -176,12 +176,12 @@ class Selection(Noun, frozen=True):
             )
 
     def algorithm(self, size_bytes: int) -> str:
-        """What is taken for a message of that size."""
+        """The algorithm for a message of that size."""
         return self.algorithms[sum(size_bytes >= bound for bound in self.below_bytes)]
 
     @staticmethod
     def usual(devices: int) -> Selection:
-        """What is taken where nothing was measured. Two ranks never gain by looking at everything twice."""
+        """The selection where nothing was measured. Two ranks never gain from reading everything twice."""
         return (
             Selection(devices=2, algorithms=("two-shot",), below_bytes=())
             if devices == 2
@@ -190,10 +190,11 @@ class Selection(Noun, frozen=True):
 
 
 class OverlapCost(Noun, frozen=True):
-    """One allreduce beside a running backward: its time, and the compute time it takes away, against its size.
+    """One allreduce during a running backward: its time, and the compute time it takes away, against its size.
 
-    ``poll_s`` is the compute time one look at the communication costs (mechanism ``poll``). At the slow speed of the
-    machine (``Speed``) the allreduce takes ``slow_factor`` times as long.
+    ``poll_s`` is the compute time of one poll (mechanism ``poll``). Calibration leaves it 0, because the compute time
+    that it measures contains the polls. At the slow speed of the machine (``Speed``) the allreduce takes
+    ``slow_factor`` times as long.
     """
 
     algorithm: str
@@ -270,10 +271,10 @@ class Speed(Noun, frozen=True):
 
 
 class Machine(Noun, frozen=True, dict=True):
-    """What a run runs on. Tables first; the link's formula where no table covers an algorithm or device count.
+    """What a run runs on: tables of costs, and a link whose formula prices what no table covers.
 
-    ``link`` joins all devices; in a layout of several nodes it joins the nodes, the devices of one sharing it, and
-    ``link_in_node``, where it is given, joins the devices of one node. ``cores`` are those of a node (0: unknown).
+    ``link`` connects all devices. In a layout of several nodes it connects the nodes, and the devices of a node share
+    it; ``link_in_node``, if there is one, connects the devices of a node. ``cores`` are those of a node (0: unknown).
     """
 
     name: str
@@ -319,7 +320,7 @@ class Machine(Noun, frozen=True, dict=True):
         return collective
 
     def selected(self, devices: int) -> Selection | None:
-        """What ``auto`` takes on so many devices, where it was measured."""
+        """The measured selection of ``auto`` on ``devices``; ``None`` where nothing was measured."""
         return next((selection for selection in self.selection if selection.devices == devices), None)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Which optimizer a plan has: ``Sgd`` or ``AdamW``, told apart by ``kind`` in a file. Its update is in ``dpsim.nn``."""
+"""The optimizer of a plan: ``Sgd`` or ``AdamW``, which a file tells apart by ``kind``. Updates are in ``dpsim.nn``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class AdamW(Noun, frozen=True, tag_field="kind", tag="adamw"):
 
 
 Optimizer = Sgd | AdamW
-"""``slots`` names the arrays of the parameters' size that each keeps from step to step."""
+"""``slots`` names the arrays of the parameters' size that an optimizer keeps from step to step."""
 
 
 def changed(base: Optimizer, name: str | None, settings: dict[str, Any]) -> Optimizer:

@@ -35,15 +35,15 @@ class Plan(Noun, frozen=True):
 
     ``fusion_rule`` is one of ``dpsim.fusion_rules``, ``algorithm`` one of ``dpsim.algorithms``.
     ``fusion_threshold_bytes`` belongs to the rules tarantella (a bucket closes once it holds at least this
-    much), ddp (likewise, its first bucket at 1 MiB at most) and horovod (a maximum); ``None`` takes the
+    much), ddp (likewise, its first bucket at 1 MiB at most) and horovod (a maximum); ``None`` is the
     rule's own default, and 0 is one bucket per tensor under every rule. ``cycle_s`` is Horovod's cycle.
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
     ``algorithm`` ``auto`` is the fastest in shared memory by size (``dpsim.machine.Selection``), MPI's own without it.
     ``wire_dtype`` is what gradients are sent as (``dpsim.comm.compression``); ``None``: as the tensors are.
     ``leaves`` > 0 makes training reproducible: each global batch is cut into so many leaves, and whatever is summed
     over samples is added leaf by leaf in one fixed order, so that results have the same bits on any number of devices
-    (up to one a leaf). ``batch_norm`` says whose statistics batch normalisation uses: the device's (``local``), each
-    leaf's (``leaf``) or the whole global batch's (``global``).
+    (up to one per leaf). ``batch_norm`` says whose statistics batch normalisation uses: the device's (``local``), each
+    leaf's (``leaf``) or the whole global batch's (``global``). ``strategy`` names the lowering (``dpsim.lowering``).
     """
 
     devices: int

@@ -1,4 +1,4 @@
-"""Which processor and which BLAS this process computes with: what speeds and bits depend on."""
+"""The processor and the BLAS that this process computes with, on which speeds and bits depend."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def blas() -> str:
     libraries = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
     if not libraries:
         return "unknown"
-    library = next((one for one in libraries if "numpy" in one["filepath"]), libraries[0])
+    library = next((entry for entry in libraries if "numpy" in entry["filepath"]), libraries[0])
     parts = (library["internal_api"], library["version"], library.get("architecture"))
     return " ".join(str(part) for part in parts if part)
 

@@ -1,4 +1,4 @@
-"""``Registry``: things of one kind by their names, and functions that are named where loading them would be dear."""
+"""``Registry``: items of one kind by name, and functions that are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpsim.errors import ConfigError, unknown
 
 
 class Named(Protocol):
-    """What a registry holds."""
+    """An item of a registry."""
 
     @property
     def name(self) -> str: ...
@@ -21,14 +21,14 @@ T = TypeVar("T", bound=Named)
 
 
 class Registry(Mapping[str, T]):
-    """Name -> the one thing of that name, in the order of registration. ``what`` is the kind, for messages."""
+    """Name -> item, in the order of registration. ``what`` is the kind of item, for messages."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._items: dict[str, T] = {}
 
     def register(self, item: T) -> T:
-        """Add an item; its name is its own. Raises ``ConfigError``."""
+        """Add an item under its name. Raises ``ConfigError`` where the name is taken."""
         if item.name in self._items:
             raise ConfigError(
                 f"{self._what} {item.name!r} is registered already",
@@ -38,7 +38,7 @@ class Registry(Mapping[str, T]):
         return item
 
     def find(self, name: str) -> T:
-        """The item of a name. Raises ``ConfigError`` with the nearest name."""
+        """The item of a name. Raises ``ConfigError``, which suggests the nearest name."""
         if name not in self._items:
             raise unknown(self._what, name, self._items)
         return self._items[name]
@@ -55,7 +55,7 @@ class Registry(Mapping[str, T]):
 
 @functools.cache
 def load(function: Callable[..., Any] | str) -> Callable[..., Any]:
-    """The function itself, or the one that ``module:name`` names, imported when it is first asked for."""
+    """The function itself, or the function that ``module:name`` names, which is imported now."""
     if callable(function):
         return function
     module, _, name = function.partition(":")
@@ -64,6 +64,6 @@ def load(function: Callable[..., Any] | str) -> Callable[..., Any]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for the help of a flag: ``ring, direct or hierarchical``."""
+    """Names as a help text lists them: ``ring, direct or hierarchical``."""
     *others, last = names
     return f"{', '.join(others)} or {last}"

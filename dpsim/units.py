@@ -92,8 +92,8 @@ def _round_decimal(size_bytes: float, scale: int) -> str:
     if size_bytes % scale == 0:
         return ""
     units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-    found = ((size_bytes // each, unit) for unit, each in units if size_bytes % each == 0)
-    return next((f"{count:.0f} {unit}" for count, unit in found if count < 1000), "")
+    multiples = ((size_bytes // each, unit) for unit, each in units if size_bytes % each == 0)
+    return next((f"{count:.0f} {unit}" for count, unit in multiples if count < 1000), "")
 
 
 def format_duration(seconds: float) -> str:

@@ -48,10 +48,10 @@ class Tensor(Noun, frozen=True):
 class Layer(Noun, frozen=True):
     """One layer: its device time at each of the workload's ``local_batches``, and its gradient tensors.
 
-    ``forward_s`` and ``backward_s`` have one entry a local batch. ``gradient_ready_s`` (optional) is the
+    ``forward_s`` and ``backward_s`` have one entry per local batch. ``gradient_ready_s`` (optional) is the
     time from the start of this layer's backward until its gradients are final; without it they are final
-    when its backward ends. ``launch_s`` is host time to launch the layer's work (0 where host and device
-    are one). ``depends_on`` names the layers it reads; ``None`` means the one before it.
+    when its backward ends. ``launch_s`` is the host time to launch the layer's work (0 where host and device
+    are one). ``depends_on`` names the layers that it reads; ``None``: the layer before it.
     """
 
     name: str
@@ -76,11 +76,10 @@ class Workload(Noun, frozen=True, dict=True):
     """What is trained: layers in forward order, and where the numbers come from.
 
     ``local_batches`` (ascending) are the batch sizes at which times were taken; between them times are
-    interpolated, outside them extrapolated along the nearest segment (or in proportion if there is one).
-    ``update_s`` is the optimizer's time a step; ``overhead_s + b overhead_per_sample_s`` the time a step of local
-    batch b spends outside the
-    layers and the update (fetching the batch, the loss, bookkeeping). ``optimizer_slots`` is how many arrays of the
-    parameters' size the optimizer keeps, where it is not the plan's that counts.
+    interpolated, outside them extrapolated along the nearest segment (in proportion if there is only one size).
+    ``update_s`` is the optimizer's time per step. ``overhead_s + b overhead_per_sample_s`` is the time that a step of
+    local batch b spends outside the layers and the update: fetching the batch, the loss, bookkeeping.
+    ``optimizer_slots`` is how many arrays of the parameters' size the optimizer keeps; ``None``: as the plan's does.
     """
 
     name: str
@@ -108,8 +107,8 @@ class Workload(Noun, frozen=True, dict=True):
         tensors = [t.name for layer in self.layers for t in layer.tensors]
         for what, words in (("layer", names), ("tensor", tensors)):
             if len(set(words)) != len(words):
-                twice = next(w for w in words if words.count(w) > 1)
-                raise ConfigError(f"two {what}s are named {twice!r}", allowed="unique names")
+                repeated = next(word for word in words if words.count(word) > 1)
+                raise ConfigError(f"two {what}s are named {repeated!r}", allowed="unique names")
         for layer in self.layers:
             self._check_layer(layer, set(names))
         for key in ("update_s", "overhead_s", "overhead_per_sample_s"):
@@ -129,7 +128,7 @@ class Workload(Noun, frozen=True, dict=True):
             if len(times) != len(self.local_batches):
                 raise ConfigError(
                     f"layer {layer.name!r} has {len(times)} values of {key}",
-                    allowed=f"one a local batch: {len(self.local_batches)}",
+                    allowed=f"one per local batch: {len(self.local_batches)}",
                 )
             if any(not math.isfinite(t) or t < 0 for t in times):
                 raise ConfigError(f"layer {layer.name!r} has {key} {list(times)}", allowed="finite seconds >= 0")

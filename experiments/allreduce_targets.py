@@ -32,23 +32,23 @@ LARGE_BYTES, OF_BOUND, OVER_GLOO, CROWDED_DEVICES = 64 * MIB, 0.85, 8.0, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What should be reached at a size, and what was; ``measured`` is None where nothing was measured."""
+    """What should be reached at a size, and what was measured: None for nothing. ``peer``: the system compared with."""
 
     what: str
     size_bytes: int
     least: float
     measured: float | None
-    beside: str = ""
+    peer: str = ""
 
     @property
     def met(self) -> bool:
         return self.measured is not None and self.measured >= self.least
 
 
-def targets(found: BenchResult) -> Iterator[Target]:
+def targets(benchmark: BenchResult) -> Iterator[Target]:
     """Every target at every size that was measured."""
-    devices = found.points[0].devices if found.points else 0
-    for size in found.sizes:
+    devices = benchmark.points[0].devices if benchmark.points else 0
+    for size in benchmark.sizes:
         if devices >= CROWDED_DEVICES:
             yield _over(size, "over mpich", _peer(size, "mpich"), 1.0)
             continue
@@ -67,9 +67,9 @@ def _peer(size: BenchSize, name: str) -> Ratio | None:
 
 
 def _over(size: BenchSize, what: str, ratio: Ratio | None, least: float) -> Target:
-    beside = "" if ratio is None else f"{ratio.system}, {ratio.low:.2f} to {ratio.high:.2f}"
+    peer = "" if ratio is None else f"{ratio.system}, {ratio.low:.2f} to {ratio.high:.2f}"
     return Target(
-        what=what, size_bytes=size.size_bytes, least=least, measured=ratio.ratio if ratio else None, beside=beside
+        what=what, size_bytes=size.size_bytes, least=least, measured=ratio.ratio if ratio else None, peer=peer
     )
 
 
@@ -78,16 +78,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.allreduce_targets", description=__doc__)
     parser.add_argument("folder", type=Path, help="what dpsim bench allreduce --output wrote")
     try:
-        found = list(targets(result(bench.read(parser.parse_args().folder / bench.RECORD))))
+        reached = list(targets(result(bench.read(parser.parse_args().folder / bench.RECORD))))
     except DpsimError as error:
         print(f"allreduce_targets: {error}", file=sys.stderr)
         return 2
-    for one in found:
-        state = "not measured" if one.measured is None else f"{one.measured:.2f}"
-        verdict = "met   " if one.met else "MISSED"
-        beside = f" ({one.beside})" if one.beside else ""
-        print(f"{verdict} {format_size(one.size_bytes):>8} {one.what:<18} {state}, at least {one.least:g}{beside}")
-    return 0 if all(one.met for one in found) else 1
+    for target in reached:
+        state = "not measured" if target.measured is None else f"{target.measured:.2f}"
+        verdict = "met   " if target.met else "MISSED"
+        peer = f" ({target.peer})" if target.peer else ""
+        least = f"at least {target.least:g}"
+        print(f"{verdict} {format_size(target.size_bytes):>8} {target.what:<18} {state}, {least}{peer}")
+    return 0 if all(target.met for target in reached) else 1
 
 
 if __name__ == "__main__":

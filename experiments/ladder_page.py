@@ -52,12 +52,12 @@ def measured() -> tuple[dict[tuple[str, str], float], str]:
     record = bench.read(RECORD)
     size = record.bench.sizes()[-1]
     points = (p for p in result(record).points if p.size_bytes == size and p.system == bench.OWN)
-    found: dict[tuple[str, str], float] = {
+    fractions: dict[tuple[str, str], float] = {
         (record.bench.backend, p.algorithm): p.fraction_of_bound
         for p in points
         if p.in_place and not p.cached and p.fraction_of_bound is not None
     }
-    return found, f"of the bound, {format_size(size)}, n = {record.bench.devices}"
+    return fractions, f"of the bound, {format_size(size)}, n = {record.bench.devices}"
 
 
 def page(text: str) -> str:

@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--slowdown", type=float, default=1.45, help="how much slower a core is while it is slow")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("command", nargs="+")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, _REAL_TIME)
     except PermissionError:
@@ -69,12 +69,13 @@ def main() -> int:
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     cores = sorted(os.sched_getaffinity(0))
     disturbers = [
-        multiprocessing.Process(target=disturb, args=(core, told.slowdown, told.seed), daemon=True) for core in cores
+        multiprocessing.Process(target=disturb, args=(core, arguments.slowdown, arguments.seed), daemon=True)
+        for core in cores
     ]
     for process in disturbers:
         process.start()
     try:
-        return subprocess.run(told.command, check=False).returncode
+        return subprocess.run(arguments.command, check=False).returncode
     finally:
         for process in disturbers:
             process.kill()

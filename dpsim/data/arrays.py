@@ -24,7 +24,7 @@ from dpsim.errors import ConfigError, FileFormatError
 _WHOLE = ("x", "y")
 _PARTS = ("x_train", "y_train", "x_test", "y_test")
 _TEST_FRACTION = 0.2
-_AT_ONCE = 256  # samples looked at for infinities at once
+_AT_ONCE = 256  # samples checked for infinities at once
 _LARGEST = 2**31 - 1
 _CLASSES = "classes 0 to K - 1, each with training samples"
 _RENUMBER = "numpy.unique(y, return_inverse=True)[1] numbers the classes so"
@@ -40,11 +40,11 @@ def from_npz(token: str, text: str, dtype: DTypeLike) -> Dataset:
     """
     path = path_of(text)
     arrays = read_npz(path, (_PARTS, _WHOLE))
-    found = {name: _samples(array, f"{name} in {path}") for name, array in arrays.items() if name[0] == "x"}
+    samples = {name: _samples(array, f"{name} in {path}") for name, array in arrays.items() if name[0] == "x"}
     labels = {name: _labels(array, f"{name} in {path}") for name, array in arrays.items() if name[0] == "y"}
-    if "x" in found:
-        return _split(token, found["x"], labels["y"], dtype)
-    parts = (found["x_train"], labels["y_train"], found["x_test"], labels["y_test"])
+    if "x" in samples:
+        return _split(token, samples["x"], labels["y"], dtype)
+    parts = (samples["x_train"], labels["y_train"], samples["x_test"], labels["y_test"])
     return _dataset(token, *parts, dtype)
 
 

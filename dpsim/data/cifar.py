@@ -42,7 +42,7 @@ def cifar10(token: str, text: str, dtype: DTypeLike) -> Dataset:
 
 
 def _read(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.uint8], Labels]:
-    """Pixels [N, 32, 32, 3] and labels [N] of all records of some files."""
+    """Pixels [N, 32, 32, 3] and labels [N] of all records of files."""
     missing = [name for name in names if find(folder, [name]) is None]
     if missing:
         python = find(folder, ["data_batch_1", "test_batch"]) is not None
@@ -53,13 +53,13 @@ def _read(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.uint8], Labels
         )
     records = [_records(folder / name) for name in names]
     count = sum(map(len, records))
-    x, y, at = np.empty((count, _SIDE * _SIDE, 3), np.uint8), np.empty(count, np.int64), 0
-    for some in records:
-        y[at : at + len(some)] = some[:, 0]
-        planes = some[:, 1:].reshape(len(some), 3, _SIDE * _SIDE)
+    x, y, start = np.empty((count, _SIDE * _SIDE, 3), np.uint8), np.empty(count, np.int64), 0
+    for part in records:
+        y[start : start + len(part)] = part[:, 0]
+        planes = part[:, 1:].reshape(len(part), 3, _SIDE * _SIDE)
         for channel in range(3):
-            x[at : at + len(some), :, channel] = planes[:, channel]
-        at += len(some)
+            x[start : start + len(part), :, channel] = planes[:, channel]
+        start += len(part)
     return x.reshape(count, _SIDE, _SIDE, 3), y
 
 

@@ -84,8 +84,8 @@ def channel_statistics(x: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np
                 part -= subtract
                 part *= part
             sums += part.reshape(len(part), -1).sum(axis=0)
-        found: NDArray[np.float64] = sums.reshape(-1, channels).sum(axis=0)
-        return found
+        total: NDArray[np.float64] = sums.reshape(-1, channels).sum(axis=0)
+        return total
 
     mean = total(None) / count
     std = np.sqrt(total(mean) / count)

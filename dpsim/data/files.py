@@ -1,4 +1,4 @@
-"""Reads the files of data sets: where they are, whole, and with a plain word about what is wrong with them."""
+"""Finds and reads the files of data sets, and says plainly what is wrong with them."""
 
 from __future__ import annotations
 

@@ -84,10 +84,10 @@ def _part(folder: Path, part: str, remedy: str) -> tuple[NDArray[np.uint8], Labe
 
 def _path(folder: Path, name: str, dimensions: int, remedy: str) -> Path:
     plain = [f"{name}{mark}idx{dimensions}-ubyte" for mark in "-."]
-    found = find(folder, [*plain, *(f"{spelling}.gz" for spelling in plain)])
-    if found is None:
+    path = find(folder, [*plain, *(f"{spelling}.gz" for spelling in plain)])
+    if path is None:
         raise FileFormatError(f"{plain[0]} not found in {folder}", allowed=f"the files {_SPELLINGS}", remedy=remedy)
-    return found
+    return path
 
 
 def _read(path: Path, dimensions: int, remedy: str) -> NDArray[np.uint8]:

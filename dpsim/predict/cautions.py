@@ -1,4 +1,4 @@
-"""What to tell somebody who reads predictions: where they rest on an assumption, and what to do about it."""
+"""Sentences for readers of predictions: which assumptions they rest on, and what to do about it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dpsim.predict.cost import sharing, table_for
 def cautions(machine: Machine, plans: Sequence[Plan]) -> tuple[str, ...]:
     """One sentence for each assumption behind the predictions of these plans on a machine. Pure."""
     several = [plan for plan in plans if plan.devices > 1]
-    found = [
+    sentences = [
         _shared_cores(machine, [p for p in several if sharing(machine, p.devices, p.layout) > 1]),
         _link(machine, [p for p in several if not _has_table(machine, p)]),
         _no_shared_memory([p for p in several if not _has_table(machine, p)]),
         _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
     ]
-    return tuple(sentence for sentence in found if sentence)
+    return tuple(sentence for sentence in sentences if sentence)
 
 
 def _has_table(machine: Machine, plan: Plan) -> bool:
@@ -47,10 +47,10 @@ def _shared_cores(machine: Machine, plans: Sequence[Plan]) -> str:
 def _link(machine: Machine, plans: Sequence[Plan]) -> str:
     if not plans or machine.link is None:
         return ""
-    asked = _listed(plans, lambda p: f"{p.algorithm} on {_layout(p)}")
+    missing = _listed(plans, lambda p: f"{p.algorithm} on {_layout(p)}")
     return (
-        f"no table of the machine covers {asked} devices: the cost is that of {_named(machine.link)}, so the rows are "
-        "marked 'extrapolated'; calibrate these device counts for better ones"
+        f"no table of the machine covers {missing} devices: the cost is that of {_named(machine.link)}, so the rows are"
+        " marked 'extrapolated'; calibrate these device counts for better ones"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a prediction is compared with: the nulls, and the same plan under other overlap mechanisms."""
+"""Comparisons of a prediction: with the nulls, and with the same plan under other overlap mechanisms."""
 
 from __future__ import annotations
 

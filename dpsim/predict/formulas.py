@@ -24,7 +24,7 @@ def wire_share(wire_dtype: str) -> float:
 
 
 def on_the_wire(link: Link, wire_dtype: str) -> Link:
-    """A link as bytes of gradients see it that travel as ``wire_dtype``: M costs what its share of M bytes does."""
+    """The link for gradients that travel as ``wire_dtype``: M bytes of gradients cost what they are on the wire."""
     share = wire_share(wire_dtype)
     return msgspec.structs.replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / share)
 
@@ -32,7 +32,7 @@ def on_the_wire(link: Link, wire_dtype: str) -> Link:
 def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
     """Points (bytes; seconds) of an allreduce's cost by the machine's ``link``: the lowest of its lines at each size.
 
-    In a layout of one node the link inside it is taken, where there is one.
+    In a layout of one node it is the link inside the node, where the machine has one.
     """
     nodes, of_a_node = node_counts(collective.layout, collective.devices)
     in_node = machine.link_in_node or link

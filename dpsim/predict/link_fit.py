@@ -1,4 +1,4 @@
-"""The link that a machine's own tables imply: it prices, as an extrapolation, what none of them covers."""
+"""The link that a machine's own tables imply. It prices, as an extrapolation, what no table covers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def fitted_link(tables: Sequence[AllreduceCost], *, emulated: bool = False) -> L
     """The latency and bandwidth nearest to all tables, by the formulas of their algorithms; ``None`` without a time.
 
     Non-negative least squares of the relative error over all points, where seconds = alpha latency + beta M / bandwidth
-    (reducing is part of the bandwidth). Where an algorithm costs the lowest of several lines, each point is laid to
-    the line that is lowest there, until none changes. ``emulated``: each device has a link of its own.
+    (reducing is part of the bandwidth). Where an algorithm costs the lowest of several lines, each point belongs
+    to the line that is lowest there; this is repeated until no point changes. ``emulated``: each device has a link.
     """
     points = [
         (ALGORITHMS.find(table.algorithm).lines(*node_counts(table.layout, table.devices)), sent_bytes, time_s)
@@ -60,7 +60,7 @@ def _sent(table: AllreduceCost) -> list[float]:
 
 
 def _row(line: Line, size_bytes: float, emulated: bool) -> tuple[float, float]:
-    """What latency and seconds per byte are multiplied with."""
+    """The factors of latency and of seconds per byte."""
     senders = 1 if emulated else line.senders
     return line.alpha + line.alpha_in_node, (line.beta * senders + line.beta_in_node) * size_bytes
 
@@ -72,5 +72,5 @@ def nonnegative(rows: Floats, times: Floats) -> Floats:
     weighted = rows / times[:, None]
     scale = np.max(weighted, axis=0)
     scale[scale == 0] = 1.0
-    found: Floats = nnls(weighted / scale, np.ones(len(times)))[0] / scale
-    return found
+    solution: Floats = nnls(weighted / scale, np.ones(len(times)))[0] / scale
+    return solution

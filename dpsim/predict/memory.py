@@ -37,8 +37,8 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     """total = P + state + P + slots P + b A + the largest bucket.
 
     P: gradient bytes (parameters have the same), slots: the workload's ``optimizer_slots``, or else those of the
-    plan's optimizer (SGD 1, AdamW 2), b: samples of one micro-batch on the device with most of them, A: activation
-    bytes per sample (all layers' are kept until backward). A workload none of whose layers has any does not state them.
+    plan's optimizer (SGD 1, AdamW 2), b: samples of a micro-batch on the device with the most, A: activation bytes
+    per sample (those of all layers are kept until backward). Activations are unknown where no layer states any.
     An allreduce needs room for one bucket more than the gradients themselves: the largest (Horovod: its fusion buffer,
     the threshold or all gradients, whichever is less).
     """

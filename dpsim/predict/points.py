@@ -171,7 +171,7 @@ def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
 
 def _point(workload: Workload, machine: Machine, plan: Plan, single: Prediction, relative_uncertainty: float) -> Record:
     predicted = predict(workload, machine, plan)
-    low_s, high_s = interval(predicted, machine, workload, relative_uncertainty)
+    low_s, high_s = interval(predicted, relative_uncertainty)
     needed = memory(workload, plan, machine)
     has_threshold = plan.devices > 1 and FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is not None
     speedup = predicted.images_per_s / single.images_per_s

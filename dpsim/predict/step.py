@@ -188,13 +188,10 @@ def timeline(workload: Workload, machine: Machine, plan: Plan) -> Timeline:
     return price(scheduled(workload, machine, plan), machine).timeline()
 
 
-def interval(
-    prediction: Prediction, machine: Machine, workload: Workload, relative_uncertainty: float = RELATIVE_UNCERTAINTY
-) -> tuple[float, float]:
+def interval(prediction: Prediction, relative_uncertainty: float = RELATIVE_UNCERTAINTY) -> tuple[float, float]:
     """(predicted_low_s, predicted_high_s) = step (1 -+ u), u the relative uncertainty of a calibration.
 
-    u is doubled where the prediction is extrapolated. Machine and workload files carry no uncertainty of their own
-    yet, so u is the caller's; the two stand in the signature for the day they do.
+    u is doubled where the prediction is extrapolated. Machine and workload files state no uncertainty.
     """
     if not (math.isfinite(relative_uncertainty) and 0 <= relative_uncertainty < 1):
         raise ConfigError(f"relative uncertainty is {relative_uncertainty}", allowed="from 0 up to 1")

@@ -25,8 +25,8 @@ def main() -> None:
     parser.add_argument("--samples", default="1,8,64,256", help="samples at once (1,8,64,256)")
     parser.add_argument("--seconds", type=float, default=0.25, help="time for each operation (0.25)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = parser.parse_args()
-    names, samples = given.model.split(","), [int(number) for number in given.samples.split(",")]
+    arguments = parser.parse_args()
+    names, samples = arguments.model.split(","), [int(number) for number in arguments.samples.split(",")]
     if unknown := [name for name in names if name not in NETWORKS]:
         parser.error(f"unknown network {unknown[0]!r}; allowed: {', '.join(NETWORKS)}")
     every = [
@@ -38,27 +38,27 @@ def main() -> None:
     rows = []
     with threadpool_limits(1):
         where = f"{processor.model()} ({processor.family()}), {processor.blas()}, PyTorch {torch_version()}"
-        if not given.json:
+        if not arguments.json:
             print(f"{where}, one thread; milliseconds, medians; the fastest of dpsim's over PyTorch's last")
         for problem in dict.fromkeys(every):
-            rows.append(row(problem, given.seconds))
-            if not given.json:
+            rows.append(row(problem, arguments.seconds))
+            if not arguments.json:
                 print(_line(rows[-1]), flush=True)
         passes = [measure(case) for case in (*activations(), *updates())]
-    if given.json:
-        points = [asdict(one) for one in rows]
+    if arguments.json:
+        points = [asdict(result) for result in rows]
         report = {"schema": 2, "command": "bench_kernels", "machine": where, "points": points}
-        print(json.dumps(report | {"passes": [asdict(one) for one in passes]}))
+        print(json.dumps(report | {"passes": [asdict(result) for result in passes]}))
         return
-    for one in passes:
-        times = f"{one.time_s * 1e3:8.3f} ms   numpy {one.numpy_s * 1e3:8.3f} ms"
-        print(f"{one.operation:26} {one.shape:22} {times} {one.rate:7.1f} {one.unit}/s")
+    for result in passes:
+        times = f"{result.time_s * 1e3:8.3f} ms   numpy {result.numpy_s * 1e3:8.3f} ms"
+        print(f"{result.operation:26} {result.shape:22} {times} {result.rate:7.1f} {result.unit}/s")
 
 
-def _line(one: Row) -> str:
-    times = "  ".join(f"{name} {time_s * 1e3:.4f}" for name, time_s in one.time_s.items())
-    beside = f"   {one.over_torch:.2f}" if one.over_torch is not None else ""
-    return f"{one.problem:52} {times}   best: {one.fastest}{beside}"
+def _line(result: Row) -> str:
+    times = "  ".join(f"{name} {time_s * 1e3:.4f}" for name, time_s in result.time_s.items())
+    ratio = f"   {result.over_torch:.2f}" if result.over_torch is not None else ""
+    return f"{result.problem:52} {times}   best: {result.fastest}{ratio}"
 
 
 if __name__ == "__main__":

@@ -113,8 +113,8 @@ def measure(case: Case) -> Row:
             output[...] = value
         run()
         results.append([output.copy() for output in case.outputs])
-    for found, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max()))
+    for result, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max()))
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(REPEATS):
         for run, samples in zip((case.kernel, case.numpy), times, strict=True):

@@ -86,18 +86,18 @@ def _torch(problem: Problem) -> Candidate:
     import torch
 
     torch.set_num_threads(1)
-    made: dict[int, Any] = {}
+    tensors: dict[int, Any] = {}
 
-    def tensor(array: Array, change: Callable[[Any], Any] = lambda found: found) -> Any:
-        if (found := made.get(id(array))) is None:
-            found = made[id(array)] = change(torch.from_numpy(array))
-        return found
+    def tensor(array: Array, change: Callable[[Any], Any] = lambda result: result) -> Any:
+        if (result := tensors.get(id(array))) is None:
+            result = tensors[id(array)] = change(torch.from_numpy(array))
+        return result
 
     def pictures(array: Array) -> Any:
-        return tensor(array, lambda found: found.permute(0, 3, 1, 2))
+        return tensor(array, lambda result: result.permute(0, 3, 1, 2))
 
     def weights(array: Array) -> Any:
-        return tensor(array, lambda found: found.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last))
+        return tensor(array, lambda result: result.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last))
 
     def kept(of: Array, result: Any) -> None:
         """Into the given array, in the check before the timing alone: a copy that a training would not make."""
@@ -123,17 +123,17 @@ def _torch(problem: Problem) -> Candidate:
         return call(grad, x, weight, None, steps, border, [1, 1], False, [0, 0], 1, mask)
 
     def conv2d_input_gradient(grad: Array, weight: Array, stride: int, out: Array, work: object) -> None:
-        found = backward(pictures(grad), pictures(out), weights(weight), stride, weight.shape[0], [True, False, False])
-        kept(out, found[0].permute(0, 2, 3, 1))
+        result = backward(pictures(grad), pictures(out), weights(weight), stride, weight.shape[0], [True, False, False])
+        kept(out, result[0].permute(0, 2, 3, 1))
 
     def conv2d_weight_gradient(x: Array, grad: Array, leaves: object, stride: int, out: Array, work: object) -> None:
         mask = [False, True, False]
-        found = backward(pictures(grad), pictures(x), weights(out), stride, out.shape[0], mask)
-        kept(out, found[1].permute(2, 3, 1, 0))
+        result = backward(pictures(grad), pictures(x), weights(out), stride, out.shape[0], mask)
+        kept(out, result[1].permute(2, 3, 1, 0))
 
     every: dict[str, Candidate] = {
-        one.__name__: one
-        for one in (
+        candidate.__name__: candidate
+        for candidate in (
             product,
             product_with_transposed,
             transposed_product,

@@ -42,8 +42,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER", help="where the JSON file goes [here]")
     folder: Path = parser.parse_args().output
-    here = rank_info.job()
-    if here is not None and here.rank != 0:
+    job = rank_info.job()
+    if job is not None and job.rank != 0:
         jobs.serve()
     try:
         reason = "" if simulating() else why_no_gpu()
@@ -57,7 +57,7 @@ def main() -> int:
         print(f"gpu-check: {error}", file=sys.stderr)
         return 2
     finally:
-        if here is not None:
+        if job is not None:
             jobs.release()
     print(f"{table(record)}\n\nwritten: {path}")
     if not record.gpus.simulated:
@@ -67,23 +67,27 @@ def main() -> int:
 
 def run() -> GpuCheck:
     """Everything, in order: tests first, so that a wrong kernel is known of before it is timed."""
-    begin_s, taken_at, on = time.monotonic(), stamp(), gpus()
-    for line in (f"GPUs: {', '.join(on.names)}", f"driver {on.driver}; CUDA {on.cuda}", _packages(on)):
+    begin_s, taken_at, hardware = time.monotonic(), stamp(), gpus()
+    for line in (
+        f"GPUs: {', '.join(hardware.names)}",
+        f"driver {hardware.driver}; CUDA {hardware.cuda}",
+        _packages(hardware),
+    ):
         _tell(line)
-    tests = Tests(passed=True, line="not run in the simulator") if on.simulated else run_tests()
+    tests = Tests(passed=True, line="not run in the simulator") if hardware.simulated else run_tests()
     _tell(tests.line)
-    found = _Found()
-    found.add("logical:alone", {"simulated": on.simulated, "seconds": LOGICAL_S}, 1, LOGICAL_S + 30)
-    _between(on, found)
+    results = _Results()
+    results.add("logical:alone", {"simulated": hardware.simulated, "seconds": LOGICAL_S}, 1, LOGICAL_S + 30)
+    _between(hardware, results)
     return assemble(
-        found.samples,
+        results.samples,
         taken_at=taken_at,
         environment=_without_paths(environment()),
-        gpus=on,
+        gpus=hardware,
         tests=tests,
         seconds=time.monotonic() - begin_s,
-        left_out=found.left_out,
-        failed=found.failed,
+        left_out=results.left_out,
+        failed=results.failed,
     )
 
 
@@ -113,7 +117,7 @@ def run_tests() -> Tests:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Results:
     """What the jobs of ranks came to: samples, what was not there to be measured, and what failed."""
 
     samples: list[Samples] = field(default_factory=list)
@@ -123,40 +127,40 @@ class _Found:
     def add(self, task: str, argument: dict[str, Any], devices: int, timeout_s: float) -> dict[str, Any]:
         """Run a task in processes of their own, so that one that hangs or dies costs no more than what it measures."""
         try:
-            told: dict[str, Any] = jobs.on_ranks(
+            result: dict[str, Any] = jobs.on_ranks(
                 f"dpsim.experiments.gpu_check.{task}", argument, devices=devices, progress=_tell, timeout_s=timeout_s
             )
         except DpsimError as error:
             self.failed.append(f"{task} on {devices} ranks: {error.given}")
             return {}
-        self.samples.extend(codec.decode(one, Samples, "samples") for one in told["samples"])
-        self.left_out.extend(told["left_out"])
-        return told
+        self.samples.extend(codec.decode(one, Samples, "samples") for one in result["samples"])
+        self.left_out.extend(result["left_out"])
+        return result
 
 
-def _between(on: Gpus, found: _Found) -> None:
+def _between(hardware: Gpus, results: _Results) -> None:
     """Samples between processes, as many as this job's ranks, else one a GPU, else two on the one GPU."""
-    here = rank_info.job()
-    if here is not None and here.size is not None:
-        counts = [here.size] if here.size > 1 else []
+    job = rank_info.job()
+    if job is not None and job.size is not None:
+        counts = [job.size] if job.size > 1 else []
     else:
-        counts = [n for n in (2, 4, 8) if n <= max(len(on.names), 2)]
-    sizes = logical.SIMULATOR.sizes_bytes if on.simulated else _BETWEEN_BYTES
-    argument = {"sizes_bytes": list(sizes), "samples": 2 if on.simulated else 20}
+        counts = [n for n in (2, 4, 8) if n <= max(len(hardware.names), 2)]
+    sizes = logical.SIMULATOR.sizes_bytes if hardware.simulated else _BETWEEN_BYTES
+    argument = {"sizes_bytes": list(sizes), "samples": 2 if hardware.simulated else 20}
     for devices in counts:
-        told = found.add("between:kernels", argument, devices, RANKS_S / len(counts))
-        if told.get("gpus") == devices:  # NCCL takes one rank a GPU
-            found.add("between:nccl", argument, devices, RANKS_S / len(counts))
+        result = results.add("between:kernels", argument, devices, RANKS_S / len(counts))
+        if result.get("gpus") == devices:  # NCCL takes one rank a GPU
+            results.add("between:nccl", argument, devices, RANKS_S / len(counts))
 
 
-def _without_paths(here: Environment) -> Environment:
+def _without_paths(environment_: Environment) -> Environment:
     """For others to see: a path may name a user."""
-    kept = {name: value for name, value in here.variables.items() if "/" not in value}
-    return msgspec.structs.replace(here, variables=kept)
+    kept = {name: value for name, value in environment_.variables.items() if "/" not in value}
+    return msgspec.structs.replace(environment_, variables=kept)
 
 
-def _packages(on: Gpus) -> str:
-    return f"numba-cuda {on.numba_cuda}, CuPy {on.cupy}, NCCL {on.nccl}"
+def _packages(hardware: Gpus) -> str:
+    return f"numba-cuda {hardware.numba_cuda}, CuPy {hardware.cupy}, NCCL {hardware.nccl}"
 
 
 def _tell(text: str) -> None:

@@ -27,17 +27,17 @@ def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> di
     device = open_device(_number(comm))
     device.use()
     own = Kernels(comm, device)
-    access, found = own.access, list[Samples]()
+    access, timed = own.access, list[Samples]()
     for size_bytes in argument["sizes_bytes"]:
         tell(f"{comm.size} processes of {size_bytes} bytes, {access.mode} over {access.way} memory")
         memory = own.share(size_bytes)
-        ways = own.variants(memory, _DTYPE)
-        found += _timed(comm, device, ways, size_bytes, argument["samples"], access.mode)
-        ways.clear()  # prepared launches hold what is closed now
+        variants = own.variants(memory, _DTYPE)
+        timed += _timed(comm, device, variants, size_bytes, argument["samples"], access.mode)
+        variants.clear()  # prepared launches hold what is closed now
         memory.close()
     own.close()
     gpus = len(set(comm.allgather(device.identity)))
-    return {"samples": codec.to_builtins(found), "way": access.way, "mode": access.mode, "gpus": gpus, "left_out": []}
+    return {"samples": codec.to_builtins(timed), "way": access.way, "mode": access.mode, "gpus": gpus, "left_out": []}
 
 
 def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
@@ -47,13 +47,13 @@ def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[
         return {"samples": [], "left_out": [f"NCCL between {comm.size} processes: {missing}"]}
     device = open_device(_number(comm))
     device.use()
-    library, found = Nccl(comm, device), list[Samples]()
+    library, timed = Nccl(comm, device), list[Samples]()
     for size_bytes in argument["sizes_bytes"]:
         tell(f"{comm.size} processes of {size_bytes} bytes, NCCL")
-        ways = [way for way in library.variants(size_bytes, _DTYPE) if way.in_place]
-        found += _timed(comm, device, ways, size_bytes, argument["samples"], "nccl")
+        variants = [variant for variant in library.variants(size_bytes, _DTYPE) if variant.in_place]
+        timed += _timed(comm, device, variants, size_bytes, argument["samples"], "nccl")
     library.close()
-    return {"samples": codec.to_builtins(found), "left_out": []}
+    return {"samples": codec.to_builtins(timed), "left_out": []}
 
 
 def _number(comm: MPI.Intracomm) -> int:
@@ -64,31 +64,31 @@ def _number(comm: MPI.Intracomm) -> int:
 
 
 def _timed(
-    comm: MPI.Intracomm, device: Device, ways: list[Variant], size_bytes: int, samples: int, mode: Mode
+    comm: MPI.Intracomm, device: Device, variants: list[Variant], size_bytes: int, samples: int, mode: Mode
 ) -> list[Samples]:
     """Each checked before it is timed and after it, in turns, its time that of the slowest rank."""
     numbers = Numbers(comm, device, size_bytes, _DTYPE)
-    bad = [comm.allreduce(numbers.wrong(way)) for way in ways]
-    times: list[list[float]] = [[] for _ in ways]
-    for number in _turns(len(ways), samples):
-        times[number].append(comm.allreduce(numbers.time_s(ways[number]), op=MPI.MAX))
+    bad = [comm.allreduce(numbers.wrong(variant)) for variant in variants]
+    times: list[list[float]] = [[] for _ in variants]
+    for number in _turns(len(variants), samples):
+        times[number].append(comm.allreduce(numbers.time_s(variants[number]), op=MPI.MAX))
     return [
         Samples(
-            algorithm=way.algorithm,
+            algorithm=variant.algorithm,
             mode=mode,
             devices=comm.size,
             processes=comm.size,
             size_bytes=size_bytes,
             dtype=_DTYPE,
-            wrong=before + comm.allreduce(numbers.wrong(way)),
+            wrong=before + comm.allreduce(numbers.wrong(variant)),
             clock="host",
             samples_s=kept(taken),
         )
-        for way, before, taken in zip(ways, bad, times, strict=True)
+        for variant, before, taken in zip(variants, bad, times, strict=True)
     ]
 
 
-def _turns(ways: int, samples: int) -> Generator[int, None, None]:
+def _turns(variants: int, samples: int) -> Generator[int, None, None]:
     """Every number below ``ways`` ``samples`` times, one after another in turns whose first one changes."""
     for sample in range(samples):
-        yield from ((sample + number) % ways for number in range(ways))
+        yield from ((sample + number) % variants for number in range(variants))

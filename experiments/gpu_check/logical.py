@@ -50,8 +50,8 @@ def alone(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict
     device = open_device(0)
     device.use()
     effort = SIMULATOR if argument["simulated"] else Effort()
-    found, left_out = measure(device, effort, tell, time.monotonic() + argument["seconds"])
-    return {"samples": codec.to_builtins(found), "left_out": left_out}
+    samples, left_out = measure(device, effort, tell, time.monotonic() + argument["seconds"])
+    return {"samples": codec.to_builtins(samples), "left_out": left_out}
 
 
 def measure(device: Device, effort: Effort, tell: Progress, deadline_s: float) -> tuple[list[Samples], list[str]]:
@@ -60,7 +60,7 @@ def measure(device: Device, effort: Effort, tell: Progress, deadline_s: float) -
     ``deadline_s``: when to stop, on ``time.monotonic``.
     """
     on, empty = lane(device, effort.head_start_bytes), empty_launch(device)
-    found: list[Samples] = []
+    samples: list[Samples] = []
     left_out: list[str] = []
     for devices in effort.devices:
         for size_bytes in effort.sizes_bytes:
@@ -71,8 +71,8 @@ def measure(device: Device, effort: Effort, tell: Progress, deadline_s: float) -
                 left_out.append(f"{where}: not enough memory")
             else:
                 tell(where)
-                found += _at_size(on, empty, effort, devices, size_bytes)
-    return found, left_out
+                samples += _at_size(on, empty, effort, devices, size_bytes)
+    return samples, left_out
 
 
 def empty_launch(device: Device) -> Timed:

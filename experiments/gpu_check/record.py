@@ -158,17 +158,17 @@ def point(of: Samples) -> Point:
 
 def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
     """The targets for logical devices of one GPU, each with its fastest algorithm, that is right to the bit."""
-    found: list[Claim] = []
+    targets: list[Claim] = []
     fastest: dict[tuple[int, int], Point] = {}
-    for one in points:
-        key = (one.devices, one.size_bytes)
-        if one.fraction_of_bound is None or one.wrong:
+    for candidate in points:
+        key = (candidate.devices, candidate.size_bytes)
+        if candidate.fraction_of_bound is None or candidate.wrong:
             continue
-        if key not in fastest or one.time_s < fastest[key].time_s:
-            fastest[key] = one
+        if key not in fastest or candidate.time_s < fastest[key].time_s:
+            fastest[key] = candidate
     for (devices, size_bytes), best in sorted(fastest.items()):
         if size_bytes >= LARGE_BYTES and best.fraction_of_bound is not None:
-            found.append(
+            targets.append(
                 Claim(
                     name="fraction of the bound",
                     devices=devices,
@@ -182,7 +182,7 @@ def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
             )
         elif size_bytes <= SMALL_BYTES and best.empty_launch_s is not None:
             ratio = best.time_s / best.empty_launch_s
-            found.append(
+            targets.append(
                 Claim(
                     name="time over an empty cooperative launch",
                     devices=devices,
@@ -194,7 +194,7 @@ def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
                     met=ratio <= SMALL_RATIO,
                 )
             )
-    return tuple(found)
+    return tuple(targets)
 
 
 def assemble(
@@ -210,7 +210,7 @@ def assemble(
 ) -> GpuCheck:
     """The record of a run from its raw samples."""
     points = tuple(point(of) for of in samples)
-    found = () if gpus.simulated else claims(points)
+    targets = () if gpus.simulated else claims(points)
     return GpuCheck(
         taken_at=taken_at,
         environment=environment,
@@ -218,11 +218,11 @@ def assemble(
         tests=tests,
         samples=tuple(samples),
         points=points,
-        claims=found,
+        claims=targets,
         summary=Summary(
-            claims=len(found),
-            claims_met=sum(claim.met for claim in found),
-            wrong=sum(one.wrong for one in points),
+            claims=len(targets),
+            claims_met=sum(claim.met for claim in targets),
+            wrong=sum(candidate.wrong for candidate in points),
             seconds=seconds,
             left_out=tuple(left_out),
             failed=tuple(failed),
@@ -269,10 +269,10 @@ def table(record: GpuCheck) -> str:
         f" {'wrong':>6}"
     )
     groups: dict[tuple[str, int, int, int], list[Point]] = {}
-    for one in record.points:
-        groups.setdefault((one.mode, one.processes, one.devices, one.size_bytes), []).append(one)
+    for row in record.points:
+        groups.setdefault((row.mode, row.processes, row.devices, row.size_bytes), []).append(row)
     for (mode, _, devices, size_bytes), group in groups.items():
-        best = min(group, key=lambda one: one.time_s)
+        best = min(group, key=lambda row: row.time_s)
         share = "" if best.fraction_of_bound is None else f"{best.fraction_of_bound:.0%}"
         lines.append(
             f"{format_size(size_bytes):>9} {devices:>7} {mode:<10} {best.algorithm:<16} {best.time_s * 1e6:>8.2f} us"

@@ -33,8 +33,8 @@ def driver() -> str:
         text = _DRIVER.read_text(encoding="utf-8")
     except OSError:
         return "unknown"
-    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
-    return found.group() if found else "unknown"
+    match = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return match.group() if match else "unknown"
 
 
 def nccl() -> str:

@@ -36,7 +36,9 @@ def googlenet_on_k80() -> tuple[Workload, Machine]:
 
 
 def test_the_examples_of_the_documentation_can_be_read_and_predicted(tmp_path: Path) -> None:
-    blocks = re.findall(r"```toml\n(.*?)```", (EXPERIMENTS / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```toml\n(.*?)```", (EXPERIMENTS / "machines" / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     paths = [tmp_path / "workload.toml", tmp_path / "machine.toml"]
     for path, block in zip(paths, blocks, strict=True):
         path.write_text(block, encoding="utf-8")
@@ -47,7 +49,7 @@ def test_the_examples_of_the_documentation_can_be_read_and_predicted(tmp_path: P
 
 
 def test_the_documentation_names_every_key() -> None:
-    text = (EXPERIMENTS / "README.md").read_text(encoding="utf-8")
+    text = (EXPERIMENTS / "machines" / "README.md").read_text(encoding="utf-8")
     for kind in (Workload, Machine):
         for key in codec._known_keys(kind, set()):
             assert f"`{key}`" in text or f".{key}`" in text, key

@@ -294,11 +294,11 @@ def test_only_measured_mechanisms_are_tried_where_some_were_measured() -> None:
 
 def test_interval_widens_with_uncertainty_and_with_extrapolation() -> None:
     inside = predict(workload(), machine(), plan())
-    assert interval(inside, machine(), workload()) == (20.5 * 0.97, 20.5 * 1.03)
+    assert interval(inside) == (20.5 * 0.97, 20.5 * 1.03)
     outside = predict(workload(), machine(), plan(fusion_rule="one"))
-    assert interval(outside, machine(), workload(), 0.1) == (19.5 * 0.8, 19.5 * 1.2)
+    assert interval(outside, 0.1) == (19.5 * 0.8, 19.5 * 1.2)
     with pytest.raises(ConfigError, match="uncertainty"):
-        interval(inside, machine(), workload(), -1.0)
+        interval(inside, -1.0)
 
 
 def test_memory_that_nobody_stated_is_unknown() -> None:

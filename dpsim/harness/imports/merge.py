@@ -119,20 +119,22 @@ def read(path: Path, format: Format | None, devices: int | None, out_of_place: b
 
 
 def _format(source: Source) -> str:
-    looks: dict[str, bool] = {
+    matches: dict[str, bool] = {
         "nccl-tests": is_nccl_json(source) or is_nccl(source),
         "osu": is_osu(source),
         "imb": is_imb(source),
     }
-    found = [name for name, like in looks.items() if like]
-    if len(found) != 1:
-        given = f"looks like {' and like '.join(found)}" if found else "looks like no benchmark that can be imported"
+    matching = [name for name, match in matches.items() if match]
+    if len(matching) != 1:
+        given = (
+            f"looks like {' and like '.join(matching)}" if matching else "looks like no benchmark that can be imported"
+        )
         raise FileFormatError(
             f"{source.path}, line 1: the file {given}",
             allowed="the output of nccl-tests (text, or JSON of -J), OSU's osu_allreduce or IMB-MPI1 Allreduce",
-            remedy="name the one to read with --format" if found else "give the whole output, its title lines too",
+            remedy="name the one to read with --format" if matching else "give the whole output, its title lines too",
         )
-    return found[0]
+    return matching[0]
 
 
 def _imported(file: str, contents: Contents, algorithm: str, devices: int | None, layout: str) -> Iterator[Imported]:

@@ -102,14 +102,14 @@ def _table(source: Source, header: int, end: int, hosts: list[str], devices: int
     figures = names.index("time")
     width = (len(names) - figures - 2 * ("timestamp" in names)) // 2
     chosen = 0 if out_of_place else 1
-    found: list[Point] = []
+    measured: list[Point] = []
     types: list[tuple[str, str]] = []
     for line, fields in rows(source, header + 2, end, _FOOTER):
         columns_expected(source, line, fields, names)
         keys = dict(zip(names[:figures], fields, strict=False))
         both = [_row(source, line, keys, fields[at : at + 4], names[figures + 3]) for at in (figures, figures + width)]
         if int(keys["size"]):
-            found.append([row.point(source.path, devices) for row in both][chosen])
+            measured.append([row.point(source.path, devices) for row in both][chosen])
             types.append((f"line {line}", keys["type"]))
     for line in range(header, end):
         verdict = _VERDICT.fullmatch(source.lines[line - 1].strip())
@@ -120,7 +120,7 @@ def _table(source: Source, header: int, end: int, hosts: list[str], devices: int
                 allowed="0 OK",
                 remedy="some sums were wrong: mend the cause (nccl-tests' README) and measure again",
             )
-    sizes_bytes, time_s, doubts = points(source, f"line {header}", found)
+    sizes_bytes, time_s, doubts = points(source, f"line {header}", measured)
     return Table(
         f"line {header}",
         len(hosts) or None,

@@ -93,7 +93,7 @@ def read_nccl_json(source: Source, out_of_place: bool) -> Contents:
         )
     hosts = [device.hostname for device in config.devices for _ in range(of_a_process)]
     chosen = "out_of_place" if out_of_place else "in_place"
-    found = []
+    measured = []
     for number, result in enumerate(report.results):
         figures = {side: getattr(result, side) for side in ("out_of_place", "in_place")}
         row_of = {side: _row(f"results[{number}]", result, figure) for side, figure in figures.items() if figure}
@@ -104,8 +104,8 @@ def read_nccl_json(source: Source, out_of_place: bool) -> Contents:
                 remedy="take the other one: give or leave out --out-of-place",
             )
         if result.size:
-            found.append({side: row.point(source.path, len(hosts)) for side, row in row_of.items()}[chosen])
-    sizes_bytes, time_s, doubts = points(source, "results", found)
+            measured.append({side: row.point(source.path, len(hosts)) for side, row in row_of.items()}[chosen])
+    sizes_bytes, time_s, doubts = points(source, "results", measured)
     types = [(f"results[{i}]", result.type) for i, result in enumerate(report.results) if result.size]
     table = Table(
         "results",

@@ -119,7 +119,7 @@ def rows(source: Source, first: int, end: int, footer: str = "") -> Iterator[tup
     ``[host:1] ...`` or ``... NCCL INFO ...``, are passed over. Raises ``FileFormatError`` for rows beyond the end,
     and for one that does not end in the column in which all others do.
     """
-    found: list[int] = []
+    row_lines: list[int] = []
     ended = False
     for line in range(first, end):
         text = source.lines[line - 1].strip()
@@ -129,7 +129,7 @@ def rows(source: Source, first: int, end: int, footer: str = "") -> Iterator[tup
         elif text.startswith("#") or _LOG.match(text):
             continue
         elif not ended:
-            found.append(line)
+            row_lines.append(line)
             yield line, fields
         elif len(fields) > 1 and _WHOLE.fullmatch(fields[0]) and _NUMBER.fullmatch(fields[1]):
             raise source.refuse(
@@ -138,15 +138,15 @@ def rows(source: Source, first: int, end: int, footer: str = "") -> Iterator[tup
                 allowed="rows that follow one another up to a blank line",
                 remedy="remove the empty line before it, or the row",
             )
-    _check_ends(source, found)
+    _check_ends(source, row_lines)
 
 
-def _check_ends(source: Source, found: list[int]) -> None:
+def _check_ends(source: Source, row_lines: list[int]) -> None:
     """Refuse the one row that ends where no other does, in a table that is printed in columns: characters are lost.
 
     Rows of sizes too wide for their column are left out.
     """
-    text_of = {line: source.lines[line - 1].rstrip() for line in found}
+    text_of = {line: source.lines[line - 1].rstrip() for line in row_lines}
     end_of = {line: len(text) for line, text in text_of.items() if len(text.split()[0]) <= _NARROW}
     ends = list(end_of.values())
     odd = [line for line, end in end_of.items() if ends.count(end) == 1]
@@ -161,13 +161,13 @@ def _check_ends(source: Source, found: list[int]) -> None:
 
 
 def points(
-    source: Source, place: str, found: list[Point]
+    source: Source, place: str, measured: list[Point]
 ) -> tuple[tuple[int, ...], tuple[float, ...], tuple[str, ...]]:
     """(sizes in bytes, seconds, doubts) of a table's rows. Rows of 0 bytes are left out: such a call sends no message.
 
     Raises ``FileFormatError`` for sizes that do not ascend, for times of 0 and for a table without rows.
     """
-    kept = [point for point in found if point.size_bytes > 0]
+    kept = [point for point in measured if point.size_bytes > 0]
     if not kept:
         raise FileFormatError(
             f"{source.path}, {place}: a table without a row of 1 byte or more",
@@ -196,10 +196,10 @@ def points(
     )
 
 
-def _doubts(found: list[Point]) -> tuple[str, ...]:
+def _doubts(measured: list[Point]) -> tuple[str, ...]:
     """A sentence for each row whose time is far above or far below those of both its neighbours."""
     sentences = []
-    for before, point, after in zip(found, found[1:], found[2:], strict=False):
+    for before, point, after in zip(measured, measured[1:], measured[2:], strict=False):
         low, high = sorted((before.time_us, after.time_us))
         if point.time_us > _OUTLIER * high or point.time_us * _OUTLIER < low:
             sentences.append(

@@ -38,7 +38,7 @@ from dpsim.records.reproduce import (
 )
 from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
-from dpsim.wire_dtype import UNITS
+from dpsim.wire_dtype import UNIT_ROUNDOFF
 
 T = TypeVar("T")
 _Place = tuple[Configuration, int]
@@ -247,7 +247,7 @@ def _predictions(
                 parameter_rms=of_mode.parameter_rms,
                 global_batch=batch,
                 devices=devices,
-                wire_unit=UNITS.get(reproduction.wire_dtype or "", 0.0),
+                wire_unit=UNIT_ROUNDOFF.get(reproduction.wire_dtype or "", 0.0),
             )
             points.append(
                 PredictedDrift(

@@ -236,7 +236,7 @@ def _predicted_point(experiment: Experiment, workload: Workload, machine: Machin
     plan = plan_of(experiment, key)
     priced = price(scheduled(workload, machine, plan), machine)
     prediction, (full_s, slow_s) = priced.prediction, priced.speed_steps_s
-    low_s, high_s = interval(prediction, machine, workload)
+    low_s, high_s = interval(prediction)
     of_nulls = nulls(workload, machine, plan)
     if experiment.weak and key.devices > 1:  # perfect weak scaling: the step of one device
         alone = make_plan(experiment, 1, key.algorithm, "off", key.fusion_threshold_bytes, key.network)

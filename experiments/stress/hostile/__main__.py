@@ -2,8 +2,8 @@
 
 ``python -m dpsim.experiments.stress.hostile [--parts kills,readers,commands,connections] [--cases 50] [--seed 0]
 [--output FOLDER]``. Without ``--cases``: 200 kills of ranks, launcher, mpiexec and proxy, 19,000 damaged inputs for the
-readers, 1,000 for the command line, and 1,000 strangers at the port of running jobs. With ``--output`` the counts are
-kept there as JSON, and a part that was interrupted goes on where it was. Exits with 1 where anything went wrong.
+readers, 1,000 for the command line, and 1,000 connections to the port of running jobs. With ``--output`` the counts are
+kept there as JSON, and an interrupted part continues from them. Exits with 1 if anything went wrong.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PARTS = {
 
 
 def attack(part: str, cases: int | None, seed: int, output: Path | None) -> Tally:
-    """So many cases of a part (None: as many as it has). Raises ``ConfigError`` for an unknown part."""
+    """Run ``cases`` cases of a part (None: its default). Raises ``ConfigError`` for an unknown part."""
     if part not in PARTS:
         raise unknown("part", part, PARTS)
-    run, usual = PARTS[part]
-    last = usual if cases is None else cases
+    run, default = PARTS[part]
+    last = default if cases is None else cases
     file = None if output is None else output / f"{part}.json"
     with scratch("hostile") as folder:
         return tallied(part, seed, last, file, lambda first, add: run(first, last, seed, folder, add))
@@ -44,13 +44,13 @@ def main() -> int:
     parser.add_argument("--cases", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
     wrong = 0
     try:
-        for part in asked.parts.split(","):
+        for part in arguments.parts.split(","):
             begin_s = time.monotonic()
-            tally = attack(part, asked.cases, asked.seed, asked.output)
+            tally = attack(part, arguments.cases, arguments.seed, arguments.output)
             print(f"{tally.text()}\n  {time.monotonic() - begin_s:.0f} s", flush=True)
             wrong += len(tally.wrong)
     except DpsimError as error:

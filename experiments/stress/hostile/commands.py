@@ -1,4 +1,4 @@
-"""Senseless and damaged command lines: an explanation and an exit code, never a traceback, a hang or lost memory."""
+"""Senseless and damaged command lines: an explanation and an exit code, never a traceback, a hang or a memory leak."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dpsim.launch import scratch, scratch_keeper
 _ROOT = Path(str(importlib.resources.files("dpsim"))).resolve().parent
 _LOOK_S = 0.02
 _CODES = range(3)
-"""Done; a rank failed or what was asked is not so; a mistake, explained."""
+"""0: done; 1: a rank failed, or a check did; 2: a mistake that was explained."""
 
 _PREDICT = ("predict", "--workload", "w.toml", "--machine", "m.toml", "--devices", "2,4", "--global-batch", "64")
 _COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -85,7 +85,7 @@ _STRANGE = (
 
 
 def prepared(folder: Path) -> None:
-    """Put the files that the commands name into ``folder``."""
+    """Write the files that the commands name into ``folder``."""
     for source, name in (
         ("experiments/machines/googlenet_k80.toml", "w.toml"),
         ("experiments/machines/k80_10gbe.toml", "m.toml"),
@@ -100,7 +100,7 @@ def prepared(folder: Path) -> None:
 
 
 def _command(moments: random.Random) -> list[str]:
-    """A command of which one to three words are exchanged, damaged, lost or doubled."""
+    """A command with one to three words exchanged, damaged, removed, doubled or inserted."""
     words = list(moments.choice(_COMMANDS))
     for _ in range(moments.choice((1, 1, 2, 3))):
         at = moments.randrange(len(words) + 1)
@@ -129,7 +129,7 @@ def _damage_a_file(folder: Path, moments: random.Random) -> None:
 
 
 def case(number: int, seed: int, folder: Path) -> Outcome:
-    """One command, in a folder of its own; every fourth finds a damaged file there."""
+    """One command in a folder of its own; for every fourth a file there is damaged instead."""
     moments = random.Random(f"{seed} {number}")
     place = folder / str(number)
     place.mkdir()
@@ -138,8 +138,8 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
     if number % 4 == 0:
         _damage_a_file(place, moments)
         words = list(moments.choice(_COMMANDS))
-    said = place / "said.txt"
-    with said.open("wb") as file:
+    output = place / "said.txt"
+    with output.open("wb") as file:
         variables = {**os.environ, **scratch.environment(place), "PYTHONPATH": str(_ROOT)}
         process = subprocess.Popen(
             [sys.executable, "-m", "dpsim", *words],
@@ -152,7 +152,7 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
         )
     wrong = _watched(process)
     scratch_keeper.end_processes(str(place))
-    text = said.read_text(encoding="utf-8", errors="replace")
+    text = output.read_text(encoding="utf-8", errors="replace")
     if not wrong and "Traceback (most recent call last)" in text:
         wrong = "traceback: " + text.strip().splitlines()[-1][:200]
     if not wrong and process.returncode not in _CODES:

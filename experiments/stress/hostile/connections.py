@@ -1,4 +1,4 @@
-"""Strangers at the port of a running job, while it trains: it must come to the same bits as an undisturbed one."""
+"""Strangers connect to the port of a job while it trains: it must end in the same bits as an undisturbed job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TRAIN = (
 
 
 def _message(moments: random.Random) -> bytes:
-    """What a stranger says."""
+    """What a stranger sends."""
     return moments.choice(
         (
             b"",
@@ -63,20 +63,20 @@ def _message(moments: random.Random) -> bytes:
 
 def stranger(port: int, moments: random.Random) -> str:
     """One connection, and how it ended."""
-    said, how = _message(moments), moments.choice(("close", "reset", "shut down", "wait", "slowly"))
+    message, ending = _message(moments), moments.choice(("close", "reset", "shut down", "wait", "slowly"))
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-            if how == "slowly":
-                for index in range(min(len(said), 20)):
-                    connection.sendall(said[index : index + 1])
+            if ending == "slowly":
+                for index in range(min(len(message), 20)):
+                    connection.sendall(message[index : index + 1])
                     time.sleep(0.001)
             else:
-                connection.sendall(said)
-            if how == "reset":
+                connection.sendall(message)
+            if ending == "reset":
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            elif how == "shut down":
+            elif ending == "shut down":
                 connection.shutdown(socket.SHUT_WR)
-            elif how == "wait":
+            elif ending == "wait":
                 connection.settimeout(moments.uniform(0, 0.05))
                 while connection.recv(4096):
                     pass
@@ -88,7 +88,7 @@ def stranger(port: int, moments: random.Random) -> str:
 
 
 class _Job:
-    """A training command of this machine that a job's strangers look for."""
+    """A training command on this machine, to whose port strangers connect."""
 
     def __init__(self, folder: Path) -> None:
         variables = {**os.environ, **scratch.environment(folder), "PYTHONPATH": _ROOT}
@@ -103,7 +103,7 @@ class _Job:
         )
 
     def port(self) -> int | None:
-        """Where it listens, as anybody may read in /proc/net/tcp; None where it does not, or has ended."""
+        """The port it listens on, which anybody can read in /proc/net/tcp; None if there is none."""
         with contextlib.suppress(psutil.Error):
             for connection in psutil.Process(self._process.pid).net_connections(kind="tcp"):
                 if connection.status == psutil.CONN_LISTEN:
@@ -114,25 +114,25 @@ class _Job:
         return self._process.poll() is None
 
     def digest(self) -> str:
-        """What it came to; else what it said last."""
-        shown, said = self._process.communicate(timeout=120)
+        """The digest it ended with, or else the end of its messages."""
+        output, message = self._process.communicate(timeout=120)
         if self._process.returncode:
-            return f"exit code {self._process.returncode}: {said.strip()[-300:]}"
-        return str(json.loads(shown)["summary"]["digest"])
+            return f"exit code {self._process.returncode}: {message.strip()[-300:]}"
+        return str(json.loads(output)["summary"]["digest"])
 
 
 def run(first: int, last: int, seed: int, folder: Path, add: Callable[[Outcome], None]) -> None:
-    """Strangers ``first`` to ``last``, at as many jobs one after another as they take."""
+    """Strangers ``first`` to ``last``, who connect to one job after another."""
     expected = _Job(folder).digest()
     while first < last:
-        job, met = _Job(folder), list[Outcome]()
-        while job.runs() and first + len(met) < last:
-            number = first + len(met)
+        job, outcomes = _Job(folder), list[Outcome]()
+        while job.runs() and first + len(outcomes) < last:
+            number = first + len(outcomes)
             if (port := job.port()) is not None:
-                how = stranger(port, random.Random(f"{seed} {number}"))
-                met.append(Outcome(case=str(number), became=how))
+                ending = stranger(port, random.Random(f"{seed} {number}"))
+                outcomes.append(Outcome(case=str(number), became=ending))
         digest = job.digest()
-        for outcome in met:
-            wrong = "" if digest == expected else f"the run came to {digest}"
+        for outcome in outcomes:
+            wrong = "" if digest == expected else f"the run ended in {digest}"
             add(msgspec.structs.replace(outcome, wrong=wrong))
-        first += len(met)
+        first += len(outcomes)

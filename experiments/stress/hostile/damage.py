@@ -1,4 +1,4 @@
-"""Damages texts and bytes as an attacker would: what is cut, exchanged or blown up."""
+"""Damages texts and bytes as an attacker would: cuts, exchanges and inflates parts of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _DEEP = (1_000, 20_000)
 
 
 def damaged(data: bytes, moments: random.Random) -> bytes:
-    """``data`` with one to four things done to it; half of the places lie in its first 400 bytes."""
+    """``data`` damaged in one to four places, half of them in its first 400 bytes."""
     for _ in range(moments.choice((1, 1, 1, 2, 4))):
         head = min(len(data), 400) if moments.random() < 0.5 else len(data)
         at = moments.randint(0, head)
@@ -78,13 +78,13 @@ def _deleted(data: bytes, at: int, moments: random.Random) -> bytes:
 
 
 def _renumbered(data: bytes, at: int, moments: random.Random) -> bytes:
-    """Another number in the place of the first one from ``at`` on."""
+    """The first number from ``at`` on is replaced by another."""
     match = _NUMBER.search(data, at)
     return data if match is None else data[: match.start()] + moments.choice(_NUMBERS) + data[match.end() :]
 
 
 def _deepened(data: bytes, at: int, moments: random.Random) -> bytes:
-    """A deep nesting in the place of a number, open or closed."""
+    """A number is replaced by a deep nesting, open or closed."""
     match, depth = _NUMBER.search(data, at), moments.choice(_DEEP)
     start, end = (at, at) if match is None else match.span()
     close = moments.choice((b"", b"]" * depth))

@@ -1,6 +1,6 @@
-"""Kills and stops what a training run consists of, at random moments: all ends, nothing is left, the culprit is named.
+"""Kills and stops processes of a training run at random moments: all must end, leave nothing and name the cause.
 
-A run whose process was stopped is given up by killing or ending its launcher, as a user would.
+A run whose process was stopped is ended by killing or terminating its launcher, as a user would.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class _Blow:
 
 
 def case(number: int, seed: int, folder: Path) -> Outcome:
-    """One run and what is done to it."""
+    """One run, one of whose processes is killed or stopped."""
     moments = random.Random(f"{seed} {number}")
-    place, said = folder / str(number), folder / f"{number}.txt"
+    place, output = folder / str(number), folder / f"{number}.txt"
     place.mkdir()
     shared = _files_of_mpich()
-    with said.open("wb") as file:
+    with output.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "dpsim", *_TRAIN],
             cwd=folder,
@@ -60,7 +60,7 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
         )
     target, sent = _TARGETS[number % 4], _SIGNALS[number // 4 % 4]
     training = moments.random() < 0.6
-    _wait(process, said, training, moments)
+    _wait(process, output, training, moments)
     blow = _struck(process, target, sent, moments)
     family = _family(process)
     name = f"{number}: {sent.name} to {target}, {'training' if training else 'starting'}"
@@ -73,7 +73,7 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
         if ignored := process.poll() is None:
             process.send_signal(signal.SIGKILL if target == "launcher" else moments.choice(_GIVE_UP))
     wrong = _left(process, family, place, shared)
-    text = said.read_text(encoding="utf-8", errors="replace")
+    text = output.read_text(encoding="utf-8", errors="replace")
     traceback = "Traceback (most recent call last)" in text
     early = traceback and (target, sent) == ("launcher", signal.SIGINT) and f"{_ROOT}/dpsim" not in text
     if not wrong and traceback and not early:  # early: in Python's own start, before a line of dpsim
@@ -81,19 +81,19 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
     if not wrong and blow is not None and not early:
         wrong = _misnamed(blow, text, training=training, ignored=ignored)
     if not wrong:
-        said.unlink()
+        output.unlink()
     became = "nothing to kill yet" if blow is None else f"{sent.name} to {target}"
     became += ", ignored" * (ignored and sent != signal.SIGSTOP)
     return Outcome(case=name, became=became, wrong=wrong)
 
 
-def _wait(process: subprocess.Popen[bytes], said: Path, training: bool, moments: random.Random) -> None:
-    """Until a random moment of the start, or of the training."""
+def _wait(process: subprocess.Popen[bytes], output: Path, training: bool, moments: random.Random) -> None:
+    """Wait until a random moment of the start, or of the training."""
     if not training:
         time.sleep(moments.uniform(0, _STARTING_S))
         return
     until = time.monotonic() + 60
-    while b"epoch" not in said.read_bytes() and process.poll() is None and time.monotonic() < until:
+    while b"epoch" not in output.read_bytes() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
     time.sleep(moments.uniform(0, _TRAINING_S))
 
@@ -112,16 +112,18 @@ def _struck(
     with contextlib.suppress(psutil.Error):
         members = _family(process)
         ranks = [
-            one for one in members if "dpsim.launch.worker" in one.cmdline() and one.cmdline()[0] == sys.executable
+            member
+            for member in members
+            if "dpsim.launch.worker" in (command := member.cmdline()) and command[0] == sys.executable
         ]
-        named = {
+        candidates = {
             "rank": ranks,
             "launcher": members[:1],
-            "mpiexec": [one for one in members if one.name() == "mpiexec"],
-            "proxy": [one for one in members if one.name().startswith("hydra")],
+            "mpiexec": [member for member in members if member.name() == "mpiexec"],
+            "proxy": [member for member in members if member.name().startswith("hydra")],
         }[target]
-        if named:
-            chosen = moments.choice(named)
+        if candidates:
+            chosen = moments.choice(candidates)
             rank = int(chosen.environ()["PMI_RANK"]) if target == "rank" else None
             chosen.send_signal(number)
             return _Blow(target=target, number=number, process=chosen, rank=rank)
@@ -129,30 +131,30 @@ def _struck(
 
 
 def _left(process: subprocess.Popen[bytes], family: list[psutil.Process], place: Path, shared: set[str]) -> str:
-    """What is there of a run after its time; empty for nothing."""
+    """What a run has left behind when it should be gone; empty: nothing."""
     until = time.monotonic() + _GONE_WITHIN_S
-    left = ["nothing was looked at"]
+    left = ["not checked"]
     while left and time.monotonic() < until:
         time.sleep(0.05)
         process.poll()
-        left = [f"{one.name()} ({one.status()})" for one in family if is_running(one)]
+        left = [f"{member.name()} ({member.status()})" for member in family if is_running(member)]
         left += [path.name for path in place.iterdir()]
         left += sorted(_files_of_mpich() - shared)
     if left:
-        for one in family:
+        for member in family:
             with contextlib.suppress(psutil.Error):
-                one.kill()
+                member.kill()
     process.wait()
     return f"left after {_GONE_WITHIN_S:.0f} s: {', '.join(left)}" if left else ""
 
 
 def _files_of_mpich() -> set[str]:
-    """mpich's files that nobody has open or will read: those of other jobs on this machine are none of a run's."""
+    """mpich's files that no process has open or will read; so files of other running jobs do not count."""
     return scratch_keeper.unused_shared_files() | scratch_keeper.abandoned_topologies()
 
 
 def _misnamed(blow: _Blow, text: str, *, training: bool, ignored: bool) -> str:
-    """What is wrong with the last words of a run; empty where they name who was killed by what."""
+    """What is wrong with a run's last message; empty where it names the process and the signal."""
     last = [line for line in text.splitlines() if line.startswith("dpsim: ")][-1:] or [""]
     if blow.target == "launcher":
         return "" if blow.number != signal.SIGINT or last == ["dpsim: interrupted"] else f"it said {last}"

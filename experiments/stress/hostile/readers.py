@@ -1,4 +1,4 @@
-"""Damaged files and texts for every reader: an error of dpsim's own, or what is read can be used."""
+"""Damaged files and texts for every reader, which must raise an error of dpsim's own or return something usable."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from dpsim.report.reproduce.content import content
 from dpsim.runtime import checkpoint
 
 HANG_S, IDLE_S = 20.0, 120.0
-"""A case hangs after so many seconds of its own computing, or of the clock: others may compute on this machine, too."""
+"""A case hangs after so many seconds of computing, or of the clock: other programs may run on this machine, too."""
 MEMORY_BYTES = 10**9
 _ROOT = Path(str(importlib.resources.files("dpsim"))).resolve().parent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Something that reads files: which of ``files`` is damaged is drawn."""
+    """A reader of ``files``, one of which is drawn to be damaged."""
 
     name: str
     files: tuple[Path, ...]
@@ -85,11 +85,11 @@ def _readers(folder: Path) -> list[Reader]:
         path = _copied(_ROOT / source, folder / name)
         readers.append(Reader(name=name, files=(path,), read=lambda read=read, path=path: read(path)))  # type: ignore[misc]
     names = ("predictions", "results", "drift")
-    both = tuple(_copied(_ROOT / f"reports/devices/{name}.json", folder / name) for name in names)
+    records = tuple(_copied(_ROOT / f"reports/devices/{name}.json", folder / name) for name in names)
     readers.append(
         Reader(
             name="sweep",
-            files=both,
+            files=records,
             read=lambda: _compared(folder),
         )
     )
@@ -104,7 +104,7 @@ def _readers(folder: Path) -> list[Reader]:
 
 
 def _compared(folder: Path) -> object:
-    """What ``dpsim report`` makes of a sweep's records."""
+    """The comparison that ``dpsim report`` makes from a sweep's records."""
     predictions = sweep.read_predictions(folder / "predictions.json")
     drift = read_drift(predictions, folder)
     return compare(predictions, sweep.read_results(folder / "results.json"), drift)
@@ -189,41 +189,43 @@ def _outcome(name: str, read: Callable[[], object]) -> Outcome:
     return Outcome(case=name, became="read")
 
 
-def _serve(first: int, last: int, seed: int, folder: str, told: Connection) -> None:
-    """Tell the outcome and the memory of one case after another."""
+def _serve(first: int, last: int, seed: int, folder: str, connection: Connection) -> None:
+    """Send the outcome and the peak memory of one case after another."""
     readers = _readers(Path(folder))
     whole = {path: path.read_bytes() for reader in readers for path in reader.files}
     for number in range(first, last):
         outcome = case(number, seed, readers, whole)
-        told.send((codec.to_builtins(outcome), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+        connection.send((codec.to_builtins(outcome), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
 def run(first: int, last: int, seed: int, folder: Path, add: Callable[[Outcome], None]) -> None:
     """Cases ``first`` to ``last``, in a process that is replaced where one hangs, crashes or takes too much memory."""
     while first < last:
-        ours, theirs = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
         process = multiprocessing.get_context("spawn").Process(
-            target=_serve, args=(first, last, seed, str(folder), theirs)
+            target=_serve, args=(first, last, seed, str(folder), sender)
         )
         process.start()
-        theirs.close()
+        sender.close()
         try:
-            first = _listen(first, last, psutil.Process(process.pid), ours, add)
+            first = _listen(first, last, psutil.Process(process.pid), receiver, add)
         finally:
             process.kill()
             process.join()
-            ours.close()
+            receiver.close()
 
 
-def _listen(first: int, last: int, process: psutil.Process, ours: Connection, add: Callable[[Outcome], None]) -> int:
-    """Add outcomes as they come, until one goes wrong with the process; the next case to do."""
+def _listen(
+    first: int, last: int, process: psutil.Process, receiver: Connection, add: Callable[[Outcome], None]
+) -> int:
+    """Add outcomes as they arrive, until the process hangs, crashes or is too large; the number of the next case."""
     at_start = 0
     while first < last:
-        if not _answers(process, ours):
+        if not _answers(process, receiver):
             add(Outcome(case=str(first), became="hang", wrong=f"no answer after {HANG_S:.0f} s of computing"))
             return first + 1
         try:
-            outcome, peak_bytes = ours.recv()
+            outcome, peak_bytes = receiver.recv()
         except EOFError:
             add(Outcome(case=str(first), became="crash", wrong="the process ended"))
             return first + 1
@@ -235,10 +237,10 @@ def _listen(first: int, last: int, process: psutil.Process, ours: Connection, ad
     return first
 
 
-def _answers(process: psutil.Process, ours: Connection) -> bool:
-    """Whether a process tells an outcome, or its end, in time."""
+def _answers(process: psutil.Process, receiver: Connection) -> bool:
+    """Whether a process sends an outcome, or ends, in time."""
     begun_s, until = process.cpu_times().user, time.monotonic() + IDLE_S
-    while not ours.poll(1.0):
+    while not receiver.poll(1.0):
         if process.cpu_times().user - begun_s > HANG_S or time.monotonic() > until:
             return False
     return True

@@ -1,4 +1,4 @@
-"""What a part's cases came to, kept in a file so that an interrupted part goes on where it was."""
+"""The outcomes of a part's cases, kept in a file from which an interrupted part continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAVE_EVERY_S = 5.0
 
 
 class Outcome(Noun, frozen=True):
-    """One case: what it was, what became of it in a word or two, and what is wrong with that (empty if nothing)."""
+    """One case: its name, what became of it in a word or two, and what is wrong with that (empty: nothing)."""
 
     case: str
     became: str
@@ -26,7 +26,7 @@ class Outcome(Noun, frozen=True):
 
 
 class Tally(Noun, frozen=True):
-    """All cases so far of a part: how many became what, and those that went wrong."""
+    """All cases of a part so far: how many became what, and those that went wrong."""
 
     part: str
     seed: int
@@ -37,7 +37,7 @@ class Tally(Noun, frozen=True):
     schema: str = SCHEMA
 
     def add(self, outcome: Outcome) -> Tally:
-        """This tally with one case more."""
+        """This tally with one more case."""
         became = self.became | {outcome.became: self.became.get(outcome.became, 0) + 1}
         wrong = (*self.wrong, outcome) if outcome.wrong else self.wrong
         return msgspec.structs.replace(self, cases=self.cases + 1, became=became, wrong=wrong, at=stamp())
@@ -46,7 +46,7 @@ class Tally(Noun, frozen=True):
         """One line for people, and one for each case that went wrong."""
         became = ", ".join(f"{count} {what}" for what, count in sorted(self.became.items()))
         lines = [f"{self.part}: {self.cases} cases, {len(self.wrong)} went wrong ({became})"]
-        return "\n".join([*lines, *(f"  {one.case}: {one.wrong}" for one in self.wrong)])
+        return "\n".join([*lines, *(f"  {outcome.case}: {outcome.wrong}" for outcome in self.wrong)])
 
 
 def tallied(
@@ -54,7 +54,7 @@ def tallied(
 ) -> Tally:
     """The tally of ``cases`` cases: ``run(first, add)`` adds the outcomes from case ``first`` on, in order.
 
-    ``file`` is kept up to date, and gone on from where it is there. Raises ``ConfigError`` where it is of another seed.
+    ``file`` is kept up to date and continued if it exists. Raises ``ConfigError`` where it is of another seed.
     """
     tally = Tally(part=part, seed=seed)
     if file is not None and file.exists():
