@@ -68,9 +68,11 @@ class Prices(NamedTuple):
 class Lane(NamedTuple):
     """The communication lane. ``head`` is the progress of the allreduce at the head of the ``queue``: [0] its place;
     [1] under thread the fraction left (-1: not started), under poll the stages left (0: not started); [2] under poll
-    the end of its stage. ``ready`` marks backwards whose gradients are ready, and other operations that have ended."""
+    the end of its stage. ``ready`` marks backwards whose gradients are ready, and other operations that have ended;
+    ``awaits`` is the place in it that decides when an allreduce may start (``_last_awaited``)."""
 
     queue: Any
+    awaits: Any
     ready: Any
     head: Any
     times: Any
@@ -108,7 +110,9 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     times = np.zeros((3, len(kind)))
     queue = np.nonzero(kind == ALLREDUCE_EVENT)[0]
     head = np.array([0.0, 0.0 if mode == POLL else -1.0, 0.0])
-    lane = Lane(queue, np.zeros(len(kind), np.bool_), head, times)
+    ready = np.zeros(len(kind) + 1, np.bool_)
+    ready[len(kind)] = True
+    lane = Lane(queue, _last_awaited(operations, queue), ready, head, times)
     now = _compute(operations, prices, lane, mode)
     _drain(now, operations, prices, lane, mode)
     for i in range(len(kind)):
@@ -184,15 +188,21 @@ def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _may_start(k, operations, lane):  # type: ignore[no-untyped-def]
-    """Whether everything that an allreduce waits for is ready; the allreduces before it in the queue have ended."""
-    if operations.held[k]:
-        return False
-    for d in range(operations.depends_start[k + 1] - 1, operations.depends_start[k] - 1, -1):  # the last is ready last
-        i = operations.depends_on[d]
-        if not lane.ready[i] and operations.kind[i] != ALLREDUCE_EVENT:
-            return False
-    return True
+def _last_awaited(operations, queue):  # type: ignore[no-untyped-def]
+    """The last computation that each allreduce of the queue waits for, by operation; their number for none at all.
+
+    Computations become ready in array order, so the others are ready by then, and so are the allreduces before it.
+    """
+    kind = operations.kind
+    last = np.full(len(kind), len(kind))
+    for k in queue:
+        latest = -1
+        for d in range(operations.depends_start[k], operations.depends_start[k + 1]):
+            if kind[operations.depends_on[d]] != ALLREDUCE_EVENT:
+                latest = max(latest, operations.depends_on[d])
+        if latest >= 0:
+            last[k] = latest
+    return last
 
 
 @functools.partial(jit, inline="always")
@@ -201,16 +211,16 @@ def _engaged(operations, lane, mode):  # type: ignore[no-untyped-def]
     place = int(lane.head[0])
     if mode != THREAD or place >= len(lane.queue):
         return False
-    return lane.head[1] >= 0.0 or _may_start(lane.queue[place], operations, lane)
+    return lane.head[1] >= 0.0 or lane.ready[lane.awaits[lane.queue[place]]]
 
 
 @jit
 def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     """Run every allreduce that may start, one after another; the instant afterwards."""
-    queue, _, head, times = lane
+    queue, awaits, ready, head, times = lane
     while head[0] < len(queue):
         k = queue[int(head[0])]
-        if not _may_start(k, operations, lane):
+        if operations.held[k] or not ready[awaits[k]]:
             break
         times[0, k] = now
         now += at(prices.solo, 1, operations.size_bytes[k])
@@ -222,13 +232,14 @@ def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
 @jit
 def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-untyped-def]
     """Advance both lanes until ``work`` seconds of computation (or of idling) are done; that instant."""
-    queue, _, head, times = lane
-    size_bytes, solo, beside = operations.size_bytes, prices.solo, prices.beside
+    queue, awaits, ready, head, times = lane
+    size_bytes, held = operations.size_bytes, operations.held
+    solo, beside = prices.solo, prices.beside
     while True:
         place = int(head[0])
         k = queue[place] if place < len(queue) else -1
         if head[1] < 0.0:
-            if k < 0 or not _may_start(k, operations, lane):
+            if k < 0 or held[k] or not ready[awaits[k]]:
                 return now + work
             head[1] = 1.0
             times[0, k] = now
@@ -251,8 +262,8 @@ def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-un
 @jit
 def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     """One look at the communication: notice a stage that has ended, start what may start; the instant afterwards."""
-    queue, _, head, times = lane
-    size_bytes, solo = operations.size_bytes, prices.solo
+    queue, awaits, ready, head, times = lane
+    size_bytes, held, solo = operations.size_bytes, operations.held, prices.solo
     poll_s, stages = prices.fixed[2], prices.fixed[3]
     if head[1] > 0.0:
         now += poll_s
@@ -267,7 +278,7 @@ def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
             else:
                 times[1, k] = now
                 head[0] += 1
-        elif _may_start(k, operations, lane):
+        elif ready[awaits[k]] and not held[k]:
             times[0, k] = now
             head[1] = stages
             head[2] = now + at(solo, 1, size_bytes[k]) / stages
@@ -280,7 +291,7 @@ def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
 @jit
 def _drain(now, operations, prices, lane, mode):  # type: ignore[no-untyped-def]
     """What is left after the last computation, one allreduce after another at its solo cost."""
-    queue, _, head, times = lane
+    queue, _, _, head, times = lane
     size_bytes, solo = operations.size_bytes, prices.solo
     stages = prices.fixed[3]
     for place in range(int(head[0]), len(queue)):
