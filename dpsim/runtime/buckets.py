@@ -88,9 +88,11 @@ class CycleBuckets:
         self._tick_s = now() + self._cycle.cycle_s
 
     def ready(self, operation: int) -> Sequence[Run]:
-        for position in self._of_operation.get(operation, []):
-            self._ready.add(position)
-            self._waiting.append(position)
+        final = self._of_operation.get(operation)
+        if final is None:  # of an earlier micro-batch: no gradient is final, and no cycle has begun
+            return []
+        self._ready.update(final)
+        self._waiting += final
         if self._control.rank == 0:
             if now() >= self._tick_s:
                 self._decide()

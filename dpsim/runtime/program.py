@@ -15,7 +15,6 @@ from dpsim.schedule import (
     LOSS_EVENT,
     OVERHEAD_EVENT,
     UPDATE,
-    UPDATE_EVENT,
     Schedule,
 )
 
@@ -51,13 +50,17 @@ def compiled(schedule: Schedule) -> StepProgram:
     if kinds.count(UPDATE) != 1 or kinds[-1] != UPDATE:
         raise ConfigError("a schedule that does not end with the update", allowed="one update, after everything else")
     layers, micro_batches = len(schedule.workload.layers), schedule.plan.accumulate
-    operations = np.full((len(kinds) and 1 + max(FORWARD_EVENT, LOSS_EVENT, BACKWARD_EVENT), micro_batches, layers), -1)
+    operations = np.full((BACKWARD_EVENT + 1, micro_batches, layers), -1)
     for operation in np.flatnonzero(schedule.kind == COMPUTE).tolist():
         event, layer = schedule.event_kind[operation], max(int(schedule.layer[operation]), 0)
         operations[event, schedule.micro_batch[operation], layer] = operation
     rows: list[list[list[int]]] = operations.tolist()
-    if min(map(min, rows[FORWARD_EVENT] + rows[BACKWARD_EVENT])) < 0:
-        raise ConfigError("a schedule that leaves a layer out", allowed="each layer forward and backward once")
+    single = [rows[OVERHEAD_EVENT][0][0], *(row[0] for row in rows[LOSS_EVENT])]
+    if min([*single, *map(min, rows[FORWARD_EVENT] + rows[BACKWARD_EVENT])]) < 0:
+        raise ConfigError(
+            "a schedule that leaves a computation out",
+            allowed="the overhead, and in each micro-batch each layer forward and backward, and the loss",
+        )
     collectives = schedule.gradient_collectives.tolist()
     releases: list[list[int]] = [[] for _ in kinds]
     waits = []
@@ -73,7 +76,7 @@ def compiled(schedule: Schedule) -> StepProgram:
             releases[operation].append(place)
     return StepProgram(
         overhead=rows[OVERHEAD_EVENT][0][0],
-        update=int(np.flatnonzero(schedule.event_kind == UPDATE_EVENT)[0]),
+        update=len(kinds) - 1,
         forward=tuple(map(tuple, rows[FORWARD_EVENT])),
         loss=tuple(row[0] for row in rows[LOSS_EVENT]),
         backward=tuple(map(tuple, rows[BACKWARD_EVENT])),
