@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     env = {"PYTHONPATH": str(Path(__file__).parent / "support")}
-    found = {}
+    actual = {}
     for devices in (1, 2, 3, 4):
         argument = {"folder": str(tmp_path_factory.mktemp("run"))}
-        found[devices] = jobs.on_ranks("ranks_api:everything", argument, devices=devices, env=env, timeout_s=60)
-    return found
+        actual[devices] = jobs.on_ranks("ranks_api:everything", argument, devices=devices, env=env, timeout_s=60)
+    return actual
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])

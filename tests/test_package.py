@@ -63,16 +63,16 @@ def test_every_imported_package_is_a_declared_dependency() -> None:
     declared = {text.split(">")[0].split("[")[0].lower() for text in project["dependencies"]}
     names = {"sklearn": "scikit-learn", "markupsafe": "MarkupSafe"}
     optional = {"cupy", "torch", "cuda"}
-    found: set[str] = set()
+    actual: set[str] = set()
     for folder in ("dpsim", "kernels", "experiments"):
         for file in (ROOT / folder).rglob("*.py"):
             for line in file.read_text().splitlines():
                 words = line.split()
                 if words[:1] in (["import"], ["from"]) and len(words) > 1:
-                    found.add(words[1].split(".")[0].rstrip(","))
+                    actual.add(words[1].split(".")[0].rstrip(","))
     from sys import stdlib_module_names
 
-    foreign = {names.get(name, name) for name in found if name.isidentifier()} - set(stdlib_module_names)
+    foreign = {names.get(name, name) for name in actual if name.isidentifier()} - set(stdlib_module_names)
     assert {name.lower() for name in foreign} - optional - {"dpsim"} <= declared
 
 

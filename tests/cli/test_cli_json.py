@@ -122,10 +122,10 @@ def test_trace_of_a_setting_that_is_not_there_lists_those_that_are(dpsim: Dpsim,
 
 def test_doctor(dpsim: Dpsim) -> None:
     shown = _object(dpsim, "doctor")
-    found = {point["name"]: point for point in shown["points"]}
-    assert set(found) == {"launcher", "MPI", "numba", "BLAS", "shared memory", "cores", "clock", "kernels", "GPU"}
-    assert found["MPI"]["state"] == "ok"
-    assert "2 ranks computed a sum" in found["MPI"]["found"]
+    actual = {point["name"]: point for point in shown["points"]}
+    assert set(actual) == {"launcher", "MPI", "numba", "BLAS", "shared memory", "cores", "clock", "kernels", "GPU"}
+    assert actual["MPI"]["state"] == "ok"
+    assert "2 ranks computed a sum" in actual["MPI"]["found"]
     assert all(point["remedy"] for point in shown["points"] if point["state"] != "ok")
     assert shown["summary"]["fail"] == 0
 

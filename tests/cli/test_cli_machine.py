@@ -18,13 +18,13 @@ POINTS = [(1024, 4.62), (65536, 50.43), (1048576, 631.29)]
 @pytest.fixture
 def files(tmp_path: Path, dpsim: Dpsim) -> list[Path]:
     """Machines of 2 and of 4 devices, and one of 2 that is twice as slow."""
-    found = []
+    actual = []
     for name, devices, factor in (("two", 2, 1.0), ("four", 4, 1.0), ("slow", 2, 2.0)):
         log, path = tmp_path / f"{name}.txt", tmp_path / f"{name}.json"
         log.write_text(outputs.osu([(size, factor * us) for size, us in POINTS]))
         assert dpsim("calibrate", "--from", log, "--devices", str(devices), "--output", path)[0] == 0
-        found.append(path)
-    return found
+        actual.append(path)
+    return actual
 
 
 def test_a_machine_is_shown_with_its_link_and_a_picture(files: list[Path], dpsim: Dpsim, tmp_path: Path) -> None:

@@ -56,10 +56,10 @@ def test_commands_and_flags() -> None:
         commands |= {f"{group} {name}" for name in application[group] if not name.startswith("-")}
     assert commands == set(SURFACE)
     for command, expected in SURFACE.items():
-        found = application
+        actual = application
         for word in command.split():
-            found = found[word]
-        names = {name for argument in found.assemble_argument_collection() for name in argument.names}
+            actual = actual[word]
+        names = {name for argument in actual.assemble_argument_collection() for name in argument.names}
         names.discard("*")  # a class of flags
         assert names == set(expected.split()), command
 

@@ -14,16 +14,16 @@ PREDICTED = Timeline.from_record(timeline("predicted", 6e-3, 1e-3, 4, True, 2))
 
 
 def test_every_event_of_the_kept_steps_is_there_in_microseconds() -> None:
-    found = [e for e in trace_events([MEASURED])["traceEvents"] if e["ph"] == "X"]
-    assert len(found) == len(MEASURED.start_s)
-    assert min(e["ts"] for e in found) == 0
-    total = sum(e["dur"] for e in found)
+    actual = [e for e in trace_events([MEASURED])["traceEvents"] if e["ph"] == "X"]
+    assert len(actual) == len(MEASURED.start_s)
+    assert min(e["ts"] for e in actual) == 0
+    total = sum(e["dur"] for e in actual)
     assert total == pytest.approx(float(np.sum(MEASURED.end_s - MEASURED.start_s)) * 1e6, rel=1e-6)
 
 
 def test_only_the_first_steps_are_kept() -> None:
-    found = trace_events([MEASURED], steps=1)["traceEvents"]
-    assert {e["args"]["step"] for e in found if e["ph"] == "X"} == {0}
+    actual = trace_events([MEASURED], steps=1)["traceEvents"]
+    assert {e["args"]["step"] for e in actual if e["ph"] == "X"} == {0}
 
 
 def test_a_process_is_a_rank_and_a_thread_a_lane_with_names() -> None:

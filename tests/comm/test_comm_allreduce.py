@@ -195,12 +195,12 @@ def test_broadcast_sends_rank_0s_data_along_a_binomial_tree(size: int) -> None:
 @pytest.fixture(scope="module")
 def once() -> Callable[..., dict[str, Any]]:
     """The real runs, each started once for all tests of this module."""
-    found: dict[int, dict[str, Any]] = {}
+    actual: dict[int, dict[str, Any]] = {}
 
     def run(devices: int, on_ranks: OnRanks) -> dict[str, Any]:
-        if devices not in found:
-            found[devices] = on_ranks("ranks_comm:collectives", devices=devices)
-        return found[devices]
+        if devices not in actual:
+            actual[devices] = on_ranks("ranks_comm:collectives", devices=devices)
+        return actual[devices]
 
     return run
 
@@ -210,9 +210,9 @@ def once() -> Callable[..., dict[str, Any]]:
 def test_processes_get_numpys_sum(
     devices: int, algorithm: str, once: Callable[..., dict[str, Any]], on_ranks: OnRanks
 ) -> None:
-    found = once(devices, on_ranks)
-    assert found["wrong"][algorithm] == []
-    assert found["cases"][algorithm] >= 10
+    actual = once(devices, on_ranks)
+    assert actual["wrong"][algorithm] == []
+    assert actual["cases"][algorithm] >= 10
 
 
 @pytest.mark.parametrize("devices", RANKS)

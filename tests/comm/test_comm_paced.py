@@ -54,25 +54,25 @@ def test_a_message_takes_latency_and_size_over_bandwidth(
     row: int, size: int, holds: Callable[..., None], attempts: list[dict[str, Any]]
 ) -> None:
     due_s = LATENCY_S + size / BANDWIDTH
-    holds(lambda found: undisturbed(found["took_s"][row]) < 1.15 * due_s)
-    assert min(min(found["took_s"][row]) for found in attempts) >= due_s, "a message came early"
+    holds(lambda actual: undisturbed(actual["took_s"][row]) < 1.15 * due_s)
+    assert min(min(actual["took_s"][row]) for actual in attempts) >= due_s, "a message came early"
 
 
 def test_two_messages_at_once_take_two_transmissions(
     holds: Callable[..., None], attempts: list[dict[str, Any]]
 ) -> None:
     due_s = LATENCY_S + 2 * LONG_S
-    holds(lambda found: undisturbed([second for _, second in found["back_to_back_s"]]) < 1.1 * due_s)
-    for found in attempts:
-        first, second = np.min(found["back_to_back_s"], axis=0)
+    holds(lambda actual: undisturbed([second for _, second in actual["back_to_back_s"]]) < 1.1 * due_s)
+    for actual in attempts:
+        first, second = np.min(actual["back_to_back_s"], axis=0)
         assert first >= LATENCY_S + LONG_S and second >= due_s
 
 
 def test_a_late_look_at_one_message_does_not_delay_the_next(holds: Callable[..., None]) -> None:
     due_s = LATENCY_S + 2 * LONG_S
 
-    def true_of(found: dict[str, Any]) -> bool:
-        first, second = np.transpose(found["late_look_s"])
+    def true_of(actual: dict[str, Any]) -> bool:
+        first, second = np.transpose(actual["late_look_s"])
         assert first.min() >= LATENCY_S + 1.5 * LONG_S and second.min() >= due_s
         return bool(np.any((first < 0.95 * due_s) & (second < 1.05 * due_s)))
 
@@ -80,17 +80,17 @@ def test_a_late_look_at_one_message_does_not_delay_the_next(holds: Callable[...,
 
 
 def test_mpis_own_allreduce_is_refused_by_the_link(holds: Callable[..., None]) -> None:
-    holds(lambda found: bool(found["refused"]))
+    holds(lambda actual: bool(actual["refused"]))
 
 
 def test_two_senders_share_the_receivers_link(on_ranks: OnRanks) -> None:
     argument = {"network": NETWORK, "size_bytes": LONG, "repeats": 15}
     late_s = np.inf
     for _ in range(3):
-        found = np.array(on_ranks("ranks_paced:two_senders", argument, devices=3))
-        due_s = np.sort(found[:, :2] + LATENCY_S + LONG_S, axis=1)
+        actual = np.array(on_ranks("ranks_paced:two_senders", argument, devices=3))
+        due_s = np.sort(actual[:, :2] + LATENCY_S + LONG_S, axis=1)
         last_due_s = np.maximum(due_s[:, 1], due_s[:, 0] + LONG_S)  # the second waits until the first is through
-        last_s = found[:, 2:].max(axis=1)
+        last_s = actual[:, 2:].max(axis=1)
         assert (last_s >= last_due_s).all(), "a message came while the link was still taking another one"
         together = due_s[:, 1] - due_s[:, 0] < 0.5 * LONG_S
         if together.any():
@@ -104,10 +104,10 @@ def test_in_a_layout_only_messages_between_nodes_are_held_to_the_link(on_ranks: 
     argument = {"network": NETWORK, "size_bytes": LONG, "repeats": 15}
     fastest_inside_s = np.inf
     for _ in range(3):
-        found = on_ranks("ranks_paced:nodes", argument, devices=4)
-        assert found["wrong"] == []
-        assert min(found["across_s"]) >= LATENCY_S + LONG_S, "a message between nodes came early"
-        fastest_inside_s = min(fastest_inside_s, *found["inside_s"])
+        actual = on_ranks("ranks_paced:nodes", argument, devices=4)
+        assert actual["wrong"] == []
+        assert min(actual["across_s"]) >= LATENCY_S + LONG_S, "a message between nodes came early"
+        fastest_inside_s = min(fastest_inside_s, *actual["inside_s"])
         if fastest_inside_s < 0.5 * LONG_S:
             return
     pytest.fail(f"in none of three measurements: {fastest_inside_s} s inside a node")

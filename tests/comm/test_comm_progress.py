@@ -227,7 +227,7 @@ def test_the_thread_never_sleeps_past_the_moment_a_message_is_due(tenths: int, m
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_buckets_are_reduced_in_order_exactly_once_between_processes(devices: int, on_ranks: OnRanks) -> None:
     networks = ["node", "paced:50us,1gbit"]
-    found = on_ranks("ranks_comm:mechanisms", {"networks": networks}, devices=devices)
-    assert found["wrong"] == []
-    for case, counts in found["finished_in_the_pause"].items():
+    actual = on_ranks("ranks_comm:mechanisms", {"networks": networks}, devices=devices)
+    assert actual["wrong"] == []
+    for case, counts in actual["finished_in_the_pause"].items():
         assert counts == [6] * len(counts), f"{case}: the pause ended before all buckets were reduced"

@@ -68,9 +68,11 @@ def test_every_code_comes_back_and_every_number_goes_to_the_nearest_one(wire_dty
     middles = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
     for values in (bits, middles, np.nextafter(middles, np.float32(np.inf)), np.nextafter(middles, np.float32(0))):
         expected = rounded(values, wire_dtype)
-        found = both_ways(values, wire_dtype)
-        assert np.array_equal(found.view(np.uint32)[~np.isnan(expected)], expected.view(np.uint32)[~np.isnan(expected)])
-        assert np.isnan(found[np.isnan(values)]).all()
+        actual = both_ways(values, wire_dtype)
+        assert np.array_equal(
+            actual.view(np.uint32)[~np.isnan(expected)], expected.view(np.uint32)[~np.isnan(expected)]
+        )
+        assert np.isnan(actual[np.isnan(values)]).all()
 
 
 @settings(max_examples=150)
@@ -257,9 +259,9 @@ def test_a_table_of_the_wire_dtype_is_taken_and_else_direct_costs_what_half_the_
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_16_bits_between_processes_round_as_documented_under_every_mechanism(devices: int, on_ranks: OnRanks) -> None:
-    found = on_ranks("ranks_comm:sixteen_bits", devices=devices)
-    assert found["wrong"] == []
-    assert found["cases"] == 4 * 2 * (1 + {1: 1, 2: 2, 3: 2, 4: 3}[devices])
+    actual = on_ranks("ranks_comm:sixteen_bits", devices=devices)
+    assert actual["wrong"] == []
+    assert actual["cases"] == 4 * 2 * (1 + {1: 1, 2: 2, 3: 2, 4: 3}[devices])
 
 
 def test_training_with_16_bits_on_the_wire_reaches_the_same_accuracy() -> None:

@@ -24,19 +24,19 @@ class CudaError(RuntimeError):
 class Comm:
     """One rank of threads that gather and meet."""
 
-    def __init__(self, rank: int, barrier: threading.Barrier, told: list[Any]) -> None:
-        self.rank, self.size, self._barrier, self._told = rank, RANKS, barrier, told
+    def __init__(self, rank: int, barrier: threading.Barrier, board: list[Any]) -> None:
+        self.rank, self.size, self._barrier, self._board = rank, RANKS, barrier, board
 
     def Barrier(self) -> None:
         log("barrier", self.rank)
         self._barrier.wait()
 
     def allgather(self, value: Any) -> list[Any]:
-        self._told[self.rank] = value
+        self._board[self.rank] = value
         self._barrier.wait()
-        told = list(self._told)
+        board = list(self._board)
         self._barrier.wait()
-        return told
+        return board
 
 
 LOG: list[tuple[Any, ...]] = []
@@ -104,13 +104,13 @@ def share(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[set[int]], list
         monkeypatch.delitem(sys.modules, "dpsim.comm.cuda.ipc", raising=False)
         ipc = importlib.import_module("dpsim.comm.cuda.ipc")
         LOG.clear()
-        barrier, told, found = threading.Barrier(RANKS, timeout=10), [None] * RANKS, [None] * RANKS
+        barrier, board, actual = threading.Barrier(RANKS, timeout=10), [None] * RANKS, [None] * RANKS
 
         def rank(number: int) -> None:
             THREAD.rank = number
             own = SimpleNamespace(data=SimpleNamespace(ptr=base(number) + OFFSETS[number]), nbytes=100, device="own")
-            memory: Any = ipc.share_device_memory(Comm(number, barrier, told), own, number)  # type: ignore[arg-type]
-            found[number] = memory
+            memory: Any = ipc.share_device_memory(Comm(number, barrier, board), own, number)  # type: ignore[arg-type]
+            actual[number] = memory
             if memory is not None:
                 memory.close()
 
@@ -119,7 +119,7 @@ def share(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[set[int]], list
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+        return actual
 
     yield run
     sys.modules.pop("dpsim.comm.cuda.ipc")  # others get the real one

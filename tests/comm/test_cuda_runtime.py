@@ -106,13 +106,13 @@ def test_training_reduced_by_cuda_kernels_has_the_bits_of_the_tree_and_at_up_to_
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_memory_that_ranks_share_is_tried_by_real_writes(ranks: int, where: str) -> None:
-    found = ran(ranks, where)["reached"]
-    assert found["way"] in (("simulated",) if where == "simulator" else ("ipc", "mapped"))
-    assert found["mode"] == "split" or where == "gpu"
-    assert found["seen"] == [[[rank + 1] for rank in range(ranks)]] * ranks
-    assert found["sizes"] == [1000] * ranks
-    assert found["arrive"] == [True] * ranks
-    assert found["arrive_if_lost"] == [ranks == 1] * ranks
+    actual = ran(ranks, where)["reached"]
+    assert actual["way"] in (("simulated",) if where == "simulator" else ("ipc", "mapped"))
+    assert actual["mode"] == "split" or where == "gpu"
+    assert actual["seen"] == [[[rank + 1] for rank in range(ranks)]] * ranks
+    assert actual["sizes"] == [1000] * ranks
+    assert actual["arrive"] == [True] * ranks
+    assert actual["arrive_if_lost"] == [ranks == 1] * ranks
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -131,8 +131,8 @@ def test_train_takes_backend_cuda(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch)
     assert code == 0, err
     (point,) = json.loads(out)["points"]
     assert (point["backend"], point["algorithm"]) == ("cuda", "auto")
-    told = "computed on the host and reduced on numba's CUDA simulator, split over simulated memory"
-    assert told in err
+    summary = "computed on the host and reduced on numba's CUDA simulator, split over simulated memory"
+    assert summary in err
 
 
 def test_without_a_gpu_training_with_backend_cuda_is_refused_in_words(

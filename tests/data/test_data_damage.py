@@ -34,18 +34,18 @@ def check(token: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("damage")
-    write_cifar(found / "cifar", (3, 1, 1, 2, 4), 2)
-    write_idx(found / "plain")
-    write_idx(found / "gz", suffix=".gz")
+    actual = tmp_path_factory.mktemp("damage")
+    write_cifar(actual / "cifar", (3, 1, 1, 2, 4), 2)
+    write_idx(actual / "plain")
+    write_idx(actual / "gz", suffix=".gz")
     x, y = pictures(30, (2, 2, 1), classes=3)
-    (found / "arrays").mkdir()
+    (actual / "arrays").mkdir()
     for name, save in (("stored", np.savez), ("deflated", np.savez_compressed)):
-        save(found / f"arrays/{name}.npz", x=x.astype(np.float32), y=y)
-    np.save(found / "arrays/x.npy", x.astype(np.float32))
-    np.save(found / "arrays/y.npy", y)
-    shutil.copytree(found, found / "whole")
-    return found
+        save(actual / f"arrays/{name}.npz", x=x.astype(np.float32), y=y)
+    np.save(actual / "arrays/x.npy", x.astype(np.float32))
+    np.save(actual / "arrays/y.npy", y)
+    shutil.copytree(actual, actual / "whole")
+    return actual
 
 
 CASES = [

@@ -100,9 +100,9 @@ def test_the_test_part_of_an_archive_is_normalised_as_its_training_part(tmp_path
         np.savez_compressed(tmp_path / "set.npz", **parts)
         data = load_dataset(f"npz:{tmp_path}/set.npz", dtype=np.float64)
         mean, std = x[:40, ..., 0].mean(), x[:40, ..., 0].std()
-        found, labels = data.test_batch(0, 20)
-        np.testing.assert_allclose(found[..., 0], (x[40:, ..., 0] - mean) / std, rtol=1e-9, atol=1e-9)
-        assert not found[..., 1].any() and labels.tolist() == y[40:].tolist()
+        actual, labels = data.test_batch(0, 20)
+        np.testing.assert_allclose(actual[..., 0], (x[40:, ..., 0] - mean) / std, rtol=1e-9, atol=1e-9)
+        assert not actual[..., 1].any() and labels.tolist() == y[40:].tolist()
         assert data.train_y.tolist() == y[:40].tolist() and data.classes == 4
 
 

@@ -33,8 +33,8 @@ def trained(dpsim: Dpsim, dataset: str, devices: int) -> dict[str, Any]:
         "--json",
     )
     assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
-    return found
+    actual: dict[str, Any] = json.loads(out)
+    return actual
 
 
 def test_cifar_in_a_relative_folder_trains_and_tests_alike_on_any_number_of_ranks(
@@ -42,9 +42,9 @@ def test_cifar_in_a_relative_folder_trains_and_tests_alike_on_any_number_of_rank
 ) -> None:
     write_cifar(tmp_path / "my data, new", test=TESTS)
     monkeypatch.chdir(tmp_path)
-    found = [trained(dpsim, "cifar10:my data, new", devices) for devices in (1, 2, 3)]
-    losses = [run["points"][0]["losses"] for run in found]
-    correct = [run["summary"]["test_accuracy"] * TESTS for run in found]
+    actual = [trained(dpsim, "cifar10:my data, new", devices) for devices in (1, 2, 3)]
+    losses = [run["points"][0]["losses"] for run in actual]
+    correct = [run["summary"]["test_accuracy"] * TESTS for run in actual]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4) and losses[2] == pytest.approx(losses[0], rel=1e-4)
     assert correct[0] == correct[1] == correct[2] == pytest.approx(round(correct[0]))
     assert losses[0][-1] < 0.8 * losses[0][0] and correct[0] > 0
@@ -60,9 +60,9 @@ def test_evaluation_on_files_is_exact_at_any_number_of_ranks(on_ranks: Callable[
     cases = [{"model": "mlp:8", "dataset": token, "seed": 3, "plan": {"global_batch": 10}} for token, _ in tokens]
     alone: list[dict[str, Any]] = []
     for devices in (1, 2, 3, 4):
-        found = on_ranks("ranks_runtime:evaluated", {"cases": cases, "steps": 0}, devices=devices)
-        alone = alone or [run["sums"][0] for run in found]
-        for (token, size), run, expected in zip(tokens, found, alone, strict=True):
+        actual = on_ranks("ranks_runtime:evaluated", {"cases": cases, "steps": 0}, devices=devices)
+        alone = alone or [run["sums"][0] for run in actual]
+        for (token, size), run, expected in zip(tokens, actual, alone, strict=True):
             assert len(run["sums"]) == devices
             for sums in run["sums"]:
                 assert (sums["samples"], sums["correct"]) == (size, expected["correct"]), token

@@ -75,7 +75,7 @@ def test_a_point_is_the_median_of_its_samples_against_the_copies_beside_them() -
 
 
 def test_claims_are_of_the_fastest_right_algorithm() -> None:
-    found = record(
+    actual = record(
         samples("ring", 64 * MIB, 2e-3),
         samples("two-shot", 64 * MIB, 1.1e-3),
         samples("one-shot", 64 * MIB, 0.5e-3, wrong=1),
@@ -85,14 +85,14 @@ def test_claims_are_of_the_fastest_right_algorithm() -> None:
         samples("one-shot", MIB, 7e-6),
         samples("two-shot", 64 * MIB, 1e-4, copy_s=(), empty_s=(), processes=2, mode="flags", clock="host"),
     )
-    told = [(c.size_bytes, c.algorithm, round(c.measured, 3), c.better, c.target, c.met) for c in found.claims]
-    assert told == [
+    claims = [(c.size_bytes, c.algorithm, round(c.measured, 3), c.better, c.target, c.met) for c in actual.claims]
+    assert claims == [
         (4, "one-shot", 1.25, "at most", 1.5, True),
         (64 << 10, "one-shot", 1.75, "at most", 1.5, False),
         (64 * MIB, "two-shot", 0.909, "at least", 0.85, True),
         (256 * MIB, "two-shot", 0.769, "at least", 0.85, False),
     ]
-    assert (found.summary.claims, found.summary.claims_met, found.summary.wrong) == (4, 2, 1)
+    assert (actual.summary.claims, actual.summary.claims_met, actual.summary.wrong) == (4, 2, 1)
 
 
 def test_the_table_names_the_fastest_of_each_size_and_every_target() -> None:
@@ -146,9 +146,9 @@ def test_what_is_no_contribution_is_refused() -> None:
 
 def test_contributed_files_are_contributions_under_their_own_name() -> None:
     for path in (ROOT / "reports" / "contributed").glob("*.json"):
-        found = r.read(path)
-        r.check_contribution(found)
-        assert path.name == r.file_name(found)
+        actual = r.read(path)
+        r.check_contribution(actual)
+        assert path.name == r.file_name(actual)
 
 
 def test_no_path_of_a_machine_is_kept() -> None:
@@ -163,10 +163,10 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(python: Python) -
 
 
 def test_the_drivers_version_is_read_from_the_kernels_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "version"
-    monkeypatch.setattr(versions, "_DRIVER", told)
+    version = tmp_path / "version"
+    monkeypatch.setattr(versions, "_DRIVER", version)
     assert versions.driver() == "unknown"
-    told.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
     assert versions.driver() == "580.95.05"
 
 
@@ -177,12 +177,12 @@ def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution
     done = python("-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path), env={"NUMBA_ENABLE_CUDASIM": "1"})
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.iterdir()
-    found = r.read(path)
-    assert path.name == r.file_name(found) and path.name.startswith("simulator-")
-    assert found.gpus.simulated and "the times mean nothing" in done.stdout
-    assert (found.summary.wrong, found.summary.left_out, found.summary.failed) == (0, (), ())
-    ran = {(point.algorithm, point.processes > 1) for point in found.points}
+    actual = r.read(path)
+    assert path.name == r.file_name(actual) and path.name.startswith("simulator-")
+    assert actual.gpus.simulated and "the times mean nothing" in done.stdout
+    assert (actual.summary.wrong, actual.summary.left_out, actual.summary.failed) == (0, (), ())
+    ran = {(point.algorithm, point.processes > 1) for point in actual.points}
     names = {version.name for version in registry.versions("cuda")}
     assert ran == {(name, between) for name in names for between in (False, True)}
     with pytest.raises(ConfigError, match="simulator"):
-        r.check_contribution(found)
+        r.check_contribution(actual)

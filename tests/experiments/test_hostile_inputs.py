@@ -72,8 +72,8 @@ def test_a_checkpoint_with_its_hash_right_and_its_header_wrong_is_refused(
 def test_a_checkpoint_that_was_renamed_is_passed_over(tmp_path: Path) -> None:
     written(tmp_path, 6)
     written(tmp_path, 7, "checkpoint-99.safetensors")
-    path, found, wrong = checkpoint.newest(tmp_path)
-    assert (path.name, found.header.step) == ("checkpoint-6.safetensors", 6)
+    path, actual, wrong = checkpoint.newest(tmp_path)
+    assert (path.name, actual.header.step) == ("checkpoint-6.safetensors", 6)
     assert "its name was changed" in str(wrong[0])
 
 

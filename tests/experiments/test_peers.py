@@ -144,18 +144,18 @@ def test_the_search_keeps_the_best_of_each_choice_and_drops_the_others() -> None
 def test_whatever_wins_each_choice_gives_a_setting_that_can_run(system: str, model: str) -> None:
     work = Work(model=model, devices=1 if system == "torch" else 2)
     for winner in range(3):
-        found: set[Setting] = set()
+        actual: set[Setting] = set()
 
-        def times_of(settings: list[Setting], wins: int = winner, seen: set[Setting] = found) -> list[float]:
+        def times_of(settings: list[Setting], wins: int = winner, seen: set[Setting] = actual) -> list[float]:
             seen.update(settings)
             return [float(i != min(wins, len(settings) - 1)) for i in range(len(settings))]
 
         measure.search(first_setting(system), choices(system, work), times_of, lambda _: None)
-        for setting in found:
+        for setting in actual:
             assert shown(setting)
             if isinstance(setting, OwnSetting):
                 setting.plan(work)
-    formats = {getattr(setting, "memory_format", "") for setting in found}
+    formats = {getattr(setting, "memory_format", "") for setting in actual}
     assert ("channels-last" in formats) == (model == "resnet20" and system != "dpsim")
 
 
@@ -214,17 +214,17 @@ def test_dpsim_alone_trains_the_same_with_every_setting(capsys: pytest.CaptureFi
     file = tmp_path / "peers.json"
     code, out, err = command(capsys, *options, "--rounds", "2", "--steps", "2", "--json", "--output", file)
     assert code == 0, err
-    told = json.loads(out)
-    assert {key: told[key] for key in ("schema", "command")} == {"schema": "dpsim.output/1", "command": "peers"}
-    assert json.loads(file.read_text())["points"] == told["points"]
-    found = [(point["system"], point["devices"], point["global_batch"]) for point in told["points"]]
-    assert found == [("dpsim", 1, 4), ("dpsim", 2, 8)]
-    for point in told["points"]:
+    printed = json.loads(out)
+    assert {key: printed[key] for key in ("schema", "command")} == {"schema": "dpsim.output/1", "command": "peers"}
+    assert json.loads(file.read_text())["points"] == printed["points"]
+    actual = [(point["system"], point["devices"], point["global_batch"]) for point in printed["points"]]
+    assert actual == [("dpsim", 1, 4), ("dpsim", 2, 8)]
+    for point in printed["points"]:
         assert point["gradient_error"] < 1e-5 and point["loss_error"] < 1e-5
         assert len(point["rounds_step_s"]) == 2
         assert point["images_per_s"] == pytest.approx(point["global_batch"] / point["measured_step_s"])
         assert (point["step_without_communication_s"] is None) == (point["devices"] == 1)
-    assert len(told["points"][1]["tried"]) > 5
+    assert len(printed["points"][1]["tried"]) > 5
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str], arguments: l
 def test_without_pytorch_the_remedy_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.util.find_spec
+    actual = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else found(name, *rest)
+        importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else actual(name, *rest)
     )
     code, out, err = command(capsys, "--model", "mlp:4")
     assert (code, out) == (2, "")
@@ -293,8 +293,8 @@ def test_the_table_names_the_fastest_peer_and_the_setting_of_each() -> None:
     assert [point["images_per_s_ratio"] for point in points] == [None, 0.5, None, 2.5, 1.5]
     assert points[3]["exposed_communication_s"] == pytest.approx(0.025)
     assert points[3]["images_per_s"] == pytest.approx(400)
-    told = result.summary(points)
-    assert told["best_peer"] == {"1": {"system": "torch", "ratio": 0.5}, "2": {"system": "ddp-mpi", "ratio": 1.5}}
+    printed = result.summary(points)
+    assert printed["best_peer"] == {"1": {"system": "torch", "ratio": 0.5}, "2": {"system": "ddp-mpi", "ratio": 1.5}}
     rows = result.rows(points)
     assert rows[3] == ("ddp-gloo", "2", "400", "50 ms", "25 ms", "25 ms", "2.50 (2.50 to 2.50)")
     assert len(rows[0]) == len(result.COLUMNS)
@@ -310,12 +310,12 @@ def test_every_system_trains_the_same(capsys: pytest.CaptureFixture[str]) -> Non
     options = ["--model", "mlp:24,16", "--devices", "2", "--local-batch", "6", "--rounds", "2", "--steps", "2"]
     code, out, err = command(capsys, *options, "--json")
     assert code == 0, err
-    told = json.loads(out)
-    systems = [(point["system"], point["devices"]) for point in told["points"]]
+    printed = json.loads(out)
+    systems = [(point["system"], point["devices"]) for point in printed["points"]]
     assert systems == [("dpsim", 1), ("torch", 1), ("dpsim", 2), ("ddp-gloo", 2), ("ddp-mpi", 2)]
-    for point in told["points"]:
+    for point in printed["points"]:
         assert point["gradient_error"] < 1e-4 and point["loss_error"] < 1e-4
-    assert set(told["summary"]["images_per_s_ratio"]) == {"torch-1", "ddp-gloo-2", "ddp-mpi-2"}
+    assert set(printed["summary"]["images_per_s_ratio"]) == {"torch-1", "ddp-gloo-2", "ddp-mpi-2"}
 
 
 @needs_torch
@@ -339,8 +339,8 @@ def test_gradients_are_the_same_in_float64(model: str) -> None:
     loss = torch.nn.functional.cross_entropy(module(pictures), torch.from_numpy(labels), reduction="sum")
     loss.backward()
     assert sums.loss == pytest.approx(loss.item(), rel=1e-10)
-    found = {names[name]: agreement.from_torch(value.grad.numpy()) for name, value in module.named_parameters()}
-    assert max(agreement.gradient_errors(found, gradients).values()) < 1e-9
+    actual = {names[name]: agreement.from_torch(value.grad.numpy()) for name, value in module.named_parameters()}
+    assert max(agreement.gradient_errors(actual, gradients).values()) < 1e-9
 
 
 @needs_torch

@@ -33,8 +33,8 @@ def test_every_mode_takes_its_turns_and_the_report_shows_them(tmp_path: Path) ->
     of = ratio(measured[0], modes[0].name)
     assert "| 16 | 8 leaves, batch norm leaf |" in shown and f"| {of.median:.3f} |" in shown
     assert f"{of.median - 1:+.1%} with 8 leaves" in shown
-    told = list(lines(measured[0]))
-    assert len(told) == 6 and told[2].endswith("limit 1.10") and "limit" not in told[3]
+    printed = list(lines(measured[0]))
+    assert len(printed) == 6 and printed[2].endswith("limit 1.10") and "limit" not in printed[3]
 
 
 def test_the_cases_are_those_of_the_claim() -> None:

@@ -157,11 +157,11 @@ def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_variant_is_lost
         ("right", False, 0),
         ("broken", True, 0),
     ]
-    told = rank.visit(400, seed=2, fresh=[3, 5, 2], cached=[2, 4, 1])
-    assert [len(times) for times in told["fresh"]] == [15] * 4
-    assert [len(times) for times in told["cached"]] == [8] * 4
-    assert all(0 < ns < 10**9 for times in told["fresh"] + told["cached"] for ns in times)
-    assert told["wrong"] == [0] * 4
+    visit = rank.visit(400, seed=2, fresh=[3, 5, 2], cached=[2, 4, 1])
+    assert [len(times) for times in visit["fresh"]] == [15] * 4
+    assert [len(times) for times in visit["cached"]] == [8] * 4
+    assert all(0 < ns < 10**9 for times in visit["fresh"] + visit["cached"] for ns in times)
+    assert visit["wrong"] == [0] * 4
 
 
 def test_wrong_sums_are_counted_in_the_check_and_while_timing(page: str) -> None:
@@ -212,7 +212,7 @@ def series(system: str, algorithm: str, rounds_us: list[list[float]], **more: An
     return Series(system=system, algorithm=algorithm, rounds_ns=rounds, **plain | more)
 
 
-def record(*found: Series, devices: int = 4) -> BenchRecord:
+def record(*entries: Series, devices: int = 4) -> BenchRecord:
     systems = [System(name="dpsim", peer="dpsim", kind="dpsim")]
     systems += [System(name=f"mpich-{level}", peer="mpich", kind="mpi") for level in ("single", "multiple")]
     systems += [
@@ -223,7 +223,7 @@ def record(*found: Series, devices: int = 4) -> BenchRecord:
         bench=AllreduceBench(devices=devices, min_bytes=2**20, max_bytes=2**20, algorithms=("two-shot", "mpi")),
         environment=environment(),
         systems=tuple(systems),
-        series=found,
+        series=entries,
         measured_from=stamp(),
         measured_until=stamp(),
     )
@@ -262,20 +262,20 @@ def test_a_time_is_the_median_of_the_rounds_medians_and_the_bound_is_of_the_same
 def test_the_bound_of_small_sizes_is_left_out() -> None:
     small = [series(s.system, s.algorithm, [[1.0]], default=s.default, size_bytes=64) for s in FULL[:3:2]]
     changed = {"bench": {"min_bytes": 64, "max_bytes": 64}, "series": [codec.to_builtins(one) for one in small]}
-    found = result(codec.decode(codec.to_builtins(record(*FULL)) | changed, BenchRecord, "x"))
-    assert found.points[0].fraction_of_bound is None and found.sizes[0].bound_s is None
+    actual = result(codec.decode(codec.to_builtins(record(*FULL)) | changed, BenchRecord, "x"))
+    assert actual.points[0].fraction_of_bound is None and actual.sizes[0].bound_s is None
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("entries", "message"),
     [
         (FULL[:2], "no series of dpsim's default algorithm at 1 MiB"),
         ((*FULL[:4], series("gloo", "gloo", [[1000]])), "with 1 and 2 rounds"),
     ],
 )
-def test_a_record_that_cannot_be_compared_is_refused(found: tuple[Series, ...], message: str) -> None:
+def test_a_record_that_cannot_be_compared_is_refused(entries: tuple[Series, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        record(*found)
+        record(*entries)
 
 
 def test_each_peer_is_compared_at_its_fastest_mode_and_the_nearest_mpi_counts() -> None:
@@ -293,11 +293,11 @@ def test_each_peer_is_compared_at_its_fastest_mode_and_the_nearest_mpi_counts() 
 
 
 def test_what_was_wrong_has_a_row_and_no_times() -> None:
-    found = result(record(*FULL[:4], series("dpsim", "mpi", [], wrong=3)))
-    (wrong,) = [p for p in found.points if p.wrong]
+    actual = result(record(*FULL[:4], series("dpsim", "mpi", [], wrong=3)))
+    (wrong,) = [p for p in actual.points if p.wrong]
     assert (wrong.algorithm, wrong.time_s, wrong.busbw_bytes_per_s, wrong.samples) == ("mpi", None, None, 0)
-    assert found.wrong == 3
-    (warning,) = [warning for warning in warnings(found) if warning.kind == "wrong"]
+    assert actual.wrong == 3
+    (warning,) = [warning for warning in warnings(actual) if warning.kind == "wrong"]
     assert warning.text == "3 elements were not the sum (dpsim mpi)"
 
 
@@ -322,8 +322,8 @@ def test_a_record_survives_its_file_and_a_damaged_one_is_refused(tmp_path: Path)
 
 
 def test_targets_are_held_against_what_was_measured() -> None:
-    found = {(t.what, t.met) for t in allreduce_targets.targets(result(record(*FULL, devices=2)))}
-    assert found == {("over the best MPI", True)}
+    actual = {(t.what, t.met) for t in allreduce_targets.targets(result(record(*FULL, devices=2)))}
+    assert actual == {("over the best MPI", True)}
     assert {t.what for t in allreduce_targets.targets(result(record(*FULL)))} == {"over mpich"}
     (missing,) = allreduce_targets.targets(result(record(*FULL[:4], devices=2)))
     assert missing.measured is None and not missing.met
@@ -381,10 +381,10 @@ def test_a_peer_that_does_not_start_is_left_out_with_a_warning_unless_it_was_nam
         measure.measure(AllreduceBench(peer_envs=envs, peers=("bad",), **asked), lambda _: None)  # type: ignore[arg-type]
     two = systems.systems(AllreduceBench(peer_envs=envs, peers=("bad",)))[:2]
     monkeypatch.setattr(measure, "systems", lambda _: two)
-    told: list[str] = []
-    found = measure.measure(AllreduceBench(**asked), told.append)  # type: ignore[arg-type]
-    assert [system.name for system in found.systems] == ["dpsim"]
-    assert any(text.startswith("warning: bad-single takes no part") for text in told)
+    printed: list[str] = []
+    actual = measure.measure(AllreduceBench(**asked), printed.append)  # type: ignore[arg-type]
+    assert [system.name for system in actual.systems] == ["dpsim"]
+    assert any(text.startswith("warning: bad-single takes no part") for text in printed)
 
 
 def test_processes_that_fail_say_why_and_the_others_end(tmp_path: Path) -> None:
@@ -404,9 +404,9 @@ def test_processes_that_fail_say_why_and_the_others_end(tmp_path: Path) -> None:
 def run_json(dpsim: Dpsim, *more: str | Path) -> dict[str, Any]:
     code, out, err = dpsim("bench", "allreduce", "--json", "--budget", "10ms", *more)
     assert code == 0, err
-    told: dict[str, Any] = json.loads(out)
-    assert (told["schema"], told["command"]) == ("dpsim.output/1", "bench allreduce")
-    return told
+    printed: dict[str, Any] = json.loads(out)
+    assert (printed["schema"], printed["command"]) == ("dpsim.output/1", "bench allreduce")
+    return printed
 
 
 def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_and_figure(
@@ -414,21 +414,21 @@ def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_a
 ) -> None:
     folder, plot = tmp_path / "report", tmp_path / "plot.svg"
     more = ("--min", "4B", "--max", "256KiB", "--factor", "65536", "--peers", "mpi", "--output", folder, "--plot", plot)
-    told = run_json(dpsim, *more)
+    printed = run_json(dpsim, *more)
     fixed = (
         "size_bytes devices algorithm in_place cached time_s p50_s p99_s algbw_bytes_per_s busbw_bytes_per_s"
         " fraction_of_bound wrong"
     )
-    assert all(set(fixed.split()) <= set(point) for point in told["points"])
-    assert not any(point["wrong"] for point in told["points"]) and told["summary"]["wrong"] == 0
-    found = {(p["system"], p["algorithm"], p["size_bytes"]) for p in told["points"]}
-    assert {("dpsim", name, 4) for name in bench_algorithms("cpu")} <= found
-    assert {("dpsim", name, 2**18) for name in bench_algorithms("cpu") if name != "one-shot"} <= found
-    assert {system for system, _, _ in found} == {"dpsim", "mpich-single", "mpich-multiple"}
-    kinds = {(p["in_place"], p["cached"]) for p in told["points"] if p["algorithm"] == "two-shot"}
+    assert all(set(fixed.split()) <= set(point) for point in printed["points"])
+    assert not any(point["wrong"] for point in printed["points"]) and printed["summary"]["wrong"] == 0
+    actual = {(p["system"], p["algorithm"], p["size_bytes"]) for p in printed["points"]}
+    assert {("dpsim", name, 4) for name in bench_algorithms("cpu")} <= actual
+    assert {("dpsim", name, 2**18) for name in bench_algorithms("cpu") if name != "one-shot"} <= actual
+    assert {system for system, _, _ in actual} == {"dpsim", "mpich-single", "mpich-multiple"}
+    kinds = {(p["in_place"], p["cached"]) for p in printed["points"] if p["algorithm"] == "two-shot"}
     assert len(kinds) == 4
-    assert {size["default"] for size in told["summary"]["sizes"]} <= {"one-shot", "two-shot"}  # as measured here
-    assert all(size["best_mpi"]["ratio"] > 0 for size in told["summary"]["sizes"])
+    assert {size["default"] for size in printed["summary"]["sizes"]} <= {"one-shot", "two-shot"}  # as measured here
+    assert all(size["best_mpi"]["ratio"] > 0 for size in printed["summary"]["sizes"])
     assert plot.read_text().startswith("<?xml") and {p.name for p in folder.iterdir()} == {
         "allreduce.json",
         "index.html",
@@ -439,13 +439,13 @@ def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_a
     kept = bench.read(folder / bench.RECORD)
     assert all(series.rounds_ns for series in kept.series)
     again = dpsim("report", folder, "--output", tmp_path / "again", "--json")
-    assert json.loads(again[1])["points"] == told["points"]
+    assert json.loads(again[1])["points"] == printed["points"]
     assert (tmp_path / "again" / "report.md").read_text() == (folder / "report.md").read_text()
 
 
 @pytest.mark.parametrize("devices", [3, 4])
 def test_more_ranks_than_cores_are_right_and_come_to_an_end(devices: int, dpsim: Dpsim) -> None:
-    told = run_json(
+    printed = run_json(
         dpsim,
         "--devices",
         str(devices),
@@ -460,8 +460,8 @@ def test_more_ranks_than_cores_are_right_and_come_to_an_end(devices: int, dpsim:
         "--dtype",
         "float64",
     )
-    assert {(p["devices"], p["wrong"], p["dtype"]) for p in told["points"]} == {(devices, 0, "float64")}
-    assert {p["algorithm"] for p in told["points"]} >= {"two-shot", "ring", "direct"}
+    assert {(p["devices"], p["wrong"], p["dtype"]) for p in printed["points"]} == {(devices, 0, "float64")}
+    assert {p["algorithm"] for p in printed["points"]} >= {"two-shot", "ring", "direct"}
 
 
 # The page.
@@ -479,7 +479,7 @@ def test_the_page_takes_its_fractions_from_the_committed_record(
     monkeypatch.setattr(ladder_page, "RECORD", tmp_path / bench.RECORD)
     assert ladder_page.measured() == ({}, "")
     codec.write(tmp_path / bench.RECORD, record(*FULL))
-    found, where = ladder_page.measured()
-    assert found["cpu", "two-shot"] == pytest.approx(0.8) and where == "of the bound, 1 MiB, n = 4"
-    (row,) = [line for line in ladder_page.ladder(found, where).splitlines() if line.startswith("| `two-shot` | cpu")]
+    actual, where = ladder_page.measured()
+    assert actual["cpu", "two-shot"] == pytest.approx(0.8) and where == "of the bound, 1 MiB, n = 4"
+    (row,) = [line for line in ladder_page.ladder(actual, where).splitlines() if line.startswith("| `two-shot` | cpu")]
     assert row.endswith("| 80.0% |")

@@ -54,16 +54,16 @@ def test_every_version_runs_in_the_simulator_and_everything_says_so(
         folder,
     )
     assert code == 0, err
-    told = json.loads(out)
-    assert told["summary"]["wrong"] == 0 and told["summary"]["simulated"] is True
-    given = {(p["dtype"], p["devices"], p["count"], p["wrong"], p["simulated"]) for p in told["points"]}
+    messages = json.loads(out)
+    assert messages["summary"]["wrong"] == 0 and messages["summary"]["simulated"] is True
+    given = {(p["dtype"], p["devices"], p["count"], p["wrong"], p["simulated"]) for p in messages["points"]}
     assert given == {("bfloat16", 2, 33, 0, True)}
-    found = {(p["system"], p["algorithm"], p["in_place"], p["cached"]) for p in told["points"]}
+    actual = {(p["system"], p["algorithm"], p["in_place"], p["cached"]) for p in messages["points"]}
     within = {("dpsim", name, *way) for name in bench_algorithms("cuda") for way in WAYS}
     between = {(bench.BETWEEN, name, True, cached) for name in bench_algorithms("cuda") for cached in (False, True)}
-    assert found == within | between
-    assert all(p["time_s"] > 0 and p["fraction_of_bound"] is None for p in told["points"])
-    assert [size["default"] for size in told["summary"]["sizes"]] == ["two-shot"]
+    assert actual == within | between
+    assert all(p["time_s"] > 0 and p["fraction_of_bound"] is None for p in messages["points"])
+    assert [size["default"] for size in messages["summary"]["sizes"]] == ["two-shot"]
     kept = bench.read(folder / bench.RECORD)
     assert [system.simulated for system in kept.systems] == [True, True]
     assert kept.systems[0].library.startswith("numba's CUDA simulator")
@@ -108,10 +108,10 @@ print(json.dumps(told))
 def test_a_wrong_bit_is_counted_in_the_check_and_while_timing_and_what_does_not_fit_is_refused(python: Python) -> None:
     done = python("-c", WRONG, env={"NUMBA_ENABLE_CUDASIM": "1"})
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    refused = told.pop("refused")
+    messages: dict[str, Any] = json.loads(done.stdout)
+    refused = messages.pop("refused")
     assert "arrays of 256 B on 2 logical devices take 2.25 KiB" in refused and "1000 B" in refused
-    for right, spoilt, visit in told.values():
+    for right, spoilt, visit in messages.values():
         ways = [(way["algorithm"], way["in_place"], way["repeat"]) for way in right]
         assert ways == [
             (SCALING, True, 0),

@@ -50,9 +50,9 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @given(st.integers(1, 10**6))
 def test_a_shape_class_stands_for_nearly_as_many_rows(rows: int) -> None:
-    found = dense(rows).shape_class
-    assert found.shape_class == found
-    assert max(found.rows, rows) / min(found.rows, rows) < 1.26 or (rows > 256 and found.rows == 256)
+    actual = dense(rows).shape_class
+    assert actual.shape_class == actual
+    assert max(actual.rows, rows) / min(actual.rows, rows) < 1.26 or (rows > 256 and actual.rows == 256)
 
 
 def test_what_was_chosen_once_stays() -> None:
@@ -146,28 +146,28 @@ def test_a_run_that_goes_on_with_another_table_says_so(own_folder: Path) -> None
     begun.log.gather()
     checkpoint = snapshot(begun, [1.0], {})
     assert checkpoint is not None and checkpoint.header.kernel_table == committed().digest
-    told: list[str] = []
-    restore(trainer(leaves=4), checkpoint, told.append)
-    assert told == []
+    messages: list[str] = []
+    restore(trainer(leaves=4), checkpoint, messages.append)
+    assert messages == []
     older = msgspec.structs.replace(checkpoint.header, kernel_table="0123456789abcdef")
-    restore(trainer(leaves=4), dataclasses.replace(checkpoint, header=older), told.append)
-    (line,) = told
+    restore(trainer(leaves=4), dataclasses.replace(checkpoint, header=older), messages.append)
+    (line,) = messages
     assert "0123456789abcdef" in line and committed().digest in line and "from step 1 on" in line
 
 
 def test_a_run_measures_its_batches_and_its_evaluation_before_the_first_step(own_folder: Path) -> None:
     plain = trainer(leaves=0)
     assert plain.kernel_table == ""
-    found = {one.problem for one in choice_file.load().kernels}
+    actual = {one.problem for one in choice_file.load().kernels}
     convolution, last = (6, 6, 2, 3, 3, 1), (3, 3)
     for rows in (16, 8):  # 40 samples in batches of 16: the last has 8
         for operation in ("conv2d", "conv2d_weight_gradient"):
-            assert Problem(operation=operation, dtype="float32", rows=rows, sizes=convolution) in found
+            assert Problem(operation=operation, dtype="float32", rows=rows, sizes=convolution) in actual
         for operation in ("product", "product_with_transposed", "transposed_product"):
-            assert Problem(operation=operation, dtype="float32", rows=rows, sizes=last) in found
+            assert Problem(operation=operation, dtype="float32", rows=rows, sizes=last) in actual
     evaluation = Problem(operation="product", dtype="float32", rows=10, sizes=last)
-    assert evaluation.shape_class in found
-    assert "conv2d_input_gradient" not in {problem.operation for problem in found}, "nobody uses a picture's gradient"
+    assert evaluation.shape_class in actual
+    assert "conv2d_input_gradient" not in {problem.operation for problem in actual}, "nobody uses a picture's gradient"
 
 
 def test_the_committed_table_changes_with_its_version_alone() -> None:

@@ -40,12 +40,12 @@ VALUES = st.one_of(
 
 def _slots(value: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) of a nested value."""
-    found: list[tuple[Any, Any]] = []
+    actual: list[tuple[Any, Any]] = []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        found.append((value, key))
-        found += _slots(inner)
-    return found
+        actual.append((value, key))
+        actual += _slots(inner)
+    return actual
 
 
 def _resealed(predictions: Predictions, results: Results) -> Results:

@@ -74,11 +74,11 @@ def test_twins_are_pooled_and_their_difference_is_the_groups_noise() -> None:
     for i, run in enumerate(runs):
         if run.key.devices == 2:
             runs[i] = msgspec.structs.replace(run, step_s=(0.0102 if run.key.repeat else 0.0100,) * len(run.step_s))
-    found = compare(predictions, _with_runs(results, runs))
-    twin = next(p for p in found.scored if p.repeat == 2)
+    actual = compare(predictions, _with_runs(results, runs))
+    twin = next(p for p in actual.scored if p.repeat == 2)
     assert twin.samples == 96
-    assert [p.noise for p in found.points if p.devices == 2] == [pytest.approx(0.02)] * 14
-    assert len([p for p in found.scored if p.devices == 2]) == 7
+    assert [p.noise for p in actual.points if p.devices == 2] == [pytest.approx(0.02)] * 14
+    assert len([p for p in actual.scored if p.devices == 2]) == 7
 
 
 def test_the_overlap_predicted_fastest_is_the_one_that_is_scored() -> None:
@@ -87,15 +87,15 @@ def test_the_overlap_predicted_fastest_is_the_one_that_is_scored() -> None:
     other = msgspec.structs.replace(
         predictions, mechanisms={"node": {"off": 1.0, "thread": 2.0}, PACED: predictions.mechanisms[PACED]}
     )
-    found = compare(*_sealed(other, results))
-    assert found.chosen_overlap["node"] == "off"
-    assert {p.overlap for p in found.scored if p.network == "node"} == {"off"}
+    actual = compare(*_sealed(other, results))
+    assert actual.chosen_overlap["node"] == "off"
+    assert {p.overlap for p in actual.scored if p.network == "node"} == {"off"}
 
 
 def test_without_a_stated_mechanism_the_overlap_with_most_points_is_scored() -> None:
     predictions, results = sweep()
-    found = compare(*_sealed(msgspec.structs.replace(predictions, mechanisms={}), results))
-    assert set(found.chosen_overlap.values()) == {"thread"}
+    actual = compare(*_sealed(msgspec.structs.replace(predictions, mechanisms={}), results))
+    assert set(actual.chosen_overlap.values()) == {"thread"}
 
 
 def test_speedup_is_over_one_device_at_the_same_global_batch(compared: Comparison) -> None:
@@ -109,9 +109,9 @@ def test_speedup_is_over_one_device_at_the_same_global_batch(compared: Compariso
 def test_one_device_measured_under_one_network_serves_the_others() -> None:
     predictions, results = sweep()
     runs = [r for r in results.points if not (r.key.devices == 1 and r.key.network == PACED)]
-    found = compare(predictions, _with_runs(results, runs))
-    assert all(p.measured_speedup is not None for p in found.points)
-    assert len(found.not_measured) == 1
+    actual = compare(predictions, _with_runs(results, runs))
+    assert all(p.measured_speedup is not None for p in actual.points)
+    assert len(actual.not_measured) == 1
 
 
 def test_the_constant_null_is_the_median_of_the_groups_measured_steps(compared: Comparison) -> None:
@@ -172,20 +172,20 @@ def test_regret_of_a_wrong_prediction_is_what_it_costs() -> None:
         msgspec.structs.replace(p, step_s=1e-3) if p.key.fusion_threshold_bytes == math.inf else p
         for p in predictions.points
     )
-    found = compare(*_sealed(msgspec.structs.replace(predictions, points=wrong), results))
-    group = found.groups[0]
-    best = next(p for p in found.scored if p.is_best_measured)
-    chosen = next(p for p in found.scored if p.is_best_predicted)
+    actual = compare(*_sealed(msgspec.structs.replace(predictions, points=wrong), results))
+    group = actual.groups[0]
+    best = next(p for p in actual.scored if p.is_best_measured)
+    chosen = next(p for p in actual.scored if p.is_best_predicted)
     assert chosen.fusion_threshold_bytes == math.inf == group.best_predicted_threshold_bytes
     assert group.regret == pytest.approx(chosen.measured_step_s / best.measured_step_s - 1, rel=1e-6)
-    assert found.overall is not None
-    assert found.overall.regret == group.regret
+    assert actual.overall is not None
+    assert actual.overall.regret == group.regret
 
 
 def test_too_few_rounds_for_halves_is_said() -> None:
-    found = compare(*sweep(rounds=1))
-    assert not any(g.regret_on_halves for g in found.groups)
-    assert all(g.regret >= 0 for g in found.groups)
+    actual = compare(*sweep(rounds=1))
+    assert not any(g.regret_on_halves for g in actual.groups)
+    assert all(g.regret >= 0 for g in actual.groups)
 
 
 def test_overlap_signs_are_judged_only_beyond_the_noise(compared: Comparison) -> None:
@@ -203,9 +203,9 @@ def test_a_wrongly_predicted_sign_of_overlap_is_found() -> None:
     slower = tuple(
         msgspec.structs.replace(p, step_s=p.step_s * 2) if p.key.overlap == "thread" else p for p in predictions.points
     )
-    found = compare(*_sealed(msgspec.structs.replace(predictions, points=slower), results))
-    assert False in {e.sign_right for e in found.overlap}
-    assert True not in {e.sign_right for e in found.overlap}
+    actual = compare(*_sealed(msgspec.structs.replace(predictions, points=slower), results))
+    assert False in {e.sign_right for e in actual.overlap}
+    assert True not in {e.sign_right for e in actual.overlap}
 
 
 def test_comparing_is_pure(compared: Comparison) -> None:

@@ -80,21 +80,21 @@ def _errors(comparison: Comparison) -> list[float]:
 @pytest.mark.parametrize("share", [0.2, 0.45, 0.5, 0.55, 0.8])
 def test_a_prediction_of_the_mean_over_speeds_meets_the_measured_step_at_any_share(share: float) -> None:
     """The median of such samples would be at one speed or the other, up to 40 % apart."""
-    found = compare(*unsteady(share))
-    assert np.abs(_errors(found)).max() < 0.04
-    assert all(group.noise is not None and group.noise < 0.03 for group in found.groups)
-    assert all(point.slow_samples == 0 for point in found.points)
+    actual = compare(*unsteady(share))
+    assert np.abs(_errors(actual)).max() < 0.04
+    assert all(group.noise is not None and group.noise < 0.03 for group in actual.groups)
+    assert all(point.slow_samples == 0 for point in actual.points)
 
 
 def test_at_equal_speed_a_run_that_was_slow_for_longer_shows_no_error() -> None:
-    found = compare(*unsteady(0.7, calibrated_share=0.2))
-    assert found.groups[0].median_error == pytest.approx(1.08 / 1.28 - 1, abs=0.02)
-    assert found.groups[0].median_error_at_equal_speed == pytest.approx(0.0, abs=0.02)
+    actual = compare(*unsteady(0.7, calibrated_share=0.2))
+    assert actual.groups[0].median_error == pytest.approx(1.08 / 1.28 - 1, abs=0.02)
+    assert actual.groups[0].median_error_at_equal_speed == pytest.approx(0.0, abs=0.02)
 
 
 def test_at_equal_speed_a_run_that_was_slower_throughout_shows_no_error() -> None:
-    found = compare(*unsteady(0.0, level=1.1))
-    for point in found.points:
+    actual = compare(*unsteady(0.0, level=1.1))
+    for point in actual.points:
         assert point.error == pytest.approx(1 / 1.1 - 1, abs=0.01)
         assert point.error_at_equal_speed == pytest.approx(0.0, abs=0.01)
 
@@ -112,10 +112,10 @@ def test_records_of_earlier_versions_are_read_and_have_no_error_at_equal_speed(t
     new = {"reference_s", "full_speed_step_s", "slow_speed_step_s", "speed", "slow_factor", "half_width"}
     for name, record in (("predictions", predictions), ("results", results)):
         codec.write(tmp_path / f"{name}.json", _without(codec.to_builtins(record), new))
-    found = compare(read_predictions(tmp_path / "predictions.json"), read_results(tmp_path / "results.json"))
-    assert found.speeds == () and all(point.error_at_equal_speed is None for point in found.points)
-    assert found == compare(predictions, results)
-    assert not {warning.kind for warning in warnings(found)} & {"speed-changed", "other-speed", "wide-slowdown"}
+    actual = compare(read_predictions(tmp_path / "predictions.json"), read_results(tmp_path / "results.json"))
+    assert actual.speeds == () and all(point.error_at_equal_speed is None for point in actual.points)
+    assert actual == compare(predictions, results)
+    assert not {warning.kind for warning in warnings(actual)} & {"speed-changed", "other-speed", "wide-slowdown"}
 
 
 def _without(value: Any, names: set[str]) -> Any:
@@ -132,8 +132,8 @@ def test_reference_times_without_a_sample_are_refused() -> None:
 
 
 def test_the_report_says_in_words_when_and_by_how_much_the_speed_changed() -> None:
-    found = compare(*unsteady(0.5, calibrated_share=0.2))
-    said = {warning.kind: warning.text for warning in warnings(found)}
+    actual = compare(*unsteady(0.5, calibrated_share=0.2))
+    said = {warning.kind: warning.text for warning in warnings(actual)}
     assert said["speed-changed"].startswith("with 2 devices at work this machine changed its speed by itself: in the ")
     assert "calibration it was 1.40 times slower for 20% of the time, in the measurement 1.4" in said["speed-changed"]
     assert "slower in the measurement than in the calibration" in said["other-speed"]
@@ -144,16 +144,16 @@ def test_a_steady_machine_is_not_said_to_change() -> None:
 
 
 def test_a_compute_slowdown_that_is_not_known_well_is_said() -> None:
-    found = msgspec.structs.replace(compare(*unsteady(0.0)), compute_slowdown_half_width=0.05)
-    assert "within 5.0%" in next(w.text for w in warnings(found) if w.kind == "wide-slowdown")
+    actual = msgspec.structs.replace(compare(*unsteady(0.0)), compute_slowdown_half_width=0.05)
+    assert "within 5.0%" in next(w.text for w in warnings(actual) if w.kind == "wide-slowdown")
 
 
 def test_errors_at_equal_speed_stand_in_the_table_and_in_json() -> None:
-    found = compare(*unsteady(0.5, calibrated_share=0.2))
-    table = content(found, (), ()).tables[0]
+    actual = compare(*unsteady(0.5, calibrated_share=0.2))
+    table = content(actual, (), ()).tables[0]
     column = [column.head for column in table.columns].index("error at equal speed")
-    point: ComparedPoint = found.scored[0]
+    point: ComparedPoint = actual.scored[0]
     assert point.error_at_equal_speed is not None
     assert table.sections[0].rows[0][column] == f"{point.error_at_equal_speed:+.1%}"
-    assert points_json(found)[0]["predicted_at_run_speed_s"] == point.predicted_at_run_speed_s
-    assert [speed["devices"] for speed in summary_json(found)["speeds"]] == [1, 2]
+    assert points_json(actual)[0]["predicted_at_run_speed_s"] == point.predicted_at_run_speed_s
+    assert [speed["devices"] for speed in summary_json(actual)["speeds"]] == [1, 2]

@@ -8,27 +8,27 @@ from dpsim.harness.measurement.statistics import median_interval
 def test_interval_holds_the_median_and_narrows_with_more_samples() -> None:
     rng = np.random.default_rng(0)
     few, many = median_interval(rng.normal(10, 1, 20).tolist()), median_interval(rng.normal(10, 1, 2000).tolist())
-    for found in (few, many):
-        assert found.low <= found.median <= found.high
+    for actual in (few, many):
+        assert actual.low <= actual.median <= actual.high
     assert many.high - many.low < (few.high - few.low) / 3
 
 
 def test_interval_covers_the_true_median_about_19_times_in_20() -> None:
     rng = np.random.default_rng(1)
-    found = [median_interval(rng.normal(0.5, 0.1, 40).tolist(), resamples=400) for _ in range(200)]
-    assert 0.88 <= np.mean([i.low <= 0.5 <= i.high for i in found]) <= 1.0
+    actual = [median_interval(rng.normal(0.5, 0.1, 40).tolist(), resamples=400) for _ in range(200)]
+    assert 0.88 <= np.mean([i.low <= 0.5 <= i.high for i in actual]) <= 1.0
 
 
 @pytest.mark.parametrize("samples", [[0.3], [0.3] * 7])
 def test_one_sample_or_equal_samples_give_no_width(samples: list[float]) -> None:
-    found = median_interval(samples)
-    assert (found.low, found.median, found.high) == (0.3, 0.3, 0.3)
-    assert found.relative_half_width == 0
+    actual = median_interval(samples)
+    assert (actual.low, actual.median, actual.high) == (0.3, 0.3, 0.3)
+    assert actual.relative_half_width == 0
 
 
 def test_ties_give_finite_ends() -> None:
-    found = median_interval([1.0, 1.0, 1.0, 2.0, 2.0])
-    assert np.isfinite([found.low, found.high]).all()
+    actual = median_interval([1.0, 1.0, 1.0, 2.0, 2.0])
+    assert np.isfinite([actual.low, actual.high]).all()
 
 
 def test_the_same_samples_give_the_same_interval() -> None:

@@ -45,11 +45,11 @@ def test_models_without_batch_norm_are_not_warned_of(model: str) -> None:
 
 
 def test_train_says_it_once_before_it_trains() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     data = "synthetic:4x4x1,classes=2,train=16,test=4"
-    train(TrainConfig(model="cnn:4", dataset=data, devices=2, global_batch=8, steps=4), told.append)
-    assert [line.split(":")[0] for line in told] == ["warning", "epoch 1", "epoch 2"]
-    assert "1 batch-norm layer takes its statistics from 4 samples (8 samples a step over 2 devices)" in told[0]
+    train(TrainConfig(model="cnn:4", dataset=data, devices=2, global_batch=8, steps=4), messages.append)
+    assert [line.split(":")[0] for line in messages] == ["warning", "epoch 1", "epoch 2"]
+    assert "1 batch-norm layer takes its statistics from 4 samples (8 samples a step over 2 devices)" in messages[0]
 
 
 def test_a_warning_stays_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

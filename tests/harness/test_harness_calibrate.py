@@ -56,11 +56,11 @@ def test_times_are_positive_and_sizes_ascend_to_the_largest(real: Machine) -> No
 
 def test_what_auto_takes_by_size_is_measured_and_stored(real: Machine) -> None:
     assert real.selection == () and real.selected(2) is None  # auto was not calibrated there
-    found = calibrate(CalibrateConfig(overlaps=(), **TINY), quiet)  # type: ignore[arg-type]
-    (selection,) = found.selection
-    assert [table.algorithm for table in found.allreduce] == ["auto"]
-    assert selection == found.selected(2) and selection.algorithms[-1] == "two-shot"
-    assert codec.decode(codec.to_builtins(found), Machine, "machine") == found
+    actual = calibrate(CalibrateConfig(overlaps=(), **TINY), quiet)  # type: ignore[arg-type]
+    (selection,) = actual.selection
+    assert [table.algorithm for table in actual.allreduce] == ["auto"]
+    assert selection == actual.selected(2) and selection.algorithms[-1] == "two-shot"
+    assert codec.decode(codec.to_builtins(actual), Machine, "machine") == actual
 
 
 def test_a_selection_says_what_is_taken_for_a_size() -> None:

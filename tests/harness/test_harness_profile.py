@@ -51,10 +51,10 @@ def test_the_sums_are_plausible(profiled: Workload) -> None:
 def test_several_devices_at_once_are_compared_with_one_at_the_same_batch(on_ranks: Callable[..., Any]) -> None:
     config = ProfileConfig(model="mlp:8", local_batches=(8, 16), concurrent=((2, 8),), seconds=0.2)
     task = "dpsim.harness.profile.on_ranks:profile_on_ranks"
-    found = codec.decode(on_ranks(task, codec.to_builtins(config), devices=2), Profile, "profile")
-    (slowdown,) = found.compute_slowdown
+    actual = codec.decode(on_ranks(task, codec.to_builtins(config), devices=2), Profile, "profile")
+    (slowdown,) = actual.compute_slowdown
     assert slowdown.devices == 2 and 0.05 < slowdown.factor < 100
-    assert found.workload.local_batches == (8, 16)
+    assert actual.workload.local_batches == (8, 16)
 
 
 @pytest.mark.parametrize("batches", [(), (0, 4)])

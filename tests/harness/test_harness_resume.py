@@ -41,11 +41,13 @@ def straight() -> TrainResult:
 def written(tmp_path_factory: pytest.TempPathFactory, straight: TrainResult) -> Path:
     """The folder of a run that wrote checkpoints every 3 steps: of steps 9 and 11."""
     folder = tmp_path_factory.mktemp("run")
-    told: list[str] = []
-    result = train(_with(checkpoint=str(folder), checkpoint_every=3), told.append)
+    messages: list[str] = []
+    result = train(_with(checkpoint=str(folder), checkpoint_every=3), messages.append)
     assert result.digest == straight.digest  # writing changes nothing
     assert result.losses == straight.losses
-    assert [line.split(":")[0] for line in told if "KiB" in line] == [f"checkpoint of step {n}" for n in (3, 6, 9, 11)]
+    assert [line.split(":")[0] for line in messages if "KiB" in line] == [
+        f"checkpoint of step {n}" for n in (3, 6, 9, 11)
+    ]
     assert [step for step, _ in checkpoints(folder)] == [9, 11]
     return folder
 
@@ -105,10 +107,10 @@ def test_a_run_goes_on_longer_elsewhere_and_on_other_devices(folder: Path, tmp_p
     assert "13 steps, 3 devices" in out
     assert [step for step, _ in checkpoints(folder)] == [9, 11]
     assert [step for step, _ in checkpoints(other)] == [12, 13]
-    told: list[str] = []
-    config = resumed(other, told.append)
+    messages: list[str] = []
+    config = resumed(other, messages.append)
     assert (config.devices, config.fusion_rule, config.steps, config.checkpoint) == (3, "one", 13, str(other))
-    assert told == []
+    assert messages == []
 
 
 @pytest.mark.parametrize(
@@ -172,13 +174,13 @@ def test_checkpoints_that_cannot_be_written_lose_no_training(
     straight: TrainResult, tmp_path: Path, on_ranks: Callable[..., Any]
 ) -> None:
     config = _with(checkpoint=str(tmp_path / "run"), checkpoint_every=6)
-    found = on_ranks("ranks_resume:limited", codec.to_builtins(config), devices=2)
-    assert found["digest"] == straight.digest
-    warnings = [line for line in found["said"] if line.startswith("warning: cannot write")]
+    actual = on_ranks("ranks_resume:limited", codec.to_builtins(config), devices=2)
+    assert actual["digest"] == straight.digest
+    warnings = [line for line in actual["said"] if line.startswith("warning: cannot write")]
     assert [f"the checkpoint of step {step} (" in line for step, line in zip((6, 11), warnings, strict=True)] == [
         True
     ] * 2
-    assert "File too large" in found["failure"] and "step 11" in found["failure"] and "to do:" in found["failure"]
+    assert "File too large" in actual["failure"] and "step 11" in actual["failure"] and "to do:" in actual["failure"]
     assert list((tmp_path / "run").iterdir()) == []
 
 

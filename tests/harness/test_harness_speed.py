@@ -24,26 +24,26 @@ def reference_times(share: float, count: int = 400, seed: int = 0, slow: float =
 
 @given(share=st.floats(0.1, 0.9), slow=st.floats(1.25, 2.0), seed=st.integers(0, 1000))
 def test_both_speeds_and_their_share_are_known_from_reference_times(share: float, slow: float, seed: int) -> None:
-    found = mixture(reference_times(share, seed=seed, slow=slow))
-    assert found.full_s == pytest.approx(1e-3, rel=0.01)
-    assert found.change == pytest.approx(slow, rel=0.02)
-    assert found.slow_share == pytest.approx(share, abs=0.01)
+    actual = mixture(reference_times(share, seed=seed, slow=slow))
+    assert actual.full_s == pytest.approx(1e-3, rel=0.01)
+    assert actual.change == pytest.approx(slow, rel=0.02)
+    assert actual.slow_share == pytest.approx(share, abs=0.01)
 
 
 def test_no_estimate_jumps_where_the_share_passes_one_half() -> None:
     means = []
     for share in (0.48, 0.49, 0.5, 0.51, 0.52):
-        found = mixture(reference_times(share))
-        means.append(found.full_s + found.slow_share * (found.slow_s - found.full_s))
+        actual = mixture(reference_times(share))
+        means.append(actual.full_s + actual.slow_share * (actual.slow_s - actual.full_s))
     assert np.diff(means) == pytest.approx([0.01 * (SLOW - 1) * 1e-3] * 4, abs=2e-6)
 
 
 @given(spread=st.floats(0.0, 0.02), seed=st.integers(0, 1000), count=st.integers(1, 300))
 def test_a_steady_machine_has_one_speed_which_is_the_median(spread: float, seed: int, count: int) -> None:
     times = (1e-3 * np.random.default_rng(seed).normal(1.0, spread, count).clip(0.9, 1.1)).tolist()
-    found = mixture(times)
-    assert found == Mixture(full_s=float(np.median(times)), slow_s=float(np.median(times))) and found.steady
-    assert not found.slow(times).any()
+    actual = mixture(times)
+    assert actual == Mixture(full_s=float(np.median(times)), slow_s=float(np.median(times))) and actual.steady
+    assert not actual.slow(times).any()
 
 
 def test_a_few_disturbed_times_and_waiting_for_a_core_are_no_second_speed() -> None:

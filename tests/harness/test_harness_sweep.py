@@ -45,14 +45,14 @@ TINY = Experiment(
 class Done(NamedTuple):
     folder: Path
     comparison: Comparison
-    told: list[str]
+    messages: list[str]
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """The tiny sweep, run once for all tests of this module."""
-    folder, told = tmp_path_factory.mktemp("sweeps") / "tiny", []
-    return Done(folder, sweep(TINY, folder, told.append), told)
+    folder, messages = tmp_path_factory.mktemp("sweeps") / "tiny", []
+    return Done(folder, sweep(TINY, folder, messages.append), messages)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -101,8 +101,8 @@ def test_every_predicted_point_was_measured(done: Done) -> None:
 def test_the_comparison_has_every_threshold_of_every_network(done: Done) -> None:
     points = [point for point in done.comparison.points if point.scored]
     assert {group.network for group in done.comparison.groups} == set(TINY.networks)
-    found = {(point.network, point.devices, point.fusion_threshold_bytes) for point in points}
-    assert found >= {(network, 2, threshold) for network in TINY.networks for threshold in (0.0, math.inf)}
+    actual = {(point.network, point.devices, point.fusion_threshold_bytes) for point in points}
+    assert actual >= {(network, 2, threshold) for network in TINY.networks for threshold in (0.0, math.inf)}
 
 
 def test_an_emulated_message_costs_what_the_link_says(done: Done) -> None:
@@ -115,10 +115,10 @@ def test_an_emulated_message_costs_what_the_link_says(done: Done) -> None:
 
 def test_the_same_experiment_again_measures_nothing(done: Done) -> None:
     before = {name: (done.folder / name).read_bytes() for name in ("predictions.json", "results.json")}
-    told: list[str] = []
+    messages: list[str] = []
     start_s = time.monotonic()
-    again = sweep(TINY, done.folder, told.append)
-    assert time.monotonic() - start_s < 20 and "nothing is measured again" in told[0]
+    again = sweep(TINY, done.folder, messages.append)
+    assert time.monotonic() - start_s < 20 and "nothing is measured again" in messages[0]
     assert before == {name: (done.folder / name).read_bytes() for name in before}
     assert again == done.comparison
 
@@ -147,9 +147,9 @@ def test_an_interrupted_sweep_goes_on_with_the_samples_it_has(done: Done, tmp_pa
     before = codec.read(samples, Samples, "samples", SAMPLES_SCHEMA)
     assert before.spent_s > 0
 
-    told: list[str] = []
-    sweep(TINY, folder, told.append)
-    assert any("continuing an interrupted sweep" in line for line in told)
+    messages: list[str] = []
+    sweep(TINY, folder, messages.append)
+    assert any("continuing an interrupted sweep" in line for line in messages)
     results = read_results(folder / "results.json")
     assert not samples.exists()
     for old, new in zip(before.points, results.points, strict=True):

@@ -52,13 +52,13 @@ def test_two_devices_learn_what_one_does(results: dict[int, TrainResult]) -> Non
 
 
 def test_progress_names_the_epoch_its_loss_and_the_steps() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     train(
         TrainConfig(model="mlp:4", dataset="synthetic:2x2x1,classes=2,train=20,test=4", global_batch=8, epochs=2),
-        told.append,
+        messages.append,
     )
-    assert [line.split(":")[0] for line in told] == ["epoch 1", "epoch 2"]
-    assert "3 of 6 steps" in told[0] and "6 of 6 steps" in told[1]
+    assert [line.split(":")[0] for line in messages] == ["epoch 1", "epoch 2"]
+    assert "3 of 6 steps" in messages[0] and "6 of 6 steps" in messages[1]
 
 
 def test_label_smoothing_reaches_the_ranks() -> None:
@@ -69,7 +69,7 @@ def test_label_smoothing_reaches_the_ranks() -> None:
 
 def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpsim.harness.sweep.prepare._MOST_S", 2.0)
-    told: list[str] = []
+    messages: list[str] = []
     config = TrainConfig(
         model="mlp:4",
         dataset="synthetic:2x2x1,classes=2,train=20,test=4",
@@ -79,9 +79,9 @@ def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need(monkeypatch: pyte
         fusion_rule="mg-wfbp",
         overlap="auto",
     )
-    result = train(config, told.append)
+    result = train(config, messages.append)
     assert result.steps == 3 and all(map(math.isfinite, result.losses))
-    assert any(line.startswith("overlap ") for line in told)
+    assert any(line.startswith("overlap ") for line in messages)
 
 
 def test_accumulation_is_profiled_at_what_a_device_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,13 +41,13 @@ def read(folder: Path, data: bytes, **given: Any) -> Machine | DpsimError:
         return error
 
 
-def check(kind: str, found: Machine | DpsimError, tolerance: float = 0.0) -> None:
+def check(kind: str, actual: Machine | DpsimError, tolerance: float = 0.0) -> None:
     """An error that says where, or tables of which every point stands in the original."""
-    if isinstance(found, DpsimError):
-        assert kind == "json" or not isinstance(found, FileFormatError) or ", line " in found.given
+    if isinstance(actual, DpsimError):
+        assert kind == "json" or not isinstance(actual, FileFormatError) or ", line " in actual.given
         return
     original = dict(IN_PLACE)
-    for cost in found.allreduce:
+    for cost in actual.allreduce:
         for size, time_s in zip(cost.sizes_bytes, cost.time_s, strict=True):
             assert abs(time_s * 1e6 / original[size] - 1) <= max(tolerance, 1e-9), (kind, size, time_s)
 
@@ -66,9 +66,9 @@ def test_a_file_that_was_cut_off_anywhere_gives_no_wrong_number(kind: str, folde
     data = TEXTS[kind].encode()
     refused = 0
     for end in [*range(0, len(data), 23), *range(len(data) - 150, len(data))]:
-        found = read(folder, data[:end], **given_for(kind))
-        check(kind, found)
-        refused += isinstance(found, DpsimError)
+        actual = read(folder, data[:end], **given_for(kind))
+        check(kind, actual)
+        refused += isinstance(actual, DpsimError)
     assert refused > 30
 
 
@@ -87,8 +87,8 @@ def test_characters_that_are_no_digits_give_no_wrong_number(
 ) -> None:
     data = TEXTS[kind].encode()
     at = int(place * len(data))
-    found = read(folder, data[:at] + over.encode() + data[at + len(over.encode()) :], **given_for(kind))
-    check(kind, found, tolerance=0.001)
+    actual = read(folder, data[:at] + over.encode() + data[at + len(over.encode()) :], **given_for(kind))
+    check(kind, actual, tolerance=0.001)
     check(kind, read(folder, data[:at] + between.encode() + data[at:], **given_for(kind)), tolerance=0.001)
 
 

@@ -63,9 +63,9 @@ def test_every_step_has_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks
         asked = Reproduction(**case, devices=devices)
         configurations = asked.configurations()
         tasks.append(Task(reproduction=asked, configurations=configurations, files=("",) * len(configurations)))
-    found = on_ranks("ranks_reproduce:several", {"tasks": [codec.to_builtins(task) for task in tasks]}, devices=8)
+    actual = on_ranks("ranks_reproduce:several", {"tasks": [codec.to_builtins(task) for task in tasks]}, devices=8)
     digests = set()
-    for task, ran in zip(tasks, found, strict=True):
+    for task, ran in zip(tasks, actual, strict=True):
         alone: dict[str, RunOutcome] = {}
         for one, result in zip(task.configurations, ran, strict=True):
             outcome = codec.decode(result, RunOutcome, "outcome")

@@ -43,8 +43,8 @@ def trajectory(steps: list[str], losses: list[float]) -> Trajectory:
 def test_the_first_step_and_in_it_the_first_tensor_that_a_step_makes(
     steps: list[str], losses: list[float], expected: tuple[int, str, int] | None
 ) -> None:
-    found = first_difference(trajectory(["abc", "def"], [1.0, 2.0]), trajectory(steps, losses))
-    assert (found and (found.step, found.tensor, found.tensors_differing)) == expected
+    actual = first_difference(trajectory(["abc", "def"], [1.0, 2.0]), trajectory(steps, losses))
+    assert (actual and (actual.step, actual.tensor, actual.tensors_differing)) == expected
 
 
 @given(st.floats(-(2.0**127), 2.0**127, width=32), st.integers(0, 2000))
@@ -60,15 +60,15 @@ def test_ulps_count_the_numbers_between(value: float, steps: int) -> None:
 
 def looked(**changes: Any) -> StepDump:
     """What a file has of a step of two samples: a dense layer, a batch norm, dropout; and their gradients."""
-    found: dict[str, Array] = {
+    actual: dict[str, Array] = {
         "state/bn1.running_mean": np.array([0.01, 0.5]),
         "state/bn1.running_var": np.array([0.9, 1.1]),
         "parameters/dense1.weight": np.array([[1.0, 2.0], [3.0, 4.0]]),
     }
     for name in ("input", "forward dense1", "forward bn1", "forward dropout1", "input_gradient bn1"):
-        found[f"samples/{name}"] = np.array([1, 2], np.uint64)
-    found["gradients/dense1.weight"] = np.array([[0.5, 0.25], [0.0, 0.0]])
-    return found | {name: np.array(value, found[name].dtype) for name, value in changes.items()}
+        actual[f"samples/{name}"] = np.array([1, 2], np.uint64)
+    actual["gradients/dense1.weight"] = np.array([[0.5, 0.25], [0.0, 0.0]])
+    return actual | {name: np.array(value, actual[name].dtype) for name, value in changes.items()}
 
 
 ANY = Difference(step=1, tensor="parameters/dense1.weight", tensors_differing=1, tensors=4)
@@ -92,22 +92,22 @@ OTHER = {"parameters/dense1.weight": [[1.0, 2.0], [3.0, 4.0 + 2**-50]]}
 def test_the_cause_is_the_first_thing_that_differs_in_the_order_of_computation(
     changes: dict[str, Any], cause: str, words: str
 ) -> None:
-    found = explained(ANY, (1.0, 1.0), looked(), looked(**OTHER | changes))
-    assert found.cause == cause and words in found.evidence
-    assert (found.element, found.value, found.reference_value) == ((1, 1), 4.0 + 2**-50, 4.0)
-    assert (found.ulps, found.elements_differing, found.elements) == (1, 1, 4)
-    assert found.relative == 2**-52 and found.max_relative == 2**-52
+    actual = explained(ANY, (1.0, 1.0), looked(), looked(**OTHER | changes))
+    assert actual.cause == cause and words in actual.evidence
+    assert (actual.element, actual.value, actual.reference_value) == ((1, 1), 4.0 + 2**-50, 4.0)
+    assert (actual.ulps, actual.elements_differing, actual.elements) == (1, 1, 4)
+    assert actual.relative == 2**-52 and actual.max_relative == 2**-52
 
 
 def test_a_loss_alone_that_differs_was_added_in_another_order() -> None:
     where = Difference(step=1, tensor=LOSS, tensors_differing=1, tensors=4)
-    found = explained(where, (2.0, 2.0 + 2**-51), looked(), looked())
-    assert (found.cause, found.ulps, found.element) == ("summation order", 1, ())
+    actual = explained(where, (2.0, 2.0 + 2**-51), looked(), looked())
+    assert (actual.cause, actual.ulps, actual.element) == ("summation order", 1, ())
 
 
 def test_what_comes_to_other_bits_when_it_runs_again_is_said_to() -> None:
-    found = explained(ANY, (1.0, 1.0), looked(), looked(**OTHER), repeatable=False)
-    assert found.cause == "other" and "trained again" in found.evidence and not found.values_known
+    actual = explained(ANY, (1.0, 1.0), looked(), looked(**OTHER), repeatable=False)
+    assert actual.cause == "other" and "trained again" in actual.evidence and not actual.values_known
 
 
 def test_a_file_without_what_the_other_has_is_no_known_cause() -> None:
@@ -146,8 +146,8 @@ def test_rounding_drift_grows_as_a_random_walk() -> None:
 
 def test_rounding_drift_with_16_bits_is_that_of_two_more_roundings() -> None:
     asked: dict[str, Any] = {"parameter_rms": 0.1, "unit": 2**-24, "global_batch": 64, "devices": 2}
-    found = rounding_drift(spacing_updates=0.0, squared_updates=1e-6, wire_unit=2**-11, **asked)
-    assert found == pytest.approx(2**-11 * math.sqrt(2 / 3) * 1e-3 / 0.1, rel=1e-3)
+    actual = rounding_drift(spacing_updates=0.0, squared_updates=1e-6, wire_unit=2**-11, **asked)
+    assert actual == pytest.approx(2**-11 * math.sqrt(2 / 3) * 1e-3 / 0.1, rel=1e-3)
 
 
 @settings(max_examples=15)
@@ -177,10 +177,10 @@ def test_one_device_runs_once_a_mode_and_local_has_no_leaves() -> None:
         batch_norms=("leaf", "local"),
         overlaps=("off", "poll"),
     )
-    found = asked.configurations()
-    assert [one.devices for one in found if one.batch_norm == "leaf"] == [1, *[2] * 8, *[4] * 4]
-    assert {one.algorithm for one in found if one.devices == 4} == {"ring"}  # no layout, no hierarchy
-    assert {(one.batch_norm, one.leaves, one.promised) for one in found} == {("leaf", 8, True), ("local", 0, False)}
+    actual = asked.configurations()
+    assert [one.devices for one in actual if one.batch_norm == "leaf"] == [1, *[2] * 8, *[4] * 4]
+    assert {one.algorithm for one in actual if one.devices == 4} == {"ring"}  # no layout, no hierarchy
+    assert {(one.batch_norm, one.leaves, one.promised) for one in actual} == {("leaf", 8, True), ("local", 0, False)}
 
 
 def test_what_cannot_send_16_bits_without_leaves_is_left_out_of_several() -> None:
@@ -190,11 +190,11 @@ def test_what_cannot_send_16_bits_without_leaves_is_left_out_of_several() -> Non
         batch_norms=("leaf", "local"),
         wire_dtype="bfloat16",
     )
-    found = {
+    actual = {
         mode: {c.algorithm for c in asked.configurations() if (c.batch_norm, c.devices) == (mode, 2)}
         for mode in asked.batch_norms
     }
-    assert found == {"leaf": {"ring", "two-shot", "mpi"}, "local": {"two-shot"}}
+    assert actual == {"leaf": {"ring", "two-shot", "mpi"}, "local": {"two-shot"}}
     assert {asked.plan(one).wire_dtype for one in asked.configurations()} == {"bfloat16"}
 
 

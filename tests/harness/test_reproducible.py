@@ -35,13 +35,13 @@ RUNS_OF = {
 
 
 def cases() -> list[dict[str, Any]]:
-    found = []
+    actual = []
     for (model, mode, wire_dtype), runs in RUNS_OF.items():
         for run in runs:
             plan = {"global_batch": 20, "leaves": 8, "batch_norm": mode, "optimizer": codec.to_builtins(AdamW())} | run
             name, plan = f"{model} {mode} {wire_dtype}", plan | {"wire_dtype": wire_dtype}
-            found.append({"name": name, "model": model, "dataset": DATASET, "seed": 3, "plan": plan})
-    return found
+            actual.append({"name": name, "model": model, "dataset": DATASET, "seed": 3, "plan": plan})
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def test_a_run_comes_to_the_same_bits_on_any_number_of_ranks(
     devices: int, on_ranks: OnRanks, alone: dict[str, Any]
 ) -> None:
     """45 samples in batches of 20: the third one has 5, which leave some ranks without any."""
-    found = on_ranks("ranks_leaves:results", {"cases": cases(), "steps": 4}, devices=devices)
-    for case, result in zip(cases(), found, strict=True):
+    actual = on_ranks("ranks_leaves:results", {"cases": cases(), "steps": 4}, devices=devices)
+    for case, result in zip(cases(), actual, strict=True):
         assert alone.setdefault(case["name"], result) == result, case
         assert result["test"]["samples"] == 31
     assert len({result["digest"] for result in alone.values()}) == len(alone) == 5

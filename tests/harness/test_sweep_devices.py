@@ -197,12 +197,12 @@ def test_reproducible_training_drifts_by_nothing(
     records = resealed(done, msgspec.structs.replace(done.predictions.experiment, scaling=scaling))
     record = drift(records[0], tmp_path, lambda _: None)
     assert record is not None and record.predictions is None and not (tmp_path / DRIFT_PREDICTIONS).exists()
-    found = compare(*records, record)
-    assert found.identical is True
-    assert len({point.digest for point in found.points}) == 1
-    assert [(p.measured_drift, p.predicted_drift) for p in found.points] == [(None, None), (0.0, 0.0), (0.0, 0.0)]
+    actual = compare(*records, record)
+    assert actual.identical is True
+    assert len({point.digest for point in actual.points}) == 1
+    assert [(p.measured_drift, p.predicted_drift) for p in actual.points] == [(None, None), (0.0, 0.0), (0.0, 0.0)]
     sentence = "The training is the same to the bit as on one device after 3 steps with batch norm leaf and 8 leaves"
-    assert f"{sentence}, on 2, 3 devices: digest {found.points[0].digest[:8]}." in answers(found)
+    assert f"{sentence}, on 2, 3 devices: digest {actual.points[0].digest[:8]}." in answers(actual)
 
     apart = msgspec.structs.replace(record.runs[-1], ranks_agree=False)
     broken = compare(*records, msgspec.structs.replace(record, runs=(*record.runs[:-1], apart)))
@@ -214,11 +214,11 @@ def test_reproducible_training_drifts_by_nothing(
 
 
 def test_more_devices_than_cores_is_said(done: Done) -> None:
-    found = compare(done.predictions, done.results, read_drift(done.predictions, done.folder))
+    actual = compare(done.predictions, done.results, read_drift(done.predictions, done.folder))
     for cores, oversubscribed in ((1, "2 and 3 devices"), (2, "3 devices")):
-        texts = {w.kind: w.text for w in warnings(msgspec.structs.replace(found, cores=cores))}
+        texts = {w.kind: w.text for w in warnings(msgspec.structs.replace(actual, cores=cores))}
         assert texts["shared-cores"].startswith(f"{oversubscribed} are more than this machine has cores ({cores})")
-    assert "shared-cores" not in {w.kind for w in warnings(msgspec.structs.replace(found, cores=3))}
+    assert "shared-cores" not in {w.kind for w in warnings(msgspec.structs.replace(actual, cores=3))}
 
 
 def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> None:
@@ -248,11 +248,11 @@ def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> Non
         predicted_at=predictions.predicted_at,
         measured_from=predictions.predicted_at,
     )
-    found = compare(predictions, results)
-    assert [p.measured_speedup for p in found.points] == pytest.approx([1, 2**0.5, 3**0.5])
-    assert [p.is_best_measured for p in found.points] == [False, False, True]
-    assert any("Drift is not measured under weak scaling" in sentence for sentence in answers(found))
-    assert "drift" not in {column.head for column in points_table(found).columns}
+    actual = compare(predictions, results)
+    assert [p.measured_speedup for p in actual.points] == pytest.approx([1, 2**0.5, 3**0.5])
+    assert [p.is_best_measured for p in actual.points] == [False, False, True]
+    assert any("Drift is not measured under weak scaling" in sentence for sentence in answers(actual))
+    assert "drift" not in {column.head for column in points_table(actual).columns}
     assert drift(predictions, Path("nowhere"), lambda _: None) is None
 
 

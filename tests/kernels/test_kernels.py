@@ -31,9 +31,9 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         yield folder
 
 
-def close(found: Array, expected: Array, scale: float = 1.0) -> None:
-    tolerance = 1e-5 if found.dtype == np.float32 else 1e-13
-    np.testing.assert_allclose(found, expected, rtol=20 * tolerance, atol=tolerance * max(scale, 1.0))
+def close(actual: Array, expected: Array, scale: float = 1.0) -> None:
+    tolerance = 1e-5 if actual.dtype == np.float32 else 1e-13
+    np.testing.assert_allclose(actual, expected, rtol=20 * tolerance, atol=tolerance * max(scale, 1.0))
 
 
 @st.composite
@@ -86,16 +86,16 @@ def test_weight_gradients_of_leaves_are_added_along_the_tree(
         CPU.conv2d_weight_gradient(x[start:stop], grad[start:stop], (0, stop - start), stride, out, work)
         return out
 
-    CPU.conv2d_weight_gradient(x, grad, leaves, stride, found := np.full_like(weight, np.nan), work)
-    assert found.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
+    CPU.conv2d_weight_gradient(x, grad, leaves, stride, actual := np.full_like(weight, np.nan), work)
+    assert actual.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
 
 
 @settings(max_examples=12)
 @given(convolutions(), st.sampled_from(DTYPES))
 def test_convolutions_are_those_of_numpy(shapes: dict[str, int], dtype: type) -> None:
     x, weight, grad = arrays_of(dtype, **shapes)
-    found = all_three(CPU, x, weight, grad, shapes["stride"])
-    for mine, expected in zip(found, all_three(NUMPY, x, weight, grad, shapes["stride"]), strict=True):
+    actual = all_three(CPU, x, weight, grad, shapes["stride"])
+    for mine, expected in zip(actual, all_three(NUMPY, x, weight, grad, shapes["stride"]), strict=True):
         close(mine, expected, scale=float(np.abs(expected).max(initial=1)))
 
 

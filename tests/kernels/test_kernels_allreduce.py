@@ -52,11 +52,11 @@ def leaf_slots(ranks: int, leaves: int) -> PartialSums:
 @given(leaves=st.integers(1, 70), data=st.data())
 def test_slots_are_the_largest_whole_subtrees_of_every_rank(leaves: int, data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, leaves))
-    found = leaf_slots(ranks, leaves)
+    actual = leaf_slots(ranks, leaves)
     bounds = [rank * leaves // ranks for rank in range(ranks + 1)]
     ranges = [piece for low, high in itertools.pairwise(bounds) for piece in subtrees(leaves, low, high)]
     owners = [rank for rank in range(ranks) for _ in subtrees(leaves, bounds[rank], bounds[rank + 1])]
-    assert list(found.owners) == owners
+    assert list(actual.owners) == owners
     assert [low for low, _ in ranges] == [0, *(high for _, high in ranges)][:-1]  # they cover the leaves in order
     # adding leaves inside the slots, then the slots, is adding the leaves along the one tree over them
 
@@ -67,7 +67,7 @@ def test_slots_are_the_largest_whole_subtrees_of_every_rank(leaves: int, data: s
         low, high = ranges[number]
         return sums(leaf_tree(high - low), lambda leaf: low + leaf)
 
-    assert sums(found.tree, slot) == sums(leaf_tree(leaves), lambda leaf: leaf)
+    assert sums(actual.tree, slot) == sums(leaf_tree(leaves), lambda leaf: leaf)
 
 
 def test_extra_slots_are_those_of_ranks_that_hold_no_whole_subtree() -> None:
@@ -80,8 +80,8 @@ class _Machine:
     Either any rank may be next, or, by ``seed``, ranks run in an order of precedence: some far ahead of others.
     """
 
-    def __init__(self, found: Programs, owners: PartialSums, values: list[Any], seed: int) -> None:
-        self.found, self.slots, self.values = found, owners, values
+    def __init__(self, actual: Programs, owners: PartialSums, values: list[Any], seed: int) -> None:
+        self.program, self.slots, self.values = actual, owners, values
         self.memory: dict[tuple[str, int], Any] = {(SLOT, i): np.full_like(v, np.nan) for i, v in enumerate(values)}
         for slot in range(len(values)):
             self.memory[STAGING, slot] = np.full_like(values[0], np.nan)
@@ -89,7 +89,7 @@ class _Machine:
         self.results: dict[int, Any] = {}
 
     def run(self) -> None:
-        ranks = len(self.found.of)
+        ranks = len(self.program.of)
         precedence = self.draw.sample(range(ranks), ranks) if self.draw.random() < 0.8 else []
         places, arrived, running = [-1] * ranks, [0] * ranks, set(range(ranks))
         while running:
@@ -102,13 +102,13 @@ class _Machine:
                 for slot in mine:
                     self.memory[SLOT, slot][:] = self.values[slot]
                 continue
-            if place == len(self.found.of[rank]):  # it takes the result and writes anew
+            if place == len(self.program.of[rank]):  # it takes the result and writes anew
                 self.results[rank] = self.memory[SLOT, mine[0]].copy()
                 for slot in mine:
                     self.memory[SLOT, slot][:] = np.nan
                 running.discard(rank)
                 continue
-            one = self.found.of[rank][place]
+            one = self.program.of[rank][place]
             if isinstance(one, Arrive):
                 assert one.number == arrived[rank] + 1
                 arrived[rank] = one.number
@@ -116,7 +116,7 @@ class _Machine:
                 self._add(one)
 
     def _waits(self, rank: int, place: int, arrived: list[int]) -> bool:
-        program = self.found.of[rank]
+        program = self.program.of[rank]
         one = program[place] if 0 <= place < len(program) else None
         return isinstance(one, Wait) and arrived[one.rank] < one.number
 
@@ -204,9 +204,9 @@ def test_names_are_registered_once() -> None:
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 5])
 def test_processes_get_the_reference_to_the_bit(devices: int, on_ranks: OnRanks) -> None:
-    found = on_ranks("ranks_allreduce:versions_on_ranks", devices=devices)
-    assert found["wrong"] == []
-    assert found["cases"] >= 100
+    actual = on_ranks("ranks_allreduce:versions_on_ranks", devices=devices)
+    assert actual["wrong"] == []
+    assert actual["cases"] >= 100
 
 
 @pytest.mark.parametrize(
@@ -216,10 +216,10 @@ def test_no_round_of_a_hundred_thousand_is_wrong(
     devices: int, rounds: int, yields: bool, on_ranks: OnRanks, record_property: Callable[[str, object], None]
 ) -> None:
     """Random sizes, payloads, versions and pauses; every rank checks every sum. A busy machine does fewer rounds."""
-    found = on_ranks("ranks_allreduce:stress", {"rounds": rounds, "yields": yields}, devices=devices)
-    record_property("rounds", found["rounds"])
-    assert found["wrong"] == 0
-    assert found["rounds"] >= 1000 and found["versions"] == len(versions("cpu"))
+    actual = on_ranks("ranks_allreduce:stress", {"rounds": rounds, "yields": yields}, devices=devices)
+    record_property("rounds", actual["rounds"])
+    assert actual["wrong"] == 0
+    assert actual["rounds"] >= 1000 and actual["versions"] == len(versions("cpu"))
 
 
 def test_a_wait_lets_ctrl_c_and_other_work_through(on_ranks: OnRanks) -> None:

@@ -40,9 +40,9 @@ def test_of_the_ranks_of_a_node_one_compiles_each_kernel_and_the_next_job_finds_
     first = on_ranks("ranks_kernels:compiled", devices=2)
     kept = len(list((tmp_path / "kernels").glob("*.o")))
     assert 5 < kept == sum(compiled for compiled, _, _ in first), "none is compiled twice"
-    assert all(found > 0 for _, found, _ in first)
+    assert all(actual > 0 for _, actual, _ in first)
     again = on_ranks("ranks_kernels:compiled", devices=2)
-    assert [found[0] for found in again] == [0, 0]
+    assert [actual[0] for actual in again] == [0, 0]
     assert [late for _, _, late in first + again] == [0] * 4, "nothing is first met in a step"
 
 
@@ -84,15 +84,15 @@ def test_an_edited_kernel_is_compiled_again(tmp_path: Path) -> None:
     shutil.copytree(root / "dpsim", tmp_path / "dpsim", symlinks=True)
     shutil.copytree(root / "kernels", tmp_path / "kernels")
 
-    def found() -> str:
+    def actual() -> str:
         environment = os.environ | {"PYTHONPATH": str(tmp_path), "DPSIM_CACHE_DIR": str(tmp_path / "cache")}
         command = [sys.executable, "-P", "-c", PROGRAM]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout.strip()
 
-    assert [found(), found()] == ["1 0", "0 1"]
+    assert [actual(), actual()] == ["1 0", "0 1"]
     source = tmp_path / "kernels" / "vector.py"
     source.write_text(source.read_text() + "\n# a word more\n")
-    assert [found(), found()] == ["1 0", "0 1"]
+    assert [actual(), actual()] == ["1 0", "0 1"]
 
 
 def test_without_a_folder_to_write_to_kernels_still_run(python: Python, tmp_path: Path) -> None:

@@ -115,13 +115,13 @@ def test_the_tree_order_moves_no_more_than_a_ring(ranks: int) -> None:
 
 def test_cuda_versions_state_what_they_move() -> None:
     order, with_extra = slots(range(5)), slots([0, 3, 5, 6, 8])
-    found = {
+    actual = {
         v.name: (v.bytes_moved(order, 100), v.bytes_moved(with_extra, 100), v.synchronisations(order))
         for v in registry.versions("cuda")
     }
     assert with_extra.extra == 2
-    assert found["one-shot"] == (2000, 2800, 2)
-    assert found["two-shot"] == (registry.floor_bytes(4, 100), 1000, 2)
-    assert (found["ring"][0], found["ring"][2]) == (1300.0, 7)
-    assert (found["halving-doubling"][0], found["halving-doubling"][2]) == (1500.0, 5)
-    assert found["ring"][0] < found["ring"][1] and found["halving-doubling"][0] < found["halving-doubling"][1]
+    assert actual["one-shot"] == (2000, 2800, 2)
+    assert actual["two-shot"] == (registry.floor_bytes(4, 100), 1000, 2)
+    assert (actual["ring"][0], actual["ring"][2]) == (1300.0, 7)
+    assert (actual["halving-doubling"][0], actual["halving-doubling"][2]) == (1500.0, 5)
+    assert actual["ring"][0] < actual["ring"][1] and actual["halving-doubling"][0] < actual["halving-doubling"][1]

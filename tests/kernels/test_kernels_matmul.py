@@ -59,8 +59,8 @@ def test_gradients_of_leaves_are_added_along_the_tree(sizes: list[int], k: int, 
         weight_gradient.transposed_product(x[start:stop], g[start:stop], dw := empty(k, n, dtype=dtype))
         return dw
 
-    weight_gradient.transposed_products(x, g, leaves, found := empty(k, n, dtype=dtype))
-    assert found.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
+    weight_gradient.transposed_products(x, g, leaves, actual := empty(k, n, dtype=dtype))
+    assert actual.tobytes() == fold(leaf_tree(len(sizes)), alone, operator.add).tobytes()
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(19, 70, 600), (9, 33, 257), (40, 48, 512)])

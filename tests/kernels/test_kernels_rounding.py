@@ -56,11 +56,11 @@ def numbers(random: np.random.Generator, elements: int) -> Array:
     return np.select([kind == 0, kind == 1], [any_bits, usual], random.choice(SPECIAL, elements)).astype(np.float32)
 
 
-def same(found: Array, expected: Array) -> bool:
+def same(actual: Array, expected: Array) -> bool:
     """The same bits; where there is no number, none."""
     none = np.isnan(expected)
-    bits = [one.view(np.uint32)[~none] for one in (found, expected)]
-    return bool(np.isnan(found[none]).all()) and np.array_equal(*bits)
+    bits = [one.view(np.uint32)[~none] for one in (actual, expected)]
+    return bool(np.isnan(actual[none]).all()) and np.array_equal(*bits)
 
 
 @settings(max_examples=150)
@@ -102,13 +102,13 @@ def test_what_is_rounded_stays_and_travels_without_loss(to: Rounding, elements: 
 def test_the_operations_of_layers_are_those_of_numpy(to: Rounding) -> None:
     random = np.random.default_rng(1)
     a, b = (random.standard_normal((7, 30)).astype(np.float32) for _ in range(2))
-    found: list[list[Array]] = []
+    actual: list[list[Array]] = []
     for ops in (NumpyOps(), CpuOps()):
         for x, y in ((a, b), (a[:, ::2], b[:, ::2])):  # arrays with gaps are left to NumPy
             out, total = np.empty_like(x), x.copy()
             ops.round(x, to, out=out)
             ops.add_rounded(total, y, to, out=total)
-            found.append([out, total])
-    for plain, vector in zip(found[:2], found[2:], strict=True):
+            actual.append([out, total])
+    for plain, vector in zip(actual[:2], actual[2:], strict=True):
         for expected, one in zip(plain, vector, strict=True):
             np.testing.assert_array_equal(one, expected)

@@ -41,9 +41,9 @@ def test_progress_is_rank_0s_and_output_goes_to_stderr_in_whole_lines(
     unbuffered: str, on_ranks: OnRanks, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    told: list[str] = []
-    on_ranks("launch_tasks:echo", devices=2, progress=told.append)
-    assert told == ["hello from 0\nand its second line"]
+    messages: list[str] = []
+    on_ranks("launch_tasks:echo", devices=2, progress=messages.append)
+    assert messages == ["hello from 0\nand its second line"]
     said = capfd.readouterr()
     assert said.out == ""
     assert sorted(said.err.splitlines()) == ["printed by rank 0", "printed by rank 1"]
@@ -231,8 +231,8 @@ def test_an_unknown_task_is_a_mistake(on_ranks: OnRanks) -> None:
 def test_a_job_is_known_by_its_launchers_variables(
     variables: dict[str, str], expected: tuple[int, int | None] | None
 ) -> None:
-    found = rank_info.job(variables)
-    assert (found and (found.rank, found.size)) == expected
+    actual = rank_info.job(variables)
+    assert (actual and (actual.rank, actual.size)) == expected
 
 
 def _inside(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:

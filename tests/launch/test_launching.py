@@ -45,8 +45,8 @@ def script(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_a_script_runs_on_every_rank_as_python_would_run_it(devices: int, script: Path, dpsim: Dpsim) -> None:
     code, out, err = dpsim("launch", "local", "--devices", str(devices), "--", script, *AWKWARD)
-    told = sorted(json.loads(line) for line in out.splitlines())
-    assert told == [[[rank, devices, rank, devices], AWKWARD, "__main__"] for rank in range(devices)]
+    messages = sorted(json.loads(line) for line in out.splitlines())
+    assert messages == [[[rank, devices, rank, devices], AWKWARD, "__main__"] for rank in range(devices)]
     assert (code, err.splitlines()) == (0, ["a word aside"] * devices)
 
 

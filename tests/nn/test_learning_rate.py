@@ -41,16 +41,16 @@ def test_without_a_schedule_the_rate_is_the_optimizers() -> None:
 
 def test_a_large_batch_warms_up_from_the_unscaled_rate_to_the_scaled_one_by_equal_steps() -> None:
     """Goyal et al., section 2.2: from rate to k rate by a constant amount each step, over 5 epochs; k = 8 there."""
-    found = rates(RateSchedule(reference_batch=256, warmup_epochs=5), base=0.1, batch=2048)
-    assert found[0] == pytest.approx(0.1)
-    assert found[50:] == [pytest.approx(0.8)] * 50
-    np.testing.assert_allclose(np.diff(found[:51]), 0.7 / 50)
+    actual = rates(RateSchedule(reference_batch=256, warmup_epochs=5), base=0.1, batch=2048)
+    assert actual[0] == pytest.approx(0.1)
+    assert actual[50:] == [pytest.approx(0.8)] * 50
+    np.testing.assert_allclose(np.diff(actual[:51]), 0.7 / 50)
 
 
 def test_without_scaling_the_rate_rises_from_one_such_step() -> None:
     for more in ({}, {"reference_batch": 32}):
-        found = rates(RateSchedule(warmup_epochs=0.4, **more), base=1.0)
-        assert found[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+        actual = rates(RateSchedule(warmup_epochs=0.4, **more), base=1.0)
+        assert actual[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
 def test_a_smaller_batch_than_the_reference_scales_the_rate_down() -> None:
@@ -58,20 +58,20 @@ def test_a_smaller_batch_than_the_reference_scales_the_rate_down() -> None:
 
 
 def test_steps_decay_at_their_epochs() -> None:
-    found = rates(RateSchedule(decay=Step(milestones=(3, 6.55), gamma=0.5)), base=1.0)
-    assert [len(list(g)) for _, g in itertools.groupby(found)] == [30, 36, 34]
-    assert sorted(set(found), reverse=True) == [1.0, 0.5, 0.25]
+    actual = rates(RateSchedule(decay=Step(milestones=(3, 6.55), gamma=0.5)), base=1.0)
+    assert [len(list(g)) for _, g in itertools.groupby(actual)] == [30, 36, 34]
+    assert sorted(set(actual), reverse=True) == [1.0, 0.5, 0.25]
 
 
 def test_a_cosine_begins_at_the_rate_is_halfway_in_the_middle_and_ends_at_its_floor() -> None:
     schedule = RateSchedule(decay=Cosine(final_fraction=0.2), warmup_epochs=2)
-    found = rates(schedule, base=1.0)
-    assert found[20] == 1.0
-    assert found[60] == pytest.approx(0.6)
+    actual = rates(schedule, base=1.0)
+    assert actual[20] == 1.0
+    assert actual[60] == pytest.approx(0.6)
     at_end = {"global_batch": 32, "steps_per_epoch": 10, "total_steps": 100}
     assert learning_rate(schedule, 1.0, 100, **at_end) == pytest.approx(0.2)
     assert learning_rate(schedule, 1.0, 150, **at_end) == pytest.approx(0.2)
-    assert all(a > b for a, b in itertools.pairwise(found[20:]))
+    assert all(a > b for a, b in itertools.pairwise(actual[20:]))
 
 
 @given(
@@ -84,14 +84,14 @@ def test_the_rate_rises_to_the_scaled_one_and_never_exceeds_it(
     decay: Any, warmup: float, batch: int, reference: int | None
 ) -> None:
     schedule = RateSchedule(decay=decay, warmup_epochs=warmup, reference_batch=reference)
-    found = rates(schedule, base=1.0, batch=batch)
+    actual = rates(schedule, base=1.0, batch=batch)
     first = math.ceil(warmup * 10)
     whole = batch / (reference or batch)
     if not isinstance(decay, Step) or first < decay.milestones[0] * 10:
-        assert found[first] == pytest.approx(whole)  # continuous: the ramp's end is the decay's beginning
-    assert all(a < b for a, b in itertools.pairwise(found[:first]))
-    assert all(a >= b * (1 - 1e-12) for a, b in itertools.pairwise(found[first:]))
-    assert max(found) <= whole * (1 + 1e-12) and min(found) >= 0
+        assert actual[first] == pytest.approx(whole)  # continuous: the ramp's end is the decay's beginning
+    assert all(a < b for a, b in itertools.pairwise(actual[:first]))
+    assert all(a >= b * (1 - 1e-12) for a, b in itertools.pairwise(actual[first:]))
+    assert max(actual) <= whole * (1 + 1e-12) and min(actual) >= 0
     assert codec.decode(codec.to_builtins(schedule), RateSchedule, "schedule") == schedule
 
 

@@ -37,8 +37,8 @@ def test_a_pictures_move_does_not_depend_on_how_the_batch_is_cut(cuts: list[int]
 
 
 def test_steps_and_seeds_have_moves_of_their_own() -> None:
-    found = [augmented(0, 20), augmented(0, 20, step=1), augmented(0, 20, seed=1)]
-    assert len({each.tobytes() for each in found}) == 3
+    actual = [augmented(0, 20), augmented(0, 20, step=1), augmented(0, 20, seed=1)]
+    assert len({each.tobytes() for each in actual}) == 3
 
 
 def test_pictures_are_moved_and_mirrored_and_what_comes_in_is_zero() -> None:
@@ -58,12 +58,12 @@ def test_pictures_are_moved_and_mirrored_and_what_comes_in_is_zero() -> None:
 
 @pytest.mark.parametrize(("flip", "mirrored"), [(0.0, 0.0), (0.25, 0.25), (1.0, 1.0)])
 def test_the_rate_is_kept(flip: float, mirrored: float) -> None:
-    found = [
+    actual = [
         np.array_equal(after, before[:, ::-1])
         for step in range(100)
         for before, after in zip(PICTURES, augmented(0, 20, crop=0, flip=flip, step=step), strict=True)
     ]
-    assert np.mean(found) == pytest.approx(mirrored, abs=0.05)
+    assert np.mean(actual) == pytest.approx(mirrored, abs=0.05)
 
 
 def test_evaluation_moves_nothing_and_training_begins_with_it() -> None:

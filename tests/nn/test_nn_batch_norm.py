@@ -64,7 +64,7 @@ def test_statistics_of_leaves_are_those_of_batches_of_their_own() -> None:
     leaves = (0, 6, 6, 7, 17)
     x, grad = data(17)
     norm = layer("leaf")
-    found = passed(norm, x, grad, leaves)
+    actual = passed(norm, x, grad, leaves)
     samples: list[int] = []
     running: list[Array] = []
     gradients: dict[str, list[Array]] = {"gamma": [], "beta": []}
@@ -72,12 +72,12 @@ def test_statistics_of_leaves_are_those_of_batches_of_their_own() -> None:
         if stop > start:
             alone = layer("local")
             expected = passed(alone, x[start:stop], grad[start:stop], (0, stop - start))
-            assert_near({name: found[name][start:stop] for name in ("y", "dx")}, {n: expected[n] for n in ("y", "dx")})
+            assert_near({name: actual[name][start:stop] for name in ("y", "dx")}, {n: expected[n] for n in ("y", "dx")})
             gradients["gamma"].append(expected["gamma"])
             gradients["beta"].append(expected["beta"])
             samples.append(stop - start)
             running.append(np.stack([alone.running_mean, alone.running_var]))
-    assert_near(found, {role: np.sum(some, axis=0) for role, some in gradients.items()})
+    assert_near(actual, {role: np.sum(some, axis=0) for role, some in gradients.items()})
     assert np.array_equal(norm.running_var, np.ones(5))
     norm.update_statistics(tree_sum(list(norm.leaf_statistics())))
     mean, var = np.average(running, axis=0, weights=samples)
@@ -97,11 +97,15 @@ def test_ranks_together_have_the_statistics_and_input_gradients_of_the_whole_bat
     with ThreadPoolExecutor(3) as pool:
         ranks = list(pool.map(rank, range(3)))
     for name in ("y", "dx"):
-        np.testing.assert_allclose(np.concatenate([found[name] for found in ranks]), whole[name], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            np.concatenate([actual[name] for actual in ranks]), whole[name], rtol=1e-9, atol=1e-9
+        )
     for name in ("gamma", "beta"):
-        np.testing.assert_allclose(np.sum([found[name] for found in ranks], axis=0), whole[name], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            np.sum([actual[name] for actual in ranks], axis=0), whole[name], rtol=1e-9, atol=1e-9
+        )
     for name in ("bn.running_mean", "bn.running_var"):
-        assert len({found[name].tobytes() for found in ranks}) == 1
+        assert len({actual[name].tobytes() for actual in ranks}) == 1
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -115,6 +119,6 @@ def test_no_samples_take_part_with_zeros(count: int) -> None:
 
     norm.ordered_sum = add
     nothing = np.zeros((0, *SHAPE))
-    found = passed(norm, nothing, nothing, (0,) * (count + 1))
+    actual = passed(norm, nothing, nothing, (0,) * (count + 1))
     assert [len(sums) for sums in asked] == [11, 10] and not any(sums.any() for sums in asked)
-    assert not found["gamma"].any() and not found["beta"].any()
+    assert not actual["gamma"].any() and not actual["beta"].any()

@@ -79,11 +79,11 @@ def test_a_step_draws_masks_by_the_names_of_its_batch() -> None:
     network = build_model("mlp:6,dropout=0.5", (3, 2, 1), 3, np.float64)
     _, gradients = bound(network)
     x, labels = batch_for(network, 8)
-    found = []
+    actual = []
     for step in (0, 1, 0):
         network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 8), step=step), Recorder())
-        found.append(gradients["dense1.weight"].copy())
-    assert np.array_equal(found[0], found[2]) and not np.array_equal(found[0], found[1])
+        actual.append(gradients["dense1.weight"].copy())
+    assert np.array_equal(actual[0], actual[2]) and not np.array_equal(actual[0], actual[1])
 
 
 def test_a_search_for_a_nan_draws_the_masks_of_the_step_before() -> None:

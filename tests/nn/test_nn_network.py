@@ -43,7 +43,7 @@ def test_gradients_are_the_slopes_of_the_summed_loss(token: str, leaves: tuple[i
     parameters, gradients = bound(network)
     x, labels = batch_for(network, 6)
     network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), Recorder())
-    found = {name: value.copy() for name, value in gradients.items()}
+    actual = {name: value.copy() for name, value in gradients.items()}
     random = np.random.default_rng(5)
     for name, parameter in parameters.items():
         for index in random.choice(parameter.size, min(parameter.size, 6), replace=False):
@@ -54,7 +54,7 @@ def test_gradients_are_the_slopes_of_the_summed_loss(token: str, leaves: tuple[i
                 losses.append(network.forward_backward(Batch(x=x, labels=labels, leaves=leaves), Recorder()).loss)
             parameter.flat[index] = kept
             slope = (losses[0] - losses[1]) / (2 * step)
-            assert found[name].flat[index] == pytest.approx(slope, rel=1e-5, abs=1e-6), name
+            assert actual[name].flat[index] == pytest.approx(slope, rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize("token", MODELS)
@@ -189,17 +189,17 @@ def test_every_array_of_a_step_keeps_its_dtype(token: str, dtype: type, monkeypa
 
 def arrays_in(network: Network) -> list[Array]:
     """Every array that the network's layers and buffers hold, found by walking what they refer to."""
-    found, seen, todo = [], set(), [network.chain, network.buffers]
+    actual, seen, todo = [], set(), [network.chain, network.buffers]
     while todo:
         thing = todo.pop()
         if id(thing) in seen or isinstance(thing, type):
             continue
         seen.add(id(thing))
         if isinstance(thing, np.ndarray):
-            found.append(thing)
+            actual.append(thing)
         elif isinstance(thing, (dict, list, tuple)) or type(thing).__module__.startswith("dpsim.nn"):
             todo.extend(gc.get_referents(thing))
-    return found
+    return actual
 
 
 def test_evaluation_in_pieces_changes_nothing_but_uses_running_statistics() -> None:

@@ -88,7 +88,7 @@ def test_gradients_through_branches_are_the_slopes_of_the_loss(build: Callable[[
     x, labels = batch_for(network, 5)
     batch = Batch(x=x, labels=labels, leaves=(0, 2, 5))
     network.forward_backward(batch, Recorder())
-    found = {name: value.copy() for name, value in gradients.items()}
+    actual = {name: value.copy() for name, value in gradients.items()}
     random, step = np.random.default_rng(5), 1e-6
     for name, parameter in parameters.items():
         for index in random.choice(parameter.size, min(parameter.size, 6), replace=False):
@@ -99,7 +99,7 @@ def test_gradients_through_branches_are_the_slopes_of_the_loss(build: Callable[[
                 losses.append(network.forward_backward(batch, Recorder()).loss)
             parameter.flat[index] = kept
             slope = (losses[0] - losses[1]) / (2 * step)
-            assert found[name].flat[index] == pytest.approx(slope, rel=1e-5, abs=1e-6), name
+            assert actual[name].flat[index] == pytest.approx(slope, rel=1e-5, abs=1e-6), name
 
 
 def test_a_residual_is_its_body_plus_its_shortcut() -> None:

@@ -67,10 +67,10 @@ def test_a_step_takes_as_much_longer_as_the_sums_cost() -> None:
     cost = {size: float(np.interp(size, (10, 1000), (1, 2))) for size in (88, 40)}
     local = predict(workload, machine, LOCAL)
     for plan, extra in ((GLOBAL, cost[88] + cost[40]), (LEAF, cost[88])):
-        found = predict(workload, machine, plan)
-        assert found.step_s == pytest.approx(local.step_s + extra)
-        assert found.exposed_communication_s == pytest.approx(local.exposed_communication_s + extra)
-        assert (found.forward_s, found.backward_s) == pytest.approx((local.forward_s, local.backward_s))
+        actual = predict(workload, machine, plan)
+        assert actual.step_s == pytest.approx(local.step_s + extra)
+        assert actual.exposed_communication_s == pytest.approx(local.exposed_communication_s + extra)
+        assert (actual.forward_s, actual.backward_s) == pytest.approx((local.forward_s, local.backward_s))
     line = timeline(workload, machine, GLOBAL)
     spans = {line.operations[o]: (s, e) for o, s, e in zip(line.operation, line.start_s, line.end_s, strict=True)}
     assert spans["synchronise bn"][1] <= spans["update"][0]
@@ -91,12 +91,12 @@ def test_a_step_is_the_sum_of_its_parts_under_every_overlap(
         return
     workload = with_batch_norm(workload)
     plan = msgspec.structs.replace(base, overlap=overlap, fusion_rule=rule, cycle_s=1e-4)
-    found, local = (
+    actual, local = (
         predict(workload, machine, plan),
         predict(workload, machine, msgspec.structs.replace(plan, batch_norm="local", leaves=0)),
     )
     factor = 1.0 if not machine.compute_slowdown else machine.compute_slowdown[0].factor
-    parts = found.forward_s + found.backward_s + found.update_s + found.exposed_communication_s
-    assert found.step_s == pytest.approx(parts + workload.overhead_s * factor, rel=1e-6, abs=1e-9)
+    parts = actual.forward_s + actual.backward_s + actual.update_s + actual.exposed_communication_s
+    assert actual.step_s == pytest.approx(parts + workload.overhead_s * factor, rel=1e-6, abs=1e-9)
     if overlap in ("off", "inline"):
-        assert found.step_s >= local.step_s * (1 - 1e-12)
+        assert actual.step_s >= local.step_s * (1 - 1e-12)

@@ -41,8 +41,8 @@ def test_one_device_is_predicted_for_its_own_speeds() -> None:
 
 @pytest.mark.parametrize(("devices", "share"), [(1, 0.3), (2, 0.51), (4, 1 - 0.7**4), (8, 1 - 0.7**8)])
 def test_beyond_the_calibrated_counts_the_slowest_of_independent_ranks_is_expected(devices: int, share: float) -> None:
-    found, factor = slow_share(machine(speed=(speed(1, 0.3, 1.2), speed(2, 0.51, 1.6))), devices)
-    assert found == pytest.approx(share)
+    actual, factor = slow_share(machine(speed=(speed(1, 0.3, 1.2), speed(2, 0.51, 1.6))), devices)
+    assert actual == pytest.approx(share)
     assert factor == (1.2 if devices == 1 else 1.6)
 
 
@@ -80,8 +80,8 @@ def test_a_step_lies_between_those_at_either_speed(drawn: Workload, steady: Mach
 
 def test_the_nulls_and_the_choice_of_overlap_are_for_the_mean_speed_too() -> None:
     changing = machine(speed=(speed(2, 0.5), speed(1, 0.5)))
-    steady, found = nulls(workload(), machine(), plan()), nulls(workload(), changing, plan())
-    assert found["perfect_scaling"][0] == pytest.approx(1.25 * steady["perfect_scaling"][0])
+    steady, actual = nulls(workload(), machine(), plan()), nulls(workload(), changing, plan())
+    assert actual["perfect_scaling"][0] == pytest.approx(1.25 * steady["perfect_scaling"][0])
     assert (
         choose_overlap(workload(), changing, [plan()], ["off"])[1]["off"]
         == predict(workload(), changing, plan()).step_s

@@ -130,9 +130,11 @@ def test_devices_that_share_cores_are_slower_at_least_by_their_ratio() -> None:
 def test_what_a_prediction_assumes_is_said() -> None:
     ethernet = Machine(name="e", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
     points, summary = predict_points(workload(), ethernet, [4], [], global_batch=16, algorithm="one-shot")
-    told = " ".join(summary["cautions"])
+    messages = " ".join(summary["cautions"])
     assert points[0]["extrapolated"] and points[0]["predicted_interval"] == "assumed"
-    assert "one-shot works in memory" in told and "no overlap tables" in told and "machine file states" in told
+    assert (
+        "one-shot works in memory" in messages and "no overlap tables" in messages and "machine file states" in messages
+    )
     fitted = machine(link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0, fitted_to="mpi on 2", median_residual=0.05))
     _, summary = predict_points(workload(), fitted, [4], [], global_batch=16)
     assert any("link fitted to mpi on 2 devices (residual 5% in the median" in one for one in summary["cautions"])
@@ -173,10 +175,10 @@ def test_the_fitted_link_is_the_one_that_made_the_tables(algorithm: str) -> None
         )
         for count, layout in ((4, "2x2"), (8, "2x4"))
     )
-    found = fitted_link(tables)
-    assert found is not None and found.largest_residual < 1e-6
-    assert found.latency_s == pytest.approx(link.latency_s)
-    assert found.bandwidth_bytes_per_s == pytest.approx(link.bandwidth_bytes_per_s)
+    actual = fitted_link(tables)
+    assert actual is not None and actual.largest_residual < 1e-6
+    assert actual.latency_s == pytest.approx(link.latency_s)
+    assert actual.bandwidth_bytes_per_s == pytest.approx(link.bandwidth_bytes_per_s)
 
 
 def test_costs_within_below_and_beyond_a_table() -> None:
@@ -233,10 +235,10 @@ def test_alpha_and_beta_are_the_line_through_a_straight_table() -> None:
 
 
 def test_nulls() -> None:
-    found = nulls(workload(), machine(), plan(overlap="thread"))
-    assert found["perfect_scaling"] == ((0.5 + 2 * 9 + 1) / 2, 0.0)
-    assert found["alpha_beta_no_overlap"] == (pytest.approx(10.5 + 10), pytest.approx(10.0))
-    assert found["largest_bucket"] == (10.5 + 9, 9.0)
+    actual = nulls(workload(), machine(), plan(overlap="thread"))
+    assert actual["perfect_scaling"] == ((0.5 + 2 * 9 + 1) / 2, 0.0)
+    assert actual["alpha_beta_no_overlap"] == (pytest.approx(10.5 + 10), pytest.approx(10.0))
+    assert actual["largest_bucket"] == (10.5 + 9, 9.0)
 
 
 def test_overlap_off_wins_a_tie() -> None:
@@ -274,8 +276,8 @@ def test_thresholds_within_the_uncertainty_of_the_best_are_named() -> None:
         _, summary = predict_points(
             workload(), machine(), [2], [0.0, 100.0, math.inf], global_batch=8, overlap="off", **given
         )
-        found: dict[str, Any] = summary["best"][0]
-        return found
+        actual: dict[str, Any] = summary["best"][0]
+        return actual
 
     assert (best()["fusion_threshold_bytes"], best()["equally_fast_bytes"]) == (math.inf, [])
     rough = best(relative_uncertainty=0.1)

@@ -49,9 +49,9 @@ def test_a_clean_sweep_warns_of_nothing() -> None:
     ],
 )
 def test_each_doubt_is_named_with_a_remedy(doubtful: Comparison, kind: str) -> None:
-    found = warnings(doubtful)
-    assert {w.kind for w in found} == {kind}
-    assert all(w.text and w.remedy for w in found)
+    actual = warnings(doubtful)
+    assert {w.kind for w in actual} == {kind}
+    assert all(w.text and w.remedy for w in actual)
 
 
 def test_times_with_and_without_a_zone_compare() -> None:
@@ -64,10 +64,10 @@ def test_a_run_that_slows_down_drifts() -> None:
         msgspec.structs.replace(r, step_s=tuple(s * (1 + 0.02 * n) for s, n in zip(r.step_s, r.round, strict=True)))
         for r in results.points
     )
-    found = compare(predictions, msgspec.structs.replace(results, points=runs))
-    assert "drift" in _kinds(found)
-    assert found.groups[0].drift is not None
-    assert found.groups[0].drift > 0.1
+    actual = compare(predictions, msgspec.structs.replace(results, points=runs))
+    assert "drift" in _kinds(actual)
+    assert actual.groups[0].drift is not None
+    assert actual.groups[0].drift > 0.1
 
 
 def test_an_effect_within_the_noise_is_flagged() -> None:

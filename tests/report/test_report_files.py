@@ -163,5 +163,5 @@ def test_percent_reads_like_a_person_writes() -> None:
 
 def test_importing_comparison_and_report_loads_no_matplotlib() -> None:
     code = "import sys, dpsim.harness.sweep.compare, dpsim.report.sweep.content; print('matplotlib' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    actual = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert actual.stdout.strip() == "False"

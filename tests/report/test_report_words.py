@@ -61,5 +61,5 @@ def test_skill_is_written_so_that_it_means_something(skill: float | None, text: 
 def test_one_of_a_kind_has_no_plural() -> None:
     assert [counted(1, "point"), counted(2, "point"), devices_name(1)] == ["1 point", "2 points", "1 device"]
     first = msgspec.structs.replace(CLEAN.points[0], samples=3)
-    (found,) = warnings(msgspec.structs.replace(CLEAN, points=(first, *CLEAN.points[1:])))
-    assert found.text.startswith("1 point with fewer than 10 samples") and "1 devices" not in found.text
+    (actual,) = warnings(msgspec.structs.replace(CLEAN, points=(first, *CLEAN.points[1:])))
+    assert actual.text.startswith("1 point with fewer than 10 samples") and "1 devices" not in actual.text

@@ -76,11 +76,11 @@ def test_a_run_that_is_handed_on_to_other_devices_ends_in_the_same_bits(on_ranks
     """With two rounds of real kills below: 20 rounds."""
     rounds = [one_round(number) for number in range(ROUNDS)]
     argument = {"rounds": rounds, "steps": STEPS, "folder": str(tmp_path)}
-    found = on_ranks("ranks_resume:moved", argument, devices=4)
-    for one, (expected, result) in zip(rounds, found, strict=True):
+    actual = on_ranks("ranks_resume:moved", argument, devices=4)
+    for one, (expected, result) in zip(rounds, actual, strict=True):
         assert len(expected[1]) == STEPS
         assert result == expected, one
-    assert len({digest for (digest, _), _ in found}) == len(CASES)
+    assert len({digest for (digest, _), _ in actual}) == len(CASES)
     assert len({part[0] for one in rounds for part in one["parts"]}) == 4
 
 
@@ -113,11 +113,11 @@ def test_who_was_killed_and_how_it_goes_on_is_told_in_one_line_until_one_device_
         raise JobFailed("ranks were killed by SIGKILL", lost=3)
 
     monkeypatch.setattr("dpsim.harness.train.train.on_ranks", killed)
-    told: list[str] = []
+    messages: list[str] = []
     with pytest.raises(JobFailed):
-        train(with_changes(devices=4, checkpoint=str(tmp_path / "run")), told.append)
+        train(with_changes(devices=4, checkpoint=str(tmp_path / "run")), messages.append)
     assert asked == [4, 3, 1]
-    assert told == [
+    assert messages == [
         "warning: rank 1 of 4 was killed by SIGKILL; going on from the beginning on 3 devices",
         "warning: ranks were killed by SIGKILL; going on from step 6 on 1 device",
     ]
@@ -162,10 +162,10 @@ def test_a_run_that_fails_for_another_reason_does_not_go_on(
         raise failure
 
     monkeypatch.setattr("dpsim.harness.train.train.on_ranks", failing)
-    told: list[str] = []
+    messages: list[str] = []
     with pytest.raises(type(failure)):
-        train(with_changes(checkpoint=str(tmp_path / "run")), told.append)
-    assert told == []
+        train(with_changes(checkpoint=str(tmp_path / "run")), messages.append)
+    assert messages == []
 
 
 def test_an_elastic_run_that_diverges_does_not_begin_again(dpsim: Dpsim, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_passes_add_every_leaf_once_along_the_tree(leaves: int, devices: int, ac
             Plan(devices=devices, global_batch=999, leaves=leaves, batch_norm="leaf", accumulate=accumulate)
         return
     plan = Plan(devices=devices, global_batch=999, leaves=leaves, batch_norm="leaf", accumulate=accumulate)
-    found: list[Any] = []
+    actual: list[Any] = []
     first_of_rank = 0
     for rank in range(devices):
         micro_batches = plan_micro_batches(plan, rank, takes_leaves=takes)
@@ -203,9 +203,9 @@ def test_passes_add_every_leaf_once_along_the_tree(leaves: int, devices: int, ac
             held.append(of_slots)
         mine = slot_sums(micro_batches, held, pair)
         assert len(mine) == len(own_slots(plan, rank)) == len(plan_partial_sums(plan).of(rank))
-        found += mine
+        actual += mine
         first_of_rank += micro_batches[-1].stop
-    assert fold(plan_partial_sums(plan).tree, found.__getitem__, pair) == leaf_tree(leaves)
+    assert fold(plan_partial_sums(plan).tree, actual.__getitem__, pair) == leaf_tree(leaves)
 
 
 def pair(left: Any, right: Any) -> Any:
@@ -243,23 +243,23 @@ def watched(network: Network, x: Array, labels: Array, leaves: tuple[int, ...], 
     slots = [{name: np.zeros_like(value) for name, value in parameters.items()} for _ in leaves[1:]]
     network.bind(parameters, slots[0], [Slot(number, slot) for number, slot in enumerate(slots[1:], start=1)])
     network.normalise_batches("leaf", lambda arrays: arrays[0])
-    found: list[tuple[str, Array]] = []
+    actual: list[tuple[str, Array]] = []
     with pytest.MonkeyPatch.context() as patch:
         for layer in network.chain:
 
             def forward(*a: Any, done: Any = layer.forward, name: str = layer.name, **k: Any) -> Array:
-                found.append((f"{name} forward", (y := done(*a, **k)).copy()))
+                actual.append((f"{name} forward", (y := done(*a, **k)).copy()))
                 return y
 
             def backward(*a: Any, done: Any = layer.input_gradient, name: str = layer.name) -> Array:
-                found.append((f"{name} backward", (dx := done(*a)).copy()))
+                actual.append((f"{name} backward", (dx := done(*a)).copy()))
                 return dx
 
             patch.setattr(layer, "forward", forward)
             patch.setattr(layer, "input_gradient", backward)
         batch = Batch(x=x, labels=labels, leaves=leaves, seed=4, step=2, first_sample=first)
         sums = network.forward_backward(batch, Recorder())
-    found.append(("losses", np.array(sums.slot_losses)))
+    actual.append(("losses", np.array(sums.slot_losses)))
     for name in parameters:
-        found.append((name, np.stack([slot[name] for slot in slots])))
-    return found
+        actual.append((name, np.stack([slot[name] for slot in slots])))
+    return actual

@@ -78,12 +78,12 @@ def test_what_is_read_is_what_was_written(
     path = tmp_path_factory.mktemp("c") / "checkpoint-3.safetensors"
     written = Checkpoint(header=checkpoint().header, tensors=tensors)
     path.write_bytes(encode(written))
-    found = read(path)
-    assert found.header == written.header
-    assert found.tensors.keys() == tensors.keys()
+    actual = read(path)
+    assert actual.header == written.header
+    assert actual.tensors.keys() == tensors.keys()
     for name, value in tensors.items():
-        assert (found.tensors[name].dtype, found.tensors[name].shape) == (value.dtype, value.shape)
-        assert found.tensors[name].tobytes() == value.tobytes()
+        assert (actual.tensors[name].dtype, actual.tensors[name].shape) == (value.dtype, value.shape)
+        assert actual.tensors[name].tobytes() == value.tobytes()
 
 
 def test_a_bit_that_flipped_anywhere_is_noticed(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_the_newest_valid_checkpoint_is_found_and_damaged_newer_ones_are_named(f
         folder.write(checkpoint(step))
     (folder.folder / "checkpoint-11.safetensors").write_bytes(encode(checkpoint(11))[:-1])
     (folder.folder / "checkpoint-x.safetensors").touch()
-    path, found, damaged = newest(folder.folder)
-    assert (path.name, found.header.step) == ("checkpoint-10.safetensors", 10)
+    path, actual, damaged = newest(folder.folder)
+    assert (path.name, actual.header.step) == ("checkpoint-10.safetensors", 10)
     assert [("checkpoint-11" in str(error)) for error in damaged] == [True]
     for _, bad in checkpoints(folder.folder):
         bad.write_bytes(b"")

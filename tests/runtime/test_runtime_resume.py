@@ -39,18 +39,18 @@ def case(name: str, stop: int, optimizer: Optimizer = SGD, schedule: RateSchedul
 def cases(devices: int) -> list[dict[str, Any]]:
     """Stops at random steps: within an epoch, at its end, within the warm-up."""
     random = np.random.default_rng(devices)
-    found = []
+    chosen = []
     for optimizer, overlap in ((SGD, "off"), (SGD, "thread"), (ADAMW, "off"), (ADAMW, "thread"), (NESTEROV, "poll")):
         stop = int(random.integers(1, STEPS))
-        name = f"{type(optimizer).__name__} {overlap} {len(found)}"
-        found.append(case(name, stop, optimizer, overlap=overlap))
-    found.append(case("midway in the warm-up", int(random.integers(1, 8)), SGD, WARMING_UP))
-    found.append(case("after the warm-up", 9, ADAMW, WARMING_UP, overlap="thread"))
-    found.append(case("at an epoch's end", 4, ADAMW))
-    found.append(case("at the beginning", 0, SGD))
+        name = f"{type(optimizer).__name__} {overlap} {len(chosen)}"
+        chosen.append(case(name, stop, optimizer, overlap=overlap))
+    chosen.append(case("midway in the warm-up", int(random.integers(1, 8)), SGD, WARMING_UP))
+    chosen.append(case("after the warm-up", 9, ADAMW, WARMING_UP, overlap="thread"))
+    chosen.append(case("at an epoch's end", 4, ADAMW))
+    chosen.append(case("at the beginning", 0, SGD))
     if devices <= 3:
-        found.append(case("two micro-batches", int(random.integers(1, STEPS)), SGD, accumulate=2))
-    return found
+        chosen.append(case("two micro-batches", int(random.integers(1, STEPS)), SGD, accumulate=2))
+    return chosen
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
@@ -59,8 +59,8 @@ def test_a_run_that_went_on_has_the_bits_of_one_that_never_stopped(
 ) -> None:
     every = cases(devices)
     argument = {"cases": every, "steps": STEPS, "folder": str(tmp_path)}
-    found = on_ranks("ranks_resume:interrupted", argument, devices=devices)
-    for one, run in zip(every, found, strict=True):
+    actual = on_ranks("ranks_resume:interrupted", argument, devices=devices)
+    for one, run in zip(every, actual, strict=True):
         assert run["same_on_each_rank"] == [True] * devices, one["name"]
         assert run["same_losses"] == [True] * devices, one["name"]
         assert run["padding_is_zero"], one["name"]
@@ -89,16 +89,16 @@ def test_on_another_number_of_devices_statistics_are_the_mean(
 ) -> None:
     one, path = written(on_ranks)
     kept = read(path).tensors
-    found = on_ranks("ranks_resume:restored", {"case": one, "path": str(path)}, devices=devices)
-    assert found["step"] == 5 and found["alike"]
-    assert found["state"]
-    for name, value in found["state"].items():
+    actual = on_ranks("ranks_resume:restored", {"case": one, "path": str(path)}, devices=devices)
+    assert actual["step"] == 5 and actual["alike"]
+    assert actual["state"]
+    for name, value in actual["state"].items():
         assert not np.array_equal(kept[f"state/0/{name}"], kept[f"state/1/{name}"])
         mean = (kept[f"state/0/{name}"] + kept[f"state/1/{name}"]) / 2
         np.testing.assert_allclose(value, mean, rtol=1e-6)
-    for name, value in found["parameters"].items():
+    for name, value in actual["parameters"].items():
         np.testing.assert_array_equal(np.float32(value), kept[f"parameters/{name}"])
-    assert np.isfinite(found["losses"]).all()
+    assert np.isfinite(actual["losses"]).all()
 
 
 def test_a_checkpoint_of_another_training_is_refused(
@@ -138,5 +138,5 @@ def test_a_position_that_contradicts_its_step_is_refused(
 
 @pytest.mark.parametrize("devices", [1, 3])
 def test_an_evaluation_uses_the_mean_of_statistics_and_changes_nothing(devices: int, on_ranks: OnRanks) -> None:
-    found = on_ranks("ranks_resume:evaluated_midway", {"case": case("looked", 0)}, devices=devices)
-    assert found == {"same": True, "sums_agree": True, "digests": 1, "is_mean": True, "states": devices}
+    actual = on_ranks("ranks_resume:evaluated_midway", {"case": case("looked", 0)}, devices=devices)
+    assert actual == {"same": True, "sums_agree": True, "digests": 1, "is_mean": True, "states": devices}

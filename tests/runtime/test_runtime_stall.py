@@ -34,20 +34,22 @@ def test_a_rank_that_computes_is_stopped_or_rests_is_named_once(devices: int, on
         cases += [case("computing", overlap="inline", algorithm="ring")]
         cases += [case("computing", overlap="poll", algorithm="direct")]
         cases += [case("computing", overlap="thread", algorithm="halving-doubling")]
-    found = on_ranks("ranks_stall:stalls", {"cases": cases}, devices=devices)
+    actual = on_ranks("ranks_stall:stalls", {"cases": cases}, devices=devices)
     late = f"rank {devices - 1}"
     expected = {
         "computing": rf"{late}, which is computing in step 3 since {SECONDS} \(last done: loss\)",
-        "stopped": rf"{late}, whose process {found['pid']} is stopped \(step 2, since {SECONDS}\)",
+        "stopped": rf"{late}, whose process {actual['pid']} is stopped \(step 2, since {SECONDS}\)",
         "between": rf"{late}, which is between steps 2 and 3 since {SECONDS}",
         "evaluating": rf"{late}, which is between steps 4 and 5 since {SECONDS}",
     }
     for one in cases:
         where, step = (r"in bucket 0 \(dense3\.\w+\)", 3) if one["how"] != "evaluating" else ("in the evaluation", 4)
         stall = rf"dpsim: stalled for {SECONDS} in step {step}: {WAITERS[devices]} {where} for {expected[one['how']]}"
-        told = [re.findall(rf"{stall}\ndpsim: going on after {SECONDS}\n", said) for said in found["said"][one["name"]]]
-        assert sum(map(len, told)) == 1, f"{one['name']}: {found['said'][one['name']]}"
-    assert found["files"] == []
+        messages = [
+            re.findall(rf"{stall}\ndpsim: going on after {SECONDS}\n", said) for said in actual["said"][one["name"]]
+        ]
+        assert sum(map(len, messages)) == 1, f"{one['name']}: {actual['said'][one['name']]}"
+    assert actual["files"] == []
 
 
 def test_nothing_is_said_where_nobody_waits_long_or_nobody_asked(on_ranks: OnRanks) -> None:

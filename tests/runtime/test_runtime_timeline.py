@@ -42,8 +42,8 @@ def recorded(runs: dict[tuple[str, str], dict[str, Any]], on_ranks: OnRanks) -> 
                 "fusion_threshold_bytes": 0,
             }
             cases.append({"model": "cnn", "dataset": "digits", "network": network, "plan": plan})
-        found = on_ranks("ranks_runtime:recorded", {"cases": cases, "steps": STEPS}, devices=DEVICES)
-        runs.update(zip(CASES, found, strict=True))
+        actual = on_ranks("ranks_runtime:recorded", {"cases": cases, "steps": STEPS}, devices=DEVICES)
+        runs.update(zip(CASES, actual, strict=True))
     return runs
 
 

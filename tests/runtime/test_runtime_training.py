@@ -51,39 +51,39 @@ def case(
 
 def cases() -> list[dict[str, Any]]:
     """Every rule under every overlap, every algorithm under every overlap, accumulation and awkward batches."""
-    found = [case(f"{rule} {o}", overlap=o, **rule) for rule, o in itertools.product(RULES, OVERLAPS)]
+    chosen = [case(f"{rule} {o}", overlap=o, **rule) for rule, o in itertools.product(RULES, OVERLAPS)]
     small = {"fusion_rule": "tarantella", "fusion_threshold_bytes": 0}
     for algorithm, overlap in itertools.product(ALGORITHMS[1:], OVERLAPS):
-        found.append(case(f"{algorithm} {overlap}", algorithm=algorithm, overlap=overlap, **small))
+        chosen.append(case(f"{algorithm} {overlap}", algorithm=algorithm, overlap=overlap, **small))
     for accumulate, overlap, batch in itertools.product((2, 3), OVERLAPS, (12, 13)):
         name = f"{accumulate} micro-batches of {batch} {overlap}"
-        found.append(case(name, accumulate=accumulate, overlap=overlap, global_batch=batch, **small))
-    found.append(
+        chosen.append(case(name, accumulate=accumulate, overlap=overlap, global_batch=batch, **small))
+    chosen.append(
         case("horovod with 3 micro-batches", accumulate=3, overlap="poll", fusion_rule="horovod", cycle_s=1e-6)
     )
     for batch in (5, 7, 8, 25, 40):
-        found.append(case(f"batch {batch}", overlap="poll", global_batch=batch))
+        chosen.append(case(f"batch {batch}", overlap="poll", global_batch=batch))
     for overlap, rule in itertools.product(OVERLAPS, (RULES[0], RULES[7])):
         name = f"paced {rule['fusion_rule']} {overlap}"
-        found.append(case(name, network="paced:50us,1gbit", algorithm="ring", overlap=overlap, **rule))
+        chosen.append(case(name, network="paced:50us,1gbit", algorithm="ring", overlap=overlap, **rule))
     for optimizer, overlap in itertools.product(OPTIMIZERS, ("off", "thread")):
-        found.append(case(f"{optimizer} {overlap}", optimizer=optimizer, changing=True, overlap=overlap, **small))
-    return found
+        chosen.append(case(f"{optimizer} {overlap}", optimizer=optimizer, changing=True, overlap=overlap, **small))
+    return chosen
 
 
 @pytest.fixture(scope="module")
 def plain() -> Callable[[dict[str, Any]], tuple[dict[str, Any], list[float]]]:
     """The plain loop's parameters and losses of a case, each computed once."""
-    found: dict[Any, tuple[dict[str, Any], list[float]]] = {}
+    actual: dict[Any, tuple[dict[str, Any], list[float]]] = {}
     dataset = load_dataset(DATASET)
     initial = build_model(MODEL, dataset.input_shape, dataset.classes).initial_parameters(SEED)
 
     def at(one: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:
         global_batch, optimizer, rates = one["plan"]["global_batch"], one["optimizer"], one["rates"]
         key = (global_batch, optimizer, *rates)
-        if key not in found:
-            found[key] = plain_training(initial, dataset, global_batch, OPTIMIZERS[optimizer], rates, SEED)
-        return found[key]
+        if key not in actual:
+            actual[key] = plain_training(initial, dataset, global_batch, OPTIMIZERS[optimizer], rates, SEED)
+        return actual[key]
 
     return at
 
@@ -97,8 +97,8 @@ def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
         nodes = {2: "2x1", 3: "1x3", 4: "2x2"}[devices]
         every += [case(f"{nodes} {o}", algorithm="hierarchical", overlap=o, layout=nodes) for o in OVERLAPS]
         every.append(case("paced", "paced:50us,1gbit", algorithm="hierarchical", overlap="thread", layout=nodes))
-    found = on_ranks("ranks_runtime:train", {"cases": every, "steps": STEPS}, devices=devices)
-    for one, run in zip(every, found, strict=True):
+    actual = on_ranks("ranks_runtime:train", {"cases": every, "steps": STEPS}, devices=devices)
+    for one, run in zip(every, actual, strict=True):
         parameters, losses = plain(one)
         np.testing.assert_allclose(run["losses"], losses, rtol=1e-5, err_msg=one["name"])
         assert run["parameters"].keys() == parameters.keys()
@@ -110,27 +110,27 @@ def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
         assert run["padding_is_zero"], f"{one['name']}: padding was written to"
         assert run["shared"], f"{one['name']}: gradients are copied"
         assert run["dtypes"] == ["float32"]
-    assert any(run["rank_without_samples"] for run in found) == (devices > 1)  # 25 samples = 12 + 12 + 1
+    assert any(run["rank_without_samples"] for run in actual) == (devices > 1)  # 25 samples = 12 + 12 + 1
 
 
 def sample_cases() -> list[dict[str, Any]]:
     """Models in which nothing depends on the other samples of a rank: norms of a sample, dropout by its name."""
     small = ("mlp:7,norm=layer,dropout=0.4", "cnn:4,8,norm=instance,dropout=0.2")
-    found = []
+    chosen = []
     for model, accumulate in (*itertools.product(small, (1, 2)), ("resnet20:norm=group,dropout=0.1", 1)):
         one = case(f"{model} in {accumulate}", accumulate=accumulate, overlap="poll")
         gentle = {"model": model, "dataset": "synthetic:4x5x1,classes=3,train=25,test=3", "rates": [0.01] * STEPS}
-        found.append(one | gentle)
-    return found
+        chosen.append(one | gentle)
+    return chosen
 
 
 def test_norms_of_a_sample_and_dropout_do_not_depend_on_the_number_of_ranks(on_ranks: OnRanks) -> None:
     every = sample_cases()
     alone: list[dict[str, Any]] = []
     for devices in (1, 2, 3, 4):
-        found = on_ranks("ranks_runtime:train", {"cases": every, "steps": 3}, devices=devices)
-        alone = alone or found
-        for number, (one, run) in enumerate(zip(every, found, strict=True)):
+        actual = on_ranks("ranks_runtime:train", {"cases": every, "steps": 3}, devices=devices)
+        alone = alone or actual
+        for number, (one, run) in enumerate(zip(every, actual, strict=True)):
             expected = alone[number - number % 2]  # of the same model, in one micro-batch
             what = f"{one['name']} on {devices}"
             np.testing.assert_allclose(run["losses"], expected["losses"], rtol=2e-5, err_msg=what)
@@ -144,8 +144,8 @@ def test_norms_of_a_sample_and_dropout_do_not_depend_on_the_number_of_ranks(on_r
 @pytest.mark.parametrize("devices", [2, 3])
 def test_rank_0s_parameters_and_running_statistics_are_everyones(devices: int, on_ranks: OnRanks) -> None:
     argument = {"model": "cnn:3,4", "dataset": "synthetic:6x5x2,classes=3,train=24,test=6"}
-    found = on_ranks("ranks_runtime:perturbed_start", argument, devices=devices)
-    assert found == {"parameters": True, "state": True, "has_state": True, "digest": True}
+    actual = on_ranks("ranks_runtime:perturbed_start", argument, devices=devices)
+    assert actual == {"parameters": True, "state": True, "has_state": True, "digest": True}
 
 
 def test_evaluation_counts_every_test_sample_once_at_any_device_count(on_ranks: OnRanks) -> None:
@@ -154,8 +154,8 @@ def test_evaluation_counts_every_test_sample_once_at_any_device_count(on_ranks: 
     argument = {"cases": every, "steps": 0}
     expected = [run["sums"][0] for run in on_ranks("ranks_runtime:evaluated", argument, devices=1)]
     for devices in (2, 3, 4):
-        found = on_ranks("ranks_runtime:evaluated", argument, devices=devices)
-        for size, alone, run in zip(sizes, expected, found, strict=True):
+        actual = on_ranks("ranks_runtime:evaluated", argument, devices=devices)
+        for size, alone, run in zip(sizes, expected, actual, strict=True):
             assert len(run["sums"]) == devices
             for sums in run["sums"]:
                 assert (sums["samples"], sums["correct"]) == (size, alone["correct"])

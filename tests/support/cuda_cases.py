@@ -193,10 +193,10 @@ class Memory:
     def wrong(self, fetch: Callable[[Array], Array] = np.asarray) -> str | None:
         """What differs from what is expected, to the bit, or was written and should not have been."""
         for name, placed, expected in self._expected():
-            found = fetch(placed.buffer)[placed.start : placed.start + placed.nbytes].view(placed.dtype)
-            if found.tobytes() != expected.tobytes():
-                at = int(np.flatnonzero(found != expected)[0])
-                return f"{name} at {at} is {found[at]}, not {expected[at]}"
+            actual = fetch(placed.buffer)[placed.start : placed.start + placed.nbytes].view(placed.dtype)
+            if actual.tobytes() != expected.tobytes():
+                at = int(np.flatnonzero(actual != expected)[0])
+                return f"{name} at {at} is {actual[at]}, not {expected[at]}"
         for placed in (*self.slots, *self.w, *self.v, *self.codes):
             outside = np.ones(len(placed.before), bool)
             outside[placed.start : placed.start + placed.nbytes] = False

@@ -53,7 +53,7 @@ def run_rank(rank: int, ranks: int, rounds: int, pipe: Connection, barrier: Any)
     opened = {peer: handles for peer, handles in enumerate(pipe.recv()) if peer != rank}
     memory = {peer: [handle.open() for handle in handles] for peer, handles in opened.items()} | {rank: own}
     arrays, flags = ([memory[peer][which] for peer in range(ranks)] for which in (0, 1))
-    found = {}
+    actual = {}
     for version in registry.versions("cuda"):
         launch = version.make(arrays, slots(range(ranks + 1)), rank=rank, mode="flags", flags=flags)
         wrong = cuda.to_device(np.zeros(1, np.int32))
@@ -63,13 +63,13 @@ def run_rank(rank: int, ranks: int, rounds: int, pipe: Connection, barrier: Any)
             for stage in launch.stages:
                 stage(0)
         fill_and_check(rounds, rank, ranks, own[0], wrong)
-        found[version.name] = int(wrong.copy_to_host()[0])
+        actual[version.name] = int(wrong.copy_to_host()[0])
         barrier.wait()
     for handles in opened.values():
         for handle in handles:
             handle.close()
     barrier.wait()  # all are closed: now memory may go
-    pipe.send(found)
+    pipe.send(actual)
 
 
 def main() -> None:
@@ -86,10 +86,10 @@ def main() -> None:
     handles = [pipe.recv() for pipe, _ in pipes]
     for pipe, _ in pipes:
         pipe.send(handles)
-    found = [pipe.recv() for pipe, _ in pipes]
+    actual = [pipe.recv() for pipe, _ in pipes]
     for process in processes:
         process.join()
-    wrong = {f"{name} rank {rank}": count for rank, each in enumerate(found) for name, count in each.items()}
+    wrong = {f"{name} rank {rank}": count for rank, each in enumerate(actual) for name, count in each.items()}
     print(json.dumps({"wrong": wrong}))
 
 

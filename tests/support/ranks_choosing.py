@@ -38,7 +38,7 @@ def agreed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> l
     other = mock.patch.object(processor, "model", lambda: "another processor" if comm.rank == comm.size - 1 else "one")
     with other:
         try:
-            told = choosing.agree_on_table(committed, comm).digest
+            messages = choosing.agree_on_table(committed, comm).digest
         except ConfigError as error:
-            told = str(error)
-    return comm.allgather(told)
+            messages = str(error)
+    return comm.allgather(messages)

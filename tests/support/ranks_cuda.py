@@ -100,7 +100,7 @@ def reached(comm: MPI.Intracomm) -> dict[str, Any]:
     comm.Barrier()
     own[:] = 0
     device.settle()
-    found = {
+    actual = {
         "way": access.way,
         "mode": access.mode,
         "seen": comm.allgather(seen),
@@ -109,7 +109,7 @@ def reached(comm: MPI.Intracomm) -> dict[str, Any]:
         "arrive_if_lost": comm.allgather(writes_arrive(device, comm, lost)),
     }
     memory.close()
-    return found
+    return actual
 
 
 def moved(comm: MPI.Intracomm) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def moved(comm: MPI.Intracomm) -> dict[str, Any]:
         expected[low:high] = np.arange(1000, dtype=np.float32)[low:high] * factor
         right.append(bool((data == expected).all()))
     allreduce(transport, elsewhere, "ring")
-    found = {
+    actual = {
         "right": all(all(steps) for steps in comm.allgather(right)),
         "elsewhere": elsewhere.tolist(),
         "launches": len(transport._launches),
@@ -135,4 +135,4 @@ def moved(comm: MPI.Intracomm) -> dict[str, Any]:
     }
     transport.close()
     transport.close()
-    return found
+    return actual

@@ -14,7 +14,7 @@ from dpsim.runtime.fit import fit
 
 def results(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case trained and tested: its result without times, and each rank's own digest and test sums."""
-    found = []
+    actual = []
     for case in argument["cases"]:
         report(case["name"])
         trainer = open_trainer(comm, case)
@@ -23,5 +23,5 @@ def results(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
         assert all(rank == ranks[0] for rank in ranks)
         digest, test = ranks[0]
         assert digest == result.digest
-        found.append({"digest": digest, "losses": list(result.losses), "test": test})
-    return found
+        actual.append({"digest": digest, "losses": list(result.losses), "test": test})
+    return actual

@@ -33,13 +33,13 @@ def one_way(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
     long = max(sizes)
     back_to_back = [_two(comm, link, long, 0.0) for _ in range(7)]
     late_look = [_two(comm, link, long, 1.5) for _ in range(7)]
-    found = {
+    actual = {
         "took_s": [took[size] for size in sizes],
         "back_to_back_s": back_to_back,
         "late_look_s": late_look,
         "refused": _refused(link),
     }
-    return comm.gather(found)[1] if comm.rank == 0 else comm.gather(found)
+    return comm.gather(actual)[1] if comm.rank == 0 else comm.gather(actual)
 
 
 def _message(comm: MPI.Intracomm, link: Transport, size: int) -> float:
@@ -83,7 +83,7 @@ def _refused(link: Transport) -> bool:
 def two_senders(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[list[float]] | None:
     """Ranks 1 and 2 send to rank 0 at about one moment: (sent, sent, arrived, arrived) of each repetition."""
     link = transport(comm, Network.parse(argument["network"]))
-    found = []
+    actual = []
     for _ in range(argument["repeats"]):
         data = np.zeros((2, argument["size_bytes"] // 8))
         begin_s = comm.bcast(now() + 4e-3)
@@ -98,8 +98,8 @@ def two_senders(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress)
             for i, message in enumerate(messages):
                 if i not in arrived and message.done():
                     arrived[i] = now()
-        found.append([*data[:, 0].tolist(), arrived[0], arrived[1]])
-    return found if comm.rank == 0 else None
+        actual.append([*data[:, 0].tolist(), arrived[0], arrived[1]])
+    return actual if comm.rank == 0 else None
 
 
 def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
@@ -151,5 +151,5 @@ def sums(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> lis
     broadcast(link, data)
     if data.any():
         wrong.append(f"broadcast on rank {comm.rank}")
-    found = comm.gather(wrong)
-    return [case for of_a_rank in found for case in of_a_rank] if found is not None else None
+    actual = comm.gather(wrong)
+    return [case for of_a_rank in actual for case in of_a_rank] if actual is not None else None

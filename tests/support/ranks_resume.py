@@ -31,7 +31,7 @@ def steps(trainer: Trainer, until: int) -> list[float]:
 
 def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case trained straight through, and through a file at ``stop``: whether all that can be compared is."""
-    found = []
+    actual = []
     for case in argument["cases"]:
         report(case["name"])
         straight = open_trainer(comm, case)
@@ -56,7 +56,7 @@ def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress)
         whole = restore(after, kept, print)
         whole += steps(after, argument["steps"])
         same = (after.digest(), after.epoch) == expected
-        found.append(
+        actual.append(
             {
                 "same_on_each_rank": comm.allgather(same),
                 "same_losses": comm.allgather(whole == losses),
@@ -65,7 +65,7 @@ def interrupted(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress)
             }
         )
         after.close()
-    return found
+    return actual
 
 
 def restored(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def moved(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> li
 
     A round's parts are (devices, plan, step of the checkpoint, steps done after it, which are lost).
     """
-    found, alone = [], {}
+    actual, alone = [], {}
     for number, one in enumerate(argument["rounds"]):
         report(f"round {number}")
         name = one["case"]["name"]
@@ -143,8 +143,8 @@ def moved(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> li
             alone[name] = _part(comm, one["case"], [1, {}, argument["steps"], 0], None)
         folder = Path(argument["folder"], str(number))
         results = [_part(comm, one["case"], part, folder) for part in one["parts"]]
-        found.append([alone[name], results[-1]])
-    return found
+        actual.append([alone[name], results[-1]])
+    return actual
 
 
 def _part(comm: MPI.Intracomm, case: dict[str, Any], part: list[Any], folder: Path | None) -> Any:

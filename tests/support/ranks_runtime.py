@@ -48,7 +48,7 @@ def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | N
 
 def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case trained for some steps: parameters, losses, whether all ranks agree, what the memory looks like."""
-    found = []
+    actual = []
     for case in argument["cases"]:
         report(case["name"])
         trainer = open_trainer(comm, case)
@@ -63,7 +63,7 @@ def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> li
         bits = comm.allgather(hashlib.sha256(b"".join(flat.tobytes() for flat in kept)).hexdigest())
         digests = comm.allgather(trainer.digest())
         buckets = [arena.buckets(k, k + 1) for k in range(schedule.buckets)]
-        found.append(
+        actual.append(
             {
                 "parameters": {name: value.ravel().tolist() for name, value in trainer.runner.parameters.items()},
                 "losses": losses,
@@ -79,7 +79,7 @@ def train(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> li
             }
         )
         trainer.close()
-    return found
+    return actual
 
 
 def padding_is_zero(trainer: Trainer) -> bool:
@@ -120,15 +120,15 @@ def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Progr
 
 def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Every case: the sums over the test set after some steps, on every rank."""
-    found = []
+    actual = []
     for case in argument["cases"]:
         trainer = open_trainer(comm, case)
         for _ in range(argument["steps"]):
             trainer.step()
         sums: list[BatchSums] = comm.allgather(trainer.evaluate())
         trainer.close()
-        found.append({"sums": [codec.to_builtins(s) for s in sums]})
-    return found
+        actual.append({"sums": [codec.to_builtins(s) for s in sums]})
+    return actual
 
 
 def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
@@ -164,7 +164,7 @@ def edited(schedule: Schedule, edit: Sequence[Any]) -> Schedule:
 
 def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """Timelines of some steps of every case, from the marks of all ranks, with what the marks say beside them."""
-    found = []
+    actual = []
     for case in argument["cases"]:
         trainer = open_trainer(comm, case)
         mine = [trainer.step().marks for _ in range(argument["steps"])]
@@ -172,7 +172,7 @@ def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) ->
         line: Timeline = timeline(
             marks, trainer.runner.program.names, emulated_network=trainer.transport.network.emulated
         )
-        found.append(
+        actual.append(
             {
                 "timeline": codec.to_builtins(line.to_record()),
                 "exposed_s": [[exposed_s(m) for m in ranks] for ranks in marks],
@@ -185,4 +185,4 @@ def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) ->
             }
         )
         trainer.close()
-    return found
+    return actual

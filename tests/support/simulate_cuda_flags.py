@@ -58,8 +58,8 @@ def wrong_at(ranks: int, rounds: int) -> list[str]:
             os._exit(0)
         children.append(child)
     ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    found = [f"rank {rank} ended with {end}" for rank, end in enumerate(ends) if end != 0]
-    return found + [f"{memory.case}: {wrong}" for _, memory in todo if (wrong := memory.wrong())]
+    actual = [f"rank {rank} ended with {end}" for rank, end in enumerate(ends) if end != 0]
+    return actual + [f"{memory.case}: {wrong}" for _, memory in todo if (wrong := memory.wrong())]
 
 
 if __name__ == "__main__":
