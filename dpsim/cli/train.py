@@ -141,14 +141,17 @@ _IDENTITY = ("model", "dataset", "global_batch", "seed", "network", "algorithm",
 
 
 def _print(config: TrainConfig, result: TrainResult) -> None:
+    from dpsim.fusion_rules import FUSION_RULES
     from dpsim.units import format_duration, format_size
 
     print(
         f"{config.model} on {config.dataset}, {show.count_devices(config.devices)}, global batch {config.global_batch},"
     )
-    threshold, optimizer = format_size(config.plan().threshold_bytes), config.optimizer
+    optimizer, fusion = config.optimizer, f"fusion rule {config.fusion_rule}"
+    if FUSION_RULES.find(config.fusion_rule).default_threshold_bytes is not None:
+        fusion += f" at {format_size(config.plan().threshold_bytes)}"
     print(
-        f"seed {config.seed}, {config.fusion_rule} at {threshold}, {config.algorithm}, overlap {config.overlap}, "
+        f"seed {config.seed}, {fusion}, algorithm {config.algorithm}, overlap {config.overlap}, "
         f"{type(optimizer).__name__} at learning rate {optimizer.learning_rate:g}"
     )
     print(f"test accuracy {result.test_accuracy:.2%}, final loss {result.final_loss:.4g}")

@@ -21,7 +21,7 @@ from dpsim.nn.relu import ReLU
 from dpsim.nn.residual import Subsample, residual
 from dpsim.nn.sample_norm import GroupNorm, InstanceNorm, LayerNorm
 from dpsim.nn.shape import Flatten, GlobalAveragePool, MaxPool2D
-from dpsim.nn.tokens import ModelToken, parse_model
+from dpsim.nn.tokens import RESNETS, ModelToken, parse_model
 
 _SMALLEST_HALVED = 4  # pixels a side: a smaller picture is never halved
 _LARGE = 16  # pixels a side: such a picture is halved after every block
@@ -51,8 +51,7 @@ def build_model(
             allowed="samples of (height, width, channels), and 2 classes or more",
         )
     ops = CpuOps()
-    build = {"mlp": _mlp, "cnn": _cnn}.get(parsed.kind, _resnet)
-    layers = build(parsed, input_shape, classes, dtype, ops)
+    layers = _BUILDERS[parsed.kind](parsed, input_shape, classes, dtype, ops)
     if parsed.crop or parsed.flip:
         layers.insert(0, Augment("augment", ops, input_shape, dtype, parsed.crop, parsed.flip))
     return Network(layers, ops, label_smoothing)
@@ -133,3 +132,6 @@ def _norm(norm: str, prefix: str, number: int, ops: Ops, shape: Shape, dtype: DT
         groups = next((g for g in (_GROUPS, 4, 2) if shape[-1] % (2 * g) == 0), 1)
         return [GroupNorm(name, ops, shape, dtype, groups)]
     return [{"batch": BatchNorm, "layer": LayerNorm, "instance": InstanceNorm}[norm](name, ops, shape, dtype)]
+
+
+_BUILDERS = {"mlp": _mlp, "cnn": _cnn} | dict.fromkeys(RESNETS, _resnet)

@@ -13,8 +13,8 @@ from dpsim.nn.augment import check_crop, check_flip
 from dpsim.nn.dropout import check_rate
 
 NORMS = ("batch", "layer", "instance", "group", "none")
-_RESNETS = {f"resnet{depth}": (16, 32, 64) for depth in (20, 32, 44, 56)}
-_DEFAULT_WIDTHS = {"mlp": (256, 256), "cnn": (32, 32, 32, 64, 64, 64), **_RESNETS}
+RESNETS = {f"resnet{depth}": (16, 32, 64) for depth in (20, 32, 44, 56)}
+_DEFAULT_WIDTHS = {"mlp": (256, 256), "cnn": (32, 32, 32, 64, 64, 64), **RESNETS}
 _MOST_WEIGHTS = 2**28
 """The most weights between the layers: 1 GiB, of which training holds several copies."""
 MODELS = tuple(_DEFAULT_WIDTHS)
@@ -28,7 +28,7 @@ _AFTER = "then settings: norm=group, dropout=0.1, crop=4, flip=0.5"
 _FORMS = {
     "mlp": f"mlp, mlp:512,256,128 (widths) or mlp:64x20 (width x depth), {_AFTER}",
     "cnn": f"cnn or cnn:16,32,64 (widths), {_AFTER}",
-} | {name: f"{name}, {_AFTER}" for name in _RESNETS}
+} | {name: f"{name}, {_AFTER}" for name in RESNETS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def _parse_widths(token: str, kind: str, text: str) -> tuple[int, ...]:
     repeated = re.fullmatch(r"(\d{1,6})x(\d{1,4})", text)
     if repeated and kind == "mlp":
         widths = (int(repeated[1]),) * int(repeated[2])
-    elif re.fullmatch(r"\d{1,6}(,\d{1,6})*", text) and kind not in _RESNETS:
+    elif re.fullmatch(r"\d{1,6}(,\d{1,6})*", text) and kind not in RESNETS:
         widths = tuple(int(width) for width in text.split(","))
     else:
         raise error
