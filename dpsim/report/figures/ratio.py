@@ -18,7 +18,7 @@ from dpsim.report.palette import SERIES
 MOST_ROWS = 40
 _MARKERS = "osD^vPX<>h"
 _COLOURS = tuple(colour.light for colour in SERIES)
-_LINEAR_SPAN = 3.0
+_LINEAR_SPAN, _MOST_TICKS = 2.0, 9
 
 
 def shown_rows(comparison: RunComparison) -> tuple[list[list[RatioPoint]], int]:
@@ -100,18 +100,25 @@ def _ticks(axis: Axes, points: Sequence[RatioPoint]) -> None:
     high = max(1.0, *(point.ratio_high for point in points))
     margin = max(0.03, 0.04 * math.log(high / low))
     low, high = low * math.exp(-margin), high * math.exp(margin)
-    if high / low < _LINEAR_SPAN:
-        ticks = [float(tick) for tick in MaxNLocator(7).tick_values(low, high)]
-    else:
-        ticks = [2.0**power for power in range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)]
-        ticks = ticks[:: 1 + len(ticks) // 10] if 1 + len(ticks) // 10 > 1 else ticks
     axis.set_xlim(low, high)
-    axis.set_xticks([tick for tick in ticks if low <= tick <= high])
+    axis.set_xticks(_round_values(low, high))
     axis.minorticks_off()
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axis.tick_params(labelsize=8.5)
     axis.grid(axis="x", color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Return at most nine round numbers between the ends of a logarithmic axis."""
+    if high / low < _LINEAR_SPAN:
+        return [float(tick) for tick in MaxNLocator(7).tick_values(low, high) if low <= tick <= high]
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    for digits in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)):
+        values = [digit * power for power in powers for digit in digits if low <= digit * power <= high]
+        if len(values) <= _MOST_TICKS:
+            return values
+    return values[:: 1 + len(values) // _MOST_TICKS]
 
 
 def _legend(axis: Axes, labels: Sequence[str]) -> None:
