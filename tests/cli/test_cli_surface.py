@@ -39,7 +39,7 @@ SURFACE = {
     "bench allreduce": "--devices --min --max --factor --algorithm --dtype --backend --peers --peer-env --budget"
     " --output --json --plot --seed",
     "machine show": "FILE --plot --json",
-    "machine compare": "FIRST SECOND --plot --json",
+    "machine compare": "FILES --plot --json",
     "machine merge": "FILES --output --json",
     "launch local": "COMMAND --devices --hostfile",
     "launch slurm": f"COMMAND {JOB}",

@@ -113,7 +113,7 @@ def _labels(paths: Sequence[Path], labels: Sequence[str] | None) -> list[str]:
     if labels is not None:
         if len(labels) != len(paths) or len(set(labels)) != len(labels) or not all(labels):
             raise ConfigError(
-                f"--label names {len(labels)} runs ({', '.join(labels)}), and there are {len(paths)}",
+                f"--label is {','.join(labels)!r} for {len(paths)} runs",
                 allowed="one different name for each run, separated by commas",
                 remedy=f"write --label {','.join(['before', 'after', *map(str, range(3, len(paths) + 1))])}",
             )

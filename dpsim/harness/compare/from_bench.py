@@ -10,7 +10,7 @@ import numpy as np
 from dpsim import codec
 from dpsim.harness.bench.result import FRACTION_FROM_BYTES, result
 from dpsim.harness.bench.turns import SCALING
-from dpsim.harness.compare.runs import MeasuredRun, MeasuredSetting, RoundSamples, Setting
+from dpsim.harness.compare.runs import MeasuredRun, MeasuredSetting, RoundSamples, SettingFields
 from dpsim.harness.measurement.speed import ORDINARY
 from dpsim.harness.measurement.statistics import Interval
 from dpsim.records import bench
@@ -33,8 +33,8 @@ def bench_run(record: BenchRecord, label: str, path: str) -> MeasuredRun:
     noise = {size.size_bytes: size.noise for size in of_record.sizes}
     series = {_key(each): each for each in record.series if not each.repeat}
     references = _references(record)
-    settings: dict[Setting, MeasuredSetting] = {}
-    unusable: dict[Setting, str] = {}
+    settings: dict[SettingFields, MeasuredSetting] = {}
+    unusable: dict[SettingFields, str] = {}
     for point in of_record.points:
         setting = (("backend", record.bench.backend), *((name, getattr(point, name)) for name in _FIELDS))
         if point.time_s is None or point.time_low_s is None or point.time_high_s is None:

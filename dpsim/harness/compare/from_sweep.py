@@ -8,7 +8,7 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.harness.compare.runs import MeasuredRun, MeasuredSetting, RoundSamples, Setting
+from dpsim.harness.compare.runs import MeasuredRun, MeasuredSetting, RoundSamples, SettingFields
 from dpsim.harness.measurement.speed import ORDINARY
 from dpsim.harness.measurement.statistics import Interval
 from dpsim.harness.sweep.compare import compare
@@ -77,7 +77,7 @@ def sweep_run(predictions: Predictions, results: Results, label: str, path: str)
     )
 
 
-def _setting(point: ComparedPoint) -> Setting:
+def _setting(point: ComparedPoint) -> SettingFields:
     """Return the fields that name the setting of a point. Without communication most of them mean nothing."""
     fields = _SINGLE if point.devices == 1 else _SEVERAL
     return tuple((name, getattr(point, name)) for name in fields)

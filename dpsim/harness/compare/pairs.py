@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpsim.harness.compare.resampling import Counts, Floats, draws, geometric_mean, interval, means, medians
-from dpsim.harness.compare.runs import MeasuredRun, MeasuredSetting, Setting
+from dpsim.harness.compare.runs import MeasuredRun, MeasuredSetting, SettingFields
 from dpsim.records.run_comparison import MeanRatio, NotCompared, RatioPoint, RunPair, SettingValue, Verdict
 
 LEAST_ROUNDS = 3
@@ -67,7 +67,7 @@ class PairOfRuns:
         for setting, reason in reasons.items():
             yield NotCompared(a=self.a.run.label, b=self.b.run.label, setting=dict(setting), reason=reason)
 
-    def _refused(self) -> dict[Setting, str]:
+    def _refused(self) -> dict[SettingFields, str]:
         """Return the settings of both runs that are emulated in one and real in the other, with the reason."""
         refused = {}
         for setting in self.a.settings.keys() & self.b.settings.keys():
@@ -79,7 +79,7 @@ class PairOfRuns:
                     refused[setting] = f"the {noun} is emulated in {emulated.run.label} and real in {real.run.label}"
         return refused
 
-    def _other_network(self, setting: Setting, own: MeasuredRun, other: MeasuredRun) -> str:
+    def _other_network(self, setting: SettingFields, own: MeasuredRun, other: MeasuredRun) -> str:
         """Say where the other run measured the same with the network emulated here and real there, or the reverse."""
         rest = _without_network(setting)
         emulated = own.settings[setting].emulated_network
@@ -89,7 +89,7 @@ class PairOfRuns:
                 return f" ({other.run.label} has it on {network}: emulated and real networks are not compared)"
         return ""
 
-    def _ratio(self, setting: Setting, of_a: MeasuredSetting, of_b: MeasuredSetting) -> Ratio:
+    def _ratio(self, setting: SettingFields, of_a: MeasuredSetting, of_b: MeasuredSetting) -> Ratio:
         reference, resampled_reference = self._reference(of_a, of_b)
         ratio = 1.0 if self.same_record else of_b.median.median / of_a.median.median
         resampled = (
@@ -140,7 +140,7 @@ class PairOfRuns:
         return float(ratio), geometric_mean(resampled)
 
 
-def _without_network(setting: Setting) -> list[tuple[str, SettingValue]]:
+def _without_network(setting: SettingFields) -> list[tuple[str, SettingValue]]:
     """Return a setting without its network, and without the algorithm, whose default depends on the network."""
     return [(name, value) for name, value in setting if name not in ("network", "algorithm")]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpsim.harness.measurement.statistics import Interval
 from dpsim.records.run_comparison import ComparedRun, SettingValue
 
-Setting = tuple[tuple[str, SettingValue], ...]
+SettingFields = tuple[tuple[str, SettingValue], ...]
 """The fields that name a setting, as pairs of name and value."""
 
 
@@ -61,7 +61,7 @@ class MeasuredRun:
 
     kind: Literal["sweep", "bench allreduce"]
     run: ComparedRun
-    settings: dict[Setting, MeasuredSetting]
-    unusable: dict[Setting, str]
+    settings: dict[SettingFields, MeasuredSetting]
+    unusable: dict[SettingFields, str]
     references: dict[str, RoundSamples]
     rounds: int

@@ -166,20 +166,21 @@ def environments_table(comparison: RunComparison) -> Table:
     of_runs = [facts(run) for run in comparison.runs]
     others = differing(comparison.runs)
     names = [name for name in dict.fromkeys(name for each in of_runs for name in each) if name not in others]
-    columns: tuple[Column[str], ...] = (
-        Column(head="", cell=lambda name: name, left=True),
-        *(
-            Column(head=run.label, cell=lambda name, of_run=of_run: of_run.get(name, "none"), left=True)  # type: ignore[misc]
-            for run, of_run in zip(comparison.runs, of_runs, strict=True)
-        ),
-    )
     return table(
         title="Environments",
-        columns=columns,
+        columns=(
+            Column(head="", cell=lambda name: name, left=True),
+            *(_environment_column(run) for run in comparison.runs),
+        ),
         sections={name: rows for name, rows in (("what differs", others), ("what is the same in all", names)) if rows},
         strong=lambda name: name in others,
         note="A difference is not refused: it may be what is compared.",
     )
+
+
+def _environment_column(run: ComparedRun) -> Column[str]:
+    of_run = facts(run)
+    return Column(head=run.label, cell=lambda name: of_run.get(name, "none"), left=True)
 
 
 def differences_table(comparison: RunComparison) -> Table | None:

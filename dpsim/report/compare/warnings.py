@@ -93,7 +93,7 @@ def _of_points(comparison: RunComparison) -> Iterator[ReportWarning]:
             text=f"{counted(len(few), 'ratio')} with fewer than {FEW_ROUNDS} rounds in a run: the interval is a guess",
             remedy="raise the budget of the runs",
         )
-    without = [point for point in comparison.points if point.noise is None]
+    without = [point for point in comparison.points if point.noise is None and point.setting.get("devices") != 1]
     if without:
         yield ReportWarning(
             kind="no-noise",
