@@ -264,6 +264,7 @@ def test_a_path_without_a_readable_record_is_refused(edit: Callable[[Path], Path
         (0, None, "0 results"),
         (2, ("a",), "for 2 runs"),
         (2, ("a", "a"), "for 2 runs"),
+        (2, ("a", "b\x1b[2J"), "control characters"),
     ],
 )
 def test_labels_and_runs_are_checked(count: int, labels: tuple[str, ...] | None, text: str, folder: Path) -> None:

@@ -111,22 +111,27 @@ def _reproduction(path: Path) -> FileFormatError:
 def _labels(paths: Sequence[Path], labels: Sequence[str] | None) -> list[str]:
     """Return a different name for each run: the given one, or that of its folder, or the whole path."""
     if labels is not None:
-        if len(labels) != len(paths) or len(set(labels)) != len(labels) or not all(labels):
+        if len(labels) != len(paths) or len(set(labels)) != len(labels) or not all(map(_is_name, labels)):
             raise ConfigError(
                 f"--label is {','.join(labels)!r} for {len(paths)} runs",
-                allowed="one different name for each run, separated by commas",
+                allowed="one different name for each run, separated by commas, without control characters",
                 remedy=f"write --label {','.join(['before', 'after', *map(str, range(3, len(paths) + 1))])}",
             )
         return list(labels)
     names = [(path.parent if path.is_file() else path).resolve().name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
+    names = ["".join(letter if letter.isprintable() else "?" for letter in name) for name in names]
     seen: Counter[str] = Counter()
     for number, name in enumerate(names):
         seen[name] += 1
         if seen[name] > 1:
             names[number] = f"{name} ({seen[name]})"
     return names
+
+
+def _is_name(label: str) -> bool:
+    return bool(label) and label.isprintable()
 
 
 def _check_same_subject(a: MeasuredRun, b: MeasuredRun) -> None:

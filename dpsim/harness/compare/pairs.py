@@ -37,7 +37,7 @@ class PairOfRuns:
     @staticmethod
     def of(a: MeasuredRun, b: MeasuredRun, number: int) -> PairOfRuns:
         """Return the pair of the first run and run ``number``; the rounds of the two are drawn independently."""
-        drawn_a, drawn_b = draws(a.rounds, seed=0), draws(b.rounds, seed=number)
+        drawn_a, drawn_b = draws(max(1, a.rounds), seed=0), draws(max(1, b.rounds), seed=number)
         return PairOfRuns(a=a, b=b, drawn_a=drawn_a, drawn_b=drawn_b)
 
     @property

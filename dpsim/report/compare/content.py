@@ -9,6 +9,7 @@ from dpsim.report.compare.tables import (
     differences_table,
     environments_table,
     means_table,
+    mixed,
     not_compared_table,
     ratio_text,
     settings_table,
@@ -72,6 +73,8 @@ def answers(comparison: RunComparison) -> Iterator[str]:
     for pair in comparison.pairs:
         mean = pair.overall
         settings = counted(mean.settings, "setting")
+        if mixed(comparison, pair):
+            settings += " on real and emulated networks"
         if pair.same_record:
             yield f"{pair.b} is the same record as {pair.a}: the ratio is exactly 1 in all of {settings}."
             continue

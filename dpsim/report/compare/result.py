@@ -29,7 +29,8 @@ def summary_json(comparison: RunComparison) -> dict[str, Any]:
 def points_csv(comparison: RunComparison) -> str:
     """Return the points as CSV, with one header line; what a setting does not have is empty."""
     points = points_json(comparison)
-    names = list(dict.fromkeys(name for point in points for name in point))
+    settings = dict.fromkeys(name for point in comparison.points for name in point.setting)
+    names = list(dict.fromkeys(["a", "b", *settings, *points[0]]))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()

@@ -124,7 +124,7 @@ def means_table(comparison: RunComparison) -> Table:
     for pair in comparison.pairs:
         of_pair = [point for point in comparison.points if (point.a, point.b) == (pair.a, pair.b)]
         named = [(group_name(of_pair, mean.name), mean) for mean in pair.groups]
-        sections[f"{pair.b} against {pair.a}"] = [*(named if len(named) > 1 else ()), *_overall(pair)]
+        sections[f"{pair.b} against {pair.a}"] = [*(named if len(named) > 1 else ()), *_overall(comparison, pair)]
     return table(
         title="Geometric means",
         columns=(
@@ -136,17 +136,24 @@ def means_table(comparison: RunComparison) -> Table:
             Column(head="not distinguishable", cell=lambda row: str(row[1].not_distinguishable)),
         ),
         sections=sections,
-        strong=lambda row: row[0] == "all settings",
+        strong=lambda row: row[1].name == "all",
         note="Whole rounds of each run are resampled, the same ones for all settings of a run. At equal speed: each "
         "ratio is divided by that of the reference computation, which both runs timed in the same rounds.",
     )
 
 
-def _overall(pair: RunPair) -> list[tuple[str, MeanRatio]]:
-    rows = [("all settings", pair.overall)]
+def _overall(comparison: RunComparison, pair: RunPair) -> list[tuple[str, MeanRatio]]:
+    name = "all settings, real and emulated" if mixed(comparison, pair) else "all settings"
+    rows = [(name, pair.overall)]
     if pair.at_equal_speed is not None and not pair.same_record:
-        rows.append(("all settings, at equal speed", pair.at_equal_speed))
+        rows.append((f"{name}, at equal speed", pair.at_equal_speed))
     return rows
+
+
+def mixed(comparison: RunComparison, pair: RunPair) -> bool:
+    """Return whether the settings of a pair of runs are partly on real and partly on emulated networks."""
+    of_pair = [point for point in comparison.points if (point.a, point.b) == (pair.a, pair.b)]
+    return len({point.emulated_network for point in of_pair}) > 1
 
 
 def facts(run: ComparedRun) -> dict[str, str]:
@@ -184,12 +191,28 @@ def _environment_column(run: ComparedRun) -> Column[str]:
 
 
 def differences_table(comparison: RunComparison) -> Table | None:
-    """Return the differing rows of the environments alone, or ``None`` where nothing differs."""
-    full = environments_table(comparison)
-    sections = tuple(section for section in full.sections if section.title == "what differs")
-    if not sections:
+    """Return what differs between the environments, a line for each run, or ``None`` where nothing differs.
+
+    A table with a column for each run would be wider than a terminal.
+    """
+    names = differing(comparison.runs)
+    if not names:
         return None
-    return Table(title=full.title, columns=full.columns, sections=sections, note=full.note)
+    rows = [
+        ("" if number else name, run.label, facts(run).get(name, "none"))
+        for name in names
+        for number, run in enumerate(comparison.runs)
+    ]
+    return table(
+        title="Environments: what differs",
+        columns=(
+            Column(head="", cell=lambda row: row[0], left=True),
+            Column(head="run", cell=lambda row: row[1], left=True),
+            Column(head="value", cell=lambda row: row[2], left=True),
+        ),
+        sections={"": rows},
+        note="A difference is not refused: it may be what is compared.",
+    )
 
 
 def not_compared_table(comparison: RunComparison) -> Table | None:

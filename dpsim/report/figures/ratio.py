@@ -42,7 +42,8 @@ def draw(comparison: RunComparison, *, narrow: bool = False) -> Figure:
         _ticks(axis, [point for row in shown for point in row])
         axis.axvline(1.0, color=INK, linewidth=1.0, zorder=2)
         first = comparison.runs[0].label
-        heading(axis, f"{', '.join(labels)} against {first}", f"time of one {comparison.quantity} / that in {first}")
+        names = f"{labels[0]} against {first}" if len(labels) == 1 else f"against {first}"
+        heading(axis, names, f"time of one {comparison.quantity} / that in {first}")
         if len(labels) > 1:
             _legend(axis, labels)
         return figure
