@@ -167,7 +167,7 @@ def devices(
 
 def _of_file(
     file: Annotated[
-        Path | None, Parameter(help="A file (.toml) that declares any grid of settings, as docs/sweeps.md explains.")
+        Path | None, Parameter(help="A file (.toml) that declares any grid of settings, as docs/grid.md explains.")
     ] = None,
     /,
     *,
