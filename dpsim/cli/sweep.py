@@ -1,4 +1,4 @@
-"""``dpsim sweep fusion-threshold`` and ``dpsim sweep devices``: predict, measure, compare."""
+"""``dpsim sweep``: predict, measure, compare; over the fusion threshold, the devices, or any grid of settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Examples:
   dpsim sweep fusion-threshold
   dpsim sweep fusion-threshold --devices 1,2 --network node,paced:50us,1gbit
   dpsim sweep fusion-threshold --fusion-threshold 0,32KiB,inf --output mine
-  dpsim sweep devices --model cnn --devices 1,2 --batch-norm local"""
+  dpsim sweep devices --model cnn --devices 1,2 --batch-norm local
+  dpsim sweep ring-or-halving.toml --budget 60s"""
 _THRESHOLD_EXAMPLES = """\
 Examples:
   dpsim sweep fusion-threshold
@@ -59,20 +60,21 @@ class SweepFlags:
     )
     json: flags.Json = False
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of ``Experiment`` that these flags set. Raises ``ConfigError``."""
-        return flags.provided(
+    def changed(self, base: Experiment, **values: Any) -> Experiment:
+        """``base`` with these flags, and with other ``values`` of its settings. Raises ``ConfigError``."""
+        import msgspec
+
+        of_settings = flags.provided(
             model=self.model,
-            dataset=self.dataset,
             devices=flags.listed("--devices", self.devices, flags.devices_or_layout),
             global_batch=self.global_batch,
             fusion_rule=self.fusion_rule,
-            algorithms=flags.listed("--algorithm", self.algorithm, str),
-            networks=flags.networks(self.network),
-            seed=self.seed,
+            algorithm=flags.listed("--algorithm", self.algorithm, str),
+            network=flags.networks(self.network),
             wire_dtype=self.wire_dtype,
-            budget_s=flags.budget(self.budget),
         )
+        of_run = flags.provided(dataset=self.dataset, seed=self.seed, budget_s=flags.budget(self.budget))
+        return msgspec.structs.replace(base, **base.changed(**(of_settings | values)), **of_run)
 
 
 _DEFAULTS = SweepFlags()
@@ -81,8 +83,10 @@ _DEFAULTS = SweepFlags()
 def group() -> App:
     """``dpsim sweep`` with its commands."""
     app = flags.group("sweep", "Predict, then measure, then compare over a range of settings.", EXAMPLES)
+    app.usage = "Usage: dpsim sweep COMMAND\n       dpsim sweep FILE [OPTIONS]"
     app.command(fusion_threshold, help_epilogue=_THRESHOLD_EXAMPLES)
     app.command(devices, help_epilogue=_DEVICES_EXAMPLES)
+    app.default(_of_file)
     return app
 
 
@@ -101,22 +105,14 @@ def fusion_threshold(
     and only then measures all settings, interleaved and in random order. The
     page to open is index.html in the folder of the report.
     """
-    import msgspec
-
-    from dpsim.errors import ConfigError
+    from dpsim.harness.sweep.questions import check_question
 
     flags.writable(common.output, folder=True)
     base = _declared("fusion_threshold", common.experiment)
-    if base.scaling is not None:
-        raise ConfigError(
-            f"the experiment {base.name} has [scaling]: it is a sweep over the number of devices",
-            allowed="an experiment without [scaling]",
-            remedy="run it with dpsim sweep devices",
-        )
-    fields = common.fields() | flags.provided(
-        fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, flags.threshold), overlap=overlap
-    )
-    _sweep(msgspec.structs.replace(base, **fields), common, command="sweep fusion-threshold")
+    check_question(base, "fusion-threshold")
+    thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold)
+    of_flags = flags.provided(fusion_threshold_bytes=thresholds, overlap=overlap)
+    _sweep(common.changed(base, **of_flags), common, command="sweep fusion-threshold")
 
 
 def devices(
@@ -146,41 +142,81 @@ def devices(
     """
     import msgspec
 
+    from dpsim.harness.sweep.questions import check_question
     from dpsim.plan import DEFAULT_LEAVES
-    from dpsim.records.sweep import Scaling
+    from dpsim.records.checks import check_steps
 
     flags.writable(common.output, folder=True)
     base = _declared("devices", common.experiment)
+    check_question(base, "devices")
     flags.reproducible_leaves(reproducible, leaves)
     if reproducible and leaves is None:
         leaves = DEFAULT_LEAVES
-    scaling_fields = flags.provided(kind=scaling, batch_norm=batch_norm, leaves=leaves, steps=steps)
+    thresholds = None if fusion_threshold is None else (flags.threshold(fusion_threshold),)
+    values = flags.provided(fusion_threshold_bytes=thresholds, overlap=overlap, batch_norm=batch_norm, leaves=leaves)
     if leaves is not None and batch_norm is None:
-        scaling_fields["batch_norm"] = None  # the default for this number of leaves
-    fields = common.fields() | flags.provided(
-        fusion_thresholds_bytes=None if fusion_threshold is None else (flags.threshold(fusion_threshold),),
-        overlap=overlap,
-        scaling=msgspec.structs.replace(base.scaling or Scaling(), **scaling_fields),
-    )
-    if local_batch is not None:
-        weak = fields["scaling"].kind == "weak"
-        fields["global_batch"] = _of_one_device(local_batch, common.global_batch, weak=weak)
-    comparison = _sweep(msgspec.structs.replace(base, **fields), common, command="sweep devices")
+        values["batch_norm"] = None  # the default for this number of leaves
+    values |= _batch(base, scaling, local_batch, common.global_batch)
+    experiment = common.changed(base, **values)
+    if steps is not None:
+        check_steps(steps)
+        experiment = msgspec.structs.replace(experiment, steps=steps)
+    comparison = _sweep(experiment, common, command="sweep devices")
     return 1 if comparison.identical is False else 0
 
 
-def _of_one_device(local_batch: int, global_batch: int | None, *, weak: bool) -> int:
-    """The local batch, which is the global batch of one device under weak scaling. Raises ``ConfigError``."""
+def _of_file(
+    file: Annotated[
+        Path | None, Parameter(help="A file (.toml) that declares any grid of settings, as docs/grid.md explains.")
+    ] = None,
+    /,
+    *,
+    common: SweepFlags = _DEFAULTS,
+) -> int:
+    """Which of the settings in FILE trains fastest, and does the model predict it?
+
+    Profiles the models and calibrates the networks, writes its predictions
+    down, and only then measures all settings, interleaved and in random order.
+    """
+    from dpsim.errors import ConfigError, unknown
+    from dpsim.records.sweep import read_experiment
+
+    if file is None:
+        group().help_print([])
+        return 0
+    if not file.suffix and not file.exists():
+        raise unknown("sweep", file, ("fusion-threshold", "devices"), remedy="or give a file that declares one")
+    if common.experiment is not None:
+        raise ConfigError(
+            f"two experiments, {file} and --experiment {common.experiment}",
+            allowed="one",
+            remedy="leave --experiment out",
+        )
+    flags.writable(common.output, folder=True, inputs=(file,))
+    comparison = _sweep(common.changed(read_experiment(file)), common, command="sweep")
+    return 1 if comparison.identical is False else 0
+
+
+def _batch(
+    base: Experiment, scaling: str | None, local_batch: int | None, global_batch: int | None
+) -> dict[str, int | None]:
+    """The global batch under strong scaling; under weak scaling the local batch, which --global-batch may give too.
+
+    Raises ``ConfigError``.
+    """
     from dpsim.errors import ConfigError
 
-    if not weak or global_batch is not None:
+    weak = base.weak if scaling is None else scaling == "weak"
+    if local_batch is not None and (not weak or global_batch is not None):
         conflict = "under strong scaling" if not weak else f"and --global-batch {global_batch}"
         raise ConfigError(
             f"--local-batch {local_batch} {conflict}",
             allowed="--local-batch with --scaling weak, --global-batch without",
             remedy="give one of the two",
         )
-    return local_batch
+    before = base.value("local_batch") or base.value("global_batch")
+    batch = local_batch or global_batch or before
+    return {"local_batch": batch, "global_batch": None} if weak else {"local_batch": None, "global_batch": batch}
 
 
 def _declared(name: str, file: Path | None) -> Experiment:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
-    from dpsim.records.sweep import MeasuredPoint, PointKey, PredictedPoint
+    from dpsim.records.sweep import MeasuredPoint, PredictedPoint
+    from dpsim.setting import Setting
 
 EXAMPLES = """\
 Examples:
@@ -44,26 +45,22 @@ def trace(
 
     flags.writable(output, inputs=(folder / "results.json", folder / "predictions.json"))
     threshold = None if fusion_threshold is None else flags.threshold(fusion_threshold)
-    count, layout = (None, None) if devices is None else flags.layout(devices)
-    conditions = flags.provided(
-        network=network, devices=count, layout=layout or None, fusion_threshold_bytes=threshold, overlap=overlap
-    )
+    token = None if devices is None else str(flags.devices_or_layout(devices))
+    conditions = flags.provided(network=network, devices=token, fusion_threshold_bytes=threshold, overlap=overlap)
     points: list[MeasuredPoint | PredictedPoint] = []
     _check_sweep(folder)
     if source != "predicted":
         points += [p for p in read_results(folder / "results.json").points if p.timeline is not None]
     if source != "measured":
         points += [p for p in read_predictions(folder / "predictions.json").points if p.timeline is not None]
-    key = _first(points, conditions)
-    timelines = [p.timeline for p in points if p.key == key and p.timeline is not None]
+    setting = _first(points, conditions)
+    timelines = [p.timeline for p in points if p.setting == setting and p.timeline is not None]
     write_trace(output, [Timeline.from_record(timeline) for timeline in timelines])
     if json:
-        from dpsim import codec
-
         summary = {"trace": str(output), "timelines": [timeline.source for timeline in timelines]}
-        show.print_json("trace", [codec.to_builtins(key)], summary)
+        show.print_json("trace", [_point(setting)], summary)
         return
-    print(f"{' and '.join(timeline.source for timeline in timelines)}: {_describe(key)}")
+    print(f"{' and '.join(timeline.source for timeline in timelines)}: {_describe(setting)}")
     print(f"trace file: {output}; open it at https://ui.perfetto.dev")
 
 
@@ -85,28 +82,45 @@ def _step_s(point: MeasuredPoint | PredictedPoint) -> float:
     return point.step_s if isinstance(point.step_s, float) else statistics.median(point.step_s)
 
 
-def _describe(key: PointKey) -> str:
+def _point(setting: Setting) -> dict[str, Any]:
+    """The setting as a flat point of ``--json``."""
+    plan = setting.plan
+    names = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch", "layout")
+    return {
+        "network": setting.network,
+        "fusion_threshold_bytes": plan.threshold_bytes,
+        "repeat": setting.repeat,
+        **{name: getattr(plan, name) for name in names},
+    }
+
+
+def _describe(setting: Setting) -> str:
     from dpsim.units import format_size
 
-    threshold = format_size(key.fusion_threshold_bytes)
-    return f"network {key.network}, {show.count_devices(key.devices)}, threshold {threshold}, overlap {key.overlap}"
+    plan = setting.plan
+    threshold = format_size(plan.threshold_bytes)
+    return (
+        f"network {setting.network}, {show.count_devices(plan.devices)}, threshold {threshold}, overlap {plan.overlap}"
+    )
 
 
-def _first(points: list[MeasuredPoint | PredictedPoint], conditions: dict[str, object]) -> PointKey:
+def _first(points: list[MeasuredPoint | PredictedPoint], conditions: dict[str, object]) -> Setting:
     """The fastest setting on the largest number of devices that meets the conditions. Raises ``ConfigError``."""
     from dpsim.errors import ConfigError
     from dpsim.units import format_size
 
-    step_s = {point.key: _step_s(point) for point in reversed(points)}
-    settings = sorted(dict.fromkeys(point.key for point in points), key=lambda key: (-key.devices, step_s[key]))
-    for key in settings:
-        if all(getattr(key, name) == value for name, value in conditions.items()):
-            return key
-    present = {
-        "network": [key.network for key in settings],
-        "devices": [key.layout or str(key.devices) for key in settings],
-        "threshold": [format_size(key.fusion_threshold_bytes) for key in settings],
-        "overlap": [key.overlap for key in settings],
+    step_s = {point.setting: _step_s(point) for point in reversed(points)}
+    settings = sorted(
+        dict.fromkeys(point.setting for point in points), key=lambda setting: (-setting.plan.devices, step_s[setting])
+    )
+    for setting in settings:
+        if all(setting.value(name) == value for name, value in conditions.items()):
+            return setting
+    present: dict[str, list[str]] = {
+        "network": [setting.network for setting in settings],
+        "devices": [setting.devices_token for setting in settings],
+        "threshold": [format_size(setting.plan.threshold_bytes) for setting in settings],
+        "overlap": [setting.plan.overlap for setting in settings],
     }
     raise ConfigError(
         "no setting of this sweep has timelines"

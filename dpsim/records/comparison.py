@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
-from dpsim.records.sweep import Experiment, PointKey, Scaling
+from dpsim.records.sweep import Experiment
+from dpsim.setting import Setting
 
 ALL_NETWORKS = "all"
 
@@ -26,6 +27,7 @@ class ComparedPoint(Noun, frozen=True):
       of the run, by the times of the reference computation. ``predicted_at_run_speed_s`` is the prediction for the
       speeds that the run had, and ``error_at_equal_speed`` compares it with the measured step (``None`` in records that
       did not observe the speed).
+    - ``group`` names the group in which the point is compared with others, and ``setting`` is the whole setting.
     """
 
     devices: int
@@ -64,6 +66,7 @@ class ComparedPoint(Noun, frozen=True):
     slow_samples: float
     null_step_s: dict[str, float]
     null_exposed_s: dict[str, float]
+    setting: Setting
     measured_drift: float | None = None
     predicted_drift: float | None = None
     measured_statistics_drift: float | None = None
@@ -71,25 +74,18 @@ class ComparedPoint(Noun, frozen=True):
     digest: str = ""
     predicted_at_run_speed_s: float | None = None
     error_at_equal_speed: float | None = None
+    model: str = ""
+    accumulate: int = 1
+    batch_norm: str = "local"
+    leaves: int = 0
+    strategy: str = "data-parallel"
+    wire_dtype: str | None = None
+    group: str = ""
 
     @property
     def measured_s_per_sample(self) -> float:
         """Measured seconds per sample."""
         return self.measured_step_s / self.global_batch
-
-    @property
-    def key(self) -> PointKey:
-        """The configuration of the point. Both runs of an A/A pair have this one."""
-        return PointKey(
-            network=self.network,
-            devices=self.devices,
-            fusion_rule=self.fusion_rule,
-            algorithm=self.algorithm,
-            overlap=self.overlap,
-            global_batch=self.global_batch,
-            fusion_threshold_bytes=self.fusion_threshold_bytes,
-            layout=self.layout if "x" in self.layout else "",
-        )
 
 
 class Score(Noun, frozen=True):
@@ -104,10 +100,10 @@ class Score(Noun, frozen=True):
 
 
 class Group(Noun, frozen=True):
-    """The scores of one network and one device count above 1, and what choosing the threshold is worth.
+    """The scores of the settings that are compared with each other, and what choosing among them is worth.
 
-    In a sweep over the number of devices a group is one network, with ``devices`` 0: its scores are over all counts
-    above 1, and the choice is that of the count, by time per sample.
+    In a sweep over the fusion threshold a group is one network and device count; over the number of devices it is one
+    network, with ``devices`` 0: its scores are over all counts above 1, and the choice is by time per sample.
 
     - ``exposed_communication`` scores absolute errors relative to the measured step, since exposed communication
       itself may be 0.
@@ -119,6 +115,7 @@ class Group(Noun, frozen=True):
     - ``drift`` = step time in the last third of the rounds / in the first third - 1.
     """
 
+    name: str
     network: str
     emulated_network: bool
     devices: int
@@ -193,6 +190,7 @@ class OverlapEffect(Noun, frozen=True):
 class Comparison(Noun, frozen=True):
     """The predictions of a sweep compared with its measurements. One device is scored apart.
 
+    ``compared`` are the fields in which the settings of a group differ.
     ``cores`` are those of the machine, and ``speeds`` its speeds by the number of devices at work.
     ``compute_slowdown_half_width`` is half the widest 95 % interval of its compute slowdowns, relative to the slowdown.
     ``identical`` says whether all trainings with leaves ended with the same bits (``None``: nothing was promised).
@@ -218,11 +216,7 @@ class Comparison(Noun, frozen=True):
     drift_predictions_sha256: str = ""
     speeds: tuple[SpeedRecord, ...] = ()
     compute_slowdown_half_width: float = 0.0
-
-    @property
-    def scaling(self) -> Scaling | None:
-        """How a sweep over the number of devices scales; ``None`` for a sweep over the threshold."""
-        return self.experiment.scaling
+    compared: tuple[str, ...] = ()
 
     @property
     def drift_measured(self) -> bool:
@@ -235,8 +229,8 @@ class Comparison(Noun, frozen=True):
         return tuple(p for p in self.points if p.scored)
 
     def members(self, group: Group) -> tuple[ComparedPoint, ...]:
-        """Return the scored points of a group, ordered by threshold or by number of devices."""
-        return tuple(p for p in self.scored if p.network == group.network and group.devices in (0, p.devices))
+        """Return the scored points of a group, in the order of their settings."""
+        return tuple(p for p in self.scored if p.group == group.name)
 
     def best_measured(self, group: Group) -> ComparedPoint:
         """Return the fastest measured point of a group."""

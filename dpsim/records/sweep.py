@@ -4,107 +4,61 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.errors import ConfigError
+from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Machine
-from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import BatchNormMode, Plan
-from dpsim.records.checks import check_steps
 from dpsim.rng import check_seed
+from dpsim.setting import FIELDS, Grid, Setting
 from dpsim.timeline import TimelineRecord
-from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
-EXPERIMENT_SCHEMA = "dpsim.experiment/1"
-PREDICTIONS_SCHEMA = "dpsim.predictions/1"
-RESULTS_SCHEMA = "dpsim.results/1"
+EXPERIMENT_SCHEMA = "dpsim.experiment/2"
+PREDICTIONS_SCHEMA = "dpsim.predictions/2"
+RESULTS_SCHEMA = "dpsim.results/2"
 
 
-class Scaling(Noun, frozen=True):
-    """What a sweep over the number of devices declares beyond a sweep over the fusion threshold.
+class Experiment(Grid, frozen=True):
+    """A declared sweep: a grid of settings, the question that it answers, and how it is measured.
 
-    ``kind`` strong: every device count trains the same global batch. Weak: the experiment's ``global_batch`` is that of
-    one device, and n devices train n times as many samples per step. ``batch_norm`` (``None``: the default) and
-    ``leaves`` mean what they mean in a ``Plan``. Under strong scaling the drift from one device is measured over
-    ``steps`` steps.
+    Two reports are of the same experiment when their experiments are equal. ``question`` is one of those of
+    ``dpsim.harness.sweep.questions``; it fills in what the grid leaves out. ``compared`` are the fields whose values
+    are compared with each other (empty: the question decides). ``budget_s`` bounds the measuring. A point needs no more
+    samples once the 95 % interval of its median is within +- ``interval`` of the median. With ``steps`` every number of
+    devices also trains so many steps, and the divergence from one device is measured.
     """
 
-    kind: Literal["strong", "weak"] = "strong"
-    batch_norm: BatchNormMode | None = None
-    leaves: int = 0
-    steps: int = 50
-
-    @property
-    def mode(self) -> BatchNormMode:
-        """The batch-norm mode that is trained."""
-        return self.batch_norm or Plan.default_batch_norm(self.leaves)
-
-    def __post_init__(self) -> None:
-        check_steps(self.steps)
-        if self.kind == "weak" and self.leaves:
-            raise ConfigError(
-                f"weak scaling with {self.leaves} leaves: every device count trains another global batch",
-                allowed="leaves with strong scaling, where every device count trains the same batch",
-                remedy="leave out --reproducible and --leaves, or use --scaling strong",
-            )
-
-
-class Experiment(Noun, frozen=True):
-    """A declared sweep over the fusion threshold, or with ``scaling`` over the number of devices.
-
-    Two reports are of the same experiment when their experiments are equal.
-
-    ``devices`` are numbers of devices or layouts (``2x4``), with one layout for each number. Empty
-    ``fusion_thresholds_bytes`` and ``algorithms`` are chosen by the sweep: thresholds that give different buckets, and
-    each network's default algorithm. ``budget_s`` bounds the measuring. A point needs no more samples once the 95 %
-    interval of its median is within +- ``interval`` of the median.
-    """
-
-    name: str = "fusion-threshold"
-    model: str = "mlp:64x20"
+    name: str = "sweep"
+    question: str = "settings"
     dataset: str = "digits"
-    devices: tuple[int | str, ...] = (1, 2)
-    networks: tuple[str, ...] = ("node", "paced:50us,1gbit")
-    fusion_rule: str = "tarantella"
-    fusion_thresholds_bytes: tuple[float, ...] = ()
-    global_batch: int = 512
-    algorithms: tuple[str, ...] = ()
-    overlap: str = "auto"
-    optimizer: Optimizer = Sgd(learning_rate=0.01)
+    compared: tuple[str, ...] = ()
     seed: int = 0
     budget_s: float = 45.0
     interval: float = 0.02
-    wire_dtype: WireDtype | None = None
-    scaling: Scaling | None = None
+    steps: int = 0
     schema: str = EXPERIMENT_SCHEMA
 
     @property
     def weak(self) -> bool:
         """Whether more devices train more samples per step."""
-        return self.scaling is not None and self.scaling.kind == "weak"
+        return bool(self.values("local_batch"))
 
     @property
     def measures_drift(self) -> bool:
         """Whether the device counts are trained and compared: they are if all train the same batches."""
-        return self.scaling is not None and not self.weak
-
-    def batch(self, devices: int) -> int:
-        """Return the samples per step on this many devices."""
-        return self.global_batch * devices if self.weak else self.global_batch
+        return self.steps > 0 and not self.weak
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_seed(self.seed)
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
             raise ConfigError(f"an experiment named {self.name!r}", allowed="the name of a folder")
-        if not all(threshold >= 0 for threshold in self.fusion_thresholds_bytes):
-            raise ConfigError(
-                f"fusion_thresholds_bytes is {list(self.fusion_thresholds_bytes)}", allowed="0 or more bytes, or inf"
-            )
+        for name in self.compared:
+            if name not in FIELDS:
+                raise unknown("field of a setting", name, FIELDS)
+        if self.steps < 0:
+            raise ConfigError(f"steps is {self.steps}", allowed="1 or more, or 0: train no steps apart from the timing")
         if not self.budget_s >= 0:
             raise ConfigError(f"budget_s is {self.budget_s}", allowed="seconds >= 0")
         if not (math.isfinite(self.interval) and self.interval > 0):
@@ -127,28 +81,6 @@ class Environment(Noun, frozen=True):
     variables: dict[str, str]
 
 
-class PointKey(Noun, frozen=True, order=True):
-    """The configuration of a point; keys sort by network, devices, ..., threshold.
-
-    ``repeat`` tells the two runs of an A/A pair apart (0 and 1).
-    """
-
-    network: str
-    devices: int
-    fusion_rule: str
-    algorithm: str
-    overlap: str
-    global_batch: int
-    fusion_threshold_bytes: float
-    repeat: int = 0
-    layout: str = ""
-
-    @property
-    def first_run(self) -> PointKey:
-        """The key of the same configuration with ``repeat`` 0."""
-        return msgspec.structs.replace(self, repeat=0)
-
-
 class PredictedPoint(Noun, frozen=True):
     """The model's and the nulls' predictions of a point, made before it was measured.
 
@@ -156,10 +88,10 @@ class PredictedPoint(Noun, frozen=True):
     ``alpha_beta_no_overlap`` and ``largest_bucket`` (the model's own prediction with one bucket per step). The fourth
     null, a constant per device count, is computed in the comparison. ``full_speed_step_s`` and ``slow_speed_step_s``
     are the step at each of the machine's two speeds, while ``step_s`` is the mean over both; they are ``None`` where
-    speeds were not observed.
+    speeds were not observed. ``workload`` and ``machine`` are the places of what it was predicted from.
     """
 
-    key: PointKey
+    setting: Setting
     buckets: int
     step_s: float
     low_s: float
@@ -171,15 +103,21 @@ class PredictedPoint(Noun, frozen=True):
     timeline: TimelineRecord | None = None
     full_speed_step_s: float | None = None
     slow_speed_step_s: float | None = None
+    workload: int = 0
+    machine: int = 0
 
 
 class Predictions(Noun, frozen=True):
-    """Everything that was predicted in a sweep, and what from. Written and hashed before the first measurement."""
+    """Everything that was predicted in a sweep, and what from. Written and hashed before the first measurement.
+
+    ``mechanisms`` are the predicted seconds per step by overlap, for each kind of setting that was prepared apart
+    (``dpsim.harness.sweep.prepare``): for each network, where all settings have one model.
+    """
 
     experiment: Experiment
     environment: Environment
     predicted_at: str
-    workload: Workload
+    workloads: tuple[Workload, ...]
     machines: tuple[Machine, ...]
     points: tuple[PredictedPoint, ...]
     mechanisms: dict[str, dict[str, float]]
@@ -195,7 +133,7 @@ class MeasuredPoint(Noun, frozen=True):
     as each sample, on the slowest rank (empty in records of earlier versions).
     """
 
-    key: PointKey
+    setting: Setting
     buckets: int
     step_s: tuple[float, ...]
     exposed_communication_s: tuple[float, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -21,9 +22,10 @@ from dpsim.harness.compare.resampling import draws, geometric_mean, means, media
 from dpsim.harness.compare.runs import MeasuredRun, RoundSamples
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.run_comparison import RunComparison
-from dpsim.records.sweep import Predictions, Results
+from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
 
 Records = tuple[Predictions, Results]
+Point = TypeVar("Point", PredictedPoint, MeasuredPoint)
 
 
 def changed(records: Records, factor: float = 1.0, reference_s: float | None = None, **experiment: object) -> Records:
@@ -128,10 +130,39 @@ def test_a_setting_that_is_emulated_in_one_run_and_real_in_the_other_is_refused(
         compared(small(), (predictions, results))
 
 
-@pytest.mark.parametrize(("field", "value", "text"), [("model", "cnn", "model"), ("dataset", "mnist:x", "data set")])
-def test_another_model_or_data_set_is_refused(field: str, value: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=f"trains the {text}"):
-        compared(small(), changed(small(), **{field: value}))
+def test_settings_of_one_device_that_differ_in_communication_alone_are_kept_apart() -> None:
+    def twice(points: tuple[Point, ...]) -> tuple[Point, ...]:
+        (point,) = points
+        plan = msgspec.structs.replace(point.setting.plan, fusion_threshold_bytes=math.inf)
+        return point, msgspec.structs.replace(point, setting=msgspec.structs.replace(point.setting, plan=plan))
+
+    def both(seed: int) -> Records:
+        predictions, results = small(devices=(1,), seed=seed)
+        predictions = msgspec.structs.replace(predictions, points=twice(predictions.points[:1]))
+        points, sha256 = twice(results.points[:1]), codec.digest(predictions)
+        return predictions, msgspec.structs.replace(results, points=points, predictions_sha256=sha256)
+
+    points = compared(both(1), both(2)).points
+    assert [point.setting["fusion_threshold_bytes"] for point in points] == [0.0, math.inf]
+    assert "fusion_threshold_bytes" not in compared(small(devices=(1,)), small(devices=(1,), seed=2)).points[0].setting
+
+
+def test_another_data_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match="run0 trains on digits, and run1 on mnist:x"):
+        compared(small(), changed(small(), dataset="mnist:x"))
+
+
+def test_another_model_is_refused() -> None:
+    predictions, results = small()
+
+    def other(point: Point) -> Point:
+        return msgspec.structs.replace(point, setting=msgspec.structs.replace(point.setting, model="mlp:8"))
+
+    predictions = msgspec.structs.replace(predictions, points=tuple(map(other, predictions.points)))
+    points = tuple(map(other, results.points))
+    results = msgspec.structs.replace(results, points=points, predictions_sha256=codec.digest(predictions))
+    with pytest.raises(ConfigError, match="model is cnn in run0 and mlp:8 in run1"):
+        compared(small(), (predictions, results))
 
 
 def test_the_fields_without_a_value_in_common_are_named() -> None:

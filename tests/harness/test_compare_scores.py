@@ -72,8 +72,8 @@ def test_twins_are_pooled_and_their_difference_is_the_groups_noise() -> None:
     predictions, results = sweep(networks=("node",))
     runs = list(results.points)
     for i, run in enumerate(runs):
-        if run.key.devices == 2:
-            runs[i] = msgspec.structs.replace(run, step_s=(0.0102 if run.key.repeat else 0.0100,) * len(run.step_s))
+        if run.setting.plan.devices == 2:
+            runs[i] = msgspec.structs.replace(run, step_s=(0.0102 if run.setting.repeat else 0.0100,) * len(run.step_s))
     actual = compare(predictions, _with_runs(results, runs))
     twin = next(p for p in actual.scored if p.repeat == 2)
     assert twin.samples == 96
@@ -108,7 +108,7 @@ def test_speedup_is_over_one_device_at_the_same_global_batch(compared: Compariso
 
 def test_one_device_measured_under_one_network_serves_the_others() -> None:
     predictions, results = sweep()
-    runs = [r for r in results.points if not (r.key.devices == 1 and r.key.network == PACED)]
+    runs = [r for r in results.points if not (r.setting.plan.devices == 1 and r.setting.network == PACED)]
     actual = compare(predictions, _with_runs(results, runs))
     assert all(p.measured_speedup is not None for p in actual.points)
     assert len(actual.not_measured) == 1
@@ -156,8 +156,8 @@ def test_regret_is_taken_on_rounds_that_did_not_choose_the_best() -> None:
     predictions, results = sweep(networks=("node",), overlaps=("thread",))
     runs = []
     for run in results.points:
-        if run.key.devices == 2:
-            lucky = run.key.fusion_threshold_bytes == 4096.0
+        if run.setting.plan.devices == 2:
+            lucky = run.setting.plan.fusion_threshold_bytes == 4096.0
             steps = tuple((0.004 if r % 2 == 0 else 0.012) if lucky else 0.008 for r in run.round)
             run = msgspec.structs.replace(run, step_s=steps)
         runs.append(run)
@@ -169,7 +169,7 @@ def test_regret_is_taken_on_rounds_that_did_not_choose_the_best() -> None:
 def test_regret_of_a_wrong_prediction_is_what_it_costs() -> None:
     predictions, results = sweep(networks=(PACED,), overlaps=("thread",), noise=1e-9)
     wrong = tuple(
-        msgspec.structs.replace(p, step_s=1e-3) if p.key.fusion_threshold_bytes == math.inf else p
+        msgspec.structs.replace(p, step_s=1e-3) if p.setting.plan.fusion_threshold_bytes == math.inf else p
         for p in predictions.points
     )
     actual = compare(*_sealed(msgspec.structs.replace(predictions, points=wrong), results))
@@ -201,7 +201,8 @@ def test_overlap_signs_are_judged_only_beyond_the_noise(compared: Comparison) ->
 def test_a_wrongly_predicted_sign_of_overlap_is_found() -> None:
     predictions, results = sweep(networks=(PACED,))
     slower = tuple(
-        msgspec.structs.replace(p, step_s=p.step_s * 2) if p.key.overlap == "thread" else p for p in predictions.points
+        msgspec.structs.replace(p, step_s=p.step_s * 2) if p.setting.plan.overlap == "thread" else p
+        for p in predictions.points
     )
     actual = compare(*_sealed(msgspec.structs.replace(predictions, points=slower), results))
     assert False in {e.sign_right for e in actual.overlap}

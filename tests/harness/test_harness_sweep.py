@@ -20,26 +20,30 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples
-from dpsim.harness.sweep.sweep import completed, sweep
+from dpsim.harness.sweep.sweep import sweep
 from dpsim.lowering.fusion import fuse
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 
 ROOT = Path(__file__).parents[2]
+NETWORKS = ("node", "paced:50us,1gbit")
 TINY = Experiment(
     name="tiny",
-    model="mlp:16x3",
-    devices=(1, 2),
-    networks=("node", "paced:50us,1gbit"),
-    fusion_thresholds_bytes=(0.0, math.inf),
-    global_batch=64,
-    overlap="off",
+    question="fusion-threshold",
+    base={"model": "mlp:16x3", "global_batch": 64, "overlap": "off"},
+    axes={"network": NETWORKS, "devices": (1, 2), "fusion_threshold_bytes": (0.0, math.inf)},
     seed=11,
     budget_s=1.5,
     interval=1e-6,
 )
 """No median gets as certain as ``interval`` asks, so the measuring takes the whole budget."""
+
+
+def changed(**values: Any) -> Experiment:
+    """The tiny sweep with other values of its settings."""
+    return msgspec.structs.replace(TINY, **TINY.changed(**values))
 
 
 class Done(NamedTuple):
@@ -80,36 +84,36 @@ def test_every_predicted_point_was_measured(done: Done) -> None:
         read_predictions(done.folder / "predictions.json"),
         read_results(done.folder / "results.json"),
     )
-    assert [point.key for point in predictions.points] == [point.key for point in results.points]
-    expected = {(network, 1, math.inf, 0) for network in TINY.networks}
-    expected |= {(n, 2, t, repeat) for n in TINY.networks for t in (0.0, math.inf) for repeat in (0, 1)}
-    keys = [point.key for point in results.points]
-    assert {(k.network, k.devices, k.fusion_threshold_bytes, k.repeat) for k in keys} == expected
+    assert [point.setting for point in predictions.points] == [point.setting for point in results.points]
+    expected = {(network, 1, math.inf, 0) for network in NETWORKS}
+    expected |= {(n, 2, t, repeat) for n in NETWORKS for t in (0.0, math.inf) for repeat in (0, 1)}
+    keys = [point.setting for point in results.points]
+    assert {(k.network, k.plan.devices, k.plan.fusion_threshold_bytes, k.repeat) for k in keys} == expected
     tensors = 2 * 4
     for point in results.points:
-        most = tensors if point.key.fusion_threshold_bytes == 0 else 1
-        assert point.buckets == (0 if point.key.devices == 1 else most)
+        most = tensors if point.setting.plan.fusion_threshold_bytes == 0 else 1
+        assert point.buckets == (0 if point.setting.plan.devices == 1 else most)
         assert len(point.step_s) >= 30 and all(0 < s < 10 for s in point.step_s)
         assert len(point.step_s) == len(point.exposed_communication_s) == len(point.round) == len(point.losses)
         assert all(0 <= e <= s for e, s in zip(point.exposed_communication_s, point.step_s, strict=True))
-        assert (max(point.exposed_communication_s) == 0) == (point.key.devices == 1)
+        assert (max(point.exposed_communication_s) == 0) == (point.setting.plan.devices == 1)
         assert point.timeline is not None and point.timeline.source == "measured"
-        assert point.timeline.emulated_network == (point.key.network != "node")
+        assert point.timeline.emulated_network == (point.setting.network != "node")
     assert results.recording_s_per_event > 0
 
 
 def test_the_comparison_has_every_threshold_of_every_network(done: Done) -> None:
     points = [point for point in done.comparison.points if point.scored]
-    assert {group.network for group in done.comparison.groups} == set(TINY.networks)
+    assert {group.network for group in done.comparison.groups} == set(NETWORKS)
     actual = {(point.network, point.devices, point.fusion_threshold_bytes) for point in points}
-    assert actual >= {(network, 2, threshold) for network in TINY.networks for threshold in (0.0, math.inf)}
+    assert actual >= {(network, 2, threshold) for network in NETWORKS for threshold in (0.0, math.inf)}
 
 
 def test_an_emulated_message_costs_what_the_link_says(done: Done) -> None:
     """With a bucket a tensor, a ring on two devices waits for two latencies a bucket at least."""
     results = read_results(done.folder / "results.json")
     for point in results.points:
-        if point.key.network != "node" and point.key.devices == 2:
+        if point.setting.network != "node" and point.setting.plan.devices == 2:
             assert min(point.exposed_communication_s) > 0.9 * point.buckets * 2 * 50e-6
 
 
@@ -126,7 +130,7 @@ def test_the_same_experiment_again_measures_nothing(done: Done) -> None:
 def test_another_experiment_into_the_same_folder_is_refused_and_changes_nothing(done: Done) -> None:
     before = contents(done.folder)
     with pytest.raises(ConfigError, match=r"another experiment: .*global_batch is 64 there, 32 here"):
-        sweep(msgspec.structs.replace(TINY, global_batch=32), done.folder, lambda _: None)
+        sweep(changed(global_batch=32), done.folder, lambda _: None)
     assert contents(done.folder) == before
 
 
@@ -153,7 +157,7 @@ def test_an_interrupted_sweep_goes_on_with_the_samples_it_has(done: Done, tmp_pa
     results = read_results(folder / "results.json")
     assert not samples.exists()
     for old, new in zip(before.points, results.points, strict=True):
-        assert old.key == new.key
+        assert old.setting == new.setting
         kept = len(old.step_s)
         assert 0 < kept < len(new.step_s)
         for name in ("step_s", "exposed_communication_s", "round", "losses"):
@@ -195,8 +199,8 @@ def still_measuring(folder: Path) -> bool:
 
 
 def test_thresholds_that_are_left_out_all_give_different_buckets() -> None:
-    experiment = completed(msgspec.structs.replace(TINY, model="mlp:64x20", fusion_thresholds_bytes=()))
-    thresholds = experiment.fusion_thresholds_bytes
+    experiment = completed(changed(model="mlp:64x20", fusion_threshold_bytes=None))
+    thresholds = experiment.values("fusion_threshold_bytes")
     assert thresholds[0] == 0 and thresholds[-1] == math.inf and 3 <= len(thresholds) <= 9
     from dpsim.data import load_dataset
     from dpsim.nn import build_model
@@ -212,17 +216,17 @@ def test_thresholds_that_are_left_out_all_give_different_buckets() -> None:
     ("given", "message"),
     [
         ({"devices": (2, 2)}, "devices is"),
-        ({"networks": ()}, "networks is"),
-        ({"algorithms": ("ring", "ring", "ring")}, "3 algorithms for 2 networks"),
-        ({"algorithms": ("mpi",)}, "hides its messages"),
+        ({"network": ()}, "network is"),
+        ({"algorithm": ("ring", "direct", "two-shot")}, "3 algorithms for 2 networks"),
+        ({"algorithm": ("mpi",)}, "hides its messages"),
         ({"fusion_rule": "one"}, "no threshold to sweep"),
         ({"global_batch": 1}, "cannot feed 2 devices"),
-        ({"networks": ("ether",)}, "not understood"),
+        ({"network": ("ether",)}, "not understood"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_runs(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        sweep(msgspec.structs.replace(TINY, **given), tmp_path / "new", lambda _: None)
+        sweep(changed(**given), tmp_path / "new", lambda _: None)
     assert message in str(caught.value)
     assert not (tmp_path / "new").exists()
 
@@ -230,4 +234,4 @@ def test_a_mistake_is_refused_before_anything_runs(given: dict[str, Any], messag
 def test_a_global_batch_above_the_data_set_is_refused(tmp_path: Path) -> None:
     """No step would ever have the whole batch, so nothing would be counted."""
     with pytest.raises(ConfigError, match="5000"):
-        sweep(msgspec.structs.replace(TINY, global_batch=5000), tmp_path / "new", lambda _: None)
+        sweep(changed(global_batch=5000), tmp_path / "new", lambda _: None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.harness.sweep.prepare import Preparation
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.train import train
 from dpsim.records.sweep import TrainResult
@@ -85,16 +85,16 @@ def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need(monkeypatch: pyte
 
 
 def test_accumulation_is_profiled_at_what_a_device_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Preparation] = []
+    asked: list[dict[str, Any]] = []
 
-    def prepare(preparation: Preparation, progress: object) -> None:
-        asked.append(preparation)
+    def on_ranks(task: str, argument: dict[str, Any], **_: object) -> None:
+        asked.append(argument)
         raise ConfigError("enough")
 
-    monkeypatch.setattr("dpsim.harness.train.train.prepare", prepare)
+    monkeypatch.setattr("dpsim.harness.sweep.prepare.on_ranks", on_ranks)
     with pytest.raises(ConfigError, match="enough"):
         train(TrainConfig(model="mlp:4", devices=2, global_batch=64, accumulate=4, overlap="auto"), quiet)
-    assert [preparation.global_batch for preparation in asked] == [16]
+    assert [profile["local_batches"] for profile in asked[0]["profiles"]] == [[8]]
 
 
 def test_more_devices_than_samples_are_refused() -> None:

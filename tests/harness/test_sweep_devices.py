@@ -22,7 +22,9 @@ from dpsim.errors import ConfigError, FileFormatError
 from dpsim.harness.profile.profile import ProfileConfig
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, DRIFT_PREDICTIONS, drift, read_drift
-from dpsim.harness.sweep.experiment import completed, predict_experiment
+from dpsim.harness.sweep.experiment import predict_experiment
+from dpsim.harness.sweep.prepare import Prepared, calibration_kind, profile_kind
+from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.sweep import declared, free_folder, sweep
 from dpsim.plan import Plan
 from dpsim.predict.step import local_share
@@ -32,12 +34,11 @@ from dpsim.records.sweep import (
     MeasuredPoint,
     Predictions,
     Results,
-    Scaling,
     read_predictions,
     read_results,
 )
 from dpsim.report.sweep.content import answers
-from dpsim.report.sweep.scaling import points_table
+from dpsim.report.sweep.devices import REPORT
 from dpsim.report.sweep.warnings import warnings
 from dpsim.runtime.micro_batches import own_leaves
 
@@ -148,9 +149,9 @@ def test_an_interrupted_sweep_measures_the_drift_that_is_missing(
     monkeypatch.setattr("dpsim.harness.sweep.sweep.write_report", lambda *_: [])
     for name in ("predictions.json", "results.json"):
         (tmp_path / name).write_bytes((done.folder / name).read_bytes())
-    told_: list[str] = []
-    comparison = sweep(done.predictions.experiment, tmp_path, told_.append)
-    assert [text.split(":")[0] for text in told_] == [
+    messages: list[str] = []
+    comparison = sweep(done.predictions.experiment, tmp_path, messages.append)
+    assert [text.split(":")[0] for text in messages] == [
         "training 1 of 1",
         "training 1 of 2",
         "training 2 of 2",
@@ -171,8 +172,8 @@ def test_a_sweep_without_its_drift_is_not_complete(done: Done, tmp_path: Path) -
 
 
 def test_another_experiment_and_another_drift_are_refused(done: Done, tmp_path: Path) -> None:
-    other = msgspec.structs.replace(done.predictions.experiment, scaling=Scaling(steps=6, batch_norm="local"))
-    with pytest.raises(ConfigError, match=r"another experiment: scaling is .*steps=5\) there, .*steps=6\) here"):
+    other = msgspec.structs.replace(done.predictions.experiment, steps=6)
+    with pytest.raises(ConfigError, match=r"another experiment: steps is 5 there, 6 here"):
         sweep(other, done.folder, lambda _: None)
     (tmp_path / DRIFT).write_bytes((done.folder / DRIFT).read_bytes())
     with pytest.raises(FileFormatError, match="is not the drift of this sweep"):
@@ -183,18 +184,26 @@ def test_another_experiment_and_another_drift_are_refused(done: Done, tmp_path: 
         read_drift(done.predictions, tmp_path)
 
 
-def resealed(done: Done, experiment: Experiment) -> tuple[Predictions, Results]:
-    """The records as if they were of another experiment."""
-    predictions = msgspec.structs.replace(done.predictions, experiment=experiment)
+def resealed(done: Done, experiment: Experiment, **plan: Any) -> tuple[Predictions, Results]:
+    """The records as if they were of another experiment, and its points of another ``plan``."""
+    predicted, measured = (tuple(map(lambda p: with_plan(p, **plan), each.points)) for each in done[2:])
+    predictions = msgspec.structs.replace(done.predictions, experiment=experiment, points=predicted)
     sha = codec.digest(predictions)
-    return predictions, msgspec.structs.replace(done.results, experiment=experiment, predictions_sha256=sha)
+    changed = {"experiment": experiment, "predictions_sha256": sha, "points": measured}
+    return predictions, msgspec.structs.replace(done.results, **changed)
+
+
+def with_plan(point: Any, **plan: Any) -> Any:
+    setting = msgspec.structs.replace(point.setting, plan=msgspec.structs.replace(point.setting.plan, **plan))
+    return msgspec.structs.replace(point, setting=setting)
 
 
 def test_reproducible_training_drifts_by_nothing(
     done: Done, tmp_path: Path, dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scaling = Scaling(batch_norm="leaf", leaves=8, steps=3)
-    records = resealed(done, msgspec.structs.replace(done.predictions.experiment, scaling=scaling))
+    before, leaves = done.predictions.experiment, {"batch_norm": "leaf", "leaves": 8}
+    reproducible = msgspec.structs.replace(before, steps=3, **before.changed(**leaves))
+    records = resealed(done, reproducible, **leaves)
     record = drift(records[0], tmp_path, lambda _: None)
     assert record is not None and record.predictions is None and not (tmp_path / DRIFT_PREDICTIONS).exists()
     actual = compare(*records, record)
@@ -223,16 +232,23 @@ def test_more_devices_than_cores_is_said(done: Done) -> None:
 
 def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> None:
     before = done.predictions
-    weak = completed(msgspec.structs.replace(before.experiment, global_batch=12, scaling=Scaling(kind="weak")))
-    predictions = predict_experiment(weak, before.workload, {m.network: m for m in before.machines}, before.environment)
-    assert {(p.key.devices, p.key.global_batch) for p in predictions.points} == {(1, 12), (2, 24), (3, 36)}
+    changed = before.experiment.changed(global_batch=None, local_batch=12)
+    weak = completed(msgspec.structs.replace(before.experiment, **changed))
+    kinds = {(profile_kind(point.setting), calibration_kind(point.setting)): (0, 0) for point in before.points}
+    prepared = Prepared(workloads=before.workloads, machines=before.machines, places=kinds)
+    predictions = predict_experiment(weak, prepared, before.environment)
+    assert {(p.setting.plan.devices, p.setting.plan.global_batch) for p in predictions.points} == {
+        (1, 12),
+        (2, 24),
+        (3, 36),
+    }
     alone = predictions.points[0].step_s
     assert all(p.null_step_s["perfect_scaling"] == alone for p in predictions.points)
     points = tuple(
         MeasuredPoint(
-            key=p.key,
+            setting=p.setting,
             buckets=p.buckets,
-            step_s=(0.01 * p.key.devices**0.5,) * 12,
+            step_s=(0.01 * p.setting.plan.devices**0.5,) * 12,
             exposed_communication_s=(0.0,) * 12,
             round=tuple(range(12)),
             losses=(1.0,) * 12,
@@ -252,7 +268,7 @@ def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> Non
     assert [p.measured_speedup for p in actual.points] == pytest.approx([1, 2**0.5, 3**0.5])
     assert [p.is_best_measured for p in actual.points] == [False, False, True]
     assert any("Drift is not measured under weak scaling" in sentence for sentence in answers(actual))
-    assert "drift" not in {column.head for column in points_table(actual).columns}
+    assert "drift" not in {column.head for column in REPORT.points(actual).columns}
     assert drift(predictions, Path("nowhere"), lambda _: None) is None
 
 
@@ -273,7 +289,7 @@ def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> Non
         (("--network", "paced:50us,1gbit", "--algorithm", "mpi"), "hides its messages"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(
+def test_mistakes_are_messagesbefore_anything_runs(
     flags: tuple[str, ...], message: str, dpsim: Dpsim, tmp_path: Path
 ) -> None:
     code, out, err = dpsim("sweep", "devices", *flags, "--output", tmp_path / "new")
@@ -287,7 +303,8 @@ def test_each_sweep_takes_experiments_of_its_kind(dpsim: Dpsim, tmp_path: Path) 
     codec.write(path, declared("devices"))
     code, _, err = dpsim("sweep", "fusion-threshold", "--experiment", path, "--output", tmp_path / "new")
     assert code == 2 and "it is a sweep over the number of devices" in err and "dpsim sweep devices" in err
-    thresholds = msgspec.structs.replace(declared("devices"), fusion_thresholds_bytes=(0.0, 1024.0))
+    base = declared("devices")
+    thresholds = msgspec.structs.replace(base, **base.changed(fusion_threshold_bytes=(0.0, 1024.0)))
     with pytest.raises(ConfigError, match="at 2 fusion thresholds"):
         completed(thresholds)
 

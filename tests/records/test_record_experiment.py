@@ -12,15 +12,13 @@ import pytest
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.harness.sweep.experiment import completed
+from dpsim.harness.sweep.questions import completed
 from dpsim.optimizer import AdamW, Optimizer, Sgd
 from dpsim.records.sweep import EXPERIMENT_SCHEMA, Experiment, read_experiment
 
 MISTAKES: list[tuple[str, Any, str]] = [
     ("name", "../elsewhere", "named '../elsewhere'"),
     ("name", "", "named ''"),
-    ("fusion_thresholds_bytes", (0.0, -1.0), "[0.0, -1.0]"),
-    ("fusion_thresholds_bytes", (math.nan,), "[nan]"),
     ("budget_s", math.nan, "budget_s is nan"),
     ("budget_s", -1.0, "budget_s is -1"),
     ("interval", math.nan, "interval is nan"),
@@ -45,7 +43,7 @@ def test_a_value_that_means_nothing_is_refused_in_a_file_and_from_a_flag(
 
 def test_a_sweep_on_one_device_alone_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one count above 1"):
-        completed(Experiment(devices=(1,)))
+        completed(Experiment(question="devices", base={"devices": 1, "global_batch": 64}))
 
 
 def test_a_digest_survives_a_field_that_a_later_version_adds() -> None:

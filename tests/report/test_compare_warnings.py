@@ -73,7 +73,7 @@ def test_a_run_that_slows_down_drifts() -> None:
 def test_an_effect_within_the_noise_is_flagged() -> None:
     predictions, results = sweep(networks=("node",))
     runs = tuple(
-        msgspec.structs.replace(r, step_s=(0.0100 + 0.0001 * (r.key.repeat > 0),) * len(r.step_s))
+        msgspec.structs.replace(r, step_s=(0.0100 + 0.0001 * (r.setting.repeat > 0),) * len(r.step_s))
         for r in results.points
     )
     group = compare(predictions, msgspec.structs.replace(results, points=runs)).groups[0]

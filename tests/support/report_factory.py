@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 
 from dpsim import codec
 from dpsim.machine import Link, Machine
+from dpsim.plan import Plan, overlap_of
 from dpsim.records.sweep import (
     Environment,
     Experiment,
     MeasuredPoint,
-    PointKey,
     PredictedPoint,
     Predictions,
     Results,
 )
+from dpsim.setting import Setting
 from dpsim.timeline import TimelineRecord
 from dpsim.workload import Layer, Tensor, Workload
 
@@ -115,7 +117,12 @@ def sweep(
 ) -> tuple[Predictions, Results]:
     """Predictions (off by ``bias``) and results (spread by ``noise``) of a sweep that never took place."""
     rng = np.random.default_rng(seed)
-    experiment = Experiment(networks=networks, devices=devices, fusion_thresholds_bytes=THRESHOLDS)
+    experiment = Experiment(
+        name="fusion-threshold",
+        question="fusion-threshold",
+        base={"model": "cnn", "global_batch": 64, "algorithm": "ring", "overlap": "auto"},
+        axes={"network": networks, "devices": devices, "fusion_threshold_bytes": THRESHOLDS},
+    )
     predicted, measured = [], []
     for network in networks:
         for count in devices:
@@ -123,26 +130,25 @@ def sweep(
                 for overlap in overlaps if count > 1 else ("off",):
                     twins = 2 if index in (0, 4) and overlap == overlaps[0] else 1
                     for repeat in range(twins):
-                        key = PointKey(
-                            network=network,
+                        plan = Plan(
                             devices=count,
-                            fusion_rule="tarantella",
                             fusion_threshold_bytes=threshold,
                             algorithm="ring",
-                            overlap=overlap,
+                            overlap=overlap_of(overlap),
                             global_batch=64,
-                            repeat=repeat,
                         )
+                        setting = Setting(plan=plan, model="cnn", network=network, repeat=repeat)
                         truth = _truth(network, count, index, overlap)
                         buckets = BUCKETS[index] if count > 1 else 0
                         show = timelines and (overlap == overlaps[0] or count == 1)
-                        predicted.append(_predicted(key, truth, buckets, bias, show))
-                        measured.append(_measured(key, truth, buckets, rng, rounds, per_round, noise, show))
+                        point = _predicted(setting, truth, buckets, bias, show)
+                        predicted.append(msgspec.structs.replace(point, machine=networks.index(network)))
+                        measured.append(_measured(setting, truth, buckets, rng, rounds, per_round, noise, show))
     predictions = Predictions(
         experiment=experiment,
         environment=ENVIRONMENT,
         predicted_at="2025-01-01T10:00:00+00:00",
-        workload=workload(),
+        workloads=(workload(),),
         machines=tuple(
             Machine(
                 name=n,
@@ -168,21 +174,21 @@ def sweep(
     return predictions, results
 
 
-def _timeline(source: str, key: PointKey, parts: tuple[float, float], buckets: int) -> TimelineRecord:
-    return timeline(source, *parts, max(1, buckets), key.network != "node", key.devices)
+def _timeline(source: str, setting: Setting, parts: tuple[float, float], buckets: int) -> TimelineRecord:
+    return timeline(source, *parts, max(1, buckets), setting.network != "node", setting.plan.devices)
 
 
-def _predicted(key: PointKey, truth: tuple[float, float], buckets: int, bias: float, show: bool) -> PredictedPoint:
+def _predicted(setting: Setting, truth: tuple[float, float], buckets: int, bias: float, show: bool) -> PredictedPoint:
     compute, exposed = truth[0] * (1 + bias), truth[1] * (1 - bias)
     step = compute + exposed
-    latency = 5e-4 if key.network != "node" else 5e-5
+    latency = 5e-4 if setting.network != "node" else 5e-5
     nulls = {
         "perfect_scaling": compute,
-        "alpha_beta_no_overlap": compute + buckets * latency + 3e-3 * (key.network != "node"),
-        "largest_bucket": compute + 4e-3 if key.network != "node" else compute + 2e-4,
+        "alpha_beta_no_overlap": compute + buckets * latency + 3e-3 * (setting.network != "node"),
+        "largest_bucket": compute + 4e-3 if setting.network != "node" else compute + 2e-4,
     }
     return PredictedPoint(
-        key=key,
+        setting=setting,
         buckets=buckets,
         step_s=step,
         low_s=step * 0.96,
@@ -191,12 +197,12 @@ def _predicted(key: PointKey, truth: tuple[float, float], buckets: int, bias: fl
         extrapolated=False,
         null_step_s=nulls,
         null_exposed_s={n: v - compute for n, v in nulls.items()},
-        timeline=_timeline("predicted", key, (compute, exposed), buckets) if show else None,
+        timeline=_timeline("predicted", setting, (compute, exposed), buckets) if show else None,
     )
 
 
 def _measured(
-    key: PointKey,
+    setting: Setting,
     truth: tuple[float, float],
     buckets: int,
     rng: np.random.Generator,
@@ -208,11 +214,11 @@ def _measured(
     count = rounds * per_round
     factor = 1 + noise * rng.gamma(1.5, 1.0, count)
     return MeasuredPoint(
-        key=key,
+        setting=setting,
         buckets=buckets,
         step_s=tuple(float(v) for v in (truth[0] + truth[1]) * factor),
         exposed_communication_s=tuple(float(v) for v in truth[1] * factor),
         round=tuple(i // per_round for i in range(count)),
         losses=(0.5,) * count,
-        timeline=_timeline("measured", key, truth, buckets) if show else None,
+        timeline=_timeline("measured", setting, truth, buckets) if show else None,
     )

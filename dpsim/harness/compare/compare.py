@@ -16,7 +16,6 @@ from dpsim.records.run_comparison import NotCompared, RunComparison, RunPair
 
 _KINDS = "the folder of a sweep or of bench allreduce, or the record in it (results.json, allreduce.json)"
 _QUANTITIES = {"sweep": "step", "bench allreduce": "allreduce"}
-_MUST_AGREE = ("model", "data set")
 
 
 def compare_runs(paths: Sequence[Path], labels: Sequence[str] | None = None) -> RunComparison:
@@ -135,21 +134,20 @@ def _is_name(label: str) -> bool:
 
 
 def _check_same_subject(a: MeasuredRun, b: MeasuredRun) -> None:
-    """Refuse runs of different kinds, and sweeps of different models or data sets."""
+    """Refuse runs of different kinds, and sweeps of different data sets."""
     if a.kind != b.kind:
         raise ConfigError(
             f"{a.run.label} is a {_kind(a)} and {b.run.label} is a {_kind(b)}",
             allowed="results of one kind",
             remedy="compare a sweep with a sweep, and a benchmark with a benchmark",
         )
-    for name in _MUST_AGREE:
-        of_a, of_b = a.run.declared.get(name), b.run.declared.get(name)
-        if a.kind == "sweep" and of_a != of_b:
-            raise ConfigError(
-                f"{a.run.label} trains the {name} {of_a}, and {b.run.label} the {name} {of_b}",
-                allowed="results of one model and one data set",
-                remedy="measure both with the same --model and --dataset",
-            )
+    of_a, of_b = a.run.declared.get("data set"), b.run.declared.get("data set")
+    if a.kind == "sweep" and of_a != of_b:
+        raise ConfigError(
+            f"{a.run.label} trains on {of_a}, and {b.run.label} on {of_b}",
+            allowed="results of one data set",
+            remedy="measure both with the same --dataset",
+        )
 
 
 def _kind(run: MeasuredRun) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +16,13 @@ from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.equal_speed import at_mean_speed, run_speeds
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.records.comparison import ComparedPoint
-from dpsim.records.run_comparison import ComparedRun
+from dpsim.records.run_comparison import ComparedRun, SettingValue
 from dpsim.records.sweep import Experiment, Predictions, Results, read_predictions, read_results
+from dpsim.setting import Setting
 
 RECORD, PREDICTIONS = "results.json", "predictions.json"
-_SINGLE = ("network", "devices", "global_batch")
-_SEVERAL = (
-    "network",
-    "devices",
-    "layout",
-    "global_batch",
-    "fusion_rule",
-    "fusion_threshold_bytes",
-    "algorithm",
-    "overlap",
-)
+_SINGLE = ("network", "model", "devices", "global_batch", "accumulate", "batch_norm", "leaves", "strategy")
+_COMMUNICATION = ("layout", "fusion_rule", "fusion_threshold_bytes", "algorithm", "overlap", "wire_dtype")
 
 
 def read_sweep(folder: Path, label: str) -> MeasuredRun:
@@ -45,7 +38,7 @@ def sweep_run(predictions: Predictions, results: Results, label: str, path: str)
     index = {number: place for place, number in enumerate(rounds)}
     samples = _samples(predictions, results, index)
     settings = {
-        _setting(point): MeasuredSetting(
+        fields: MeasuredSetting(
             samples=of_point,
             median=Interval(median=point.measured_step_s, low=point.measured_low_s, high=point.measured_high_s),
             calls=point.samples,
@@ -55,14 +48,16 @@ def sweep_run(predictions: Predictions, results: Results, label: str, path: str)
             emulated_compute=point.emulated_compute,
             references=(str(point.devices),),
         )
-        for point, of_point in zip(points, (samples[point.key] for point in points), strict=True)
+        for fields, point, of_point in zip(
+            _settings(points), points, (samples[point.setting] for point in points), strict=True
+        )
     }
     run = ComparedRun(
         label=label,
         path=path,
         sha256=codec.digest(results),
         environment=results.environment,
-        declared=_declared(results.experiment),
+        declared=_declared(results.experiment, points),
         measured_from=results.measured_from,
         measured_until=results.measured_until,
         settings=len(settings),
@@ -77,21 +72,39 @@ def sweep_run(predictions: Predictions, results: Results, label: str, path: str)
     )
 
 
-def _setting(point: ComparedPoint) -> SettingFields:
-    """Return the fields that name the setting of a point. Without communication most of them mean nothing."""
-    fields = _SINGLE if point.devices == 1 else _SEVERAL
-    return tuple((name, getattr(point, name)) for name in fields)
+def _settings(points: Sequence[ComparedPoint]) -> list[SettingFields]:
+    """Return the fields that name the setting of each point.
+
+    Without communication most fields mean nothing, and one device is named by the others; unless a run has measured it
+    several times. The optimizer is part of the name where it varies in the run.
+    """
+    varied = len({point.setting.plan.optimizer for point in points}) > 1
+    short = [_fields(point, optimizer=varied, communication=point.devices > 1) for point in points]
+    return [
+        fields if short.count(fields) == 1 else _fields(point, optimizer=varied, communication=True)
+        for fields, point in zip(short, points, strict=True)
+    ]
 
 
-def _samples(predictions: Predictions, results: Results, index: dict[int, int]) -> dict[object, RoundSamples]:
-    """Return the samples of each configuration as the sweep's own report uses them, by the key of its point.
+def _fields(point: ComparedPoint, *, optimizer: bool, communication: bool) -> SettingFields:
+    names = (*_SINGLE, *(_COMMUNICATION if communication else ()))
+    fields: list[tuple[str, SettingValue]] = [(name, getattr(point, name)) for name in names]
+    if communication and point.fusion_rule == "horovod":
+        fields.append(("cycle_s", point.setting.plan.cycle_s))
+    if optimizer:
+        fields.append(("optimizer", _in_words(point.setting.plan.optimizer)))
+    return tuple(fields)
+
+
+def _samples(predictions: Predictions, results: Results, index: dict[int, int]) -> dict[Setting, RoundSamples]:
+    """Return the samples of each setting as the sweep's own report uses them.
 
     They are the raw samples, where the machine's speed changed scaled to the mean speed of the run. ``index`` numbers
     the rounds of the run from 0.
     """
     pairs, _ = pair(predictions, results)
     return {
-        each.key: RoundSamples.of(each.samples(), [index[number] for number in each.rounds()])
+        each.setting: RoundSamples.of(each.samples(), [index[number] for number in each.rounds()])
         for each in at_mean_speed(pairs, run_speeds(pairs))
     }
 
@@ -102,7 +115,7 @@ def _references(pairs: tuple[Pair, ...], index: dict[int, int]) -> dict[str, Rou
     for each in pairs:
         for run in each.runs:
             if run.reference_s:
-                times, rounds = observed.setdefault(str(each.key.devices), ([], []))
+                times, rounds = observed.setdefault(str(each.setting.plan.devices), ([], []))
                 times.extend(run.reference_s)
                 rounds.extend(index[number] for number in run.round)
     return {
@@ -111,15 +124,11 @@ def _references(pairs: tuple[Pair, ...], index: dict[int, int]) -> dict[str, Rou
     }
 
 
-def _declared(experiment: Experiment) -> dict[str, str]:
-    scaling = experiment.scaling
+def _declared(experiment: Experiment, points: Sequence[ComparedPoint]) -> dict[str, str]:
     return {
-        "model": experiment.model,
+        "model": ", ".join(dict.fromkeys(point.model for point in points)),
         "data set": experiment.dataset,
-        "optimizer": _in_words(experiment.optimizer),
-        "wire dtype": experiment.wire_dtype or "the tensors' own",
-        "batch norm": scaling.mode if scaling is not None else "default",
-        "leaves": str(scaling.leaves) if scaling is not None else "0",
+        "optimizer": "; ".join(dict.fromkeys(_in_words(point.setting.plan.optimizer) for point in points)),
         "seed": str(experiment.seed),
     }
 

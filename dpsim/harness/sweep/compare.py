@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,14 +14,15 @@ from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.equal_speed import RunSpeed, at_mean_speed, predicted_at_run_speed_s, run_speeds, speed_records
 from dpsim.harness.sweep.pairing import Pair, pair
+from dpsim.harness.sweep.questions import QUESTIONS, compared, group_name
 from dpsim.machine import NODE
+from dpsim.plan import Plan
 from dpsim.predict import recommended
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
 from dpsim.records.reproduce import Configuration, ReproduceRecord
-from dpsim.records.sweep import PointKey, Predictions, Results
+from dpsim.records.sweep import Predictions, Results
 
 SLOW = 1.5
-GroupKey = tuple[str, int]
 
 
 def compare(predictions: Predictions, results: Results, drift: ReproduceRecord | None = None) -> Comparison:
@@ -34,24 +36,29 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
     speeds = run_speeds(pairs)
     pairs = at_mean_speed(pairs, speeds)
-    chosen = {
-        network: _chosen_overlap(network, pairs, predictions) for network in dict.fromkeys(p.key.network for p in pairs)
-    }
-    scaling = results.experiment.scaling
-    of_devices = scaling is not None
-    members: dict[GroupKey, list[Pair]] = {}
+    experiment = results.experiment
+    question = QUESTIONS.find(experiment.question)
+    networks = dict.fromkeys(p.setting.network for p in pairs)
+    chosen = {network: _chosen_overlap(network, pairs, predictions) for network in networks}
+    members: dict[str, list[Pair]] = {}
     for item in pairs:
-        members.setdefault((item.key.network, 0 if of_devices else item.key.devices), []).append(item)
+        members.setdefault(group_name(experiment, item.setting), []).append(item)
     points: list[ComparedPoint] = []
     groups: list[Group] = []
-    for (network, _), everyone in members.items():
-        scored = [p for p in everyone if p.key.devices == 1 or p.key.overlap == chosen[network]]
+    for name, everyone in members.items():
+        scored = [
+            p
+            for p in everyone
+            if p.setting.plan.devices == 1
+            or not question.alternatives_apart
+            or p.setting.plan.overlap == chosen[p.setting.network]
+        ]
         noise = scores.aa_noise(everyone)
-        of_group = _points(everyone, scored, noise, predictions, speeds, of_devices=of_devices)
+        of_group = _points(name, everyone, scored, noise, predictions, speeds, question.nulls)
         points += of_group
-        if any(p.key.devices > 1 for p in scored):
-            groups.append(scores.group([p for p in of_group if p.scored], scored, noise, of_devices=of_devices))
-    points = _with_speedup(points)
+        if any(p.setting.plan.devices > 1 for p in scored):
+            groups.append(scores.group([p for p in of_group if p.scored], scored, noise))
+    points = _with_speedup(points, weak=experiment.weak)
     if drift is not None:
         points = [_with_drift(point, drift) for point in points]
     many = [p for p in points if p.scored and p.devices > 1]
@@ -76,13 +83,14 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
         not_measured=missing,
         harness_warnings=results.warnings,
         cores=results.environment.cores,
-        identical=drift.kept_promises if drift is not None and scaling is not None and scaling.leaves else None,
+        identical=drift.kept_promises if drift is not None and experiment.value("leaves") else None,
         drift_predictions_sha256=drift.predictions_sha256 if drift is not None else "",
         speeds=speed_records(predictions, speeds),
         compute_slowdown_half_width=max(
             (slowdown.half_width for machine in predictions.machines for slowdown in machine.compute_slowdown),
             default=0.0,
         ),
+        compared=compared(experiment),
     )
 
 
@@ -91,7 +99,7 @@ def _chosen_overlap(network: str, pairs: Sequence[Pair], predictions: Prediction
 
     If that was not run, it is the overlap with the most points; among equals one that is not ``off``.
     """
-    run = Counter(p.key.overlap for p in pairs if p.key.network == network and p.key.devices > 1)
+    run = Counter(p.setting.plan.overlap for p in pairs if p.setting.network == network and p.setting.plan.devices > 1)
     mechanisms = predictions.mechanisms.get(network, {})
     if mechanisms:
         fastest = recommended(mechanisms)
@@ -101,18 +109,17 @@ def _chosen_overlap(network: str, pairs: Sequence[Pair], predictions: Prediction
 
 
 def _points(
+    group: str,
     everyone: Sequence[Pair],
     scored: Sequence[Pair],
     noise: float | None,
     predictions: Predictions,
     speeds: dict[int, RunSpeed],
-    *,
-    of_devices: bool,
+    nulls: Sequence[str],
 ) -> list[ComparedPoint]:
     """Return the points of a group, with the nulls of those on several devices, and the best scored ones marked."""
-    points = [_point(item, item in scored, noise, predictions, speeds) for item in everyone]
-    several = [item for item in scored if item.key.devices > 1]
-    nulls = scores.DEVICES_NULLS if of_devices else scores.PREDICTED_NULLS
+    points = [_point(item, group, item in scored, noise, predictions, speeds) for item in everyone]
+    several = [item for item in scored if item.setting.plan.devices > 1]
     for number, item in enumerate(everyone):
         if item in several:
             step, exposed = scores.nulls_of(scored, item, nulls)
@@ -129,24 +136,23 @@ def _points(
 
 
 def _point(
-    item: Pair, scored: bool, noise: float | None, predictions: Predictions, speeds: dict[int, RunSpeed]
+    item: Pair, group: str, scored: bool, noise: float | None, predictions: Predictions, speeds: dict[int, RunSpeed]
 ) -> ComparedPoint:
-    key, predicted, samples = item.key, item.predicted, item.samples()
+    setting, predicted, samples = item.setting, item.predicted, item.samples()
+    plan, machine = setting.plan, predictions.machines[predicted.machine]
     step = median_interval(samples)
-    machines = [m for m in predictions.machines if m.network == key.network]
-    at_run_speed_s = predicted_at_run_speed_s(predicted, machines, speeds)
-    emulated = key.network != NODE or any(m.emulated_network for m in machines)
+    at_run_speed_s = predicted_at_run_speed_s(predicted, [machine], speeds)
     return ComparedPoint(
-        devices=key.devices,
-        layout=key.layout or str(key.devices),
-        global_batch=key.global_batch,
-        local_batch=key.global_batch / key.devices,
-        fusion_rule=key.fusion_rule,
-        fusion_threshold_bytes=key.fusion_threshold_bytes,
+        devices=plan.devices,
+        layout=setting.devices_token,
+        global_batch=plan.global_batch,
+        local_batch=plan.global_batch / plan.devices,
+        fusion_rule=plan.fusion_rule,
+        fusion_threshold_bytes=plan.threshold_bytes,
         buckets=item.runs[0].buckets,
-        network=key.network,
-        emulated_compute=predictions.workload.emulated_compute,
-        emulated_network=emulated,
+        network=setting.network,
+        emulated_compute=predictions.workloads[predicted.workload].emulated_compute,
+        emulated_network=setting.network != NODE or machine.emulated_network,
         measured_step_s=step.median,
         measured_low_s=step.low,
         measured_high_s=step.high,
@@ -157,10 +163,10 @@ def _point(
         predicted_exposed_communication_s=predicted.exposed_communication_s,
         error=predicted.step_s / step.median - 1,
         noise=noise,
-        calibrated_on="; ".join(dict.fromkeys(m.calibrated_on for m in machines if m.calibrated_on)),
+        calibrated_on=machine.calibrated_on,
         extrapolated=predicted.extrapolated,
-        algorithm=key.algorithm,
-        overlap=key.overlap,
+        algorithm=plan.algorithm,
+        overlap=plan.overlap,
         samples=len(samples),
         repeat=len(item.runs),
         measured_speedup=None,
@@ -175,23 +181,32 @@ def _point(
         null_exposed_s={},
         predicted_at_run_speed_s=at_run_speed_s,
         error_at_equal_speed=at_run_speed_s / step.median - 1 if at_run_speed_s is not None else None,
+        model=setting.model,
+        accumulate=plan.accumulate,
+        batch_norm=plan.batch_norm,
+        leaves=plan.leaves,
+        strategy=plan.strategy,
+        wire_dtype=plan.wire_dtype,
+        group=group,
+        setting=setting,
     )
 
 
-def _with_speedup(points: Sequence[ComparedPoint]) -> list[ComparedPoint]:
+def _with_speedup(points: Sequence[ComparedPoint], *, weak: bool) -> list[ComparedPoint]:
     """Return the points with their speedup: samples/s over those of one device.
 
     Both have the same global batch, or under weak scaling the same local batch. One device needs no network: where it
     was not run under a point's network, its run under another one serves.
     """
-    single: dict[str | None, ComparedPoint] = {}
+    single: dict[tuple[Any, ...], ComparedPoint] = {}
     for point in points:
         if point.devices == 1:
-            single.setdefault(point.network, point)
-            single.setdefault(None, point)
+            single.setdefault((point.network, *_trained(point, weak)), point)
+            single.setdefault(_trained(point, weak), point)
     with_speedup = []
     for point in points:
-        alone = single.get(point.network) or single.get(None)
+        training = _trained(point, weak)
+        alone = single.get((point.network, *training)) or single.get(training)
         if alone is not None:
             speedup = alone.measured_s_per_sample / point.measured_s_per_sample
             batches = point.global_batch / alone.global_batch
@@ -205,9 +220,16 @@ def _with_speedup(points: Sequence[ComparedPoint]) -> list[ComparedPoint]:
     return with_speedup
 
 
+def _trained(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
+    """What a point and the single device have in common that its speedup is over."""
+    plan = point.setting.plan
+    batch = point.local_batch if weak else float(point.global_batch)
+    return point.model, batch, plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer
+
+
 def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:
     """Return the point with the drift of its training, or as it is where its configuration was not trained."""
-    run = next((run for run in record.runs if _trains(run.configuration, point.key)), None)
+    run = next((run for run in record.runs if _trains(run.configuration, point.setting.plan)), None)
     if run is None:
         return point
     configuration = run.configuration
@@ -226,7 +248,7 @@ def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:
     )
 
 
-def _trains(configuration: Configuration, key: PointKey) -> bool:
+def _trains(configuration: Configuration, plan: Plan) -> bool:
     """Return whether a configuration trains what a point measures; on one device nothing but the count matters."""
-    names = ("devices",) if key.devices == 1 else ("devices", "layout", "algorithm", "overlap")
-    return all(getattr(configuration, name) == getattr(key, name) for name in names)
+    names = ("devices",) if plan.devices == 1 else ("devices", "layout", "algorithm", "overlap")
+    return all(getattr(configuration, name) == getattr(plan, name) for name in names)

@@ -9,7 +9,7 @@ import msgspec
 from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.harness.reproduce.measure import measure_drift, possible
-from dpsim.harness.sweep.experiment import chosen_overlap, networks_of
+from dpsim.harness.sweep.experiment import chosen_overlap
 from dpsim.plan import Overlap
 from dpsim.progress import Progress
 from dpsim.records.reproduce import SCHEMA, ReproduceRecord, Reproduction
@@ -24,25 +24,27 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
     All are on this machine's own network: an emulated network changes times, not bits.
     """
     experiment = predictions.experiment
-    scaling = experiment.scaling
-    if scaling is None or not experiment.measures_drift:
+    if not experiment.measures_drift:
         return None
+    settings = [point.setting for point in predictions.points if point.setting.repeat == 0]
+    plans = [setting.plan for setting in settings]
     pairs = _algorithms(predictions)
+    first = plans[0]
     return Reproduction(
-        model=experiment.model,
+        model=settings[0].model,
         dataset=experiment.dataset,
-        devices=experiment.devices,
-        fusion_thresholds_bytes=experiment.fusion_thresholds_bytes,
-        steps=scaling.steps,
-        leaves=scaling.leaves,
+        devices=tuple(dict.fromkeys(plan.layout or plan.devices for plan in plans)),
+        fusion_thresholds_bytes=tuple(dict.fromkeys(plan.threshold_bytes for plan in plans)),
+        steps=experiment.steps,
+        leaves=first.leaves,
         algorithms=tuple(dict.fromkeys(algorithm for algorithm, _ in pairs)),
         overlaps=tuple(dict.fromkeys(overlap for _, overlap in pairs)),
-        batch_norms=(scaling.mode,),
-        global_batch=experiment.global_batch,
-        optimizer=experiment.optimizer,
+        batch_norms=(first.batch_norm,),
+        global_batch=first.global_batch,
+        optimizer=first.optimizer,
         seed=experiment.seed,
-        fusion_rule=experiment.fusion_rule,
-        wire_dtype=experiment.wire_dtype,
+        fusion_rule=first.fusion_rule,
+        wire_dtype=first.wire_dtype,
     )
 
 
@@ -86,7 +88,8 @@ def read_drift(predictions: Predictions, folder: Path) -> ReproduceRecord | None
 
 def _algorithms(predictions: Predictions) -> list[tuple[str, Overlap]]:
     """Return (algorithm, overlap) of each network, in the order of the networks, since reproductions are compared."""
-    return [
-        (algorithm, chosen_overlap(predictions.mechanisms.get(network, {})))
-        for network, algorithm in networks_of(predictions.experiment)
-    ]
+    of_network: dict[str, tuple[str, Overlap]] = {}
+    for point in predictions.points:
+        network, plan = point.setting.network, point.setting.plan
+        of_network.setdefault(network, (plan.algorithm, chosen_overlap(predictions.mechanisms.get(network, {}))))
+    return list(of_network.values())

@@ -33,7 +33,7 @@ def run_speeds(pairs: Iterable[Pair]) -> dict[int, RunSpeed]:
     observed: dict[int, list[float]] = {}
     for pair in pairs:
         for run in pair.runs:
-            observed.setdefault(pair.key.devices, []).extend(run.reference_s)
+            observed.setdefault(pair.setting.plan.devices, []).extend(run.reference_s)
     return {
         devices: RunSpeed(
             reference_s=tuple(np.clip(times, *np.percentile(times, ORDINARY)).tolist()), mixture=mixture(times)
@@ -51,18 +51,18 @@ def at_mean_speed(pairs: Sequence[Pair], speeds: dict[int, RunSpeed]) -> tuple[P
     of a pair's steps is taken from its own samples or, where they are too few, from all pairs of its network and device
     count. On a steady machine nothing changes.
     """
-    own = [_own_factor(pair, speeds.get(pair.key.devices)) for pair in pairs]
+    own = [_own_factor(pair, speeds.get(pair.setting.plan.devices)) for pair in pairs]
     of_group: dict[tuple[str, int], list[float]] = {}
     for pair, factor in zip(pairs, own, strict=True):
         if factor is not None:
-            of_group.setdefault((pair.key.network, pair.key.devices), []).append(factor)
+            of_group.setdefault((pair.setting.network, pair.setting.plan.devices), []).append(factor)
     scaled = []
     for pair, factor in zip(pairs, own, strict=True):
-        of_run = speeds.get(pair.key.devices)
+        of_run = speeds.get(pair.setting.plan.devices)
         if of_run is None or not _changed(pair, of_run):
             scaled.append(pair)
             continue
-        others = of_group.get((pair.key.network, pair.key.devices), [of_run.mixture.change])
+        others = of_group.get((pair.setting.network, pair.setting.plan.devices), [of_run.mixture.change])
         slow = factor if factor is not None else float(np.median(others))
         scaled.append(dataclasses.replace(pair, runs=tuple(_scaled(run, of_run, slow) for run in pair.runs)))
     return tuple(scaled)
@@ -100,8 +100,8 @@ def predicted_at_run_speed_s(
     full-speed step x mean of (reference time in the run / at full speed in the calibration)^e, where e is such that the
     calibration's slow speed gives the step predicted for it (1 where the calibration observed one speed).
     """
-    key = predicted.key
-    calibrated, of_run = calibrated_speed(machines, key.devices), speeds.get(key.devices)
+    devices = predicted.setting.plan.devices
+    calibrated, of_run = calibrated_speed(machines, devices), speeds.get(devices)
     full_s, slow_s = predicted.full_speed_step_s, predicted.slow_speed_step_s
     if calibrated is None or of_run is None or full_s is None or slow_s is None:
         return None

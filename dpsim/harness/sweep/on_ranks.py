@@ -27,7 +27,6 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, timeline
 from dpsim.runtime.trainer import Trainer
-from dpsim.units import format_size
 
 _REPORT_S = 5.0
 _LEAST_ROUNDS = 6
@@ -41,9 +40,10 @@ class _Point:
     """One setting on the ranks that take part: each trains its own replica, and rank 0 keeps the samples."""
 
     def __init__(self, comm: MPI.Intracomm, task: MeasureTask, index: int, dataset: Dataset) -> None:
-        self.key, plan = task.keys[index], task.plans[index]
+        self.setting = task.settings[index]
+        plan = self.setting.plan
         self.group = first_ranks(comm, plan.devices)
-        earlier = next((point for point in task.already if point.key == self.key), None)
+        earlier = next((point for point in task.already if point.setting == self.setting), None)
         self.step_s = list(earlier.step_s) if earlier else []
         self.exposed_s = list(earlier.exposed_communication_s) if earlier else []
         self.round = list(earlier.round) if earlier else []
@@ -54,9 +54,11 @@ class _Point:
         if self.group is None:
             return
         experiment = task.experiment
-        replica = models.load(experiment.model, dataset.input_shape, dataset.classes).replica()
-        schedule = scheduled(task.workload, task.machines[self.key.network], plan)
-        network = Network.parse(self.key.network)
+        of_workload, of_machine = task.places[index]
+        machine = task.machines[of_machine]
+        replica = models.load(self.setting.model, dataset.input_shape, dataset.classes).replica()
+        schedule = scheduled(task.workloads[of_workload], machine, plan)
+        network = Network.parse(self.setting.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0
         self.trainer = Trainer(
             replica,
@@ -66,7 +68,7 @@ class _Point:
             network,
             seed=experiment.seed,
             schedule=schedule,
-            selection=task.machines[self.key.network].selected(plan.devices),
+            selection=machine.selected(plan.devices),
         )
 
     def visit(self, round_number: int, *, counted: bool) -> None:
@@ -108,13 +110,13 @@ class _Point:
 
     def measured(self) -> MeasuredPoint:
         """The samples so far, on rank 0."""
-        emulated = Network.parse(self.key.network).emulated
+        emulated = Network.parse(self.setting.network).emulated
         record = None
         if self.typical:
             names = self.trainer.runner.program.names
             record = timeline([self.typical[1]], names, emulated_network=emulated).to_record()
         return MeasuredPoint(
-            key=self.key,
+            setting=self.setting,
             buckets=self.buckets,
             step_s=tuple(self.step_s),
             exposed_communication_s=tuple(self.exposed_s),
@@ -140,10 +142,10 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     task = codec.decode(argument, MeasureTask, "measurement")
     experiment = task.experiment
     dataset = load_dataset(experiment.dataset, experiment.seed)
-    points = [_Point(comm, task, index, dataset) for index in range(len(task.keys))]
+    points = [_Point(comm, task, index, dataset) for index in range(len(task.settings))]
     gc.collect()
     gc.freeze()
-    one_device = [point for point in points if point.key.devices == 1]
+    one_device = [point for point in points if point.setting.plan.devices == 1]
     visits = points + one_device * (_ONE_DEVICE_VISITS - 1)
     samples: Samples | None = None
     narrow, event_s, reported_s = 0, seconds_per_event(), 0.0
@@ -186,21 +188,20 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
 
 
 def check_losses(points: list[_Point]) -> None:
-    """Raise ``DpsimError`` unless all settings of one device count train to the same losses, to rounding.
+    """Raise ``DpsimError`` unless settings that should train the same train to the same losses, to rounding.
 
-    Times of different trainings must not be compared. Across device counts the local statistics of batch norm differ.
+    Their times must not be compared otherwise. Across device counts the local statistics of batch norm differ.
     """
-    first: dict[int, list[float]] = {}
+    first: dict[tuple[Any, ...], list[float]] = {}
     for point in points:
-        reference = first.setdefault(point.key.devices, point.new_losses)
+        reference = first.setdefault(point.setting.training, point.new_losses)
         steps = min(len(reference), len(point.new_losses), 20)
         ours, theirs = np.array(point.new_losses[:steps]), np.array(reference[:steps])
         if not np.allclose(ours, theirs, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE):
             step = int(np.argmax(np.abs(ours - theirs)))
             raise DpsimError(
-                f"threshold {format_size(point.key.fusion_threshold_bytes)} on {point.key.devices} devices, network "
-                f"{point.key.network}, overlap {point.key.overlap}: loss {ours[step]:.5f} in step {step + 1}, where "
-                f"{theirs[step]:.5f} was expected",
+                f"{point.setting.describe()}: loss {ours[step]:.5f} in step {step + 1}, where {theirs[step]:.5f} was "
+                "expected",
                 allowed="the same training in every setting, to rounding",
                 remedy="its times would mean nothing; this is a defect, please report it",
             )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dpsim import codec
 from dpsim.errors import FileFormatError
-from dpsim.machine import NODE
-from dpsim.records.sweep import MeasuredPoint, PointKey, PredictedPoint, Predictions, Results
+from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
 from dpsim.report.sweep.warnings import instant
+from dpsim.setting import Setting
 from dpsim.timeline import Timeline, TimelineRecord
-from dpsim.units import format_size
 
 _LONGEST_S, _SHORTEST_S = 1e9, 1e-12
 _MOST = 10**12
@@ -23,9 +22,9 @@ Point = TypeVar("Point", PredictedPoint, MeasuredPoint)
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One configuration: its prediction, and its runs (two for an A/A pair, else one). ``key.repeat`` is 0."""
+    """One configuration: its prediction, and its runs (two for an A/A pair, else one). ``setting.repeat`` is 0."""
 
-    key: PointKey
+    setting: Setting
     predicted: PredictedPoint
     runs: tuple[MeasuredPoint, ...]
 
@@ -46,12 +45,6 @@ class Pair:
         return tuple(s for run in self.runs for s in run.exposed_communication_s)
 
 
-def describe(key: PointKey) -> str:
-    """Return ``2 devices on node, 64 KiB, ring, overlap thread`` for messages."""
-    size = format_size(key.fusion_threshold_bytes)
-    return f"{key.layout or key.devices} devices on {key.network}, {size}, {key.algorithm}, overlap {key.overlap}"
-
-
 def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
     """Return every measured configuration with its prediction, and the names of those predicted but not measured.
 
@@ -59,33 +52,32 @@ def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], 
     prediction), or hold values that cannot have been measured or predicted.
     """
     _check_hash(predictions, results)
-    predicted = _by_key(predictions.points, "predictions")
-    measured = _by_key(results.points, "results")
+    predicted = _by_setting(predictions.points, "predictions")
+    measured = _by_setting(results.points, "results")
     for point in predicted.values():
-        _check_predicted(point)
+        _check_predicted(point, predictions)
     for run in measured.values():
         _check_measured(run)
-    runs: dict[PointKey, list[MeasuredPoint]] = {}
-    for key in sorted(measured, key=_node_first):
-        runs.setdefault(key.first_run, []).append(measured[key])
+    runs: dict[Setting, list[MeasuredPoint]] = {}
+    for setting in sorted(measured, key=_order):
+        runs.setdefault(setting.first_run, []).append(measured[setting])
     pairs = []
-    for key, members in runs.items():
-        candidates = (predicted.get(candidate) for candidate in (key, *(member.key for member in members)))
+    for setting, members in runs.items():
+        candidates = (predicted.get(candidate) for candidate in (setting, *(member.setting for member in members)))
         prediction = next((candidate for candidate in candidates if candidate is not None), None)
         if prediction is None:
             raise FileFormatError(
-                f"the results hold a point that was not predicted: {describe(key)}",
+                f"the results hold a point that was not predicted: {setting.describe()}",
                 allowed="a prediction for every measured point",
                 remedy="run the sweep again: it predicts every point before it measures",
             )
-        pairs.append(Pair(key=key, predicted=prediction, runs=tuple(members)))
-    missing = sorted({key.first_run for key in predicted} - set(runs), key=_node_first)
-    return tuple(pairs), tuple(describe(key) for key in missing)
+        pairs.append(Pair(setting=setting, predicted=prediction, runs=tuple(members)))
+    missing = sorted({setting.first_run for setting in predicted} - set(runs), key=_order)
+    return tuple(pairs), tuple(setting.describe() for setting in missing)
 
 
-def _node_first(key: PointKey) -> tuple[bool, PointKey]:
-    """Sort keys in their own order, with the machine's own network before all others."""
-    return key.network != NODE, key
+def _order(setting: Setting) -> tuple[Any, ...]:
+    return setting.order
 
 
 def _check_hash(predictions: Predictions, results: Results) -> None:
@@ -117,26 +109,22 @@ def _check_hash(predictions: Predictions, results: Results) -> None:
         )
 
 
-def _by_key(points: Iterable[Point], what: str) -> dict[PointKey, Point]:
-    by_key: dict[PointKey, Point] = {}
+def _by_setting(points: Iterable[Point], what: str) -> dict[Setting, Point]:
+    by_setting: dict[Setting, Point] = {}
     for point in points:
-        _check_key(point.key, what)
-        if point.key in by_key:
-            raise FileFormatError(f"the {what} hold a point twice: {describe(point.key)}", allowed="each point once")
-        by_key[point.key] = point
-    return by_key
+        _check_setting(point.setting, what)
+        if point.setting in by_setting:
+            raise FileFormatError(
+                f"the {what} hold a point twice: {point.setting.describe()}", allowed="each point once"
+            )
+        by_setting[point.setting] = point
+    return by_setting
 
 
-def _check_key(key: PointKey, what: str) -> None:
-    counts = {"devices": key.devices, "global_batch": key.global_batch}
-    for name, value in counts.items():
+def _check_setting(setting: Setting, what: str) -> None:
+    for name, value in (("devices", setting.plan.devices), ("global_batch", setting.plan.global_batch)):
         if not 1 <= value <= _MOST:
             raise FileFormatError(f"a point of the {what} has {name} {value}", allowed=f"1 to {_MOST:.0e}")
-    if not key.fusion_threshold_bytes >= 0:
-        raise FileFormatError(
-            f"a point of the {what} has fusion_threshold_bytes {key.fusion_threshold_bytes}",
-            allowed="0 or more, or inf",
-        )
 
 
 def _check_seconds(where: str, name: str, values: Iterable[float], *, least: float) -> None:
@@ -163,8 +151,15 @@ def _check_timeline(where: str, record: TimelineRecord | None) -> None:
             raise FileFormatError(f"{where}: {error.given}", allowed=error.allowed) from error
 
 
-def _check_predicted(point: PredictedPoint) -> None:
-    where = f"predicted point ({describe(point.key)})"
+def _check_predicted(point: PredictedPoint, predictions: Predictions) -> None:
+    where = f"predicted point ({point.setting.describe()})"
+    for name, known in (("workload", predictions.workloads), ("machine", predictions.machines)):
+        if not 0 <= getattr(point, name) < len(known):
+            raise FileFormatError(
+                f"{where} was predicted from {name} {getattr(point, name)}",
+                allowed=f"the number of one of the {len(known)} in the predictions, from 0 on",
+                remedy="the file is damaged: run the sweep again",
+            )
     for name in ("step_s", "low_s", "high_s"):
         _check_seconds(where, name, (getattr(point, name),), least=_SHORTEST_S)
     for name in ("full_speed_step_s", "slow_speed_step_s"):
@@ -178,7 +173,7 @@ def _check_predicted(point: PredictedPoint) -> None:
 
 
 def _check_measured(point: MeasuredPoint) -> None:
-    where = f"measured point ({describe(point.key)})"
+    where = f"measured point ({point.setting.describe()})"
     if not point.step_s:
         raise FileFormatError(f"{where} has no samples", allowed="1 or more", remedy="run the sweep again")
     names = ["exposed_communication_s", "round", *(["reference_s"] if point.reference_s else [])]

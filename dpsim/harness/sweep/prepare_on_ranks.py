@@ -20,24 +20,28 @@ _PROFILE_VISITS = 3
 
 
 def prepare_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """A profile, and a calibration of each network, measured for ``argument["seconds"]``.
+    """The profiles and the calibrations that ``argument`` asks for, measured for ``argument["seconds"]``.
 
     The measuring takes up to twice as long where the machine's speed changes, or where a compute slowdown is not known
     to 3 %. Rank 0 returns the results (plain values).
     """
-    config = codec.decode(argument["profile"], ProfileConfig, "profile")
+    configs = [codec.decode(plain, ProfileConfig, "profile") for plain in argument["profiles"]]
+    networks = [codec.decode(plain, CalibrateConfig, "calibration") for plain in argument["calibrations"]]
     speeds = SpeedLog()
-    profiler = ModelProfiler(comm, config, speeds)
-    networks = {
-        name: codec.decode(plain, CalibrateConfig, "calibration") for name, plain in argument["calibrations"].items()
-    }
-    calibrators = {name: NetworkCalibrator(comm, network, speeds) for name, network in networks.items()}
-    report(f"profiling {config.model} and calibrating {' and '.join(networks) or 'nothing'}")
-    for current in rounds(until_settled(argument["seconds"]), suffice=profiler.settled, comm=comm):
+    profilers = [ModelProfiler(comm, config, speeds) for config in configs]
+    calibrators = [NetworkCalibrator(comm, network, speeds) for network in networks]
+    models, links = dict.fromkeys(each.model for each in configs), dict.fromkeys(each.network for each in networks)
+    report(f"profiling {' and '.join(models)} and calibrating {' and '.join(links)}")
+
+    def settled() -> bool:
+        return all(profiler.settled() for profiler in profilers)
+
+    for current in rounds(until_settled(argument["seconds"]), suffice=settled, comm=comm):
         for turn in range(_PROFILE_VISITS):
-            profiler.visit(current, turn)
-        for calibrator in calibrators.values():
+            for profiler in profilers:
+                profiler.visit(current, turn)
+        for calibrator in calibrators:
             calibrator.visit(current)
-    profile = profiler.result()
-    machines = {name: calibrator.result() for name, calibrator in calibrators.items()}
-    return {"profile": codec.to_builtins(profile), "machines": machines} if comm.rank == 0 else None
+    profiles = [profiler.result() for profiler in profilers]
+    machines = [calibrator.result() for calibrator in calibrators]
+    return {"profiles": codec.to_builtins(profiles), "machines": machines} if comm.rank == 0 else None

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from dpsim.codec import Noun
 from dpsim.machine import Machine
-from dpsim.plan import Plan
-from dpsim.records.sweep import Experiment, MeasuredPoint, PointKey
+from dpsim.records.sweep import Experiment, MeasuredPoint
+from dpsim.setting import Setting
 from dpsim.workload import Workload
 
-SAMPLES_SCHEMA = "dpsim.samples/1"
+SAMPLES_SCHEMA = "dpsim.samples/2"
 
 
 class MeasureTask(Noun, frozen=True):
-    """The points to measure, in a fixed order, what was measured before, and where to save the samples."""
+    """The settings to measure, in a fixed order, what was measured before, and where to save the samples.
+
+    ``places`` are those of each setting's workload and machine.
+    """
 
     experiment: Experiment
-    keys: tuple[PointKey, ...]
-    plans: tuple[Plan, ...]
-    workload: Workload
-    machines: dict[str, Machine]
+    settings: tuple[Setting, ...]
+    places: tuple[tuple[int, int], ...]
+    workloads: tuple[Workload, ...]
+    machines: tuple[Machine, ...]
     already: tuple[MeasuredPoint, ...]
     spent_s: float
     predictions_sha256: str

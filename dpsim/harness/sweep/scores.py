@@ -9,7 +9,7 @@ import numpy as np
 
 from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.statistics import Interval
-from dpsim.harness.sweep.pairing import Pair, describe
+from dpsim.harness.sweep.pairing import Pair
 from dpsim.records.comparison import ComparedPoint, Group, Overall, OverlapEffect, Score
 
 PREDICTED_NULLS = ("perfect_scaling", "alpha_beta_no_overlap", "largest_bucket")
@@ -65,7 +65,7 @@ def nulls_of(
         for values, into in ((member.predicted.null_step_s, step), (member.predicted.null_exposed_s, exposed)):
             if name not in values:
                 raise FileFormatError(
-                    f"predicted point ({describe(member.key)}) lacks the null {name!r}",
+                    f"predicted point ({member.setting.describe()}) lacks the null {name!r}",
                     allowed=", ".join(predicted_nulls),
                     remedy="run the sweep again with this version of dpsim",
                 )
@@ -91,7 +91,7 @@ def regret(members: Sequence[Pair], chosen: Pair) -> tuple[float, bool]:
     other. With too few rounds for halves all samples serve for both, and the result is 0 or more.
     """
     halves = [{id(m): _median_of_parity(m, parity) for m in members} for parity in (0, 1)]
-    whole = {id(m): float(np.median(m.samples())) / m.key.global_batch for m in members}
+    whole = {id(m): float(np.median(m.samples())) / m.setting.plan.global_batch for m in members}
     if any(value is None for half in halves for value in half.values()):
         return whole[id(chosen)] / min(whole.values()) - 1, False
     costs = []
@@ -105,7 +105,7 @@ def regret(members: Sequence[Pair], chosen: Pair) -> tuple[float, bool]:
 
 def _median_of_parity(pair: Pair, parity: int) -> float | None:
     values = [s for s, r in zip(pair.samples(), pair.rounds(), strict=True) if r % 2 == parity]
-    return float(np.median(values)) / pair.key.global_batch if values else None
+    return float(np.median(values)) / pair.setting.plan.global_batch if values else None
 
 
 def drift(members: Sequence[Pair]) -> float | None:
@@ -132,10 +132,8 @@ def half_width(point: ComparedPoint) -> float:
     ).relative_half_width
 
 
-def group(
-    points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float | None, *, of_devices: bool = False
-) -> Group:
-    """Score one network and device count, or ``of_devices`` all counts above 1 of a network.
+def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float | None) -> Group:
+    """Score the settings of one group on more than one device.
 
     ``members`` are the pairs of ``points``, in the same order.
     """
@@ -147,9 +145,10 @@ def group(
     floor = max(noise or 0.0, half_width(best), half_width(worst))
     effect = worst.measured_s_per_sample / best.measured_s_per_sample - 1
     return Group(
+        name=best.group,
         network=best.network,
         emulated_network=best.emulated_network,
-        devices=0 if of_devices else best.devices,
+        devices=best.devices if len({p.layout for p in points}) == 1 else 0,
         points=len(many),
         step=step_score(many),
         exposed_communication=exposed_score(many),
@@ -190,10 +189,11 @@ def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Grou
 
 def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...]:
     """Return step with overlap / step without - 1, wherever both were run on more than one device."""
-    without = {point.key: point for point in points if point.overlap == "off" and point.devices > 1}
+    without = {point.setting: point for point in points if point.overlap == "off" and point.devices > 1}
     effects = []
     for on in points:
-        off = without.get(msgspec.structs.replace(on.key, overlap="off"))
+        plan = msgspec.structs.replace(on.setting.plan, overlap="off")
+        off = without.get(msgspec.structs.replace(on.setting, plan=plan))
         if off is None or on.overlap == "off":
             continue
         measured = on.measured_step_s / off.measured_step_s - 1

@@ -12,8 +12,8 @@ from dpsim.folder_lock import locked
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, drift
-from dpsim.harness.sweep.experiment import completed, make_plan, networks_of, plan_of, predict_experiment
-from dpsim.harness.sweep.prepare import Preparation, prepare
+from dpsim.harness.sweep.experiment import predict_experiment, prepare_experiment
+from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, MeasureTask, Samples
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
@@ -24,12 +24,12 @@ from dpsim.records.sweep import (
     MeasuredPoint,
     Predictions,
     Results,
-    Scaling,
     read_experiment,
     read_predictions,
     read_results,
 )
 from dpsim.report.sweep.write import write_report
+from dpsim.setting import FIELDS, Grid, settings_of
 
 
 def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
@@ -40,8 +40,7 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
     another command writes into it, ``CommunicationError`` where ranks fail.
     """
     experiment = completed(experiment)
-    for devices, (network, algorithm) in itertools.product(experiment.devices, networks_of(experiment)):
-        make_plan(experiment, devices, algorithm, "off", None, network)  # raises before anything runs
+    settings_of(experiment.rows)  # raises before anything runs
     with locked(folder):
         return _swept(experiment, folder, progress)
 
@@ -112,11 +111,8 @@ def _existing(folder: Path, experiment: Experiment) -> Predictions | None:
         return None
     predictions = read_predictions(path)
     if predictions.experiment != experiment:
-        differing = [
-            f"{name} is {getattr(predictions.experiment, name)!r} there, {getattr(experiment, name)!r} here"
-            for name in Experiment.__struct_fields__
-            if getattr(predictions.experiment, name) != getattr(experiment, name)
-        ]
+        there, here = _declared_values(predictions.experiment), _declared_values(experiment)
+        differing = [f"{name} is {there[name]} there, {here[name]} here" for name in there if there[name] != here[name]]
         raise ConfigError(
             f"the folder {folder} holds the report of another experiment: {'; '.join(differing[:3])}",
             allowed="a new folder, or the same experiment",
@@ -125,27 +121,18 @@ def _existing(folder: Path, experiment: Experiment) -> Predictions | None:
     return predictions
 
 
+def _declared_values(experiment: Experiment) -> dict[str, str]:
+    """What an experiment declares, by name, for a message: each field of its settings with all its values."""
+    settings = {name: ", ".join(map(str, experiment.values(name))) or "left out" for name in FIELDS}
+    grid = Grid.__struct_fields__
+    return settings | {
+        name: str(getattr(experiment, name)) for name in Experiment.__struct_fields__ if name not in grid
+    }
+
+
 def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
     """Calibrate and profile on ranks, then predict every point from that alone."""
-    preparation = Preparation(
-        model=experiment.model,
-        dataset=experiment.dataset,
-        optimizer=experiment.optimizer,
-        seed=experiment.seed,
-        global_batch=experiment.global_batch,
-        devices=experiment.devices,
-        scaling=experiment.scaling or Scaling(),
-        budget_s=experiment.budget_s,
-        networks=tuple(networks_of(experiment)),
-        overlaps=_mechanisms(experiment),
-        wire_dtype=experiment.wire_dtype,
-    )
-    workload, machines = prepare(preparation, progress)
-    return predict_experiment(experiment, workload, machines, environment())
-
-
-def _mechanisms(experiment: Experiment) -> tuple[str, ...]:
-    return tuple(m for m in ("poll", "thread") if experiment.overlap in ("auto", "all", m))
+    return predict_experiment(experiment, prepare_experiment(experiment, progress), environment())
 
 
 def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
@@ -165,13 +152,13 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
         before, spent_s, measured_from = samples.points, samples.spent_s, samples.measured_from
         progress(f"continuing an interrupted sweep after {spent_s:.0f} s of measuring")
     _check_same_machine(predictions.environment, current, folder)
-    keys = tuple(point.key for point in predictions.points)
+    settings = tuple(point.setting for point in predictions.points)
     task = MeasureTask(
         experiment=experiment,
-        keys=keys,
-        plans=tuple(plan_of(experiment, key) for key in keys),
-        workload=predictions.workload,
-        machines={machine.network: machine for machine in predictions.machines},
+        settings=settings,
+        places=tuple((point.workload, point.machine) for point in predictions.points),
+        workloads=predictions.workloads,
+        machines=predictions.machines,
         already=before,
         spent_s=spent_s,
         predictions_sha256=sha,
@@ -181,7 +168,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     measured = on_ranks(
         "dpsim.harness.sweep.on_ranks:measure_on_ranks",
         codec.to_builtins(task),
-        devices=max(key.devices for key in keys),
+        devices=max(setting.plan.devices for setting in settings),
         progress=progress,
         pin=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,8 @@ from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.harness.sweep.prepare import Preparation, prepare
+from dpsim.harness.calibrate.calibrate import MECHANISMS
+from dpsim.harness.sweep.prepare import prepare
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import survivors
 from dpsim.harness.train.task import Costs, TrainTask
@@ -20,6 +22,7 @@ from dpsim.predict import alpha_beta, choose_overlap
 from dpsim.progress import Progress
 from dpsim.records.sweep import TrainResult
 from dpsim.runtime.checkpoint import check_unused, wait_until_free
+from dpsim.setting import Setting
 
 _TEARDOWN_S = 60.0
 """How long a killed run may hold the lock of its checkpoint folder."""
@@ -76,21 +79,16 @@ def _measured(config: TrainConfig, progress: Progress) -> tuple[TrainConfig, Cos
     if config.devices == 1:
         return msgspec.structs.replace(config, overlap=config.plan().overlap), None
     plain = ALGORITHMS.find(config.algorithm).sixteen_bits  # others send 16 bits only in leaves: measure them without
-    workload, machines = prepare(
-        Preparation(
-            model=config.model,
-            dataset=config.dataset,
-            optimizer=config.optimizer,
-            seed=config.seed,
-            global_batch=config.global_batch // config.accumulate,
-            devices=(config.layout or config.devices,),
-            networks=((config.network, config.algorithm),),
-            overlaps=("poll", "thread"),
-            wire_dtype=config.wire_dtype if plain else None,
-        ),
+    plan = config.plan() if plain else msgspec.structs.replace(config.plan(), wire_dtype=None)
+    prepared = prepare(
+        [Setting(plan=plan, model=config.model, network=config.network)],
         progress,
+        dataset=config.dataset,
+        seed=config.seed,
+        overlaps=MECHANISMS,
+        budget_s=math.inf,
     )
-    machine, overlap = machines[config.network], str(config.overlap)
+    workload, machine, overlap = prepared.workloads[0], prepared.machines[0], str(config.overlap)
     if overlap == "auto":
         overlap, steps = choose_overlap(workload, machine, [config.plan()])
         predicted = ", ".join(f"{name} {step_s * 1e3:.2f} ms" for name, step_s in steps.items())

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from dpsim.records.run_comparison import RatioPoint, RunComparison, SettingValue
 from dpsim.report.words import counted
-from dpsim.units import format_size
+from dpsim.units import format_duration, format_size
 
 _WORDS: dict[str, Callable[[SettingValue], str]] = {
     "system": str,
     "backend": str,
+    "model": str,
     "devices": lambda value: counted(int(value or 0), "device"),
     "layout": lambda value: str(value) if "x" in str(value) else "",
     "global_batch": lambda value: f"batch {value}",
@@ -19,12 +20,22 @@ _WORDS: dict[str, Callable[[SettingValue], str]] = {
     "size_bytes": lambda value: format_size(float(value or 0)),
     "algorithm": str,
     "overlap": lambda value: "no overlap" if value == "off" else f"overlap {value}",
+    "wire_dtype": lambda value: f"messages {value or 'as computed'}",
+    "accumulate": lambda value: f"micro-batches {value}",
+    "batch_norm": lambda value: f"batch norm {value}",
+    "leaves": lambda value: f"leaves {value}",
+    "strategy": str,
+    "optimizer": str,
+    "cycle_s": lambda value: f"cycle {format_duration(float(value or 0))}",
     "dtype": str,
     "in_place": lambda value: "in place" if value else "out of place",
     "cached": lambda value: "cached" if value else "",
     "network": str,
 }
 """How each field is written, in the order in which a setting's name has them."""
+
+_PLAIN = ("global_batch", "overlap", "accumulate", "batch_norm", "leaves")
+"""Fields that a table writes without the word that its head has."""
 
 
 def varying_fields(settings: Iterable[Mapping[str, SettingValue]]) -> tuple[str, ...]:
@@ -43,9 +54,7 @@ def cell(setting: Mapping[str, SettingValue], field: str) -> str:
     """Return one field of a setting as the cell of a table."""
     if field == "devices":
         return str(setting.get("layout") or setting.get(field, ""))
-    if field == "global_batch":
-        return str(setting.get(field, ""))
-    if field == "overlap":
+    if field in _PLAIN:
         return str(setting.get(field, ""))
     return _WORDS[field](setting[field]) if field in setting else ""
 

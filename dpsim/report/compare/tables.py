@@ -14,6 +14,7 @@ VERDICTS = {"faster": "faster", "slower": "slower", "not_distinguishable": "uncl
 _HEADS = {
     "system": "system",
     "backend": "backend",
+    "model": "model",
     "devices": "devices",
     "global_batch": "batch",
     "fusion_rule": "rule",
@@ -21,11 +22,18 @@ _HEADS = {
     "size_bytes": "size",
     "algorithm": "algorithm",
     "overlap": "overlap",
+    "wire_dtype": "messages",
+    "accumulate": "micro-batches",
+    "batch_norm": "batch norm",
+    "leaves": "leaves",
+    "strategy": "strategy",
+    "optimizer": "optimizer",
+    "cycle_s": "cycle",
     "dtype": "type",
     "in_place": "place",
     "cached": "buffers",
 }
-_LEFT = ("system", "backend", "fusion_rule", "algorithm", "overlap", "dtype", "in_place", "cached")
+_RIGHT = ("devices", "global_batch", "fusion_threshold_bytes", "size_bytes", "accumulate", "leaves", "cycle_s")
 _UNITS = {"step": ("ms", 1e3), "allreduce": ("us", 1e6)}
 Row = list[RatioPoint]
 
@@ -73,7 +81,7 @@ def settings_table(comparison: RunComparison, *, most: int | None = None) -> Tab
 
 
 def _field_column(name: str) -> Column[Row]:
-    return Column(head=_HEADS[name], cell=lambda row: cell(row[0].setting, name), left=name in _LEFT)
+    return Column(head=_HEADS[name], cell=lambda row: cell(row[0].setting, name), left=name not in _RIGHT)
 
 
 def _time_column(label: str, quantity: str, b: str | None) -> Column[Row]:

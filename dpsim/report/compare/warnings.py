@@ -13,7 +13,7 @@ from dpsim.report.words import counted, listed, percent
 
 FEW_ROUNDS = 5
 LEAST_SPEED_CHANGE = 0.03
-_BY_CHOICE = ("optimizer", "wire dtype", "batch norm", "leaves")
+_BY_CHOICE = ("optimizer",)
 _REFERENCES = {"sweep": "the reference computation", "bench allreduce": "scaling an array in memory"}
 
 

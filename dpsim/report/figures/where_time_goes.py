@@ -17,6 +17,7 @@ from dpsim.report.words import network_name
 _REST = "computation and the rest"
 _COLOURS = {**PARTS, _REST: PARTS["backward"]}
 _WIDTH = 0.36
+_SHORT = 6
 _HATCH = "////"
 Bar = dict[str, float]
 
@@ -29,7 +30,7 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
     def make() -> Figure:
         figure, axes = panels(len(panel_bars), narrow=narrow, height_in=3.3, head_in=0.75 if narrow else 0.4)
         for axis, (points, bars) in zip(axes, panel_bars, strict=True):
-            _panel(axis, points, bars, of_devices=comparison.scaling is not None)
+            _panel(axis, points, bars, comparison.compared)
         handles = [Patch(color=_COLOURS[part], label=part) for part in parts]
         handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, hatch=_HATCH, label="hatched, right: predicted"))
         figure.legend(
@@ -64,7 +65,9 @@ def _bars(points: Sequence[ComparedPoint], timelines: Timelines) -> list[tuple[B
     return bars
 
 
-def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar, Bar]], *, of_devices: bool) -> None:
+def _panel(
+    axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar, Bar]], compared: tuple[str, ...]
+) -> None:
     for i, pair in enumerate(bars):
         for bar, x, predicted in ((pair[0], i - _WIDTH / 2 - 0.02, False), (pair[1], i + _WIDTH / 2 + 0.02, True)):
             bottom = 0.0
@@ -76,11 +79,15 @@ def _panel(axis: Axes, points: Sequence[ComparedPoint], bars: Sequence[tuple[Bar
                 axis.bar(x, value, _WIDTH, bottom=bottom, **look)
                 bottom += value
     axis.set_xlim(-0.6, len(points) - 0.4)
-    if of_devices:
-        axis.set_xticks(range(len(points)), [point.layout for point in points])
-        axis.tick_params(labelsize=8.5)
-    else:
+    if compared == ("fusion_threshold_bytes",):
         size_ticks(axis, [point.fusion_threshold_bytes for point in points])
+    else:
+        labels = [", ".join(point.setting.text(name) for name in compared) for point in points]
+        axis.set_xticks(range(len(points)), labels)
+        axis.tick_params(labelsize=8.5)
+        if max(map(len, labels)) > _SHORT:
+            axis.tick_params("x", rotation=25)
     grid(axis)
-    axis.set_xlabel("devices" if of_devices else "fusion threshold", fontsize=8.5)
-    heading(axis, network_name(points[0]) if of_devices else point_name(points[0]), "ms per step")
+    names = ["fusion threshold" if name == "fusion_threshold_bytes" else name.replace("_", " ") for name in compared]
+    axis.set_xlabel(", ".join(names), fontsize=8.5)
+    heading(axis, network_name(points[0]) if "devices" in compared else point_name(points[0]), "ms per step")

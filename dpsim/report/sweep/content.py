@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from dpsim.records.comparison import Comparison
 from dpsim.report.content import Card, Content, Facts
-from dpsim.report.sweep import scaling, threshold
+from dpsim.report.sweep import devices, settings, threshold
 from dpsim.report.sweep.facts import RULES
-from dpsim.report.sweep.tables import score_tables
+from dpsim.report.sweep.tables import group_title, score_tables
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
-from dpsim.report.words import devices_name, network_name
+
+REPORTS = {"fusion-threshold": threshold.REPORT, "devices": devices.REPORT, "settings": settings.REPORT}
+"""What reports say to the questions of ``dpsim.harness.sweep.questions``."""
 
 
 def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content:
     """Return what the report of a sweep says."""
-    kind = threshold if comparison.scaling is None else scaling
+    report = REPORTS[comparison.experiment.question]
     return Content(
         name=comparison.experiment.name,
         heading=f"{comparison.experiment.name}: predicted, then measured",
-        question=kind.question(comparison),
+        question=report.question(comparison),
         answers=answers(comparison),
         cards=tuple(
             Card(
-                title=f"{network_name(group)}, {devices_name(group.devices)}" if group.devices else network_name(group),
-                tiles=kind.tiles(comparison, group),
+                title=group_title(group),
+                tiles=report.tiles(comparison, group),
             )
             for group in comparison.groups
         ),
@@ -32,19 +34,19 @@ def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content
         warnings=warnings(comparison),
         facts=facts,
         environment=environment,
-        rules=RULES if not comparison.drift_measured else RULES + scaling.RULES,
+        rules=RULES if not comparison.drift_measured else RULES + report.rules,
     )
 
 
 def answers(comparison: Comparison) -> tuple[str, ...]:
     """Return the answers of a sweep, in sentences."""
-    return threshold.answers(comparison) if comparison.scaling is None else scaling.answers(comparison)
+    return REPORTS[comparison.experiment.question].answers(comparison)
 
 
 def tables(comparison: Comparison) -> tuple[Table, ...]:
     """Return the points, the scores, and what overlap does."""
-    points = threshold.points_table if comparison.scaling is None else scaling.points_table
-    return points(comparison), *score_tables(comparison)
+    report = REPORTS[comparison.experiment.question]
+    return report.points(comparison), *score_tables(comparison, report)
 
 
 def for_terminal(comparison: Comparison) -> TerminalReport:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 
 from dpsim.records.comparison import Comparison
-from dpsim.records.sweep import Experiment, Predictions, Results
+from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import Facts
-from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name, percent
+from dpsim.report.sweep.tables import group_title
+from dpsim.report.words import EMULATED_COMPUTE, percent
 from dpsim.units import format_size
+from dpsim.workload import Workload
 
 RULES = (
     "Every point was predicted, and the predictions were written and hashed, before the first sample was taken.",
@@ -25,17 +28,16 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
     run = results.experiment
     samples = [point.samples for point in comparison.points]
     noise = [
-        f"{network_name(group)}{f', {devices_name(group.devices)}' if group.devices else ''}: "
-        + ("unknown" if group.noise is None else percent(group.noise))
+        f"{group_title(group)}: " + ("unknown" if group.noise is None else percent(group.noise))
         for group in comparison.groups
     ]
     calibrated = dict.fromkeys(point.calibrated_on for point in comparison.points if point.calibrated_on)
-    workload = predictions.workload
-    batch = f"local batch {run.global_batch} (weak scaling)" if run.weak else f"global batch {run.global_batch}"
+    workloads, emulated = predictions.workloads, any(point.emulated_compute for point in comparison.points)
     facts = (
-        ("model and data", f"{run.model} on {run.dataset}, {batch}, seed {run.seed}"),
-        ("batch norm", _batch_norm(run)),
-        ("fusion rule", run.fusion_rule + _threshold(run)),
+        ("model and data", f"{_models(comparison)} on {run.dataset}, {_batch(comparison)}, seed {run.seed}"),
+        ("batch norm", _batch_norm(comparison)),
+        ("fusion rule", _rules(comparison)),
+        ("compared", ", ".join(name.replace("_", " ") for name in comparison.compared)),
         ("overlap", ", ".join(f"{network}: {overlap}" for network, overlap in comparison.chosen_overlap.items())),
         (
             "samples",
@@ -48,20 +50,43 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("predictions' SHA-256", comparison.predictions_sha256),
         ("SHA-256 of the predicted drift", comparison.drift_predictions_sha256),
         ("calibrated on", "; ".join(calibrated) or "not stated"),
-        ("workload", (workload.source or workload.name) + EMULATED_COMPUTE * workload.emulated_compute),
-        ("gradients", f"{len(workload.tensors)} tensors, {format_size(workload.gradient_bytes)}"),
+        ("workload", "; ".join(_each(each.source or each.name for each in workloads)) + EMULATED_COMPUTE * emulated),
+        ("gradients", "; ".join(_each(_gradients(each) for each in workloads))),
     )
     return tuple((name, value) for name, value in facts if value)
 
 
-def _batch_norm(run: Experiment) -> str:
-    if (scaling := run.scaling) is None:
+def _each(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _gradients(workload: Workload) -> str:
+    return f"{len(workload.tensors)} tensors, {format_size(workload.gradient_bytes)}"
+
+
+def _models(comparison: Comparison) -> str:
+    return " and ".join(_each(point.model for point in comparison.points))
+
+
+def _batch(comparison: Comparison) -> str:
+    if comparison.experiment.weak:
+        return f"local batch {', '.join(_each(f'{p.local_batch:g}' for p in comparison.points))} (weak scaling)"
+    return f"global batch {', '.join(_each(str(p.global_batch) for p in comparison.points))}"
+
+
+def _batch_norm(comparison: Comparison) -> str:
+    if comparison.experiment.question == "fusion-threshold":
         return ""
-    return f"{scaling.batch_norm}, {scaling.leaves} leaves" if scaling.leaves else f"{scaling.batch_norm}, plain sums"
+    return "; ".join(
+        _each(f"{p.batch_norm}, {f'{p.leaves} leaves' if p.leaves else 'plain sums'}" for p in comparison.points)
+    )
 
 
-def _threshold(run: Experiment) -> str:
-    return "" if run.scaling is None else f", threshold {format_size(run.fusion_thresholds_bytes[0])}"
+def _rules(comparison: Comparison) -> str:
+    rules = ", ".join(_each(point.fusion_rule for point in comparison.points))
+    if comparison.experiment.question != "devices":
+        return rules
+    return f"{rules}, threshold {format_size(comparison.points[0].fusion_threshold_bytes)}"
 
 
 def _recording(results: Results) -> str:

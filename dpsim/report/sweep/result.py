@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from dpsim.codec import to_builtins
+from dpsim.fusion_rules import FUSION_RULES
 from dpsim.records.comparison import Comparison
 
 
 def points_json(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the points of ``--json``. One device has no threshold (null); an infinite threshold is ``"inf"``."""
+    """Return the points of ``--json``. Without a threshold it is null, as on one device; infinity is ``"inf"``."""
     points: list[dict[str, Any]] = to_builtins(comparison.points)
-    return [point | ({"fusion_threshold_bytes": None} if point["devices"] == 1 else {}) for point in points]
+    for point, of in zip(points, comparison.points, strict=True):
+        del point["setting"]  # all of it that differs stands in the other fields
+        takes_threshold = FUSION_RULES.find(of.fusion_rule).default_threshold_bytes is not None
+        if of.devices == 1 or not takes_threshold:
+            point["fusion_threshold_bytes"] = None
+    return points
 
 
 def summary_json(comparison: Comparison) -> dict[str, Any]:
@@ -36,7 +42,13 @@ def summary_json(comparison: Comparison) -> dict[str, Any]:
     summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}
     summary |= {name: overall.get(name) for name in ("exposed_communication", "noise", "effect")}
     summary |= {name: parts[name] for name in names}
-    if comparison.scaling is not None:
-        summary["scaling"] = to_builtins(comparison.scaling)
+    if comparison.experiment.question == "devices":
+        first = comparison.points[0]
+        summary["scaling"] = {
+            "kind": "weak" if comparison.experiment.weak else "strong",
+            "batch_norm": first.batch_norm,
+            "leaves": first.leaves,
+            "steps": comparison.experiment.steps,
+        }
         summary |= {name: parts[name] for name in ("identical", "drift_predictions_sha256")}
     return summary

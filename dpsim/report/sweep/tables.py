@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
+from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import BASELINES, OnNetwork, milliseconds_to, network_name, percent, skill_text
 from dpsim.units import format_size
@@ -76,11 +77,16 @@ def best_marks(point: ComparedPoint) -> str:
     return "★" * point.is_best_measured + "◆" * point.is_best_predicted
 
 
-def score_tables(comparison: Comparison) -> tuple[Table, ...]:
+def group_title(group: Group) -> str:
+    """Return ``paced:50us,1gbit (emulated), 2 devices``: the network and the values that set the group apart."""
+    return ", ".join([network_name(group), *group.name.split("; ")[1:]])
+
+
+def score_tables(comparison: Comparison, report: QuestionReport) -> tuple[Table, ...]:
     """Return the table of scores, and that of overlap where points were run with and without it."""
     tables = []
     if comparison.groups:
-        tables.append(scores_table(comparison))
+        tables.append(scores_table(comparison, report))
     if comparison.overlap:
         tables.append(overlap_table(comparison))
     return tuple(tables)
@@ -101,13 +107,12 @@ def _score_rows(devices: str, group: Group | Overall) -> Iterator[_ScoreRow]:
     yield _ScoreRow(devices="", of="exposed", score=group.exposed_communication)
 
 
-def scores_table(comparison: Comparison) -> Table:
+def scores_table(comparison: Comparison, report: QuestionReport) -> Table:
     """Return the model's median absolute errors and those of the baselines, for each group and over all of them."""
-    of_devices = comparison.scaling is not None
     baselines = comparison.groups[0].step.null_errors
     sections = {}
     for network, groups in by_network(comparison.groups).items():
-        rows = [row for group in groups for row in _score_rows(str(group.devices or "above 1"), group)]
+        rows = [row for group in groups for row in _score_rows(_group_cell(group), group)]
         if len(groups) > 1:
             overall = next(each for each in comparison.networks if each.network == groups[0].network)
             rows += _score_rows("all", overall)
@@ -119,9 +124,9 @@ def scores_table(comparison: Comparison) -> Table:
         return Column(head=BASELINES[name], cell=lambda row: percent(row.score.null_errors[name]))
 
     return table(
-        title=f"The model against {'three' if of_devices else 'four'} baselines",
+        title=f"The model against {('three', 'four')[len(baselines) - 3]} baselines",
         columns=(
-            Column(head="devices", cell=lambda row: row.devices),
+            Column(head="devices" if _by_devices(comparison.groups) else "settings", cell=lambda row: row.devices),
             Column(head="of", cell=lambda row: row.of, left=True),
             Column(head="model", cell=lambda row: percent(row.score.median_abs_error)),
             Column(head="p90", cell=lambda row: percent(row.score.p90_abs_error), dispensable=2),
@@ -134,14 +139,23 @@ def scores_table(comparison: Comparison) -> Table:
         sections=sections,
         strong=lambda row: row.group is not None,
         note="Median absolute errors. Skill = 1 - model / best baseline: above 0 the model knows more than every "
-        "baseline. Constant: the median of the measured steps of the network"
-        f"{', one device among them' if of_devices else ' and device count'}, which is only known with hindsight. "
+        f"baseline. Constant: the median of the measured steps of {report.constant}, which is only known with "
+        "hindsight. "
         "Errors of exposed communication are percentages of the step time. Regret: the cost of following the "
         "prediction; the best setting is chosen on one half of the rounds and timed on the other, so that chance can "
         "make it negative. "
-        f"Effect = worst / best measured {'device count by samples/s' if of_devices else 'threshold'} - 1."
-        + _alone(comparison),
+        f"Effect = worst / best measured {report.effect} - 1." + _alone(comparison),
     )
+
+
+def _group_cell(group: Group) -> str:
+    """The number of devices, ``above 1``, or the values that set the group apart."""
+    return str(group.devices or "above 1") if _by_devices([group]) else ", ".join(group.name.split("; ")[1:])
+
+
+def _by_devices(groups: Sequence[Group]) -> bool:
+    """Return whether nothing but the number of devices sets groups on one network apart."""
+    return all("device" in value for group in groups for value in group.name.split("; ")[1:])
 
 
 def _noise(row: _ScoreRow) -> str:

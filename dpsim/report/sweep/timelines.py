@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpsim.records.comparison import ComparedPoint
-from dpsim.records.sweep import PointKey, Predictions, Results
+from dpsim.records.sweep import Predictions, Results
 from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, KINDS, UPDATE_EVENT
+from dpsim.setting import Setting
 from dpsim.timeline import Timeline, TimelineRecord
 
 PARTS = ("forward", "backward", "update", "exposed communication", "other")
@@ -19,28 +20,28 @@ PARTS = ("forward", "backward", "update", "exposed communication", "other")
 class Timelines:
     """Measured and predicted timelines by configuration, where the records have them."""
 
-    measured: Mapping[PointKey, TimelineRecord]
-    predicted: Mapping[PointKey, TimelineRecord]
+    measured: Mapping[Setting, TimelineRecord]
+    predicted: Mapping[Setting, TimelineRecord]
 
     @staticmethod
     def of(predictions: Predictions, results: Results) -> Timelines:
         """Return the timelines of the two records; of an A/A pair those of the first run."""
-        measured: dict[PointKey, TimelineRecord] = {}
-        predicted: dict[PointKey, TimelineRecord] = {}
+        measured: dict[Setting, TimelineRecord] = {}
+        predicted: dict[Setting, TimelineRecord] = {}
         for run in results.points:
             if run.timeline is not None and run.timeline.operation:
-                measured.setdefault(run.key.first_run, run.timeline)
+                measured.setdefault(run.setting.first_run, run.timeline)
         for point in predictions.points:
             if point.timeline is not None and point.timeline.operation:
-                predicted.setdefault(point.key.first_run, point.timeline)
+                predicted.setdefault(point.setting.first_run, point.timeline)
         return Timelines(measured=measured, predicted=predicted)
 
     def both(self, point: ComparedPoint) -> tuple[Timeline, Timeline] | None:
         """Return the measured and the predicted timeline of a point, or ``None`` unless both were kept."""
-        key = point.key
-        if key not in self.measured or key not in self.predicted:
+        setting = point.setting
+        if setting not in self.measured or setting not in self.predicted:
             return None
-        return Timeline.from_record(self.measured[key]), Timeline.from_record(self.predicted[key])
+        return Timeline.from_record(self.measured[setting]), Timeline.from_record(self.predicted[setting])
 
 
 def typical_step(timeline: Timeline) -> Timeline:

@@ -19,6 +19,7 @@ TWO_SPEEDS = 1.12
 LEAST_SLOW_SHARE = 0.05
 WIDE_SLOWDOWN = 0.03
 SLOW_SHARE = 0.05
+_COMPARED: dict[tuple[str, ...], str] = {("fusion_threshold_bytes",): "threshold", ("devices",): "number of devices"}
 
 
 def warnings(comparison: Comparison) -> tuple[ReportWarning, ...]:
@@ -28,7 +29,7 @@ def warnings(comparison: Comparison) -> tuple[ReportWarning, ...]:
         *(warning for speed in comparison.speeds for warning in _of_speed(speed)),
         *_of_slowdown(comparison),
         *_of_points(comparison),
-        *(warning for group in comparison.groups for warning in _of_group(group)),
+        *(warning for group in comparison.groups for warning in _of_group(comparison, group)),
         *_of_run(comparison),
     )
 
@@ -156,14 +157,22 @@ def _of_points(comparison: Comparison) -> Iterator[ReportWarning]:
     for doubt in _DOUBTS:
         points = [point for point in comparison.points if doubt.applies(point)]
         if points:
-            names = [f"{p.network}, {devices_name(p.devices)}, {format_size(p.fusion_threshold_bytes)}" for p in points]
+            names = [_name(comparison, point) for point in points]
             text = doubt.text.format(count=counted(len(points), doubt.noun))
             yield ReportWarning(kind=doubt.kind, text=f"{text} ({listed(names)})", remedy=doubt.remedy)
 
 
-def _of_group(group: Group) -> Iterator[ReportWarning]:
-    where = f"{group.network}, {devices_name(group.devices)}" if group.devices else group.network
-    setting = "threshold" if group.devices else "number of devices"
+def _name(comparison: Comparison, point: ComparedPoint) -> str:
+    """``node, 2 devices, 64 KiB``, or the values that tell a setting of any grid apart."""
+    if comparison.experiment.question != "settings":
+        return f"{point.network}, {devices_name(point.devices)}, {format_size(point.fusion_threshold_bytes)}"
+    apart = [name for name in comparison.experiment.varied if name not in ("network", "devices", "local_batch")]
+    return ", ".join([point.network, devices_name(point.devices), *(point.setting.text(name) for name in apart)])
+
+
+def _of_group(comparison: Comparison, group: Group) -> Iterator[ReportWarning]:
+    where = ", ".join([group.network, *group.name.split("; ")[1:]])
+    setting = _COMPARED.get(comparison.compared, "setting")
     if group.below_noise:
         yield ReportWarning(
             kind="below-noise",
@@ -213,7 +222,7 @@ def _of_run(comparison: Comparison) -> Iterator[ReportWarning]:
             f"({comparison.cores}): several ranks shared a core in turn, and the times include that",
             remedy="read them as the times of this machine; to know those of more devices, run on as many cores",
         )
-    if comparison.scaling is not None and comparison.scaling.kind == "strong" and not comparison.drift_measured:
+    if comparison.experiment.measures_drift and not comparison.drift_measured:
         yield ReportWarning(
             kind="no-drift",
             text="the drift has not been measured yet",

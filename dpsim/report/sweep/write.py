@@ -9,21 +9,11 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import environment_facts
-from dpsim.report.sweep.content import content
+from dpsim.report.sweep.content import REPORTS, content
 from dpsim.report.sweep.facts import run_facts
 from dpsim.report.sweep.timelines import Timelines
 from dpsim.report.write import DRIFT_CAPTION, ReportFigure, write_content
 
-_STEP_TIME = (
-    "Step time against the fusion threshold. Dots: measured medians with their 95% intervals; line: predicted "
-    "beforehand, with its assumed band; dashed: predictions of the four baselines. Threshold 0 is one allreduce per "
-    "tensor, inf one per step."
-)
-_SPEEDUP = (
-    "Speedup against the number of devices: samples/s over those of one device. Dots: measured, with the 95% interval "
-    "of the step; line: predicted beforehand, with its assumed band; dashed: predictions of the baselines, of which "
-    "perfect scaling is the ideal."
-)
 _TIMELINE = (
     "One training step of the fastest setting on the most devices, of one rank: measured above, predicted below, on "
     "one time axis. Hatched: computation waits for communication."
@@ -51,24 +41,16 @@ def write_report(
 def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceRecord | None) -> Iterator[ReportFigure]:
     if not comparison.groups:
         return
-    from dpsim.report.figures import drift, speedup, step_time, timeline, where_time_goes
+    from dpsim.report.figures import drift, timeline, where_time_goes
 
-    if comparison.scaling is None:
-        yield ReportFigure(
-            name="step_time",
-            title="Step time",
-            caption=_STEP_TIME,
-            wide=step_time.draw(comparison),
-            narrow=step_time.draw(comparison, narrow=True),
-        )
-    else:
-        yield ReportFigure(
-            name="speedup",
-            title="Speedup",
-            caption=_SPEEDUP,
-            wide=speedup.draw(comparison),
-            narrow=speedup.draw(comparison, narrow=True),
-        )
+    report = REPORTS[comparison.experiment.question]
+    yield ReportFigure(
+        name=report.figure_name,
+        title=report.figure_title,
+        caption=report.caption,
+        wide=report.figure(comparison, False),
+        narrow=report.figure(comparison, True),
+    )
     if record is not None and record.drift:
         yield ReportFigure(
             name="drift",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
+from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.tables import (
     ALONE,
     LEGEND,
@@ -30,6 +32,9 @@ from dpsim.report.words import (
     skill_text,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 DIGITS = 8
 RULES = (
     "After the timing, every device count trained the same steps from the same start, on this machine's own network: "
@@ -41,10 +46,11 @@ _WEAK = "Drift is not measured under weak scaling: every device count trains oth
 
 def question(comparison: Comparison) -> str:
     """Return the question that the sweep answers."""
-    run = comparison.experiment
+    run, first = comparison.experiment, comparison.points[0]
+    batch = first.local_batch if run.weak else first.global_batch
     where = "on each device" if run.weak else "over all devices"
     return (
-        f"How fast does training {run.model} on {run.dataset} become on more devices, with {run.global_batch} "
+        f"How fast does training {first.model} on {run.dataset} become on more devices, with {batch:g} "
         f"samples per step {where}, does it stay the same training, and does the model know both before anything "
         "is measured?"
     )
@@ -99,20 +105,19 @@ def _speed(point: ComparedPoint) -> str:
 
 def drift_sentence(comparison: Comparison) -> str | None:
     """Return what training on more devices changed; ``None`` where that was not measured."""
-    scaling = comparison.scaling
-    if scaling is not None and scaling.kind == "weak":
+    if comparison.experiment.weak:
         return _WEAK
     points = [point for point in comparison.scored if point.digest]
-    if scaling is None or not points:
+    if not points:
         return None
     several = unique(point for point in points if point.devices > 1)
-    after = f"after {scaling.steps} steps with batch norm {scaling.batch_norm}"
+    after = f"after {comparison.experiment.steps} steps with batch norm {points[0].batch_norm}"
     if comparison.identical is not None:
         counts = ", ".join(point.layout for point in several)
         verdict = "the same to the bit as" if comparison.identical else "NOT THE SAME, as promised, as"
         return (
-            f"The training is {verdict} on one device {after} and {scaling.leaves} leaves, on {counts} devices: digest "
-            f"{points[0].digest[:DIGITS]}."
+            f"The training is {verdict} on one device {after} and {points[0].leaves} leaves, on {counts} devices: "
+            f"digest {points[0].digest[:DIGITS]}."
         )
     parameters = _each((point.layout, point.measured_drift, point.predicted_drift) for point in several)
     text = f"Drift from one device {after}: parameters {parameters}"
@@ -237,7 +242,6 @@ def _efficiency(point: ComparedPoint) -> str:
 
 
 def _note(comparison: Comparison, *, trained: bool, means: bool) -> str:
-    scaling = comparison.scaling
     batch = "local" if comparison.experiment.weak else "global"
     text = (
         f"{LEGEND}. Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1. "
@@ -246,7 +250,7 @@ def _note(comparison: Comparison, *, trained: bool, means: bool) -> str:
     )
     if trained:
         text += (
-            f" Drift = |w_n - w_1| / |w_1| of all parameters after {scaling.steps if scaling else 0} steps; 0 means "
+            f" Drift = |w_n - w_1| / |w_1| of all parameters after {comparison.experiment.steps} steps; 0 means "
             f"the same bits. Digest: the first {DIGITS} digits of the trained state's SHA-256."
         )
     if means:
@@ -256,3 +260,26 @@ def _note(comparison: Comparison, *, trained: bool, means: bool) -> str:
             "the parameters is not predicted."
         )
     return text
+
+
+def _figure(comparison: Comparison, narrow: bool) -> Figure:
+    from dpsim.report.figures import speedup
+
+    return speedup.draw(comparison, narrow=narrow)
+
+
+REPORT = QuestionReport(
+    question=question,
+    answers=answers,
+    tiles=tiles,
+    points=points_table,
+    figure=_figure,
+    figure_name="speedup",
+    figure_title="Speedup",
+    caption="Speedup against the number of devices: samples/s over those of one device. Dots: measured, with the 95% "
+    "interval of the step; line: predicted beforehand, with its assumed band; dashed: predictions of the baselines, of "
+    "which perfect scaling is the ideal.",
+    constant="the network, one device among them",
+    effect="device count by samples/s",
+    rules=RULES,
+)

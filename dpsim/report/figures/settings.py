@@ -1,0 +1,82 @@
+"""Samples per second at each setting, fastest first: measured and predicted."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.figures.style import MEASURED, MUTED, PAPER, PREDICTED, grid, panels, styled
+from dpsim.report.words import EMULATED_COMPUTE, network_name
+
+_ROW_IN, _HEAD_IN = 0.34, 1.25
+
+
+def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
+    """Return a panel for each group, with a row for each setting."""
+    groups = [(group, comparison.members(group)) for group in comparison.groups]
+    height_in = _HEAD_IN + _ROW_IN * max(len(points) for _, points in groups)
+
+    def make() -> Figure:
+        figure, axes = panels(len(groups), narrow=narrow, height_in=height_in)
+        for axis, (group, points) in zip(axes, groups, strict=True):
+            _panel(axis, group, sorted(points, key=_images_per_s), comparison.compared)
+        return figure
+
+    return styled(make)
+
+
+def _images_per_s(point: ComparedPoint) -> float:
+    return point.global_batch / point.measured_step_s
+
+
+def _panel(axis: Axes, group: Group, points: list[ComparedPoint], compared: tuple[str, ...]) -> None:
+    for row, point in enumerate(points):
+        batch = point.global_batch
+        axis.plot(
+            [batch / point.predicted_high_s, batch / point.predicted_low_s],
+            [row + 0.16] * 2,
+            color=PREDICTED,
+            linewidth=5,
+            alpha=0.25,
+            solid_capstyle="butt",
+        )
+        axis.plot(
+            [batch / point.predicted_step_s],
+            [row + 0.16],
+            marker="D",
+            markersize=5.5,
+            markerfacecolor=PAPER,
+            markeredgecolor=PREDICTED,
+            markeredgewidth=1.5,
+            linestyle="",
+            label="predicted" if row == 0 else None,
+        )
+        axis.plot(
+            [batch / point.measured_high_s, batch / point.measured_low_s],
+            [row - 0.12] * 2,
+            color=MEASURED,
+            linewidth=1.6,
+        )
+        axis.plot(
+            [_images_per_s(point)],
+            [row - 0.12],
+            marker="o",
+            markersize=5.5,
+            color=MEASURED,
+            linestyle="",
+            label="measured" if row == 0 else None,
+        )
+    names = [", ".join(point.setting.text(name) for name in compared) for point in points]
+    axis.set_yticks(range(len(points)), names, fontsize=8.5)
+    axis.set_ylim(-0.6, len(points) - 0.4)
+    axis.set_xlim(left=0)
+    grid(axis, "x")
+    axis.tick_params(labelsize=8.5)
+    axis.set_xlabel("samples/s", fontsize=8.5)
+    title = ", ".join([network_name(group), *group.name.split("; ")[1:]])
+    emulated = EMULATED_COMPUTE * any(point.emulated_compute for point in points)
+    axis.set_title(title + emulated, loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    fields = ", ".join(name.removesuffix("_bytes").removesuffix("_s").replace("_", " ") for name in compared)
+    axis.text(0, 1.02, fields, transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+    axis.legend(loc="lower left", frameon=False, fontsize=8.5, labelcolor="linecolor")

@@ -1,0 +1,38 @@
+"""What a report says to the question of a sweep, and the words that depend on the question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpsim.records.comparison import Comparison, Group
+from dpsim.report.content import Tile
+from dpsim.report.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionReport:
+    """The parts of a report that a question decides.
+
+    ``question`` and ``answers`` are sentences, ``tiles`` the numbers of a group worth seeing at first sight, and
+    ``points`` the table of all settings. ``figure`` draws the main figure, wide or narrow, named ``figure_name`` and
+    explained by ``caption``. ``rules`` are added to those of every sweep where the divergence was measured.
+    ``constant`` and ``effect`` complete sentences under the table of scores: the constant baseline is the median of the
+    measured steps of ..., the effect is that of the worst ... over the best.
+    """
+
+    question: Callable[[Comparison], str]
+    answers: Callable[[Comparison], tuple[str, ...]]
+    tiles: Callable[[Comparison, Group], tuple[Tile, ...]]
+    points: Callable[[Comparison], Table]
+    figure: Callable[[Comparison, bool], Figure]
+    figure_name: str
+    figure_title: str
+    caption: str
+    constant: str
+    effect: str
+    rules: tuple[str, ...] = ()

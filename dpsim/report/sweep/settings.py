@@ -1,0 +1,155 @@
+"""What the report of a sweep over any grid of settings says: which trains fastest, and whether the model knew it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.content import Tile
+from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.tables import (
+    LEGEND,
+    PointCells,
+    best_marks,
+    error,
+    group_title,
+    is_best,
+    predicted_speedup,
+    speedup,
+)
+from dpsim.report.sweep.threshold import score_tiles
+from dpsim.report.table import Column, Table, table
+from dpsim.report.words import EMULATED_COMPUTE, counted, milliseconds, percent, skill_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def field_name(name: str) -> str:
+    """Return a field of a setting as a report writes it: ``fusion threshold``."""
+    return name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
+
+
+def setting_name(comparison: Comparison, point: ComparedPoint) -> str:
+    """Return the compared values of a setting: ``algorithm ring, global batch 512``."""
+    return ", ".join(f"{field_name(name)} {point.setting.text(name)}" for name in comparison.compared)
+
+
+def images_per_s(point: ComparedPoint) -> str:
+    """Return the measured samples per second with three digits."""
+    return f"{float(f'{point.global_batch / point.measured_step_s:.3g}'):,.0f}"
+
+
+def _question(comparison: Comparison) -> str:
+    fields = " and ".join(map(field_name, comparison.compared)) or "setting"
+    models = " and ".join(dict.fromkeys(point.model for point in comparison.points))
+    return (
+        f"Which {fields} trains {models} on {comparison.experiment.dataset} fastest, in samples per second, and does "
+        "the model know it before anything is measured?"
+    )
+
+
+def _answers(comparison: Comparison) -> tuple[str, ...]:
+    return tuple(_answer(comparison, group) for group in comparison.groups)
+
+
+def _answer(comparison: Comparison, group: Group) -> str:
+    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
+    where = group_title(group) + EMULATED_COMPUTE * best.emulated_compute
+    if group.below_noise:
+        text = (
+            f"On {where}, it makes no difference which setting is chosen: from best to worst the speed changes by "
+            f"{percent(group.effect)}, and the uncertainty of these medians is {percent(group.noise_floor)}."
+        )
+    else:
+        limit = best.measured_s_per_sample * (1 + group.noise_floor)
+        near = [p for p in comparison.members(group) if p is not best and p.measured_s_per_sample <= limit]
+        text = (
+            f"On {where}, {setting_name(comparison, best)} trained fastest: {images_per_s(best)} samples/s, "
+            f"{milliseconds(best.measured_step_s)} ms per step, {1 + group.effect:.2f}x as fast as the slowest setting"
+        )
+        if near:
+            text += f"; {counted(len(near), 'other setting')} cannot be told apart from it"
+        text += (
+            ". The model chose the same."
+            if predicted is best
+            else (
+                f". The model chose {setting_name(comparison, predicted)}, with {images_per_s(predicted)} samples/s "
+                f"(regret {percent(group.regret, sign=True)})."
+            )
+        )
+    return (
+        f"{text} The model's median error was {percent(group.step.median_abs_error)}, the best baseline's "
+        f"{percent(group.step.null_median_abs_error)} (skill {skill_text(group.step.skill)})."
+    )
+
+
+def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
+    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
+    tiles = []
+    if group.below_noise:
+        tiles.append(Tile(value="no effect", label=f"{percent(group.effect)} is within the uncertainty"))
+    tiles += [
+        Tile(value=images_per_s(best), label=f"samples/s at best: {setting_name(comparison, best)}"),
+        Tile(
+            value=images_per_s(predicted), label=f"samples/s as predicted best: {setting_name(comparison, predicted)}"
+        ),
+    ]
+    return (*tiles, *score_tiles(group))
+
+
+def _points(comparison: Comparison) -> Table:
+    points = comparison.scored
+    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+
+    def value(name: str) -> Column[ComparedPoint]:
+        return Column(head=field_name(name), cell=lambda point: point.setting.text(name), left=name != "devices")
+
+    return table(
+        title="Measured and predicted",
+        columns=(
+            *(value(name) for name in comparison.compared),
+            Column(head="samples/s", cell=images_per_s),
+            Column(head="measured ms", cell=cells.measured),
+            Column(head="95% interval", cell=cells.interval, left=True, dispensable=3),
+            Column(head="predicted ms", cell=cells.predicted),
+            Column(head="error", cell=error),
+            Column(head="exposed ms", cell=cells.exposed, dispensable=1),
+            Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
+            Column(head="speedup", cell=speedup, shown=any(point.measured_speedup for point in points)),
+            Column(
+                head="predicted speedup",
+                cell=predicted_speedup,
+                dispensable=2,
+                shown=any(point.measured_speedup for point in points),
+            ),
+            Column(head="samples", cell=lambda point: str(point.samples), dispensable=5),
+            Column(head="best", cell=best_marks, left=True),
+        ),
+        sections={group_title(group): list(comparison.members(group)) for group in comparison.groups},
+        strong=is_best,
+        note=f"{LEGEND}, by samples/s. Median step and the 95% bootstrap interval of the median. Error = predicted / "
+        "measured - 1. Exposed: communication not hidden by computation. Speedup over one device at the same batch, "
+        "where one device was measured.",
+    )
+
+
+def _figure(comparison: Comparison, narrow: bool) -> Figure:
+    from dpsim.report.figures import settings
+
+    return settings.draw(comparison, narrow=narrow)
+
+
+REPORT = QuestionReport(
+    question=_question,
+    answers=_answers,
+    tiles=_tiles,
+    points=_points,
+    figure=_figure,
+    figure_name="settings",
+    figure_title="Samples per second",
+    caption="Samples per second at each setting. Dots: measured medians with their 95% intervals; diamonds: predicted "
+    "beforehand, with their assumed bands.",
+    constant="the group",
+    effect="setting by samples/s",
+)

@@ -1,0 +1,239 @@
+"""``Setting``: what is run. ``Grid``: a base setting and axes over any of its fields."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, DpsimError, unknown
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.layout import parse_devices
+from dpsim.machine import NODE, Network, check_algorithm
+from dpsim.plan import Plan
+from dpsim.units import format_size, parse_size
+
+OVERLAP_CHOICES = ("auto", "all")
+"""Values of the field ``overlap`` in a grid that a sweep replaces by mechanisms, once it has calibrated."""
+_TIMING_ONLY = ("fusion_rule", "fusion_threshold_bytes", "cycle_s", "algorithm", "overlap", "layout", "strategy")
+_ORDER = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch")
+
+
+class Setting(Noun, frozen=True):
+    """A plan that trains a model on a network: the one place where a configuration stands.
+
+    ``repeat`` tells the two runs of an A/A pair apart (0 and 1). Raises ``ConfigError`` for an algorithm that the
+    network cannot run.
+    """
+
+    plan: Plan
+    model: str
+    network: str = NODE
+    repeat: int = 0
+
+    def __post_init__(self) -> None:
+        check_algorithm(self.plan.algorithm, Network.parse(self.network))
+        if self.repeat not in (0, 1):
+            raise ConfigError(f"repeat is {self.repeat}", allowed="0, or 1 for the second run of an A/A pair")
+
+    @property
+    def first_run(self) -> Setting:
+        """The same setting with ``repeat`` 0."""
+        return msgspec.structs.replace(self, repeat=0)
+
+    @property
+    def devices_token(self) -> str:
+        """The number of devices, or their layout: ``8`` or ``2x4``."""
+        return self.plan.layout or str(self.plan.devices)
+
+    @property
+    def training(self) -> tuple[Any, ...]:
+        """What decides the numbers that are trained: settings with the same training differ in their times alone."""
+        names = [name for name in Plan.__struct_fields__ if name not in _TIMING_ONLY]
+        return (self.model, *(getattr(self.plan, name) for name in names))
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """A key by which settings sort: network (this machine's own first), devices, ..., threshold, then the rest."""
+        plan = self.plan
+        leading = tuple(getattr(plan, name) for name in _ORDER)
+        threshold = -1.0 if plan.fusion_threshold_bytes is None else plan.fusion_threshold_bytes
+        return (
+            self.network != NODE,
+            self.network,
+            *leading,
+            threshold,
+            self.repeat,
+            plan.layout,
+            self.model,
+            str(plan),
+        )
+
+    def value(self, name: str) -> Any:
+        """The value of a field of ``FIELDS``."""
+        if name == "devices":
+            return self.devices_token
+        return getattr(self if name in ("model", "network") else self.plan, name)
+
+    def text(self, name: str) -> str:
+        """The value of a field as tables and messages write it."""
+        value = self.value(name)
+        if name == "fusion_threshold_bytes":
+            takes_none = FUSION_RULES.find(self.plan.fusion_rule).default_threshold_bytes is None
+            return "none" if takes_none else format_size(self.plan.threshold_bytes)
+        if name == "optimizer":
+            return type(value).__name__
+        if name == "wire_dtype":
+            return value or "as computed"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    def describe(self) -> str:
+        """``2 devices on node, 64 KiB, ring, overlap thread``, for messages."""
+        plan = self.plan
+        size = format_size(plan.threshold_bytes)
+        return f"{self.devices_token} devices on {self.network}, {size}, {plan.algorithm}, overlap {plan.overlap}"
+
+
+FIELDS = (*Plan.__struct_fields__, "local_batch", "model", "network")
+"""What a grid may vary: every field of ``Plan``, the model, the network, and ``local_batch`` for weak scaling."""
+
+Row = Mapping[str, Any]
+
+
+def setting_of(row: Row) -> Setting:
+    """The setting of a row of a grid. Raises ``ConfigError``.
+
+    ``devices`` may be a layout (``2x4``), a threshold may be written with its unit (``64KiB``), and with
+    ``local_batch`` the global batch grows with the devices. Left out, the algorithm is the network's default and the
+    batch-norm mode that of the leaves. The overlaps ``auto`` and ``all`` stand for ``off`` until a sweep has chosen.
+    """
+    fields = dict(row)
+    model, network = fields.pop("model", "mlp:64x20"), fields.pop("network", NODE)
+    devices, layout = parse_devices(fields.pop("devices", 1))
+    if (local_batch := fields.pop("local_batch", None)) is not None:
+        if "global_batch" in fields:
+            raise ConfigError(
+                f"a local batch of {local_batch} and a global batch of {fields['global_batch']}",
+                allowed="one of the two",
+                remedy="give global_batch for strong scaling, local_batch for weak scaling",
+            )
+        fields["global_batch"] = local_batch * devices * fields.get("accumulate", 1)
+    if isinstance(threshold := fields.get("fusion_threshold_bytes"), str):
+        fields["fusion_threshold_bytes"] = parse_size(threshold)
+    if fields.get("overlap") in OVERLAP_CHOICES:
+        fields["overlap"] = "off"
+    if fields.get("algorithm") is None:
+        fields["algorithm"] = Network.parse(str(network)).default_algorithm(fields.get("wire_dtype"))
+    if fields.get("batch_norm") is None:
+        leaves = fields.get("leaves", 0)
+        fields["batch_norm"] = Plan.default_batch_norm(leaves if isinstance(leaves, int) else 0)
+    plain = {"plan": fields | {"devices": devices, "layout": layout or fields.get("layout", "")}}
+    try:
+        return msgspec.convert(plain | {"model": model, "network": network}, Setting)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, DpsimError):
+            raise error.__cause__ from error
+        raise ConfigError(f"a setting with a wrong value: {error}", allowed="the fields of dpsim.Plan") from error
+
+
+class Grid(Noun, frozen=True):
+    """Settings: those of ``base``, with every case of ``cases`` and every combination of the values of ``axes``.
+
+    Fields are those of ``FIELDS``, their values plain ones, as a file or ``--json`` writes them. A case is a table of
+    fields that change together, such as a network and the algorithm that suits it. The last axis varies fastest.
+    """
+
+    base: dict[str, Any] = msgspec.field(default_factory=dict)
+    axes: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
+    cases: tuple[dict[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in itertools.chain(self.base, self.axes, *self.cases):
+            if name not in FIELDS:
+                raise unknown("field of a setting", name, FIELDS)
+        for name, values in self.axes.items():
+            if not values or any(value in values[:place] for place, value in enumerate(values)):
+                raise ConfigError(f"{name} is {list(values)}", allowed="one or more different values")
+        for name in self.axes:
+            if name in self.base or any(name in case for case in self.cases):
+                raise ConfigError(
+                    f"{name} is an axis, and has a value in [base] or [[cases]] as well", allowed="one of the two"
+                )
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The fields of each setting."""
+        return tuple(
+            self.base | case | dict(zip(self.axes, values, strict=True))
+            for case in self.cases or ({},)
+            for values in itertools.product(*self.axes.values())
+        )
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The fields that have more than one value, cases first."""
+        names = dict.fromkeys(itertools.chain(*self.cases, self.axes))
+        return tuple(name for name in names if len(self.values(name)) > 1)
+
+    def values(self, name: str) -> tuple[Any, ...]:
+        """The different values of a field in the order of the rows; none where it is given nowhere."""
+        values: list[Any] = []
+        for row in self.rows:
+            if name in row and row[name] not in values:
+                values.append(row[name])
+        return tuple(values)
+
+    def value(self, name: str) -> Any:
+        """The value of a field that does not vary, or ``None`` where it is given nowhere."""
+        return next(iter(self.values(name)), None)
+
+    def changed(self, **values: Any) -> dict[str, Any]:
+        """``base``, ``axes`` and ``cases`` with other values of some fields, as arguments for ``structs.replace``.
+
+        A tuple becomes an axis. A field with one value is part of the base, and ``None`` leaves it out.
+        """
+        base = {name: value for name, value in self.base.items() if name not in values}
+        axes = {name: given for name, given in self.axes.items() if name not in values}
+        cases = tuple({name: value for name, value in case.items() if name not in values} for case in self.cases)
+        for name, value in values.items():
+            if isinstance(value, tuple):
+                axes[name] = value
+            elif value is not None:
+                base[name] = value
+        distinct = tuple(case for place, case in enumerate(cases) if case and case not in cases[:place])
+        order = [name for name in (*self.axes, *values) if name in axes]
+        return {"base": base, "axes": {name: axes[name] for name in dict.fromkeys(order)}, "cases": distinct}
+
+
+def settings_of(rows: Iterable[Row]) -> tuple[Setting, ...]:
+    """The settings of the rows. Raises one ``ConfigError`` that names every row that is impossible, and why."""
+    settings, mistakes = [], dict[str, list[tuple[ConfigError, str]]]()
+    rows = list(rows)
+    for row in rows:
+        try:
+            settings.append(setting_of(row))
+        except DpsimError as error:
+            refused = error if isinstance(error, ConfigError) else ConfigError(str(error))
+            mistakes.setdefault(refused.given, []).append((refused, _short(row, rows)))
+    if not mistakes:
+        return tuple(settings)
+    first = next(iter(mistakes.values()))[0][0]
+    if len(mistakes) == 1:
+        (refusals,) = mistakes.values()
+        where = "" if len(refusals) == len(rows) else f" (settings: {'; '.join(name for _, name in refusals)})"
+        raise ConfigError(f"{first.given}{where}", allowed=first.allowed, remedy=first.remedy)
+    reasons = [f"{given} (settings: {'; '.join(name for _, name in each)})" for given, each in mistakes.items()]
+    raise ConfigError(
+        f"{sum(map(len, mistakes.values()))} of {len(rows)} settings are impossible: " + "; ".join(reasons),
+        allowed="; ".join(dict.fromkeys(each[0][0].allowed for each in mistakes.values() if each[0][0].allowed)),
+        remedy="take these values out of the grid",
+    )
+
+
+def _short(row: Row, rows: list[Row]) -> str:
+    """The fields by which a row differs from others: ``devices 4, algorithm ring``."""
+    names = [name for name in row if any(other.get(name) != row[name] for other in rows)]
+    return ", ".join(f"{name} {row[name]}" for name in names) or "the only one"
