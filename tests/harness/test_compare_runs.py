@@ -88,6 +88,8 @@ def test_a_ratio_within_the_noise_is_not_distinguishable() -> None:
     assert verdict(0.95, 0.94, 0.96, 0.01, 10) == "faster"
     assert verdict(0.95, 0.94, 0.96, None, 10) == "faster"
     assert verdict(0.95, 0.94, 0.96, 0.06, 10) == "not_distinguishable"
+    assert verdict(0.8, 0.7, 0.9, 0.22, 10) == "faster"
+    assert verdict(1 / 0.8, 1 / 0.9, 1 / 0.7, 0.22, 10) == "slower"
     assert verdict(1.05, 0.99, 1.06, 0.01, 10) == "not_distinguishable"
     assert verdict(1.05, 1.04, 1.06, 0.01, 2) == "not_distinguishable"
     assert verdict(1.05, 1.04, 1.06, 0.01, 3) == "slower"

@@ -146,8 +146,8 @@ def _without_network(setting: SettingFields) -> list[tuple[str, SettingValue]]:
 
 
 def verdict(ratio: float, low: float, high: float, noise: float | None, rounds: int) -> Verdict:
-    """Return faster or slower where the interval excludes 1 and the ratio is further from 1 than the noise."""
-    if rounds < LEAST_ROUNDS or low <= 1 <= high or abs(ratio - 1) <= (noise or 0.0):
+    """Return faster or slower where the interval excludes 1 and longer time / shorter time - 1 exceeds the noise."""
+    if rounds < LEAST_ROUNDS or low <= 1 <= high or max(ratio, 1 / ratio) - 1 <= (noise or 0.0):
         return "not_distinguishable"
     return "faster" if ratio < 1 else "slower"
 
