@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import blended_transform_factory
 
-from dpsim.records.comparison import ComparedPoint
+from dpsim.records.comparison import ComparedPoint, Group
 from dpsim.report import palette
 from dpsim.report.palette import AREAS, BACKS, WORDS
-from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name
+from dpsim.report.words import EMULATED_COMPUTE, devices_name, field_name, network_name
 from dpsim.units import format_size
 
 INK, MUTED, MEASURED, PREDICTED = (WORDS[name].light for name in ("ink", "muted", "measured", "predicted"))
@@ -219,3 +219,9 @@ def size_ticks(axis: Axes, sizes_bytes: Sequence[float]) -> None:
 def point_name(point: ComparedPoint) -> str:
     """Return ``2 devices on node``."""
     return f"{devices_name(point.devices)} on {network_name(point)}" + EMULATED_COMPUTE * point.emulated_compute
+
+
+def group_subtitle(group: Group, compared: Sequence[str]) -> str:
+    """Return ``2 devices, global batch 64: algorithm``: what sets a group of settings apart, and what is compared."""
+    apart, fields = ", ".join(group.name.split("; ")[1:]), ", ".join(map(field_name, compared))
+    return f"{apart}: {fields}" if apart else fields
