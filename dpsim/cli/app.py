@@ -15,6 +15,7 @@ from dpsim import installation
 from dpsim.cli import (
     bench,
     calibrate,
+    compare,
     doctor,
     launch,
     machine,
@@ -57,6 +58,7 @@ def build() -> App:
     app.command(calibrate.calibrate, help_epilogue=calibrate.EXAMPLES)
     app.command(predict.predict, help_epilogue=predict.EXAMPLES)
     app.command(report.report, help_epilogue=report.EXAMPLES)
+    app.command(compare.compare, help_epilogue=compare.EXAMPLES)
     app.command(trace.trace, help_epilogue=trace.EXAMPLES)
     app.command(sweep.group())
     app.command(bench.group())

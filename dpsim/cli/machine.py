@@ -13,6 +13,7 @@ from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
+    from dpsim.records.machine_comparison import MachineComparison
 
 EXAMPLES = """\
 Examples:
@@ -66,40 +67,58 @@ def show_machine(
     print(f"source: {machine.source or 'not stated'}; measured on {machine.calibrated_on or 'an unknown machine'}")
 
 
-def compare(first: Path, second: Path, /, *, plot: _Plot = None, json: flags.Json = False) -> None:
-    """Divide the times of the second machine file by those of the first."""
-    from dpsim import machine as machines
-    from dpsim.errors import ConfigError
-    from dpsim.harness.machines import points
-    from dpsim.report.table import Column
-    from dpsim.units import format_duration, format_size
+def compare(
+    *files: Annotated[Path, Parameter(help="Machine files; the others are compared with the first.")],
+    plot: _Plot = None,
+    json: flags.Json = False,
+) -> None:
+    """Divide the times of machine files by those of the first.
 
-    both = {path.name: machines.read(path) for path in (first, second)}
-    _draw(plot, both)
-    keys = ("algorithm", "layout", "wire_dtype", "size_bytes")
-    times = [{tuple(p[k] for k in keys): p["time_s"] for p in points(machines.read(path))} for path in (first, second)]
-    common = [key for key in times[0] if key in times[1]]
-    if not common:
-        raise ConfigError(
-            f"{first} and {second} have no allreduce of one algorithm, device count and size in common",
-            allowed="machine files with a table of the same allreduce",
-            remedy="see what each contains with dpsim machine show",
-        )
-    rows = [dict(zip(keys, key, strict=True)) | {"ratio": times[1][key] / times[0][key]} for key in common]
+    Each table's latency and bandwidth are those of the line nearest to it. A
+    time is interpolated where only one of two tables has the size.
+    """
+    from dpsim import codec
+    from dpsim import machine as machines
+    from dpsim.harness.compare.machines import compare_machines
+
+    by_name = {name: machines.read(path) for name, path in zip(_names(files), files, strict=True)}
+    comparison = compare_machines(by_name)
+    _draw(plot, by_name)
     if json:
-        show.print_json("machine compare", rows, {"first": str(first), "second": str(second)})
+        points = [_flat(codec.to_builtins(each)) for each in comparison.ratios]
+        described = [
+            {"label": name, "path": str(path), "name": machine.name, "network": machine.network}
+            | {"calibrated_on": machine.calibrated_on, "source": machine.source}
+            for (name, machine), path in zip(by_name.items(), files, strict=True)
+        ]
+        summary = {
+            "machines": described,
+            "lines": [_flat(codec.to_builtins(each)) for each in comparison.lines],
+            "unmatched": [_flat(codec.to_builtins(each)) for each in comparison.unmatched],
+        }
+        show.print_json("machine compare", points, summary)
         return
-    show.table(
-        (
-            Column(head="algorithm", cell=lambda row: row["algorithm"], left=True),
-            Column(head="devices", cell=lambda row: row["layout"]),
-            Column(head="size", cell=lambda row: format_size(row["size_bytes"])),
-            Column(head=first.name, cell=lambda row: format_duration(times[0][tuple(row[key] for key in keys)])),
-            Column(head=second.name, cell=lambda row: format_duration(times[1][tuple(row[key] for key in keys)])),
-            Column(head="ratio", cell=lambda row: f"{row['ratio']:.2f}"),
-        ),
-        rows,
-    )
+    for name, machine in by_name.items():
+        print(f"{name}: {machine.name}, network {machine.network}, {machine.calibrated_on or 'an unknown machine'}")
+        print(f"  {link_sentence(machine)}")
+    print_comparison(comparison)
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """A different name for each file: its own, its path, or the path with its number."""
+    names = [path.name for path in files]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in files]
+    return [
+        name if name not in names[:number] else f"{name} ({names[: number + 1].count(name)})"
+        for number, name in enumerate(names)
+    ]
+
+
+def _flat(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a table's key beside the others; ``layout`` is never empty."""
+    key: dict[str, Any] = fields.pop("key")
+    return key | {"layout": key["layout"] or str(key["devices"])} | fields
 
 
 def merge(
@@ -140,6 +159,14 @@ def print_times(points: Sequence[dict[str, Any]]) -> None:
         ),
         points,
     )
+
+
+def print_comparison(comparison: MachineComparison) -> None:
+    """Print the lines of all tables, the times at the sizes in common, and the tables without a counterpart."""
+    from dpsim.report.compare.machines import tables
+    from dpsim.report.terminal import TerminalReport
+
+    show.rich(TerminalReport(tables=tables(comparison)))
 
 
 def link_sentence(machine: Machine) -> str:

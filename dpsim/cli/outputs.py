@@ -48,7 +48,8 @@ def _file_refused(path: Path, inputs: Iterable[Path | None]) -> str:
     if path.is_file():
         with path.open("rb") as file:
             head = file.read(16).lstrip()
-        if head and (b"\0" in head or not head.startswith(_HEADS.get(path.suffix.lower(), _JSON_HEADS))):
+        text = path.suffix.lower() != ".png"  # a PNG file holds zeros, a text none
+        if head and ((text and b"\0" in head) or not head.startswith(_HEADS.get(path.suffix.lower(), _JSON_HEADS))):
             return "it exists, and is a file of another kind"
     return _place_refused(path.resolve().parent)
 

@@ -66,11 +66,11 @@ def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
 def _continued(points: Floats) -> Floats:
     """A table's points, one more at size 0 and one at twice its last size.
 
-    Below the first size costs fall along a line to the alpha of the line that is nearest to the table (``_line``), and
-    to as much of the other rows. Above the last size they go on along the last segment, which runs from the largest
-    size that is at most half the last one: in a table whose sizes double that is its last two points, and in a denser
-    one it does not hang on the noise between two neighbours. A falling one counts as flat. A single point goes on in
-    proportion, both ways.
+    Below the first size costs fall along a line to the alpha of the line that is nearest to the table
+    (``fitted_line``), and to as much of the other rows. Above the last size they go on along the last segment, which
+    runs from the largest size that is at most half the last one: in a table whose sizes double that is its last two
+    points, and in a denser one it does not hang on the noise between two neighbours. A falling one counts as flat. A
+    single point goes on in proportion, both ways.
     """
     last_size, last = points[0, -1], points[1:, -1]
     if points.shape[1] == 1:
@@ -83,7 +83,7 @@ def _continued(points: Floats) -> Floats:
     if points[0, 0] == 0:
         return np.column_stack([points, beyond])
     first = points[1:, 0]
-    share = min(_line(points[0], points[1])[0] / first[0], 1.0) if first[0] > 0 else 1.0
+    share = min(fitted_line(points[0], points[1])[0] / first[0], 1.0) if first[0] > 0 else 1.0
     return np.column_stack([np.concatenate([[0.0], first * share]), points, beyond])
 
 
@@ -214,12 +214,13 @@ def nearest_line(machine: Machine, collective: Collective) -> tuple[float, float
         return 0.0, 0.0
     table = table_for(machine.allreduce, collective)
     if table is not None:
-        return _line(_sizes(table, collective.wire_dtype), np.array(table.time_s))
+        return fitted_line(_sizes(table, collective.wire_dtype), np.array(table.time_s))
     sizes, times = solo_curve(machine, collective).points
     return float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
 
 
-def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
+def fitted_line(sizes: Floats, times: Floats) -> tuple[float, float]:
+    """(alpha_s, beta_s_per_byte) of the line nearest to times at sizes in bytes; (0, 0) where all of them are 0."""
     keep = (times > 0) & (sizes > 0)
     if not np.any(keep):
         return 0.0, 0.0

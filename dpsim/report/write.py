@@ -71,7 +71,7 @@ def write_content(folder: Path, content: Content, figures: Sequence[ReportFigure
 
 def _links(folder: Path) -> list[tuple[str, str]]:
     """Return links to the Markdown, to the records in the folder, and to the pages of the folders in it."""
-    records = sorted(path.name for path in folder.glob("*.json"))
+    records = sorted(path.name for kind in ("json", "csv") for path in folder.glob(f"*.{kind}"))
     reports = sorted(path.parent.name for path in folder.glob("*/index.html"))
     return [
         ("as Markdown", "report.md"),

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import benchmark_outputs as outputs
+import msgspec
 import pytest
 
+from dpsim import codec
 from dpsim import machine as machines
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -41,6 +43,47 @@ def test_two_machines_are_compared_where_both_have_a_time(files: list[Path], dps
     assert [round(point["ratio"], 2) for point in json.loads(out)["points"]] == [2.0, 2.0, 2.0]
     code, _, err = dpsim("machine", "compare", files[0], files[1])
     assert code == 2 and "in common" in err
+
+
+def test_machines_are_compared_table_by_table_with_their_lines(files: list[Path], dpsim: Dpsim, tmp_path: Path) -> None:
+    both = tmp_path / "both.json"
+    assert dpsim("machine", "merge", files[0], files[1], "--output", both)[0] == 0
+    code, out, _ = dpsim("machine", "compare", both, files[2], files[0], "--plot", tmp_path / "all.svg")
+    text = " ".join(out.split())
+    assert code == 0 and "mpi on 2 devices, float32" in text and "Without a counterpart" in text
+    drawn = (tmp_path / "all.svg").read_text()
+    assert all(f"{name}: mpi on" in drawn for name in ("both.json", "slow.json", "two.json"))
+    summary = json.loads(dpsim("machine", "compare", both, files[2], "--json")[1])["summary"]
+    assert [(each["machine"], each["devices"]) for each in summary["unmatched"]] == [("both.json", 4)]
+    first, second = (line for line in summary["lines"] if line["devices"] == 2)
+    assert second["alpha_s"] == pytest.approx(2 * first["alpha_s"])
+    assert second["bandwidth_bytes_per_s"] == pytest.approx(first["bandwidth_bytes_per_s"] / 2)
+
+
+def test_a_time_between_two_sizes_is_interpolated(files: list[Path], dpsim: Dpsim, tmp_path: Path) -> None:
+    log, path = tmp_path / "other.txt", tmp_path / "other.json"
+    log.write_text(outputs.osu([(size, us) for size, us in POINTS if size != 65536]))
+    assert dpsim("calibrate", "--from", log, "--devices", "2", "--output", path)[0] == 0
+    points = json.loads(dpsim("machine", "compare", files[0], path, "--json")[1])["points"]
+    assert [(point["size_bytes"], point["interpolated"]) for point in points] == [
+        (1024, False),
+        (65536, True),
+        (1048576, False),
+    ]
+    between_us = 4.62 + (631.29 - 4.62) * (65536 - 1024) / (1048576 - 1024)
+    assert points[1]["b_time_s"] == pytest.approx(between_us * 1e-6, rel=1e-3)
+
+
+def test_a_machine_is_not_compared_alone_nor_emulated_with_real(
+    files: list[Path], dpsim: Dpsim, tmp_path: Path
+) -> None:
+    code, _, err = dpsim("machine", "compare", files[0])
+    assert code == 2 and "two or more" in err
+    emulated = tmp_path / "emulated.json"
+    codec.write(emulated, msgspec.structs.replace(machines.read(files[0]), emulated_network=True))
+    code, _, err = dpsim("machine", "compare", files[0], emulated)
+    assert code == 2 and "the network of emulated.json is emulated and that of two.json is real" in err
+    assert "1.00" in dpsim("machine", "compare", files[0], files[0])[1]
 
 
 def test_several_machines_become_one_with_a_link_fitted_to_all(files: list[Path], dpsim: Dpsim, tmp_path: Path) -> None:

@@ -34,11 +34,12 @@ SURFACE = {
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
     " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --output --json",
     "report": "FOLDER --output --json",
+    "compare": "RUNS --label --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
     "bench allreduce": "--devices --min --max --factor --algorithm --dtype --backend --peers --peer-env --budget"
     " --output --json --plot --seed",
     "machine show": "FILE --plot --json",
-    "machine compare": "FIRST SECOND --plot --json",
+    "machine compare": "FILES --plot --json",
     "machine merge": "FILES --output --json",
     "launch local": "COMMAND --devices --hostfile",
     "launch slurm": f"COMMAND {JOB}",

@@ -66,6 +66,7 @@ def test_a_link_stays_one_and_its_target_is_written(exists: bool, tmp_path: Path
         ("w.toml", b"[[layers]]", False),
         ("w.toml", b'schema = "dpsim.workload/1"', True),
         ("figure.png", b"\x89PNG\r\n", False),
+        ("figure.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", False),
         ("figure.png", b'{"a": 1}', True),
         ("figure.svg", b"<svg>", False),
         ("figure.svg", b"\x89PNG\r\n", True),

@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from dpsim.machine import Machine
+from dpsim.machine import AllreduceCost, Machine
 from dpsim.report.figures.style import MUTED, RULE, panels, styled
 from dpsim.report.palette import SERIES
 from dpsim.units import format_duration, format_size
 
 _MARKERS = "osD^vPX<>h"
+_DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
 def draw(machines: Mapping[str, Machine]) -> Figure:
-    """Return one panel with a line for each table, named by algorithm and devices (and machine, if several)."""
+    """Return one panel with a line for each table, named by algorithm and devices (and machine, if several).
+
+    Tables of the same allreduce have one marker; several machines differ in their dashes.
+    """
 
     def make() -> Figure:
         figure, (axis,) = panels(1, narrow=False, height_in=4.6, columns=1)
@@ -24,17 +28,20 @@ def draw(machines: Mapping[str, Machine]) -> Figure:
         axis.set_yscale("log")
         axis.grid(axis="y", color=RULE, linewidth=0.6)
         lines = [(name, table) for name, machine in machines.items() for table in machine.allreduce]
-        for number, (name, table) in enumerate(lines):
-            text = f"{table.algorithm} on {table.layout or table.devices}"
+        texts = list(dict.fromkeys(_text(table) for _, table in lines))
+        names = list(machines)
+        for line, (name, table) in enumerate(lines):
+            number = texts.index(_text(table))
+            dashes = names.index(name) if len(names) > 1 else line // len(SERIES)
             axis.plot(
                 table.sizes_bytes,
                 table.time_s,
-                label=f"{name}: {text}" if len(machines) > 1 else text,
-                color=SERIES[number % len(SERIES)].light,
+                label=f"{name}: {_text(table)}" if len(names) > 1 else _text(table),
+                color=SERIES[line % len(SERIES)].light,
                 marker=_MARKERS[number % len(_MARKERS)],
                 markersize=4,
                 linewidth=1.4,
-                linestyle=("solid", "dashed", "dotted")[number // len(SERIES) % 3],
+                linestyle=_DASHES[dashes % len(_DASHES)],
             )
         axis.minorticks_off()
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_size(value)))
@@ -45,3 +52,9 @@ def draw(machines: Mapping[str, Machine]) -> Figure:
         return figure
 
     return styled(make)
+
+
+def _text(table: AllreduceCost) -> str:
+    """Return the name of a table, such as ``ring on 2x4`` or ``direct on 2, float16``."""
+    dtype = "" if table.wire_dtype == "float32" else f", {table.wire_dtype}"
+    return f"{table.algorithm} on {table.layout or table.devices}{dtype}"

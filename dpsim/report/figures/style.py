@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.transforms import blended_transform_factory
+from matplotlib.transforms import blended_transform_factory, offset_copy
 
 from dpsim.records.comparison import ComparedPoint, Group
 from dpsim.report import palette
@@ -87,7 +87,8 @@ def styled(draw: Callable[[], Figure]) -> Figure:
 def heading(axis: Axes, title: str, subtitle: str) -> None:
     """Write a panel's title, and below it what its vertical axis shows."""
     axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
-    axis.text(0, 1.02, subtitle, transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+    above = offset_copy(axis.transAxes, fig=axis.get_figure(root=True), y=5, units="points")
+    axis.text(0, 1, subtitle, transform=above, color=MUTED, fontsize=8.5, va="bottom")
 
 
 def grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:

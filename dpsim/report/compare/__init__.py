@@ -1,0 +1,1 @@
+"""The report of several runs beside each other."""
