@@ -26,6 +26,8 @@ def load(path: Path | str) -> SavedResult:
     path = Path(path)
     if path.is_dir():
         return _folder(path)
+    if not path.exists():
+        raise ConfigError(f"there is no file or folder {path}", allowed=_ALLOWED)
     raw = codec.read_raw(path, "result")
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema in (PREDICTIONS_SCHEMA, RESULTS_SCHEMA):

@@ -62,8 +62,8 @@ POINTS = (
         "ratio",
         "The difference of a device's batch-norm means from the whole batch's, in standard deviations.",
     ),
-    Column("predicted_parameter_drift", "float64", "ratio", "parameter_drift as it was predicted."),
-    Column("predicted_statistics_drift", "float64", "ratio", "statistics_drift as it was predicted."),
+    Column("predicted_parameter_drift", "float64", "ratio", "The prediction of parameter_drift."),
+    Column("predicted_statistics_drift", "float64", "ratio", "The prediction of statistics_drift."),
 )
 
 SAMPLES = (

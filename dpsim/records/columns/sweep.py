@@ -50,7 +50,7 @@ POINTS = (
         "Measured time of a step in which communication is not hidden by computation: the median over all samples.",
     ),
     Column("predicted_exposed_communication_s", "float64", "s", "The same as it was predicted."),
-    Column("error", "float64", "ratio", "predicted_step_s / measured_step_s - 1; above 0 the prediction is too slow."),
+    Column("error", "float64", "ratio", "The error of the prediction: predicted_step_s / measured_step_s - 1."),
     Column(
         "noise",
         "float64",
@@ -67,7 +67,7 @@ POINTS = (
         "measured_speedup", "float64", "ratio", "Measured samples/s over those of one device; NaN if that is missing."
     ),
     Column("predicted_speedup", "float64", "ratio", "Predicted samples/s over those of one device."),
-    Column("efficiency", "float64", "ratio", "measured_speedup / devices."),
+    Column("efficiency", "float64", "ratio", "The scaling efficiency: measured_speedup / devices."),
     Column("is_best_measured", "boolean", "yes or no", "Whether this point was the fastest of its group."),
     Column(
         "is_best_predicted", "boolean", "yes or no", "Whether this point was predicted to be the fastest of its group."
@@ -109,7 +109,12 @@ POINTS = (
         "s",
         "The prediction for the speeds that the machine had during the run; NaN where they were not observed.",
     ),
-    Column("error_at_equal_speed", "float64", "ratio", "predicted_at_run_speed_s / measured_step_s - 1."),
+    Column(
+        "error_at_equal_speed",
+        "float64",
+        "ratio",
+        "The error at those speeds: predicted_at_run_speed_s / measured_step_s - 1.",
+    ),
 )
 
 SAMPLES = (
