@@ -110,9 +110,9 @@ def test_the_environment_is_described_and_left_alone(monkeypatch: pytest.MonkeyP
 
 def test_what_the_documentation_names_is_there_after_import_dpsim(python: Python) -> None:
     program = (
-        "import dpsim\n"
-        "w = dpsim.workload.read('experiments/machines/googlenet_k80.toml')\n"
-        "m = dpsim.machine.read('experiments/machines/k80_10gbe.toml')\n"
+        "import pathlib, dpsim\n"
+        "w = dpsim.read_workload('experiments/machines/googlenet_k80.toml')\n"
+        "m = dpsim.read_machine(pathlib.Path('experiments/machines/k80_10gbe.toml'))\n"
         "points, _ = dpsim.predict.predict_points(w, m, [2], [1e6], local_batch=64)\n"
         "print(len(points), 'predict' in dir(dpsim))\n"
     )

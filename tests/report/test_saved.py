@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from report_factory import sweep
 
+from dpsim import codec, entry
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
 from dpsim.harness.load import load
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.columns import FRAMES
 from dpsim.records.columns.column import UNITS, Column
+from dpsim.records.sweep import read_predictions
 from dpsim.report.frames import table
 from dpsim.report.saved import SavedResult, SavedSweep
 from dpsim.report.saved.write import write_tables
@@ -360,6 +363,19 @@ def test_a_file_that_is_no_whole_result_is_refused_in_one_message(text: str, giv
     path.write_text(text)
     with pytest.raises(DpsimError, match=re.escape(given)):
         load(path)
+
+
+def test_a_sweep_that_is_complete_is_returned_and_not_measured_again(tmp_path: Path) -> None:
+    folder, said = tmp_path / "swept", list[str]()
+    shutil.copytree(REPORTS / "devices", folder)
+    experiment = read_predictions(folder / "predictions.json").experiment
+    codec.write(tmp_path / "experiment.json", experiment)
+    before = (folder / "results.json").read_bytes()
+    for declared_as in (experiment, str(tmp_path / "experiment.json")):
+        result = entry.sweep(declared_as, str(folder), said.append)
+        assert result.title == load(REPORTS / "devices").title and len(result.frame()) == 4
+    assert (folder / "results.json").read_bytes() == before
+    assert sum("nothing is measured again" in line for line in said) == 2
 
 
 def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path) -> None:

@@ -37,7 +37,13 @@ POINTS = (
     NETWORK,
     Column("emulated_compute", "boolean", "yes or no", "Whether computation was emulated instead of done."),
     Column("emulated_network", "boolean", "yes or no", "Whether the network was emulated."),
-    Column("measured_step_s", "float64", "s", "The measured time of a step: the median over all samples."),
+    Column(
+        "measured_step_s",
+        "float64",
+        "s",
+        "The measured time of a step: the median over all samples. Where the machine's speed changed, they are first "
+        "scaled to its mean speed.",
+    ),
     Column("measured_low_s", "float64", "s", "The lower end of its 95 % bootstrap interval."),
     Column("measured_high_s", "float64", "s", "The upper end of its 95 % bootstrap interval."),
     Column("predicted_step_s", "float64", "s", "The time of a step that was predicted before the measurement."),
