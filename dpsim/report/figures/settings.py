@@ -15,13 +15,13 @@ _ROW_IN, _HEAD_IN = 0.34, 1.25
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     """Return a panel for each group, with a row for each setting."""
-    groups = [(group, comparison.members(group)) for group in comparison.groups]
-    height_in = _HEAD_IN + _ROW_IN * max(len(points) for _, points in groups)
+    groups = comparison.groups
+    height_in = _HEAD_IN + _ROW_IN * max(len(comparison.members(group)) for group in groups)
 
     def make() -> Figure:
         figure, axes = panels(len(groups), narrow=narrow, height_in=height_in)
-        for axis, (group, points) in zip(axes, groups, strict=True):
-            _panel(axis, group, sorted(points, key=_images_per_s), comparison.compared)
+        for axis, group in zip(axes, groups, strict=True):
+            panel(axis, comparison, group)
         return figure
 
     return styled(make)
@@ -31,7 +31,9 @@ def _images_per_s(point: ComparedPoint) -> float:
     return point.global_batch / point.measured_step_s
 
 
-def _panel(axis: Axes, group: Group, points: list[ComparedPoint], compared: tuple[str, ...]) -> None:
+def panel(axis: Axes, comparison: Comparison, group: Group) -> None:
+    """Draw one group on existing axes."""
+    points, compared = sorted(comparison.members(group), key=_images_per_s), comparison.compared
     for row, point in enumerate(points):
         batch = point.global_batch
         axis.plot(

@@ -84,6 +84,18 @@ def styled(draw: Callable[[], Figure]) -> Figure:
         return draw()
 
 
+def on_axes(axis: Axes | None, draw: Callable[[Axes], None]) -> Axes:
+    """Draw one panel in the style of all figures: on ``axis``, or without it on a new figure of pyplot."""
+    with matplotlib.rc_context(_RC):
+        if axis is None:
+            from matplotlib import pyplot
+
+            axis = pyplot.figure(figsize=(WIDE_IN / 2, 3.7), layout="constrained").add_subplot()
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        draw(axis)
+    return axis
+
+
 def heading(axis: Axes, title: str, subtitle: str) -> None:
     """Write a panel's title, and below it what its vertical axis shows."""
     axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
