@@ -12,6 +12,10 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a 
     from dpsim.api import fit as fit
     from dpsim.data import Dataset as Dataset
     from dpsim.data import load_dataset as load_dataset
+    from dpsim.entry import read_machine as read_machine
+    from dpsim.entry import read_workload as read_workload
+    from dpsim.entry import sweep as sweep
+    from dpsim.harness.load import load as load
     from dpsim.launch.rank_info import local_rank as local_rank
     from dpsim.launch.rank_info import local_size as local_size
     from dpsim.launch.rank_info import rank as rank
@@ -39,6 +43,8 @@ __version__ = VERSION
 _HOMES = {
     "dpsim.api": ("fit",),
     "dpsim.data": ("Dataset", "load_dataset"),
+    "dpsim.entry": ("read_machine", "read_workload", "sweep"),
+    "dpsim.harness.load": ("load",),
     "dpsim.launch.rank_info": ("local_rank", "local_size", "rank", "size"),
     "dpsim.nn": ("FunctionReplica", "build_model"),
     "dpsim.optimizer": ("AdamW", "Sgd"),

@@ -126,8 +126,13 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all. Raises ``ConfigError``."""
+    write_output(path, text.encode("utf-8"))
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, as ``write_bytes`` does. Raises ``ConfigError``."""
     try:
-        write_bytes(path, text.encode("utf-8"))
+        write_bytes(path, data)
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror or error}",

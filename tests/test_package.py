@@ -16,7 +16,7 @@ from dpsim.harness.measurement.environment import environment
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[1]
-HEAVY = {"mpi4py", "cupy", "torch", "matplotlib", "numba.cuda"}
+HEAVY = {"mpi4py", "cupy", "torch", "matplotlib", "pandas", "numba.cuda"}
 
 
 def _loaded(python: Python, *modules: str) -> set[str]:
@@ -26,7 +26,7 @@ def _loaded(python: Python, *modules: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_dpsim_loads_neither_mpi_cuda_torch_nor_matplotlib(python: Python) -> None:
+def test_importing_dpsim_loads_neither_mpi_cuda_torch_matplotlib_nor_pandas(python: Python) -> None:
     assert not HEAVY & _loaded(python, "dpsim", "dpsim.plan", "dpsim.workload", "dpsim.machine", "dpsim.records.sweep")
 
 
@@ -36,6 +36,22 @@ def test_importing_dpsim_alone_loads_not_even_numpy(python: Python) -> None:
 
 def test_predict_needs_no_mpi(python: Python) -> None:
     assert not HEAVY & _loaded(python, "dpsim.predict", "dpsim.harness.measurement.environment")
+
+
+def test_the_readers_of_files_load_nothing_heavy(python: Python) -> None:
+    assert not HEAVY & _loaded(python, "dpsim.entry")
+
+
+def test_loading_a_result_loads_pandas_only_for_its_tables(python: Python) -> None:
+    program = (
+        "import sys, dpsim\n"
+        "saved = dpsim.load('reports/devices')\n"
+        "before = {'mpi4py', 'matplotlib', 'pandas'} & sys.modules.keys()\n"
+        "saved.frame()\n"
+        "print(repr(saved)[:5], before, 'pandas' in sys.modules)\n"
+    )
+    done = python("-c", program)
+    assert (done.returncode, done.stdout) == (0, "sweep set() True\n"), done.stderr
 
 
 def test_the_process_that_launches_ranks_loads_no_mpi(python: Python) -> None:
@@ -94,9 +110,9 @@ def test_the_environment_is_described_and_left_alone(monkeypatch: pytest.MonkeyP
 
 def test_what_the_documentation_names_is_there_after_import_dpsim(python: Python) -> None:
     program = (
-        "import dpsim\n"
-        "w = dpsim.workload.read('experiments/machines/googlenet_k80.toml')\n"
-        "m = dpsim.machine.read('experiments/machines/k80_10gbe.toml')\n"
+        "import pathlib, dpsim\n"
+        "w = dpsim.read_workload('experiments/machines/googlenet_k80.toml')\n"
+        "m = dpsim.read_machine(pathlib.Path('experiments/machines/k80_10gbe.toml'))\n"
         "points, _ = dpsim.predict.predict_points(w, m, [2], [1e6], local_batch=64)\n"
         "print(len(points), 'predict' in dir(dpsim))\n"
     )

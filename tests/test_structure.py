@@ -28,7 +28,7 @@ LEVELS = (
 COMMON = {"records"}
 """Rooms that everyone may import, as the modules at the top level of dpsim; they import no other room."""
 
-ENTRANCES = {"dpsim", "dpsim.__main__", "dpsim.api"}
+ENTRANCES = {"dpsim", "dpsim.__main__", "dpsim.api", "dpsim.entry"}
 """Modules at the top level that stand above all rooms: nobody imports them."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,24 +110,27 @@ def allreduce(
     return 1 if result.wrong else 0
 
 
-def show_record(record: BenchRecord, folder: Path | None, *, json: bool, command: str) -> BenchResult:
-    """Print the result of a record, and write its report into ``folder`` if there is one."""
+def show_record(
+    record: BenchRecord, folder: Path | None, *, json: bool, command: str, pages: Sequence[str] = ("html", "md")
+) -> BenchResult:
+    """Print the result of a record, and write the ``pages`` of its report into ``folder`` if there is one."""
     from dpsim.harness.bench.result import result as result_of
     from dpsim.report.bench.content import for_terminal, systems
     from dpsim.report.bench.result import points_json, summary_json
     from dpsim.report.bench.write import write_bench_report
+    from dpsim.report.write import PAGES
 
     result = result_of(record)
-    if folder is not None:
-        write_bench_report(folder, record, result)
+    if folder is not None and pages:
+        write_bench_report(folder, record, result, pages)
     if json:
         show.print_json(command, points_json(result), summary_json(result))
     else:
         for name, description in systems(record):
             print(f"# {name}: {description}")
         show.rich(for_terminal(result))
-        if folder is not None:
-            print(f"report: {folder / 'index.html'}")
+        if folder is not None and pages:
+            print(f"report: {folder / PAGES[pages[0]]}")
     return result
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from dpsim.errors import ConfigError
 
 _PAGES = ("index.html", "report.md")
-_HEADS = {".png": (b"\x89PNG",), ".svg": (b"<",)}
+_HEADS = {".png": (b"\x89PNG",), ".svg": (b"<",), ".parquet": (b"PAR1",)}
+_BINARY = (".png", ".parquet")
 _JSON_HEADS = (b"{", b"[")
+_HEAD_BYTES = 16
 
 
 def writable(
@@ -19,8 +21,9 @@ def writable(
 ) -> None:
     """Raises ``ConfigError`` for a path that is not writable, and for one whose content would be lost.
 
-    A file may only replace a file of its kind (PNG or SVG by its name, otherwise JSON) that is not one of ``inputs``,
-    and a report only a report. Devices and pipes are allowed. None, for a flag that was left out, is allowed.
+    A file may only replace a file of its kind (PNG, SVG, CSV or Parquet by its name, otherwise JSON) that is not one of
+    ``inputs``, and a report only a report. Devices and pipes are allowed. None, for a flag that was left out, is
+    allowed.
     """
     if path is None:
         return
@@ -47,11 +50,21 @@ def _file_refused(path: Path, inputs: Iterable[Path | None]) -> str:
         return "this command reads it"
     if path.is_file():
         with path.open("rb") as file:
-            head = file.read(16).lstrip()
-        text = path.suffix.lower() != ".png"  # a PNG file holds zeros, a text none
-        if head and ((text and b"\0" in head) or not head.startswith(_HEADS.get(path.suffix.lower(), _JSON_HEADS))):
+            head = file.read(_HEAD_BYTES).lstrip()
+        kind = path.suffix.lower()
+        if head and ((b"\0" in head and kind not in _BINARY) or not head.startswith(_heads(kind))):
             return "it exists, and is a file of another kind"
     return _place_refused(path.resolve().parent)
+
+
+def _heads(kind: str) -> tuple[bytes, ...]:
+    """What files of a kind begin with; a CSV file begins with the columns of one of dpsim's tables."""
+    if kind != ".csv":
+        return _HEADS.get(kind, _JSON_HEADS)
+    from dpsim.records.columns import FRAMES
+
+    tables = (columns for tables in FRAMES.values() for columns in tables.values())
+    return tuple(",".join(column.name for column in columns).encode()[:_HEAD_BYTES] for columns in tables)
 
 
 def _folder_refused(path: Path) -> str:

@@ -2,52 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from dpsim.cli import bench, flags, reproduce, show
 
+if TYPE_CHECKING:
+    from dpsim.report.saved import SavedSweep
+
 EXAMPLES = """\
 Examples:
   dpsim report reports/fusion-threshold
-  dpsim report reports/fusion-threshold --json"""
+  dpsim report reports/fusion-threshold --json
+  dpsim report reports/fusion-threshold --format csv,parquet"""
+
+_KINDS = "a sweep, of bench allreduce or of reproduce"
 
 
 def report(
-    folder: Annotated[Path, Parameter(help="The folder of a sweep, of bench allreduce or of reproduce.")],
+    folder: Annotated[Path, Parameter(help=f"The folder of {_KINDS}.")],
     /,
     *,
     output: Annotated[Path | None, Parameter(help="Folder for the report (the same folder).")] = None,
+    format: Annotated[
+        str | None,
+        Parameter(
+            name="--format",
+            help="List of html, md (both the default), csv and parquet: all points, samples and events as tables.",
+        ),
+    ] = None,
     json: flags.Json = False,
 ) -> None:
     """Write a report again from its records; nothing is measured."""
+    from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
-    from dpsim.harness.sweep.compare import compare
-    from dpsim.harness.sweep.drift import read_drift
-    from dpsim.records import reproduce as reproductions
-    from dpsim.records.bench import RECORD, read
-    from dpsim.records.sweep import read_predictions, read_results
-    from dpsim.report.sweep.content import for_terminal
-    from dpsim.report.sweep.result import points_json, summary_json
-    from dpsim.report.sweep.write import write_report
+    from dpsim.harness.load import load
+    from dpsim.report.saved import SavedBench, SavedReproduction, SavedSweep
+    from dpsim.report.saved.write import check_tables, write_tables
+    from dpsim.report.write import table_files
 
     target = folder if output is None else output
+    pages, tables = _formats(format)
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}", allowed=f"the folder of {_KINDS}")
     flags.writable(target, folder=True)
+    check_tables(tables)
+    for file in table_files(target, tables):
+        flags.writable(file)
     with locked(target):
-        if (folder / RECORD).is_file():
-            bench.show_record(read(folder / RECORD), target, json=json, command="report")
-            return
-        if (folder / reproductions.RECORD).is_file():
-            reproduce.show_record(reproductions.read(folder), target, json=json, command="report")
-            return
-        predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
-        drift = read_drift(predictions, folder)
-        comparison = compare(predictions, results, drift)
-        write_report(target, predictions, results, comparison, drift)
-        if json:
-            show.print_json("report", points_json(comparison), summary_json(comparison))
-            return
-        show.rich(for_terminal(comparison))
-        print(f"report: {target / 'index.html'}")
+        saved = load(folder)
+        written = write_tables(target, saved, tables)
+        if isinstance(saved, SavedBench):
+            bench.show_record(saved.record, target, json=json, command="report", pages=pages)
+        elif isinstance(saved, SavedReproduction):
+            reproduce.show_record(saved.record, target, json=json, command="report", pages=pages)
+        elif isinstance(saved, SavedSweep):
+            _show_sweep(saved, target, json=json, pages=pages)
+        if written and not json:
+            print(f"tables: {', '.join(str(path) for path in written)}")
+
+
+def _formats(text: str | None) -> tuple[list[str], list[str]]:
+    """Return the formats of pages and those of tables in a list of both. Raises ``ConfigError``."""
+    from dpsim.errors import unknown
+    from dpsim.report.write import PAGES, TABLE_FORMATS
+
+    formats = flags.listed("--format", text, str) or tuple(PAGES)
+    for each in formats:
+        if each not in (*PAGES, *TABLE_FORMATS):
+            raise unknown("format", each, (*PAGES, *TABLE_FORMATS))
+    return [each for each in PAGES if each in formats], [each for each in TABLE_FORMATS if each in formats]
+
+
+def _show_sweep(saved: SavedSweep, folder: Path, *, json: bool, pages: Sequence[str]) -> None:
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.result import summary_json
+    from dpsim.report.sweep.write import write_report
+    from dpsim.report.write import PAGES
+
+    if pages:
+        write_report(folder, saved.predictions, saved.results, saved.comparison, saved.drift, pages)
+    if json:
+        show.print_json("report", saved.points(), summary_json(saved.comparison))
+        return
+    show.rich(for_terminal(saved.comparison))
+    if pages:
+        print(f"report: {folder / PAGES[pages[0]]}")

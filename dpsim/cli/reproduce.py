@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,16 +108,19 @@ def reproduce(
     return 0 if record.kept_promises else 1
 
 
-def show_record(record: ReproduceRecord, folder: Path | None, *, json: bool, command: str) -> None:
-    """Print the result of a record, and write its report into ``folder`` if there is one."""
+def show_record(
+    record: ReproduceRecord, folder: Path | None, *, json: bool, command: str, pages: Sequence[str] = ("html", "md")
+) -> None:
+    """Print the result of a record, and write the ``pages`` of its report into ``folder`` if there is one."""
     from dpsim.report.reproduce.content import content
     from dpsim.report.reproduce.result import points_json, summary_json
     from dpsim.report.reproduce.tables import ALL_RUNS
     from dpsim.report.reproduce.write import write_reproduce_report
     from dpsim.report.terminal import TerminalReport
+    from dpsim.report.write import PAGES
 
-    if folder is not None:
-        write_reproduce_report(folder, record)
+    if folder is not None and pages:
+        write_reproduce_report(folder, record, pages)
     if json:
         show.print_json(command, points_json(record), summary_json(record))
         return
@@ -125,7 +129,8 @@ def show_record(record: ReproduceRecord, folder: Path | None, *, json: bool, com
     show.rich(TerminalReport(tables=tables, warnings=report.warnings, answers=report.answers))
     if many:
         print(
-            f"each of the {len(record.runs)} runs: " + ("see the report" if folder else "use --output FOLDER or --json")
+            f"each of the {len(record.runs)} runs: "
+            + ("see the report" if folder and pages else "use --output FOLDER or --json")
         )
-    if folder is not None:
-        print(f"report: {folder / 'index.html'}")
+    if folder is not None and pages:
+        print(f"report: {folder / PAGES[pages[0]]}")

@@ -55,6 +55,11 @@ def network_name(item: OnNetwork) -> str:
     return f"{item.network} (emulated)" if item.emulated_network else item.network
 
 
+def field_name(name: str) -> str:
+    """Return a field of a setting as reports write it: ``fusion threshold``."""
+    return name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
+
+
 def devices_name(devices: int) -> str:
     """Return ``1 device`` or ``2 devices``."""
     return counted(devices, "device")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,12 @@ DRIFT_CAPTION = (
 )
 
 
+PAGES = {"html": "index.html", "md": "report.md"}
+"""The files of a report by their format."""
+TABLE_FORMATS = ("csv", "parquet")
+"""The formats of the tables of a report."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportFigure:
     """A figure, drawn for wide and for narrow windows; ``name`` is that of its files."""
@@ -33,8 +39,13 @@ class ReportFigure:
     narrow: Figure
 
 
-def write_content(folder: Path, content: Content, figures: Sequence[ReportFigure]) -> list[Path]:
-    """Write a report and its figures into a folder; returns the paths. Raises ``ConfigError``."""
+def write_content(
+    folder: Path, content: Content, figures: Sequence[ReportFigure], pages: Collection[str] = tuple(PAGES)
+) -> list[Path]:
+    """Write a report and its figures into a folder; returns the paths. Raises ``ConfigError``.
+
+    ``pages`` are the formats of ``PAGES`` to write.
+    """
     from dpsim.report.page import PageFigure, markdown, page
 
     written: list[Path] = []
@@ -60,21 +71,27 @@ def write_content(folder: Path, content: Content, figures: Sequence[ReportFigure
             allowed="a folder that you may write to",
             remedy="choose another one with --output",
         ) from error
-    for path, text in (
-        (folder / "index.html", page(content, shown, _links(folder))),
-        (folder / "report.md", markdown(content, shown)),
-    ):
-        write_text(path, text)
-        written.append(path)
+    if "md" in pages:
+        written.append(folder / PAGES["md"])
+        write_text(written[-1], markdown(content, shown))
+    if "html" in pages:
+        written.append(folder / PAGES["html"])
+        write_text(written[-1], page(content, shown, _links(folder)))
     return written
 
 
+def table_files(folder: Path, formats: Sequence[str] = TABLE_FORMATS) -> list[Path]:
+    """Return the paths of all tables that a report may have in these formats."""
+    return [folder / f"{name}.{kind}" for kind in formats for name in ("points", "samples", "timeline")]
+
+
 def _links(folder: Path) -> list[tuple[str, str]]:
-    """Return links to the Markdown, to the records in the folder, and to the pages of the folders in it."""
-    records = sorted(path.name for kind in ("json", "csv") for path in folder.glob(f"*.{kind}"))
+    """Return links to the Markdown, to the records and tables in the folder, and to the pages of the folders in it."""
+    records = sorted(path.name for path in folder.glob("*.json"))
+    tables = [path.name for path in table_files(folder) if path.is_file()]
     reports = sorted(path.parent.name for path in folder.glob("*/index.html"))
     return [
-        ("as Markdown", "report.md"),
-        *((name, name) for name in records),
+        *(("as Markdown", name) for name in [PAGES["md"]] if (folder / name).is_file()),
+        *((name, name) for name in (*records, *tables)),
         *((f"{name}: report", f"{name}/index.html") for name in reports),
     ]

@@ -104,7 +104,8 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("calibrate --algorithm pigeon", "unknown algorithm 'pigeon'", "ring"),
         ("calibrate --network wifi", "network 'wifi' is not understood", "paced:50us,1gbit"),
         ("profile --local-batch 0", "--local-batch is '0'", "whole numbers of 1 or more"),
-        ("report nowhere", "cannot read the predictions file nowhere/predictions.json", ""),
+        ("report nowhere", "there is no folder nowhere", "bench allreduce"),
+        ("report . --format csv,xls", "unknown format 'xls'", "allowed: html, md, csv, parquet"),
     ],
 )
 def test_a_mistake_is_explained(command: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path) -> None:

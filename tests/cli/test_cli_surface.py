@@ -33,7 +33,7 @@ SURFACE = {
     " --wire-dtype --from --format --out-of-place",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
     " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --output --json",
-    "report": "FOLDER --output --json",
+    "report": "FOLDER --output --format --json",
     "compare": "RUNS --label --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
     "bench allreduce": "--devices --min --max --factor --algorithm --dtype --backend --peers --peer-env --budget"

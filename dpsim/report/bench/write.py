@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from dpsim.errors import ConfigError
 from dpsim.records.bench import BenchRecord
 from dpsim.records.bench_result import BenchResult
 from dpsim.report.bench.content import content
-from dpsim.report.write import ReportFigure, write_content
+from dpsim.report.write import PAGES, ReportFigure, write_content
 
 KINDS = (".png", ".svg")
 _CAPTION = (
@@ -18,7 +19,9 @@ _CAPTION = (
 )
 
 
-def write_bench_report(folder: Path, record: BenchRecord, result: BenchResult) -> list[Path]:
+def write_bench_report(
+    folder: Path, record: BenchRecord, result: BenchResult, pages: Collection[str] = tuple(PAGES)
+) -> list[Path]:
     """Write ``index.html``, ``report.md`` and the figure; returns the paths. Raises ``ConfigError``."""
     from dpsim.report.figures import bandwidth
 
@@ -29,7 +32,7 @@ def write_bench_report(folder: Path, record: BenchRecord, result: BenchResult) -
         wide=bandwidth.draw(result),
         narrow=bandwidth.draw(result, narrow=True),
     )
-    return write_content(folder, content(record, result), [figure])
+    return write_content(folder, content(record, result), [figure], pages)
 
 
 def check_plot(path: Path | None) -> None:

@@ -18,7 +18,7 @@ _COLOURS = tuple(colour.light for colour in SERIES)
 _MARKERS = "osD^vPX<>h"
 _DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
 _SIMULATED = " (simulator)"
-_TITLES = (("dpsim's algorithms", True), ("compared with the peers", False))
+_TITLES = {True: "dpsim's algorithms", False: "compared with the peers"}
 
 
 def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
@@ -26,8 +26,8 @@ def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
 
     def make() -> Figure:
         figure, axes = panels(2, narrow=narrow, height_in=4.2)
-        for axis, (title, own) in zip(axes, _TITLES, strict=True):
-            _panel(axis, result, _lines(result, own), title + _SIMULATED * result.simulated)
+        for axis, own in zip(axes, _TITLES, strict=True):
+            panel(axis, result, own=own)
         return figure
 
     return styled(make)
@@ -48,8 +48,9 @@ def _lines(result: BenchResult, own: bool) -> dict[str, tuple[list[BenchPoint], 
     return {name: (list(line.values()), _COLOURS[i % len(_COLOURS)]) for i, (name, line) in enumerate(lines.items())}
 
 
-def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoint], str]], title: str) -> None:
-    n = result.points[0].devices
+def panel(axis: Axes, result: BenchResult, *, own: bool) -> None:
+    """Draw dpsim's ``own`` algorithms, or its default and the peers, below the bound."""
+    lines, n = _lines(result, own), result.points[0].devices
     bound = [
         (size.size_bytes, (n - 1) / n * size.bound_bytes_per_s / n / 1e9)
         for size in result.sizes
@@ -80,7 +81,7 @@ def _panel(axis: Axes, result: BenchResult, lines: dict[str, tuple[list[BenchPoi
     axis.minorticks_off()
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.tick_params(labelsize=8.5)
-    heading(axis, title, "bus bandwidth, GB/s")
+    heading(axis, _TITLES[own] + _SIMULATED * result.simulated, "bus bandwidth, GB/s")
 
 
 def _label(axis: Axes, labels: Sequence[tuple[float, str, str]]) -> None:

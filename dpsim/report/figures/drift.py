@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,25 +18,44 @@ _PARAMETERS = "|w_n - w_1| / |w_1| after the last step"
 _MEANS = "error of a device's batch-norm means, in standard deviations"
 
 
+@dataclass(frozen=True, kw_only=True)
+class DriftPanel:
+    """Predicted and measured drifts by number of devices; ``statistics``: those of batch norm, not the parameters'."""
+
+    title: str
+    pairs: _Pairs
+    statistics: bool
+
+
 def draw(record: ReproduceRecord, *, narrow: bool = False) -> Figure:
     """Return panels of the drift of the parameters and of local batch-norm statistics, for each mode that drifts."""
-    measured = [(point, drift) for point, drift in drifts(record) if drift]
-    shown = []
-    for mode in dict.fromkeys(point.batch_norm for point, _ in measured):
-        of_mode = [pair for pair in measured if pair[0].batch_norm == mode]
-        of_statistics = [pair for pair in of_mode if pair[0].statistics is not None]
-        shown += [(mode, pairs, statistics) for pairs, statistics in ((of_mode, False), (of_statistics, True)) if pairs]
+    shown = panels_of(record)
 
     def make() -> Figure:
         figure, axes = panels(len(shown), narrow=narrow, height_in=3.6)
-        for axis, (mode, pairs, statistics) in zip(axes, shown, strict=True):
-            _panel(axis, f"batch norm {mode}", pairs, statistics=statistics)
+        for axis, of_panel in zip(axes, shown, strict=True):
+            panel(axis, of_panel)
         return figure
 
     return styled(make)
 
 
-def _panel(axis: Axes, title: str, pairs: _Pairs, *, statistics: bool) -> None:
+def panels_of(record: ReproduceRecord) -> list[DriftPanel]:
+    """Return what the panels show: for each mode the drift of the parameters, then that of its statistics."""
+    measured = [(point, drift) for point, drift in drifts(record) if drift]
+    shown = []
+    for mode in dict.fromkeys(point.batch_norm for point, _ in measured):
+        of_mode = [pair for pair in measured if pair[0].batch_norm == mode]
+        of_statistics = [pair for pair in of_mode if pair[0].statistics is not None]
+        for pairs, statistics in ((of_mode, False), (of_statistics, True)):
+            if pairs:
+                shown.append(DriftPanel(title=f"batch norm {mode}", pairs=pairs, statistics=statistics))
+    return shown
+
+
+def panel(axis: Axes, shown: DriftPanel) -> None:
+    """Draw one kind of drift of one mode, measured and predicted."""
+    pairs, statistics = shown.pairs, shown.statistics
     predicted = [(p.devices, value) for p, _ in pairs if (value := p.statistics if statistics else p.parameters)]
     dots = [
         (drift.configuration.devices, value)
@@ -53,9 +73,9 @@ def _panel(axis: Axes, title: str, pairs: _Pairs, *, statistics: bool) -> None:
         axis.plot(
             *zip(*dots, strict=True), color=MEASURED, linestyle="none", marker="o", markersize=5, label="measured"
         )
-    shown = [value for _, value in (*predicted, *dots)]
-    if shown:
-        axis.set_ylim(min(shown) / 2, max(shown) * 2)
+    drawn = [value for _, value in (*predicted, *dots)]
+    if drawn:
+        axis.set_ylim(min(drawn) / 2, max(drawn) * 2)
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
     axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -64,6 +84,6 @@ def _panel(axis: Axes, title: str, pairs: _Pairs, *, statistics: bool) -> None:
     axis.set_xlim(min(devices) / 1.2, max(devices) * 1.2)
     axis.xaxis.minorticks_off()
     axis.set_xlabel("devices")
-    heading(axis, title, _MEANS if statistics else _PARAMETERS)
+    heading(axis, shown.title, _MEANS if statistics else _PARAMETERS)
     if predicted or dots:
         axis.legend(frameon=False, fontsize=8.5, loc="best")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
-from dpsim.report.figures.style import MEASURED, MUTED, PAPER, PREDICTED, grid, panels, styled
+from dpsim.report.figures.style import MEASURED, PAPER, PREDICTED, grid, group_subtitle, heading, panels, styled
 from dpsim.report.words import EMULATED_COMPUTE, network_name
 
 _ROW_IN, _HEAD_IN = 0.34, 1.25
@@ -14,13 +15,13 @@ _ROW_IN, _HEAD_IN = 0.34, 1.25
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     """Return a panel for each group, with a row for each setting."""
-    groups = [(group, comparison.members(group)) for group in comparison.groups]
-    height_in = _HEAD_IN + _ROW_IN * max(len(points) for _, points in groups)
+    groups = comparison.groups
+    height_in = _HEAD_IN + _ROW_IN * max(len(comparison.members(group)) for group in groups)
 
     def make() -> Figure:
         figure, axes = panels(len(groups), narrow=narrow, height_in=height_in)
-        for axis, (group, points) in zip(axes, groups, strict=True):
-            _panel(axis, group, sorted(points, key=_images_per_s), comparison.compared)
+        for axis, group in zip(axes, groups, strict=True):
+            panel(axis, comparison, group)
         return figure
 
     return styled(make)
@@ -30,7 +31,9 @@ def _images_per_s(point: ComparedPoint) -> float:
     return point.global_batch / point.measured_step_s
 
 
-def _panel(axis: Axes, group: Group, points: list[ComparedPoint], compared: tuple[str, ...]) -> None:
+def panel(axis: Axes, comparison: Comparison, group: Group) -> None:
+    """Draw one group on existing axes."""
+    points, compared = sorted(comparison.members(group), key=_images_per_s), comparison.compared
     for row, point in enumerate(points):
         batch = point.global_batch
         axis.plot(
@@ -50,7 +53,6 @@ def _panel(axis: Axes, group: Group, points: list[ComparedPoint], compared: tupl
             markeredgecolor=PREDICTED,
             markeredgewidth=1.5,
             linestyle="",
-            label="predicted" if row == 0 else None,
         )
         axis.plot(
             [batch / point.measured_high_s, batch / point.measured_low_s],
@@ -65,7 +67,6 @@ def _panel(axis: Axes, group: Group, points: list[ComparedPoint], compared: tupl
             markersize=5.5,
             color=MEASURED,
             linestyle="",
-            label="measured" if row == 0 else None,
         )
     names = [", ".join(point.setting.text(name) for name in compared) for point in points]
     axis.set_yticks(range(len(points)), names, fontsize=8.5)
@@ -73,10 +74,8 @@ def _panel(axis: Axes, group: Group, points: list[ComparedPoint], compared: tupl
     axis.set_xlim(left=0)
     grid(axis, "x")
     axis.tick_params(labelsize=8.5)
-    axis.set_xlabel("samples/s", fontsize=8.5)
-    title = ", ".join([network_name(group), *group.name.split("; ")[1:]])
+    axis.set_xlabel("samples/s: ● measured, ◇ predicted", fontsize=8.5)
+    axis.xaxis.set_major_locator(MaxNLocator(4))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     emulated = EMULATED_COMPUTE * any(point.emulated_compute for point in points)
-    axis.set_title(title + emulated, loc="left", fontsize=10.5, fontweight="bold", pad=18)
-    fields = ", ".join(name.removesuffix("_bytes").removesuffix("_s").replace("_", " ") for name in compared)
-    axis.text(0, 1.02, fields, transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
-    axis.legend(loc="lower left", frameon=False, fontsize=8.5, labelcolor="linecolor")
+    heading(axis, network_name(group) + emulated, group_subtitle(group, compared))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.figures.style import (
     Interval,
     baseline,
@@ -24,21 +24,26 @@ from dpsim.report.words import BASELINES, EMULATED_COMPUTE, network_name
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     """Return a panel for each network."""
-    shown = [(comparison.members(group), group) for group in comparison.groups]
 
     def make() -> Figure:
-        figure, axes = panels(len(shown), narrow=narrow, height_in=3.7)
-        for axis, (points, group) in zip(axes, shown, strict=True):
-            several = [point for point in points if point.devices > 1]
-            _panel(axis, points[0], several)
-            title = network_name(group) + EMULATED_COMPUTE * any(point.emulated_compute for point in points)
-            heading(axis, title, f"samples/s over one device's, {several[0].algorithm}")
+        figure, axes = panels(len(comparison.groups), narrow=narrow, height_in=3.7)
+        for axis, group in zip(axes, comparison.groups, strict=True):
+            panel(axis, comparison, group)
         return figure
 
     return styled(make)
 
 
-def _panel(axis: Axes, single: ComparedPoint, points: Sequence[ComparedPoint]) -> None:
+def panel(axis: Axes, comparison: Comparison, group: Group) -> None:
+    """Draw the points of one network."""
+    points = comparison.members(group)
+    several = [point for point in points if point.devices > 1]
+    _lines(axis, points[0], several)
+    title = network_name(group) + EMULATED_COMPUTE * any(point.emulated_compute for point in points)
+    heading(axis, title, f"samples/s over one device's, {several[0].algorithm}")
+
+
+def _lines(axis: Axes, single: ComparedPoint, points: Sequence[ComparedPoint]) -> None:
     """Draw the lines, which begin at the point of a ``single`` device."""
     counts = [1, *(point.devices for point in points)]
     measured = _interval(

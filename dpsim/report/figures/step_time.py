@@ -32,26 +32,33 @@ _REACH = 0.7
 
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
-    """Return a panel for each network and device count (and algorithm, where several were swept)."""
-    groups: dict[tuple[object, ...], list[ComparedPoint]] = {}
-    for point in comparison.scored:
-        if point.devices > 1:
-            groups.setdefault((point.network, point.devices, point.algorithm), []).append(point)
+    """Return a panel for each group of points."""
+    shown = groups(comparison)
 
     def make() -> Figure:
-        figure, axes = panels(len(groups), narrow=narrow, height_in=3.5)
-        for axis, points in zip(axes, groups.values(), strict=True):
-            _panel(axis, points)
+        figure, axes = panels(len(shown), narrow=narrow, height_in=3.5)
+        for axis, points in zip(axes, shown, strict=True):
+            panel(axis, points)
         return figure
 
     return styled(make)
+
+
+def groups(comparison: Comparison) -> list[list[ComparedPoint]]:
+    """Return the points of each network and device count above 1 (and algorithm, where several were swept)."""
+    members: dict[tuple[object, ...], list[ComparedPoint]] = {}
+    for point in comparison.scored:
+        if point.devices > 1:
+            members.setdefault((point.network, point.devices, point.algorithm), []).append(point)
+    return list(members.values())
 
 
 def _ms(values: Sequence[float]) -> list[float]:
     return [value * 1e3 for value in values]
 
 
-def _panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
+def panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
+    """Draw the points of one group, in the order of their thresholds."""
     x = list(range(len(points)))
     measured = Interval(
         values=_ms([p.measured_step_s for p in points]),

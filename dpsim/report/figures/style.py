@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import blended_transform_factory, offset_copy
 
-from dpsim.records.comparison import ComparedPoint
+from dpsim.records.comparison import ComparedPoint, Group
 from dpsim.report import palette
 from dpsim.report.palette import AREAS, BACKS, WORDS
-from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name
+from dpsim.report.words import EMULATED_COMPUTE, devices_name, field_name, network_name
 from dpsim.units import format_size
 
 INK, MUTED, MEASURED, PREDICTED = (WORDS[name].light for name in ("ink", "muted", "measured", "predicted"))
@@ -82,6 +82,18 @@ def styled(draw: Callable[[], Figure]) -> Figure:
     """Return the figure that ``draw`` makes in the style of all figures."""
     with matplotlib.rc_context(_RC):
         return draw()
+
+
+def on_axes(axis: Axes | None, draw: Callable[[Axes], None]) -> Axes:
+    """Draw one panel in the style of all figures: on ``axis``, or without it on a new figure of pyplot."""
+    with matplotlib.rc_context(_RC):
+        if axis is None:
+            from matplotlib import pyplot
+
+            axis = pyplot.figure(figsize=(WIDE_IN / 2, 3.7), layout="constrained").add_subplot()
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        draw(axis)
+    return axis
 
 
 def heading(axis: Axes, title: str, subtitle: str) -> None:
@@ -220,3 +232,9 @@ def size_ticks(axis: Axes, sizes_bytes: Sequence[float]) -> None:
 def point_name(point: ComparedPoint) -> str:
     """Return ``2 devices on node``."""
     return f"{devices_name(point.devices)} on {network_name(point)}" + EMULATED_COMPUTE * point.emulated_compute
+
+
+def group_subtitle(group: Group, compared: Sequence[str]) -> str:
+    """Return ``2 devices, global batch 64: algorithm``: what sets a group of settings apart, and what is compared."""
+    apart, fields = ", ".join(group.name.split("; ")[1:]), ", ".join(map(field_name, compared))
+    return f"{apart}: {fields}" if apart else fields

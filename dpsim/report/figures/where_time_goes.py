@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import MUTED, PAPER, PARTS, grid, heading, panels, point_name, size_ticks, styled
 from dpsim.report.sweep.timelines import Timelines, parts_s
-from dpsim.report.words import network_name
+from dpsim.report.words import field_name, network_name
 
 _REST = "computation and the rest"
 _COLOURS = {**PARTS, _REST: PARTS["backward"]}
@@ -88,6 +88,7 @@ def _panel(
         if max(map(len, labels)) > _SHORT:
             axis.tick_params("x", rotation=25)
     grid(axis)
-    names = ["fusion threshold" if name == "fusion_threshold_bytes" else name.replace("_", " ") for name in compared]
-    axis.set_xlabel(", ".join(names), fontsize=8.5)
-    heading(axis, network_name(points[0]) if "devices" in compared else point_name(points[0]), "ms per step")
+    axis.set_xlabel(", ".join(map(field_name, compared)), fontsize=8.5)
+    apart = [value for value in points[0].group.split("; ")[1:] if "device" not in value]
+    title = network_name(points[0]) if "devices" in compared else point_name(points[0])
+    heading(axis, title, ", ".join(["ms per step", *apart]))

@@ -9,7 +9,7 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import Facts
 from dpsim.report.sweep.tables import group_title
-from dpsim.report.words import EMULATED_COMPUTE, percent
+from dpsim.report.words import EMULATED_COMPUTE, field_name, percent
 from dpsim.units import format_size
 from dpsim.workload import Workload
 
@@ -37,7 +37,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("model and data", f"{_models(comparison)} on {run.dataset}, {_batch(comparison)}, seed {run.seed}"),
         ("batch norm", _batch_norm(comparison)),
         ("fusion rule", _rules(comparison)),
-        ("compared", ", ".join(name.replace("_", " ") for name in comparison.compared)),
+        ("compared", ", ".join(map(field_name, comparison.compared))),
         ("overlap", ", ".join(f"{network}: {overlap}" for network, overlap in comparison.chosen_overlap.items())),
         (
             "samples",

@@ -19,15 +19,10 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.sweep.threshold import score_tiles
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import EMULATED_COMPUTE, counted, milliseconds, percent, skill_text
+from dpsim.report.words import EMULATED_COMPUTE, counted, field_name, milliseconds, percent, skill_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def field_name(name: str) -> str:
-    """Return a field of a setting as a report writes it: ``fusion threshold``."""
-    return name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
 
 
 def setting_name(comparison: Comparison, point: ComparedPoint) -> str:

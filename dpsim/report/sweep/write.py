@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dpsim.records.comparison import Comparison
@@ -12,7 +12,7 @@ from dpsim.report.content import environment_facts
 from dpsim.report.sweep.content import REPORTS, content
 from dpsim.report.sweep.facts import run_facts
 from dpsim.report.sweep.timelines import Timelines
-from dpsim.report.write import DRIFT_CAPTION, ReportFigure, write_content
+from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, write_content
 
 _TIMELINE = (
     "One training step of the fastest setting on the most devices, of one rank: measured above, predicted below, on "
@@ -27,6 +27,7 @@ def write_report(
     results: Results,
     comparison: Comparison,
     drift: ReproduceRecord | None = None,
+    pages: Collection[str] = tuple(PAGES),
 ) -> list[Path]:
     """Write ``index.html``, ``report.md`` and the figures into ``folder``; returns the paths.
 
@@ -35,7 +36,7 @@ def write_report(
     """
     facts = run_facts(comparison, predictions, results), environment_facts(results.environment)
     figures = list(_figures(comparison, Timelines.of(predictions, results), drift))
-    return write_content(folder, content(comparison, *facts), figures)
+    return write_content(folder, content(comparison, *facts), figures, pages)
 
 
 def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceRecord | None) -> Iterator[ReportFigure]:

@@ -1,0 +1,78 @@
+"""``load``: what dpsim wrote, as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.harness.bench.result import result
+from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.drift import read_drift
+from dpsim.records import bench, reproduce, train
+from dpsim.records.sweep import PREDICTIONS_SCHEMA, RESULTS_SCHEMA, read_predictions, read_results
+from dpsim.report.saved import SavedBench, SavedReproduction, SavedResult, SavedSweep, SavedTraining
+
+_PREDICTIONS, _RESULTS = "predictions.json", "results.json"
+_ALLOWED = "the folder of a sweep, of bench allreduce or of reproduce, the record in it, or a file of train --output"
+
+
+def load(path: Path | str) -> SavedResult:
+    """Read a result of dpsim: tables with ``.frame()``, ``.samples()`` and ``.timeline()``, a figure with ``.plot()``.
+
+    ``path`` is the folder of a sweep, of ``bench allreduce`` or of ``reproduce``, the record in it, or the file of
+    ``train --output``. Raises ``ConfigError`` where it is something else, ``FileFormatError`` where it is damaged.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _folder(path)
+    if not path.exists():
+        raise ConfigError(f"there is no file or folder {path}", allowed=_ALLOWED)
+    raw = codec.read_raw(path, "result")
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema in (PREDICTIONS_SCHEMA, RESULTS_SCHEMA):
+        return load_sweep(path.parent)
+    if schema == bench.SCHEMA:
+        return _bench(path)
+    if schema == reproduce.SCHEMA:
+        return SavedReproduction(record=reproduce.read(path))
+    if schema == train.SCHEMA and "points" not in raw and raw.get("command") == "train":
+        return SavedTraining(record=train.read(path))
+    if schema == train.SCHEMA:
+        raise ConfigError(
+            f"{path} is what dpsim {raw.get('command')} prints with --json",
+            allowed=_ALLOWED,
+            remedy="run the command with --output, and give that",
+        )
+    raise ConfigError(f"{path} is not a result of dpsim: its schema is {schema!r}", allowed=_ALLOWED)
+
+
+def _folder(folder: Path) -> SavedResult:
+    if (folder / bench.RECORD).is_file():
+        return _bench(folder / bench.RECORD)
+    if (folder / reproduce.RECORD).is_file():
+        return SavedReproduction(record=reproduce.read(folder))
+    if (folder / _PREDICTIONS).is_file() or (folder / _RESULTS).is_file():
+        return load_sweep(folder)
+    names = sorted(path.name for path in folder.iterdir())
+    inside = f"it has {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}" if names else "it is empty"
+    raise ConfigError(f"the folder {folder} holds no result of dpsim: {inside}", allowed=_ALLOWED)
+
+
+def _bench(path: Path) -> SavedBench:
+    record = bench.read(path)
+    return SavedBench(record=record, result=result(record))
+
+
+def load_sweep(folder: Path) -> SavedSweep:
+    """Read the records in the folder of a sweep, and compare them. Raises ``ConfigError`` and ``FileFormatError``."""
+    if not (folder / _RESULTS).exists():
+        raise ConfigError(
+            f"the sweep in {folder} is unfinished: it has no {_RESULTS} yet",
+            allowed="a sweep that has measured",
+            remedy=f"give the command of the sweep again with --output {folder}; it goes on where it was",
+        )
+    predictions, results = read_predictions(folder / _PREDICTIONS), read_results(folder / _RESULTS)
+    drift = read_drift(predictions, folder)
+    comparison = compare(predictions, results, drift)
+    return SavedSweep(predictions=predictions, results=results, comparison=comparison, drift=drift)

@@ -1,0 +1,48 @@
+"""The columns of the result of a training."""
+
+from __future__ import annotations
+
+from dpsim.records.columns.column import Column
+from dpsim.records.columns.reproduce import LEAVES
+from dpsim.records.columns.sweep import ALGORITHM, DEVICES, FUSION_RULE, GLOBAL_BATCH, NETWORK, OVERLAP
+
+_TRAINING = (
+    Column("model", "category", "name", "The model that was trained."),
+    Column("dataset", "category", "name", "The data set."),
+    GLOBAL_BATCH,
+    Column("seed", "int64", "count", "The seed of initialisation and shuffling."),
+    NETWORK,
+    ALGORITHM,
+    FUSION_RULE,
+    OVERLAP,
+    LEAVES,
+    DEVICES,
+)
+
+POINTS = (
+    *_TRAINING,
+    Column("steps", "int64", "count", "The steps that were trained, those before a resumed run included."),
+    Column(
+        "test_accuracy", "float64", "ratio", "The share of the test samples that are classified correctly at the end."
+    ),
+    Column("final_loss", "float64", "ratio", "The training loss of the last step."),
+    Column("images_per_s", "float64", "1/s", "The samples of a step over step_s, so samples per second."),
+    Column(
+        "step_s",
+        "float64",
+        "s",
+        "The median time of a step with a whole batch, on the slowest rank; 0 where there is none.",
+    ),
+    Column(
+        "exposed_communication_s", "float64", "s", "Its communication that was not hidden by computation: the median."
+    ),
+    Column("digest", "string", "text", "The SHA-256 of the trained state."),
+    Column("first_step", "int64", "count", "The steps that a resumed run took over; 0 for a run from the beginning."),
+    Column("checkpoint_failure", "string", "text", "Why the last checkpoint could not be written; empty if it was."),
+)
+
+SAMPLES = (
+    *_TRAINING,
+    Column("step", "int64", "count", "The step of the training, from 1."),
+    Column("loss", "float64", "ratio", "The mean training loss of the step."),
+)

@@ -1,0 +1,77 @@
+"""``python -m dpsim.experiments.results_page`` writes the tables of ``docs/results.md``.
+
+The descriptions come from ``dpsim.records.columns``, and the example from the committed report, ``reports/example``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dpsim.harness.load import load
+from dpsim.records.columns import FRAMES
+from dpsim.records.columns.column import UNITS, Column
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results.md"
+BEGIN, END = "<!-- {part}: made by python -m dpsim.experiments.results_page -->\n", "<!-- end -->"
+EXAMPLE = "reports/example"
+SHOWN = ("network", "devices", "fusion_threshold_bytes", "measured_step_s", "predicted_step_s", "error")
+ROWS = 4
+KINDS = {
+    "sweep": ("A sweep", "`dpsim sweep fusion-threshold` and `dpsim sweep devices`"),
+    "bench": ("A benchmark of the allreduce", "`dpsim bench allreduce`"),
+    "reproduce": ("A check of reproducibility", "`dpsim reproduce`"),
+    "train": ("A training", "`dpsim train --output FILE`"),
+}
+TABLES = {
+    "points": ("`.frame()`, `points.csv`", "a row for each point of `--json`"),
+    "samples": ("`.samples()`, `samples.csv`", "a row for each raw sample"),
+    "timeline": ("`.timeline()`, `timeline.csv`", "a row for each event of a timeline"),
+}
+
+
+def example() -> str:
+    """The first rows of a sweep's table, as Python prints them."""
+    frame = load(ROOT / EXAMPLE).frame()
+    columns = [f'    "{name}",\n' for name in SHOWN]
+    call = f'>>> dpsim.load("{EXAMPLE}").frame()[[\n{"".join(columns)}]].head({ROWS})\n'
+    return f"```text\n{call}{frame[[*SHOWN]].head(ROWS).to_string()}\n```\n"
+
+
+def units() -> str:
+    """What each unit means."""
+    return "".join(f"- {unit}: {meaning}\n" for unit, meaning in UNITS.items())
+
+
+def columns() -> str:
+    """Every column of every table of every kind of result."""
+    sections = []
+    for kind, tables in FRAMES.items():
+        title, command = KINDS[kind]
+        sections.append(f"## {title}\n\nWritten by {command}.\n")
+        for name, of_table in tables.items():
+            call, rows = TABLES[name]
+            sections.append(f"### {title}: {name}\n\n{call}: {rows}.\n\n{_table(of_table)}")
+    return "\n".join(sections)
+
+
+def _table(of_table: Sequence[Column]) -> str:
+    rows = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.text.replace('|', chr(92) + '|')} |\n" for c in of_table]
+    return "".join(["| column | type | unit | meaning |\n|---|---|---|---|\n", *rows])
+
+
+PARTS: dict[str, Callable[[], str]] = {"example": example, "units": units, "columns": columns}
+
+
+def page(text: str) -> str:
+    """The page with its generated parts made anew."""
+    for name, make in PARTS.items():
+        begin = BEGIN.format(part=name)
+        before, _, rest = text.partition(begin)
+        text = before + begin + make() + END + rest.partition(END)[2]
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
