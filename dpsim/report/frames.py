@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dpsim.errors import FileFormatError
 from dpsim.records.columns.column import Column, ColumnDtype
 
 Row = Mapping[str, Any]
@@ -19,6 +20,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> pd.DataFrame:
 
     Rows are plain values as in ``--json``: infinity is ``"inf"``, and a field of a nested object becomes a column with
     a dot in its name. What is ``None`` or missing in a row is missing in the table.
+    Raises ``FileFormatError`` for a number out of range.
     """
     flat = [_flat(row) for row in rows]
     names = dict.fromkeys(name for row in flat for name in row)
@@ -35,7 +37,7 @@ def repeated(
 ) -> pd.DataFrame:
     """Return each of ``rows`` as many times as its length, beside ``values``: one entry for each row of the result.
 
-    The values are numbers as arrays, words as sequences.
+    The values are numbers as arrays, words as sequences. Raises ``FileFormatError`` for a number out of range.
     """
     own = table(rows, [column for column in columns if column.name not in values])
     each = own.take(np.repeat(np.arange(len(rows)), lengths)).reset_index(drop=True)
@@ -62,4 +64,9 @@ def _array(values: Any, dtype: ColumnDtype) -> Any:
         if isinstance(values, np.ndarray):
             return values.astype(np.float64)
         return np.array([np.nan if value is None else float(value) for value in values], np.float64)
-    return pd.array(values, dtype=dtype)
+    try:
+        return pd.array(values, dtype=dtype)
+    except OverflowError as error:
+        raise FileFormatError(
+            "the record holds a number out of range", allowed="64-bit whole numbers", remedy="the file is damaged"
+        ) from error

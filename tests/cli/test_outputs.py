@@ -16,8 +16,7 @@ from dpsim.cli.outputs import writable
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.folder_lock import locked
 from dpsim.harness.sweep.pairing import pair
-from dpsim.harness.sweep.sweep import sweep
-from dpsim.records.sweep import Experiment
+from dpsim.harness.sweep.sweep import declared, sweep
 
 Dpsim = Callable[..., tuple[int, str, str]]
 
@@ -129,7 +128,7 @@ def test_a_second_command_is_kept_out_of_a_folder_and_the_first_one_s_files_are_
     folder = tmp_path / "sweep"
     with locked(folder):
         with pytest.raises(ConfigError, match="another command is writing into"):
-            sweep(Experiment(), folder, lambda _: None)
+            sweep(declared("devices"), folder, lambda _: None)
         assert list(folder.iterdir()) == []
     with locked(folder):
         pass

@@ -55,11 +55,10 @@ class SavedBench(SavedResult):
             for series in timed
         ]
         rounds = [(number, len(calls)) for series in timed for number, calls in enumerate(series.rounds_ns)]
-        counts = [count for _, count in rounds]
         calls_ns = [call for series in timed for calls in series.rounds_ns for call in calls]
         values = {
-            "round": np.repeat([number for number, _ in rounds], counts).astype(np.int64),
-            "step": np.concatenate([np.empty(0, np.int64), *(np.arange(count) for count in counts)]),
+            "round": [number for number, count in rounds for _ in range(count)],
+            "step": [step for _, count in rounds for step in range(count)],
             "time_s": np.array(calls_ns, np.float64) * 1e-9,
         }
         lengths = [sum(map(len, series.rounds_ns)) for series in timed]

@@ -44,8 +44,8 @@ class SavedReproduction(SavedResult):
 
         losses = [self.record.trajectories[run.trajectory].losses for run in self.record.runs]
         values = {
-            "step": np.concatenate([np.arange(1, len(each) + 1) for each in losses]),
-            "loss": np.concatenate([np.array(each, np.float64) for each in losses]),
+            "step": [step for each in losses for step in range(1, len(each) + 1)],
+            "loss": np.array([loss for each in losses for loss in each], np.float64),
         }
         rows = [to_builtins(run.configuration) for run in self.record.runs]
         return repeated(rows, [len(each) for each in losses], values, self.columns("samples"))

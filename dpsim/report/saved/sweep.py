@@ -77,7 +77,7 @@ class SavedSweep(SavedResult):
         runs = self.results.points
         lengths = [len(run.step_s) for run in runs]
         values = {
-            "round": _joined([run.round for run in runs], np.int64),
+            "round": [number for run in runs for number in run.round],
             "step": _joined([range(length) for length in lengths], np.int64),
             "step_s": _joined([run.step_s for run in runs]),
             "exposed_communication_s": _joined([run.exposed_communication_s for run in runs]),
