@@ -80,6 +80,11 @@ class Arena:
             slot: aligned_bytes(own_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
         }
 
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """The memory of this rank's optimizer state."""
+        return sum(own.nbytes for own in self.optimizer_state.values())
+
     def shards_of(self, rank: int) -> tuple[Shard, ...]:
         """The parts that a rank updates; none of them is empty."""
         whole = slice(0, len(self.parameters))

@@ -20,6 +20,5 @@ def shard_bounds(elements: int, ranks: int) -> list[int]:
 
 
 def largest_shard(elements: int, ranks: int) -> int:
-    """The most elements that a shard can have."""
-    lines = -(-elements // LINE)
-    return min(-(-lines // ranks) * LINE, elements)
+    """The elements of memory that the largest shard takes: whole cache lines."""
+    return -(-elements // (LINE * ranks)) * LINE

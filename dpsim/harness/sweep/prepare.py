@@ -16,6 +16,7 @@ from dpsim.launch.jobs import on_ranks
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.optimizer import Optimizer
+from dpsim.plan import Strategy
 from dpsim.progress import Progress
 from dpsim.records.sweep import Scaling
 from dpsim.runtime.describe import describe
@@ -43,6 +44,7 @@ class Preparation(Noun, frozen=True):
     wire_dtype: WireDtype | None = None
     scaling: Scaling = Scaling()
     budget_s: float = _MOST_S
+    strategy: Strategy = "data-parallel"
 
 
 def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dict[str, Machine]]:
@@ -80,6 +82,7 @@ def prepare(preparation: Preparation, progress: Progress) -> tuple[Workload, dic
                 local_batch=shares[most_devices],
                 max_bytes=max(size, 1024),
                 wire_dtype=preparation.wire_dtype,
+                strategy=preparation.strategy,
             )
         )
         for network, algorithm in preparation.networks
