@@ -186,13 +186,14 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
     extrapolation: the same compute seconds lost, and the allreduce longer than alone by the same factor. Where the
     machine has no table of the algorithm and mechanism at all, the allreduce takes as long as alone and takes no
     compute time away, as for a GPU's copy engines; that is extrapolated where it has tables of the mechanism. A
-    reduce-scatter of which it has no table costs half of the allreduce in all of this, as an extrapolation.
+    reduce-scatter of which it has no table but of the allreduce costs half of it, as an extrapolation.
     """
-    of_mechanism = [t for t in machine.overlap if t.overlap == overlap and t.kind == collective.kind]
-    if collective.kind != "allreduce" and all(t.algorithm != collective.algorithm for t in of_mechanism):
+    of_mechanism = [t for t in machine.overlap if t.overlap == overlap]
+    of_any_kind = [t for t in of_mechanism if t.algorithm == collective.algorithm]
+    of_algorithm = [t for t in of_any_kind if t.kind == collective.kind]
+    if of_any_kind and not of_algorithm and collective.kind != "allreduce":
         curve, poll_s = overlapped_curve(machine, whole(collective), overlap)
         return Curve(_halved(curve.points), *_NOTHING), poll_s
-    of_algorithm = [t for t in of_mechanism if t.algorithm == collective.algorithm]
     wire_dtype = collective.wire_dtype
     table = table_for(of_algorithm, collective)
     if table is not None:

@@ -344,6 +344,7 @@ class StepRunner:
             end_s = now()
             self._marks.pauses.append((begin_s, end_s))
             self._marks.collectives.append((SYNCHRONISE_EVENT, -1, AGREEMENT_BYTES, begin_s, end_s))
+            self._marks.compute.append((self.program.overhead, end_s))
         if finite:
             return
         self._check_finite(loss, x, labels)
