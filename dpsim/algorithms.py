@@ -43,6 +43,7 @@ class Algorithm:
     ``library``, whose messages dpsim does not see, or ``elsewhere``: it is priced, and dpsim does not run it.
     ``sixteen_bits``: whether it can send gradients as 16 bits without leaves; ``sixteen_bit_messages``: whether all
     that it sends has 16 bits then.
+    ``halves``: whether its reduce-scatter and its all-gather can run, or be priced, one without the other.
     ``steps(transport, data)`` yields its rounds of messages: the function, or its ``module:name``. None: it is made of
     a list of steps (``dpsim.comm.message_steps``), or has no messages.
     """
@@ -54,6 +55,7 @@ class Algorithm:
     rounds: Callable[[int, int], int]
     sixteen_bits: bool
     sixteen_bit_messages: bool
+    halves: bool
     steps: Callable[..., Any] | str | None
 
 
@@ -128,26 +130,30 @@ for _algorithm in (
         summary="in shared memory, one-shot or two-shot by size",
         lines=_library,
         rounds=_always(2),
+        halves=True,
     ),
     _in_memory(
         name="one-shot",
         summary="in shared memory, every rank adds everything",
         lines=_one_shot,
         rounds=_always(1),
+        halves=False,
     ),
     _in_memory(
         name="two-shot",
         summary="in shared memory, every rank adds a slice",
         lines=_ring,
         rounds=_always(2),
+        halves=True,
     ),
-    _of_a_library(name="mpi", summary="the MPI library's own", place="library", sixteen_bits=False),
+    _of_a_library(name="mpi", summary="the MPI library's own", place="library", sixteen_bits=False, halves=False),
     _by_messages(
         name="ring",
         summary="2(n-1) rounds of chunks around a ring",
         lines=_ring,
         rounds=lambda nodes, of_a_node: 2 * (nodes * of_a_node - 1),
         sixteen_bits=False,
+        halves=True,
     ),
     _by_messages(
         name="recursive-doubling",
@@ -156,6 +162,7 @@ for _algorithm in (
         rounds=_log2_rounds(1),
         sixteen_bits=False,
         steps="dpsim.comm.allreduce:recursive_doubling",
+        halves=False,
     ),
     _by_messages(
         name="halving-doubling",
@@ -163,6 +170,7 @@ for _algorithm in (
         lines=_halving,
         rounds=_log2_rounds(2),
         sixteen_bits=False,
+        halves=False,
     ),
     _by_messages(
         name="direct",
@@ -170,6 +178,7 @@ for _algorithm in (
         lines=_ring,
         rounds=_always(2),
         sixteen_bits=True,
+        halves=True,
     ),
     _by_messages(
         name="hierarchical",
@@ -178,12 +187,14 @@ for _algorithm in (
         rounds=lambda nodes, of_a_node: sum(2 for members in (nodes, of_a_node) if members > 1),
         sixteen_bits=True,
         sixteen_bit_messages=False,
+        halves=False,
     ),
     _of_a_library(
         name="nccl",
         summary="NCCL's own, from the tables of nccl-tests; it is priced, not run",
         place="elsewhere",
         sixteen_bits=True,
+        halves=True,
     ),
 ):
     ALGORITHMS.register(_algorithm)

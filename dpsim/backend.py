@@ -23,7 +23,9 @@ CUDA_VERSIONS = {
 """The algorithms of a plan that the CUDA kernels have, and by which version (``dpsim.kernels.allreduce``)."""
 
 
-def check_backend(backend: str, algorithm: str, network: Network, leaves: int = 0) -> None:
+def check_backend(
+    backend: str, algorithm: str, network: Network, leaves: int = 0, strategy: str = "data-parallel"
+) -> None:
     """Refuse what a backend cannot do. Raises ``ConfigError``."""
     if backend not in BACKENDS:
         raise unknown("backend", backend, BACKENDS)
@@ -40,6 +42,12 @@ def check_backend(backend: str, algorithm: str, network: Network, leaves: int = 
             "backend 'cuda' with leaves: a device's gradients are then several partial sums, and one of them is copied",
             allowed="leaves on backend cpu",
             remedy="leave --reproducible and --leaves out, or use --backend cpu",
+        )
+    if strategy != "data-parallel":
+        raise ConfigError(
+            f"strategy {strategy} on backend 'cuda', whose kernels add up whole gradients",
+            allowed="strategy data-parallel on it",
+            remedy="leave --strategy out, or use --backend cpu",
         )
     if algorithm not in CUDA_VERSIONS:
         raise ConfigError(

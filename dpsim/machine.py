@@ -13,7 +13,7 @@ import msgspec
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
-from dpsim.collective import Collective
+from dpsim.collective import Collective, CollectiveKind
 from dpsim.errors import ConfigError
 from dpsim.layout import check_layout, node_counts
 from dpsim.memo import remember
@@ -129,6 +129,7 @@ def _check_factor(what: str, name: str, value: float) -> None:
 class AllreduceCost(Noun, frozen=True):
     """Seconds of one allreduce against its size, with nothing else running: measured, or published.
 
+    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all.
     ``layout`` is as in a ``Plan``. At the slow speed of the machine (``Speed``) it takes ``slow_factor`` times as long.
     """
 
@@ -139,6 +140,7 @@ class AllreduceCost(Noun, frozen=True):
     wire_dtype: str = "float32"
     layout: str = ""
     slow_factor: float = 1.0
+    kind: CollectiveKind = "allreduce"
 
     def __post_init__(self) -> None:
         ALGORITHMS.find(self.algorithm)
@@ -149,7 +151,7 @@ class AllreduceCost(Noun, frozen=True):
 
     @property
     def collective(self) -> Collective:
-        """The allreduce that was measured."""
+        """The collective that was measured."""
         return _collective(self)
 
 
@@ -192,6 +194,8 @@ class Selection(Noun, frozen=True):
 class OverlapCost(Noun, frozen=True):
     """One allreduce during a running backward: its time, and the compute time it takes away, against its size.
 
+    With ``kind`` it is a reduce-scatter.
+
     ``poll_s`` is the compute time of one poll (mechanism ``poll``). Calibration leaves it 0, because the compute time
     that it measures contains the polls. At the slow speed of the machine (``Speed``) the allreduce takes
     ``slow_factor`` times as long.
@@ -207,6 +211,7 @@ class OverlapCost(Noun, frozen=True):
     wire_dtype: str = "float32"
     layout: str = ""
     slow_factor: float = 1.0
+    kind: CollectiveKind = "allreduce"
 
     def __post_init__(self) -> None:
         what = f"overlap table {self.algorithm!r}/{self.overlap!r} at {self.devices} devices"
@@ -225,7 +230,11 @@ class OverlapCost(Noun, frozen=True):
 
 def _collective(table: AllreduceCost | OverlapCost) -> Collective:
     return Collective(
-        algorithm=table.algorithm, devices=table.devices, layout=table.layout, wire_dtype=table.wire_dtype
+        algorithm=table.algorithm,
+        devices=table.devices,
+        layout=table.layout,
+        wire_dtype=table.wire_dtype,
+        kind=table.kind,
     )
 
 
@@ -275,6 +284,7 @@ class Machine(Noun, frozen=True, dict=True):
 
     ``link`` connects all devices. In a layout of several nodes it connects the nodes, and the devices of a node share
     it; ``link_in_node``, if there is one, connects the devices of a node. ``cores`` are those of a node (0: unknown).
+    ``halves`` are tables of reduce-scatters and all-gathers alone; ``overlap`` may have some of reduce-scatters.
     """
 
     name: str
@@ -292,8 +302,15 @@ class Machine(Noun, frozen=True, dict=True):
     link_in_node: Link | None = None
     selection: tuple[Selection, ...] = ()
     speed: tuple[Speed, ...] = ()
+    halves: tuple[AllreduceCost, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):
+            if any((table.kind != "allreduce") != halves for table in tables):
+                raise ConfigError(
+                    f"machine {self.name!r} has a table of another kind in {name}",
+                    allowed="reduce-scatter and all-gather" if halves else "allreduce",
+                )
         if not self.allreduce and self.link is None:
             raise ConfigError(
                 f"machine {self.name!r} says nothing about the cost of an allreduce",

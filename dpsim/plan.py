@@ -12,12 +12,15 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.optimizer import Optimizer, Sgd
+from dpsim.sharded import check_shards
 from dpsim.wire_dtype import WireDtype, check_compression
 
 Overlap = Literal["off", "inline", "poll", "thread"]
 BatchNormMode = Literal["local", "leaf", "global"]
+Strategy = Literal["data-parallel", "zero1"]
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = get_args(BatchNormMode)
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 DEFAULT_LEAVES = 8
 MOST_LEAVES = 4096
 
@@ -43,7 +46,8 @@ class Plan(Noun, frozen=True):
     ``leaves`` > 0 makes training reproducible: each global batch is cut into so many leaves, and whatever is summed
     over samples is added leaf by leaf in one fixed order, so that results have the same bits on any number of devices
     (up to one per leaf). ``batch_norm`` says whose statistics batch normalisation uses: the device's (``local``), each
-    leaf's (``leaf``) or the whole global batch's (``global``). ``strategy`` names the lowering (``dpsim.lowering``).
+    leaf's (``leaf``) or the whole global batch's (``global``). ``strategy`` names the lowering (``dpsim.lowering``):
+    with ``zero1`` a device updates and keeps optimizer state for its shard of the parameters alone.
     """
 
     devices: int
@@ -57,14 +61,14 @@ class Plan(Noun, frozen=True):
     batch_norm: BatchNormMode = "local"
     optimizer: Optimizer = Sgd()
     wire_dtype: WireDtype | None = None
-    strategy: Literal["data-parallel"] = "data-parallel"
+    strategy: Strategy = "data-parallel"
     layout: str = ""
     leaves: int = 0
 
     def __post_init__(self) -> None:
         rule = FUSION_RULES.find(self.fusion_rule)
         ALGORITHMS.find(self.algorithm)
-        for key, allowed in (("overlap", OVERLAPS), ("batch_norm", BATCH_NORM_MODES)):
+        for key, allowed in (("overlap", OVERLAPS), ("batch_norm", BATCH_NORM_MODES), ("strategy", STRATEGIES)):
             if getattr(self, key) not in allowed:
                 raise unknown(key.replace("_", " "), getattr(self, key), allowed)
         if self.devices < 1:
@@ -83,6 +87,8 @@ class Plan(Noun, frozen=True):
                 remedy="raise --global-batch or lower --devices",
             )
         self._check_leaves()
+        if self.strategy == "zero1":
+            check_shards(self.algorithm, self.fusion_rule, self.wire_dtype)
         threshold = self.fusion_threshold_bytes
         if threshold is not None:
             if rule.default_threshold_bytes is None:
@@ -150,9 +156,13 @@ class Plan(Noun, frozen=True):
 
     @property
     def collective(self) -> Collective:
-        """The allreduce of the plan's gradients."""
+        """What adds up the plan's gradients: an allreduce, or with zero1 a reduce-scatter."""
         return Collective(
-            algorithm=self.algorithm, devices=self.devices, layout=self.layout, wire_dtype=self.priced_wire_dtype
+            algorithm=self.algorithm,
+            devices=self.devices,
+            layout=self.layout,
+            wire_dtype=self.priced_wire_dtype,
+            kind="reduce-scatter" if self.strategy == "zero1" else "allreduce",
         )
 
     @property

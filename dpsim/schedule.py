@@ -15,7 +15,19 @@ from dpsim.workload import Workload
 
 COMPUTE, COLLECTIVE, SEND, RECEIVE, UPDATE = range(5)
 PREPARE, FORWARD, LOSS, BACKWARD = range(4)
-KINDS = ("step overhead", "forward", "loss", "backward", "update", "allreduce", "synchronise", "wait", "other")
+KINDS = (
+    "step overhead",
+    "forward",
+    "loss",
+    "backward",
+    "update",
+    "allreduce",
+    "synchronise",
+    "wait",
+    "other",
+    "reduce-scatter",
+    "all-gather",
+)
 """What an event of a Timeline is; operations' names begin so. ``wait`` is for communication that has not begun."""
 (
     OVERHEAD_EVENT,
@@ -27,6 +39,8 @@ KINDS = ("step overhead", "forward", "loss", "backward", "update", "allreduce", 
     SYNCHRONISE_EVENT,
     WAIT_EVENT,
     OTHER_EVENT,
+    REDUCE_SCATTER_EVENT,
+    ALL_GATHER_EVENT,
 ) = range(len(KINDS))
 COMPUTE_LANE, COMMUNICATION_LANE = 0, 1
 LANE_NAMES = ("compute", "communication")
@@ -47,7 +61,7 @@ _COLUMNS = (
 
 
 def event_kinds(kind: NDArray[np.int8], phase: NDArray[np.int8], bucket: NDArray[np.int32]) -> NDArray[np.int8]:
-    """What operations are as events of a Timeline: indices into ``KINDS``."""
+    """What operations are as events of a Timeline, as far as these columns tell: indices into ``KINDS``."""
     collective = np.where(bucket >= 0, ALLREDUCE_EVENT, SYNCHRONISE_EVENT)
     other = np.where(kind == COLLECTIVE, collective, np.where(kind == UPDATE, UPDATE_EVENT, OTHER_EVENT))
     return np.where(kind == COMPUTE, phase, other).astype(np.int8)
@@ -74,9 +88,10 @@ class Schedule:
     """One step as arrays with one entry an operation, so that it costs the same for 8 and for 100,000 devices.
 
     ``kind``, ``phase`` (of computations, else -1) and ``lane`` are codes of this module; ``event_kind`` follows from
-    them (``event_kinds``). ``layer`` and ``bucket`` are indices or -1; ``micro_batch`` counts the micro-batches of the
-    step; ``size_bytes`` is what a collective adds up. ``rank_class`` and ``group`` (-1: none) are indices into
-    ``rank_classes`` and ``groups``.
+    them (``event_kinds``), except that it tells a reduce-scatter and an all-gather from an allreduce. ``layer`` and
+    ``bucket`` are indices or -1; ``micro_batch`` counts the micro-batches of the step; ``size_bytes`` is what a
+    collective adds up or brings together. ``rank_class`` and ``group`` (-1: none) are indices into ``rank_classes`` and
+    ``groups``.
 
     Operation i waits for the operations ``depends_on[depends_start[i]:depends_start[i + 1]]``, which all stand before
     it. Within a lane operations run in the order of the arrays: so the order of the collectives is the order in which
@@ -86,6 +101,11 @@ class Schedule:
     A collective with a bucket adds up gradients on the communication lane. One without a bucket is a sum that batch
     norm needs at once, and computation waits for it: with mode ``global`` one follows the forward and one the backward
     of each batch norm (``layer``); with ``leaf`` there is one of all statistics (``layer`` is -1), after the buckets.
+
+    Where a schedule is ``sharded``, gradients are reduce-scattered, a rank updates its shard of every bucket
+    (``dpsim.kernels.allreduce.shards``) and holds optimizer state for it alone, and behind the update an all-gather of
+    each bucket's parameters brings the shards together. Before the update stands a sum without a layer in which the
+    ranks agree that all numbers are finite.
 
     Bucket k holds the tensors ``tensor_order[bucket_start[k]:bucket_start[k + 1]]`` (forward indices of the workload's
     tensors, in the order in which backward makes them final); ``bucket_size_bytes[k]`` is its size without padding.
@@ -113,6 +133,7 @@ class Schedule:
     rank_classes: tuple[RankClass, ...]
     groups: tuple[Group, ...]
     dynamic: bool = False
+    sharded: bool = False
 
     @property
     def buckets(self) -> int:
@@ -120,8 +141,14 @@ class Schedule:
 
     @property
     def gradient_collectives(self) -> Ints:
-        """The collectives of buckets, in the order in which they are sent."""
-        return np.flatnonzero((self.kind == COLLECTIVE) & (self.bucket >= 0))
+        """The collectives that add up buckets of gradients, in the order in which they are sent."""
+        adds_up = (self.event_kind == ALLREDUCE_EVENT) | (self.event_kind == REDUCE_SCATTER_EVENT)
+        return np.flatnonzero((self.kind == COLLECTIVE) & adds_up)
+
+    @property
+    def parameter_collectives(self) -> Ints:
+        """The collectives that bring buckets of parameters together, in the order in which they are sent."""
+        return np.flatnonzero((self.kind == COLLECTIVE) & (self.event_kind == ALL_GATHER_EVENT))
 
     def dependencies(self, operation: int) -> NDArray[np.int32]:
         """The operations that one operation waits for."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpsim.lowering.data_parallel import ready_times
+from dpsim.lowering.computation import ready_times
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.plan import Plan

@@ -36,6 +36,7 @@ def calibrate(
     dataset: flags.DataSet = None,
     local_batch: Annotated[int, Parameter(help="With --model: samples on a device at once.")] = 32,
     wire_dtype: flags.WireDtype = None,
+    strategy: flags.StrategyName = None,
     budget: Annotated[
         str | None, Parameter(help="Time to spend on each number of devices and algorithm, like 10s or 2min (4s).")
     ] = None,
@@ -61,7 +62,9 @@ def calibrate(
 ) -> None:
     """Measure the allreduces of this machine, or import measurements; writes a machine file."""
     if from_ is not None:
-        measuring = flags.provided(overlap=overlap, model=model, dataset=dataset, wire_dtype=wire_dtype, budget=budget)
+        measuring = flags.provided(
+            overlap=overlap, model=model, dataset=dataset, wire_dtype=wire_dtype, strategy=strategy, budget=budget
+        )
         _refuse(measuring, "with --from nothing is measured")
         _import(",".join(from_), format, network, devices, algorithm, out_of_place, output, json)
         return
@@ -81,6 +84,7 @@ def calibrate(
         dataset=dataset,
         local_batch=local_batch,
         wire_dtype=wire_dtype,
+        strategy=strategy,
         seconds=flags.budget(budget),
     )
     with show.progress() as progress:

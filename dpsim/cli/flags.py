@@ -110,6 +110,13 @@ WarmupEpochs = Annotated[
 ReferenceBatch = Annotated[
     int | None, Parameter(help="Multiply the learning rate by the global batch divided by this number of samples.")
 ]
+StrategyName = Annotated[
+    Literal["data-parallel", "zero1"] | None,
+    Parameter(
+        name="--strategy",
+        help="data-parallel (the default), or zero1: a device updates a shard, and has optimizer state for it alone.",
+    ),
+]
 StallAfter = Annotated[
     float | None, Parameter(help="Seconds of waiting after which a stall is reported (60); 0 or inf: never.")
 ]

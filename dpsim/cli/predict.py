@@ -36,6 +36,7 @@ def predict(
     algorithm: flags.PricedAlgorithms = None,
     overlap: flags.Overlap = None,
     wire_dtype: flags.WireDtype = None,
+    strategy: flags.StrategyName = None,
     output: Annotated[Path | None, Parameter(help="Also write what --json prints to this file.")] = None,
     json: flags.Json = False,
 ) -> None:
@@ -61,6 +62,7 @@ def predict(
         accumulate=accumulate,
         wire_dtype=wire_dtype,
         cycle_s=flags.duration(cycle),
+        strategy=strategy,
     )
     counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold) or ()

@@ -57,6 +57,9 @@ def reproduce(
     ] = False,
     output: Annotated[Path | None, Parameter(help="Folder for the record with all digests, and the report.")] = None,
     wire_dtype: flags.WireDtype = None,
+    strategy: Annotated[
+        str | None, Parameter(name="--strategy", help="all, or a list of data-parallel (the default) and zero1.")
+    ] = None,
     json: flags.Json = False,
 ) -> int:
     """Train in every combination, and compare the bits with those on one device.
@@ -72,7 +75,7 @@ def reproduce(
     from dpsim.harness.reproduce.against import check_comparable, compare_with_saved
     from dpsim.harness.reproduce.measure import measure
     from dpsim.optimizer import changed
-    from dpsim.plan import OVERLAPS
+    from dpsim.plan import OVERLAPS, STRATEGIES
     from dpsim.records.reproduce import RECORD, Reproduction
 
     flags.writable(output, folder=True)
@@ -90,6 +93,7 @@ def reproduce(
         global_batch=global_batch,
         seed=seed,
         wire_dtype=wire_dtype,
+        strategies=STRATEGIES if strategy == _ALL else flags.listed("--strategy", strategy, str),
     )
     if leaves == 0:
         fields.setdefault("batch_norms", ("local",))

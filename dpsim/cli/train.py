@@ -24,6 +24,7 @@ Examples:
   dpsim train --model own.py:network --devices 2
   dpsim train --devices 2 --reproducible --leaves 16
   dpsim train --devices 2 --reproducible --checkpoint run2 --elastic
+  dpsim train --devices 2 --strategy zero1 --optimizer adamw
   mpiexec -n 2 dpsim train --devices 2"""
 
 
@@ -51,6 +52,7 @@ class RunFlags:
     backend: flags.Backend = None
     batch_norm: flags.BatchNorm = None
     elastic: flags.Elastic = None
+    strategy: flags.StrategyName = None
 
     def fields(self) -> dict[str, Any]:
         """The fields of ``TrainConfig`` that these flags set. Raises ``ConfigError``."""
@@ -136,7 +138,18 @@ def train(
 
 _UNUSED = {"workload": None, "link_alpha_s": 0.0, "link_beta_s_per_byte": 0.0}
 """Fields of a point that always have these values."""
-_IDENTITY = ("model", "dataset", "global_batch", "seed", "network", "algorithm", "fusion_rule", "overlap", "leaves")
+_IDENTITY = (
+    "model",
+    "dataset",
+    "global_batch",
+    "seed",
+    "network",
+    "algorithm",
+    "fusion_rule",
+    "overlap",
+    "leaves",
+    "strategy",
+)
 """The fields of the configuration that the file of a result contains."""
 
 
@@ -160,4 +173,6 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
         print(f"{run}, all of them trained before")
     else:
         print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} per step, {run}")
+    if config.strategy != "data-parallel":
+        print(f"strategy {config.strategy}: {format_size(result.optimizer_state_bytes)} of optimizer state a device")
     print(f"digest of the parameters {result.digest}")

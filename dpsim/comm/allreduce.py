@@ -13,6 +13,7 @@ import functools
 import numpy as np
 
 from dpsim.algorithms import ALGORITHMS
+from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.message_steps import MessageAllreduce
 from dpsim.comm.transport import Array, PersistentAllreduce, SteppedAllreduce, Transport
@@ -28,6 +29,7 @@ def prepare(
     algorithm: str,
     compression: Compression | None = None,
     order: SummationOrder | None = None,
+    kind: CollectiveKind = "allreduce",
 ) -> PersistentAllreduce:
     """Prepare the allreduce (sum) of a contiguous 1-D array, in place. Moves nothing.
 
@@ -38,12 +40,18 @@ def prepare(
     With a ``compression`` float32 numbers travel as its 16-bit codes; with an ``order`` too they are rounded to it
     already, and every sum of two is, by whatever algorithm. Raises ``ConfigError`` for an unknown algorithm, or one
     that cannot do that. Groups of one and empty arrays have no rounds.
+
+    ``kind`` reduce-scatter leaves each rank with its shard of the sum (``dpsim.kernels.allreduce.shards``), and
+    all-gather brings every rank's shard to all: by ``ring``, and by the direct exchange under any other algorithm.
     """
     place = ALGORITHMS.find(algorithm).place
     if t.size == 1 or data.size == 0:
         return SteppedAllreduce(t, _nothing)
-    if (own := t.prepare(data, algorithm, compression, order)) is not None:
+    if (own := t.prepare(data, algorithm, compression, order, kind)) is not None:
         return own
+    if kind != "allreduce":
+        arrays, sums = ([data, *order.extra], order.slots) if order is not None else ([data], None)
+        return MessageAllreduce(t, arrays, algorithm, sums, kind=kind)
     if order is not None:
         return MessageAllreduce(t, [data, *order.extra], algorithm, order.slots, compression)
     if place == "shared memory":

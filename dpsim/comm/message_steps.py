@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.message_program import Extent, Message, Program, Rounding, View, lower
 from dpsim.comm.transport import Array, CollectiveSteps, Request, Transport, wait
 from dpsim.errors import unknown
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.halving_doubling import halving_doubling, plain_halving_doubling
+from dpsim.kernels.allreduce.shards import shard_bounds
 from dpsim.kernels.allreduce.steps import StepList
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 
@@ -48,6 +50,7 @@ class MessageAllreduce:
         algorithm: str,
         order: PartialSums | None = None,
         compression: Compression | None = None,
+        kind: CollectiveKind = "allreduce",
     ) -> None:
         self._transport = t
         self._arrays = arrays[: 1 if order is None else len(order.of(t.rank))]
@@ -55,7 +58,7 @@ class MessageAllreduce:
         if compression is not None:
             several_nodes = algorithm != "hierarchical" or t.size > t.devices_a_node
             rounding = "each" if order is not None else "final" if several_nodes else "none"
-        self._bound = _bound(algorithm, order, t.size, t.devices_a_node, t.rank, rounding, arrays[0].size)
+        self._bound = _bound(kind, algorithm, order, t.size, t.devices_a_node, t.rank, rounding, arrays[0].size)
         self._functions: list[Callable[..., object]] = [_copy, np.add]
         if compression is not None:
             self._functions += [compression.round, compression.add, compression.encode, compression.decode]
@@ -86,6 +89,7 @@ def _copy(source: Array, target: Array) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _bound(
+    kind: CollectiveKind,
     algorithm: str,
     order: PartialSums | None,
     ranks: int,
@@ -95,8 +99,10 @@ def _bound(
     elements: int,
 ) -> _Bound:
     own = order.of(rank) if order is not None else (rank,)
-    of = _program(algorithm, order, ranks, devices_a_node, rank, rounding)
-    cut = even_bounds if algorithm == "halving-doubling" else chunk_bounds
+    of = _program(kind, algorithm, order, ranks, devices_a_node, rank, rounding)
+    cut: Callable[[int, int], list[int]] = even_bounds if algorithm == "halving-doubling" else chunk_bounds
+    if kind != "allreduce":
+        cut = shard_bounds
     bounds = cut(elements, of.units)
     numbers, places = _laid_out(of.buffers, bounds)
     codes, code_places = _laid_out(of.code_buffers, bounds)
@@ -142,9 +148,18 @@ def _laid_out(buffers: Iterable[tuple[Extent, ...]], bounds: list[int]) -> tuple
 
 @functools.lru_cache(maxsize=256)
 def _program(
-    algorithm: str, order: PartialSums | None, ranks: int, devices_a_node: int, rank: int, rounding: Rounding
+    kind: CollectiveKind,
+    algorithm: str,
+    order: PartialSums | None,
+    ranks: int,
+    devices_a_node: int,
+    rank: int,
+    rounding: Rounding,
 ) -> Program:
-    steps = _steps(algorithm, order, ranks, devices_a_node)
+    if kind == "allreduce":
+        steps = _steps(algorithm, order, ranks, devices_a_node)
+    else:
+        steps = _shard_steps(kind, algorithm, order, ranks)
     return lower(steps, order.owners if order is not None else tuple(range(ranks)), rank, rounding)
 
 
@@ -166,3 +181,13 @@ def _steps(algorithm: str, order: PartialSums | None, ranks: int, devices_a_node
         "one-shot": algorithms.one_shot,
     }
     return by_name.get(algorithm, algorithms.two_shot)(order)
+
+
+def _shard_steps(kind: CollectiveKind, algorithm: str, order: PartialSums | None, ranks: int) -> StepList:
+    """The steps of a reduce-scatter or an all-gather: around the ring, or else directly."""
+    if kind == "all-gather":
+        alone = slots(range(ranks + 1))
+        return algorithms.ring_all_gather(ranks) if algorithm == "ring" else algorithms.all_gather(alone)
+    if algorithm != "ring":
+        return algorithms.reduce_scatter(order or slots(range(ranks + 1)))
+    return algorithms.plain_ring_reduce_scatter(ranks) if order is None else algorithms.ring_reduce_scatter(order)

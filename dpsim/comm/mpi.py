@@ -11,11 +11,12 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.algorithms import algorithms_in
+from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
 from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Request, SummationOrder, aligned_bytes
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce.cpu import STAGING_BYTES, Reduction, SharedGroup
+from dpsim.kernels.allreduce.cpu import SHARD_KERNELS, STAGING_BYTES, Reduction, SharedGroup
 from dpsim.kernels.allreduce.registry import find
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import Network, Selection
@@ -114,9 +115,14 @@ class MpiTransport:
         return None
 
     def prepare(
-        self, data: Array, algorithm: str, compression: Compression | None, order: SummationOrder | None = None
+        self,
+        data: Array,
+        algorithm: str,
+        compression: Compression | None,
+        order: SummationOrder | None = None,
+        kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
-        return self.kernel(data, algorithm, compression, order) if algorithm in self._kernels else None
+        return self.kernel(data, algorithm, compression, order, kind) if algorithm in self._kernels else None
 
     def kernel(
         self,
@@ -124,6 +130,7 @@ class MpiTransport:
         algorithm: str,
         compression: Compression | None = None,
         order: SummationOrder | None = None,
+        kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
         """The same by any version of the kernels, where plans name only those in shared memory as algorithms."""
         if self._group is None:
@@ -134,6 +141,8 @@ class MpiTransport:
             return None
         sums = order.slots if order is not None else slots(range(self.size + 1))
         operands = [shared[sums.of(owner).index(number)][owner] for number, owner in enumerate(sums.owners)]
+        if kind != "allreduce":
+            return _KernelAllreduce(SHARD_KERNELS[kind](self._group, operands, sums))
         most = data.nbytes * max(map(sums.owners.count, sums.owners))
         name = algorithm
         if algorithm == "auto":

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from dpsim.collective import CollectiveKind
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.comm.compression import Compression
@@ -38,7 +39,9 @@ class Progress(Protocol):
     @property
     def bucket(self) -> int: ...
 
-    def prepare(self, data: Array, order: SummationOrder | None = None) -> BucketAllreduce:
+    def prepare(
+        self, data: Array, order: SummationOrder | None = None, kind: CollectiveKind = "allreduce"
+    ) -> BucketAllreduce:
         """Prepare the allreduce of some memory, to be submitted again and again. Moves nothing."""
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
@@ -64,8 +67,10 @@ class Inline:
         self._finished = finished
         self.bucket = -1
 
-    def prepare(self, data: Array, order: SummationOrder | None = None) -> BucketAllreduce:
-        allreduce = prepare(self._transport, data, self._algorithm, self._compression, order)
+    def prepare(
+        self, data: Array, order: SummationOrder | None = None, kind: CollectiveKind = "allreduce"
+    ) -> BucketAllreduce:
+        allreduce = prepare(self._transport, data, self._algorithm, self._compression, order, kind)
         return BucketAllreduce(allreduce, data.nbytes)
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.kernels.allreduce.tree import PartialSums
 from dpsim.machine import Network
@@ -81,11 +82,17 @@ class Transport(Protocol):
         """Zeroed memory for gradients, ``ALIGNMENT_BYTES`` aligned; collective, of the same size on every rank."""
 
     def prepare(
-        self, data: Array, algorithm: str, compression: Compression | None, order: SummationOrder | None = None
+        self,
+        data: Array,
+        algorithm: str,
+        compression: Compression | None,
+        order: SummationOrder | None = None,
+        kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
-        """The allreduce of ``data`` that this transport has of its own; None where messages or MPI do it.
+        """The collective of ``data`` that this transport has of its own; None where messages or MPI do it.
 
-        In memory that the ranks share it is ``one-shot``, ``two-shot``, or ``auto`` for the faster one at that size.
+        In memory that the ranks share it is ``one-shot``, ``two-shot``, or ``auto`` for the faster one at that size;
+        reduce-scatter and all-gather are the two halves of ``two-shot``.
         The data (and what is extra in ``order``) must be a part of allocated memory, the same on every rank.
         """
 

@@ -11,11 +11,11 @@ from dpsim.predict.link_fit import fitted_link
 
 
 def points(machine: Machine) -> list[dict[str, Any]]:
-    """Return every time in a machine's allreduce tables, as ``--json`` lists them."""
+    """Return every time in a machine's tables with nothing else running, as ``--json`` lists them."""
     return [
         {"devices": cost.devices, "layout": cost.layout or str(cost.devices), "algorithm": cost.algorithm}
-        | {"wire_dtype": cost.wire_dtype, "size_bytes": size, "time_s": time_s}
-        for cost in machine.allreduce
+        | {"wire_dtype": cost.wire_dtype, "kind": cost.kind, "size_bytes": size, "time_s": time_s}
+        for cost in machine.allreduce + machine.halves
         for size, time_s in zip(cost.sizes_bytes, cost.time_s, strict=True)
     ]
 
@@ -35,10 +35,12 @@ def merged(machines: Sequence[Machine]) -> Machine:
             remedy="predict with each machine separately",
         )
     tables = tuple(table for machine in machines for table in machine.allreduce)
+    halves = tuple(table for machine in machines for table in machine.halves)
     overlap = tuple(table for machine in machines for table in machine.overlap)
     keys: dict[str, list[tuple[object, ...]]] = {
         "allreduce": [(t.algorithm, t.layout or t.devices, t.wire_dtype) for t in tables],
-        "overlap": [(t.algorithm, t.layout or t.devices, t.wire_dtype, t.overlap) for t in overlap],
+        "other": [(t.kind, t.algorithm, t.layout or t.devices, t.wire_dtype) for t in halves],
+        "overlap": [(t.algorithm, t.layout or t.devices, t.wire_dtype, t.overlap, t.kind) for t in overlap],
     }
     for kind, of_kind in keys.items():
         twice = next((key for key in of_kind if of_kind.count(key) > 1), None)
@@ -56,6 +58,7 @@ def merged(machines: Sequence[Machine]) -> Machine:
         network=first.network,
         emulated_network=first.emulated_network,
         allreduce=tables,
+        halves=halves,
         overlap=overlap,
         compute_slowdown=tuple(slowdown[devices] for devices in sorted(slowdown)),
         selection=tuple(selection[devices] for devices in sorted(selection)),

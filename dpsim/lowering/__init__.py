@@ -12,7 +12,10 @@ from dpsim.registry import load
 from dpsim.schedule import Schedule
 from dpsim.workload import Workload
 
-LOWERINGS: dict[str, str | Callable[..., Schedule]] = {"data-parallel": "dpsim.lowering.data_parallel:lower"}
+LOWERINGS: dict[str, str | Callable[..., Schedule]] = {
+    "data-parallel": "dpsim.lowering.data_parallel:lower",
+    "zero1": "dpsim.lowering.zero1:lower",
+}
 """The function that lowers each strategy, or its ``module:name``. Its arguments are those of ``lower``."""
 
 

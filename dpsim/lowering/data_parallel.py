@@ -2,69 +2,42 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.jit import jit, quickest
+from dpsim.lowering.computation import NO_PHASE, Computation, computation_of, ready_times
 from dpsim.lowering.fusion import fuse
 from dpsim.memo import remember
 from dpsim.plan import Plan
 from dpsim.schedule import (
-    BACKWARD,
     COLLECTIVE,
     COMMUNICATION_LANE,
-    COMPUTE,
     COMPUTE_LANE,
-    FORWARD,
-    LOSS,
-    PREPARE,
     UPDATE,
     Group,
     RankClass,
     Schedule,
     event_kinds,
 )
-from dpsim.workload import Layer, Workload
+from dpsim.workload import Workload
 
 N = TypeVar("N", bound=np.generic)
-_NO_PHASE = -1
 _FEW_BUCKETS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class _Computation:
-    """The operations of all micro-batches, which do not depend on the buckets, with their dependencies.
-
-    ``statistics`` is the sum that batch norm's mode ``leaf`` needs after all buckets, in bytes (0: none).
-    ``final`` is the last micro-batch's backward operation that makes each tensor final, in ready order.
-    """
-
-    kind: NDArray[np.int8]
-    phase: NDArray[np.int8]
-    lane: NDArray[np.int8]
-    layer: NDArray[np.int32]
-    micro_batch: NDArray[np.int32]
-    size_bytes: NDArray[np.int64]
-    depends_start: NDArray[np.int32]
-    depends_on: NDArray[np.int32]
-    statistics: int
-    final: NDArray[np.int32]
-
-
-@dataclass(frozen=True, eq=False)
-class _Operations:
+class Operations:
     """The columns of a schedule with so many allreduces: all but the sizes of buckets and the dependencies.
 
     ``late`` is 1 where batch norm's sum of leaf statistics stands behind the allreduces.
     """
 
-    computation: _Computation
+    computation: Computation
     late: int
     kind: NDArray[np.int8]
     phase: NDArray[np.int8]
@@ -117,7 +90,7 @@ def lower(
     sizes = order.cumulative_bytes[start[1:]] - order.cumulative_bytes[start[:-1]]
     buckets = len(sizes)
     sent = 0 if dynamic or plan.devices == 1 else buckets
-    layout = _operations(workload, plan.accumulate, plan.batch_norm if plan.devices > 1 else "local", sent)
+    layout = operations_of(workload, plan.accumulate, plan.batch_norm if plan.devices > 1 else "local", sent)
     computed, size_bytes = layout.computation, layout.size_bytes
     before = len(computed.kind)
     if sent:
@@ -177,21 +150,8 @@ def _dependencies(computed_start, computed_on, final, bucket_start, sent, late):
 
 
 @remember
-def ready_times(workload: Workload, local_batch: float) -> NDArray[np.float64]:
-    """Seconds from the start of a backward pass until each tensor is final, in ready order, at a local batch.
-
-    r = (backward time of the layers after its own) + its layer's ``gradient_ready_s``, never before the tensor before.
-    """
-    times = workload.times(local_batch)
-    backward = times.backward_s[::-1]
-    start = (np.cumsum(backward) - backward)[::-1]
-    ready = (start + times.gradient_ready_s)[workload.ready_order.layer]
-    return np.maximum.accumulate(ready)
-
-
-@remember
-def _operations(workload: Workload, accumulate: int, batch_norm: str, sent: int) -> _Operations:
-    computation = _computation(workload, accumulate, batch_norm)
+def operations_of(workload: Workload, accumulate: int, batch_norm: str, sent: int) -> Operations:
+    computation = computation_of(workload, accumulate, batch_norm)
     before, late = len(computation.kind), 1 if computation.statistics else 0
     operations = before + sent + late + 1
 
@@ -202,11 +162,11 @@ def _operations(workload: Workload, accumulate: int, batch_norm: str, sent: int)
 
     kind, lane = column(computation.kind, COLLECTIVE), column(computation.lane, COMMUNICATION_LANE)
     kind[-1], lane[-1] = UPDATE, COMPUTE_LANE
-    phase, bucket = column(computation.phase, _NO_PHASE), np.full(operations, -1, np.int32)
+    phase, bucket = column(computation.phase, NO_PHASE), np.full(operations, -1, np.int32)
     bucket[before : before + sent] = np.arange(sent)
     size_bytes = column(computation.size_bytes, 0)
     size_bytes[before + sent : before + sent + late] = computation.statistics
-    return _Operations(
+    return Operations(
         computation=computation,
         late=late,
         kind=kind,
@@ -220,84 +180,3 @@ def _operations(workload: Workload, accumulate: int, batch_norm: str, sent: int)
         rank_class=np.zeros(operations, np.int8),
         group=np.where(kind == COLLECTIVE, np.int8(0), np.int8(-1)),
     )
-
-
-@remember
-def _computation(workload: Workload, accumulate: int, batch_norm: str) -> _Computation:
-    """The operations of all micro-batches in order, each behind those whose results it reads."""
-    sums = [global_statistics_bytes(layer) if batch_norm == "global" else (0, 0) for layer in workload.layers]
-    inputs = _inputs(workload)
-    readers: list[list[int]] = [[] for _ in workload.layers]
-    for number, layers in enumerate(inputs):
-        for layer in layers:
-            readers[layer].append(number)
-    rows: list[tuple[int, int, int, int, int, int]] = [(COMPUTE, PREPARE, COMPUTE_LANE, -1, 0, 0)]
-    depends: list[list[int]] = [[]]
-
-    def add(phase: int, layer: int, micro_batch: int, after: list[int], size_bytes: int = 0) -> int:
-        """Append a computation, and the global sum behind it where it has one; the number of the last of them."""
-        rows.append((COMPUTE, phase, COMPUTE_LANE, layer, micro_batch, 0))
-        depends.append(after)
-        if size_bytes:
-            rows.append((COLLECTIVE, _NO_PHASE, COMMUNICATION_LANE, layer, micro_batch, size_bytes))
-            depends.append([len(rows) - 2])
-        return len(rows) - 1
-
-    final: dict[int, int] = {}
-    begin = 0
-    for micro_batch in range(accumulate):
-        outputs: dict[int, int] = {}
-        for number, layers in enumerate(inputs):
-            after = [outputs[layer] for layer in layers] or [begin]
-            outputs[number] = add(FORWARD, number, micro_batch, after, sums[number][0])
-        loss = add(LOSS, -1, micro_batch, [outputs[number] for number, layers in enumerate(readers) if not layers])
-        gradients: dict[int, int] = {}
-        for number in reversed(range(len(workload.layers))):
-            after = [gradients[layer] for layer in readers[number]] or [loss]
-            final[number] = len(rows)
-            gradients[number] = add(BACKWARD, number, micro_batch, after, sums[number][1])
-        begin = len(rows) - 1
-    kind, phase, lane, layer_column, micro_batches, size_bytes = np.array(rows, np.int64).T
-    return _Computation(
-        kind=kind.astype(np.int8),
-        phase=phase.astype(np.int8),
-        lane=lane.astype(np.int8),
-        layer=layer_column.astype(np.int32),
-        micro_batch=micro_batches.astype(np.int32),
-        size_bytes=size_bytes,
-        depends_start=np.cumsum([0, *map(len, depends)]).astype(np.int32),
-        depends_on=np.array(list(itertools.chain(*depends)), np.int32),
-        statistics=leaf_statistics_bytes(workload) if batch_norm == "leaf" else 0,
-        final=np.array([final[layer] for layer in workload.ready_order.layer.tolist()], np.int32),
-    )
-
-
-def _inputs(workload: Workload) -> list[list[int]]:
-    """The layers that each layer reads: those that ``depends_on`` names, or the one before it."""
-    number = {layer.name: index for index, layer in enumerate(workload.layers)}
-    inputs = []
-    for index, layer in enumerate(workload.layers):
-        if layer.depends_on is None:
-            inputs.append([index - 1] if index else [])
-            continue
-        named = sorted({number[name] for name in layer.depends_on})
-        if named and named[-1] >= index:
-            raise ConfigError(
-                f"layer {layer.name!r} reads {workload.layers[named[-1]].name!r}, which does not stand before it",
-                allowed="layers in forward order, each behind those that it depends on",
-            )
-        inputs.append(named)
-    return inputs
-
-
-def global_statistics_bytes(layer: Layer) -> tuple[int, int]:
-    """What a batch norm with mode ``global`` sums over the devices in forward (float64) and in backward; else 0, 0."""
-    channels = layer.batch_norm_channels
-    if not channels:
-        return 0, 0
-    return 8 * (1 + 2 * channels), 2 * channels * np.dtype(layer.tensors[0].dtype).itemsize
-
-
-def leaf_statistics_bytes(workload: Workload) -> int:
-    """What all batch norms with mode ``leaf`` together sum over the devices at the end of a step (float64)."""
-    return sum(8 * (1 + 2 * layer.batch_norm_channels) for layer in workload.layers if layer.batch_norm_channels)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from dpsim.algorithms import ALGORITHMS
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
-from dpsim.predict.cost import sharing, table_for
+from dpsim.predict.cost import sharing, table_for, whole
 
 
 def cautions(machine: Machine, plans: Sequence[Plan]) -> tuple[str, ...]:
@@ -16,6 +18,7 @@ def cautions(machine: Machine, plans: Sequence[Plan]) -> tuple[str, ...]:
     sentences = [
         _shared_cores(machine, [p for p in several if sharing(machine, p.devices, p.layout) > 1]),
         _link(machine, [p for p in several if not _has_table(machine, p)]),
+        _halves(machine, several),
         _no_shared_memory([p for p in several if not _has_table(machine, p)]),
         _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
     ]
@@ -23,7 +26,7 @@ def cautions(machine: Machine, plans: Sequence[Plan]) -> tuple[str, ...]:
 
 
 def _has_table(machine: Machine, plan: Plan) -> bool:
-    return table_for(machine.allreduce, machine.priced(plan.collective)) is not None
+    return table_for(machine.allreduce, whole(machine.priced(plan.collective))) is not None
 
 
 def _listed(plans: Sequence[Plan], what: Callable[[Plan], str]) -> str:
@@ -52,6 +55,23 @@ def _link(machine: Machine, plans: Sequence[Plan]) -> str:
         f"no table of the machine covers {missing} devices: the cost is that of {_named(machine.link)}, so the rows are"
         " marked 'extrapolated'; calibrate these device counts for better ones"
     )
+
+
+def _halves(machine: Machine, plans: Sequence[Plan]) -> str:
+    sharded = [p for p in plans if p.collective.kind != "allreduce" and not _has_halves(machine, p)]
+    if not sharded:
+        return ""
+    missing = _listed(sharded, lambda p: f"{p.algorithm} on {_layout(p)}")
+    return (
+        f"the machine has no tables of reduce-scatters and all-gathers by {missing} devices: each is taken to cost half"
+        " of the allreduce; calibrate with --strategy zero1 for measured ones"
+    )
+
+
+def _has_halves(machine: Machine, plan: Plan) -> bool:
+    scatter = machine.priced(plan.collective)
+    gather = msgspec.structs.replace(scatter, kind="all-gather")
+    return all(table_for(machine.halves, collective) is not None for collective in (scatter, gather))
 
 
 def _named(link: Link) -> str:

@@ -1,4 +1,4 @@
-"""What an allreduce costs on a Machine: by its tables, or by the link's formula where no table covers the case."""
+"""What a collective costs on a Machine: by its tables, or by the link's formula where no table covers the case."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.collective import Collective
+from dpsim.collective import Collective, CollectiveKind
 from dpsim.errors import ConfigError
 from dpsim.jit import jit
 from dpsim.layout import check_hierarchy, check_layout, node_counts
@@ -111,7 +112,10 @@ def cost(machine: Machine, collective: Collective, size_bytes: float) -> tuple[f
 
 @remember
 def solo_curve(machine: Machine, collective: Collective) -> Curve:
-    """The allreduce's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``."""
+    """The collective's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``.
+
+    Without a table of its own a reduce-scatter or an all-gather costs half of the allreduce, as an extrapolation.
+    """
     algorithm, devices, layout = collective.algorithm, collective.devices, collective.layout
     ALGORITHMS.find(algorithm)
     if devices < 1:
@@ -120,10 +124,12 @@ def solo_curve(machine: Machine, collective: Collective) -> Curve:
         return Curve(np.array([[0.0, 1.0], [0.0, 0.0]]), 0.0, math.inf)
     check_layout(layout, devices)
     check_hierarchy(algorithm, devices, layout)
-    table = table_for(machine.allreduce, collective)
+    table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
         points = _continued(np.array([_sizes(table, collective.wire_dtype), table.time_s], np.float64))
         return Curve(points, *_known(table, collective.wire_dtype))
+    if collective.kind != "allreduce":
+        return Curve(_halved(solo_curve(machine, whole(collective)).points), *_NOTHING)
     if machine.link is None:
         covered = sorted({(t.algorithm, t.layout or str(t.devices)) for t in machine.allreduce})
         raise ConfigError(
@@ -133,6 +139,21 @@ def solo_curve(machine: Machine, collective: Collective) -> Curve:
             remedy="calibrate it, or add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
         )
     return Curve(link_points(machine, machine.link, collective), *_NOTHING)
+
+
+def tables_of(machine: Machine, kind: CollectiveKind) -> tuple[AllreduceCost, ...]:
+    """The machine's tables of collectives of a kind, with nothing else running."""
+    return machine.allreduce if kind == "allreduce" else machine.halves
+
+
+def whole(collective: Collective) -> Collective:
+    """The allreduce that a reduce-scatter or an all-gather is half of."""
+    return msgspec.structs.replace(collective, kind="allreduce")
+
+
+def _halved(points: Floats) -> Floats:
+    """Points of costs against size, at half the cost."""
+    return np.vstack([points[:1], points[1:] / 2])
 
 
 def _known(table: Table, wire_dtype: str) -> tuple[float, float]:
@@ -151,9 +172,9 @@ def _sizes(table: Table, wire_dtype: str) -> Floats:
 
 
 def table_for(tables: Sequence[Table], collective: Collective) -> Table | None:
-    """The table of this algorithm, device count and layout, of the same wire dtype if there is one."""
-    key = collective.algorithm, collective.devices, collective.layout
-    fitting = [table for table in tables if (table.algorithm, table.devices, table.layout) == key]
+    """The table of this kind, algorithm, device count and layout, of the same wire dtype if there is one."""
+    key = collective.kind, collective.algorithm, collective.devices, collective.layout
+    fitting = [table for table in tables if (table.kind, table.algorithm, table.devices, table.layout) == key]
     return min(fitting, key=lambda table: table.wire_dtype != collective.wire_dtype, default=None)
 
 
@@ -164,10 +185,15 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
     Without a table of this algorithm, device count and mechanism the nearest device count's is taken, as an
     extrapolation: the same compute seconds lost, and the allreduce longer than alone by the same factor. Where the
     machine has no table of the algorithm and mechanism at all, the allreduce takes as long as alone and takes no
-    compute time away, as for a GPU's copy engines; that is extrapolated where it has tables of the mechanism.
+    compute time away, as for a GPU's copy engines; that is extrapolated where it has tables of the mechanism. A
+    reduce-scatter of which it has no table but of the allreduce costs half of it, as an extrapolation.
     """
     of_mechanism = [t for t in machine.overlap if t.overlap == overlap]
-    of_algorithm = [t for t in of_mechanism if t.algorithm == collective.algorithm]
+    of_any_kind = [t for t in of_mechanism if t.algorithm == collective.algorithm]
+    of_algorithm = [t for t in of_any_kind if t.kind == collective.kind]
+    if of_any_kind and not of_algorithm and collective.kind != "allreduce":
+        curve, poll_s = overlapped_curve(machine, whole(collective), overlap)
+        return Curve(_halved(curve.points), *_NOTHING), poll_s
     wire_dtype = collective.wire_dtype
     table = table_for(of_algorithm, collective)
     if table is not None:
@@ -212,9 +238,12 @@ def nearest_line(machine: Machine, collective: Collective) -> tuple[float, float
     """
     if collective.devices == 1:
         return 0.0, 0.0
-    table = table_for(machine.allreduce, collective)
+    table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
         return fitted_line(_sizes(table, collective.wire_dtype), np.array(table.time_s))
+    if collective.kind != "allreduce":
+        alpha_s, beta = nearest_line(machine, whole(collective))
+        return alpha_s / 2, beta / 2
     sizes, times = solo_curve(machine, collective).points
     return float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
 

@@ -65,7 +65,11 @@ def _lowest(lines: list[tuple[float, float]]) -> Floats:
 
 
 def rounds(collective: Collective) -> int:
-    """Rounds of messages that follow one another, each of which ends when a rank polls; 1 on one device."""
+    """Rounds of messages that follow one another, each of which ends when a rank polls; 1 on one device.
+
+    A reduce-scatter or an all-gather has half as many as the allreduce.
+    """
     if collective.devices == 1:
         return 1
-    return ALGORITHMS.find(collective.algorithm).rounds(*node_counts(collective.layout, collective.devices))
+    count = ALGORITHMS.find(collective.algorithm).rounds(*node_counts(collective.layout, collective.devices))
+    return count if collective.kind == "allreduce" else -(-count // 2)

@@ -14,7 +14,7 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
-from dpsim.plan import OVERLAPS, Plan
+from dpsim.plan import OVERLAPS, Plan, Strategy
 from dpsim.predict.cautions import cautions
 from dpsim.predict.compare import choose_overlap
 from dpsim.predict.memory import memory
@@ -40,6 +40,7 @@ def predict_points(
     relative_uncertainty: float = RELATIVE_UNCERTAINTY,
     wire_dtype: WireDtype | None = None,
     cycle_s: float = 1e-3,
+    strategy: Strategy = "data-parallel",
 ) -> tuple[list[Record], Record]:
     """Return (points, summary) of every device count or layout with every threshold, rule, algorithm and batch.
 
@@ -76,6 +77,7 @@ def predict_points(
             algorithm=variant.algorithm,
             wire_dtype=wire_dtype,
             cycle_s=cycle_s,
+            strategy=strategy,
         )
 
     for variant in variants:
@@ -186,6 +188,7 @@ def _point(workload: Workload, machine: Machine, plan: Plan, single: Prediction,
         "buckets": predicted.buckets,
         "algorithm": plan.algorithm,
         "overlap": plan.overlap,
+        "strategy": plan.strategy,
         "network": machine.network,
         "emulated_compute": workload.emulated_compute,
         "emulated_network": machine.emulated_network,

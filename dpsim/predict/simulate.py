@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from dpsim.jit import jit
 from dpsim.predict.cost import at
 from dpsim.schedule import (
+    ALL_GATHER_EVENT,
     ALLREDUCE_EVENT,
     BACKWARD_EVENT,
     FORWARD_EVENT,
+    LOSS_EVENT,
     OVERHEAD_EVENT,
+    REDUCE_SCATTER_EVENT,
     SYNCHRONISE_EVENT,
     UPDATE_EVENT,
     Schedule,
@@ -56,13 +59,15 @@ def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> 
 
 class Prices(NamedTuple):
     """Seconds: ``layers`` (4, L) forward, backward, gradient, launch; ``announces`` (L) which layers have tensors;
-    ``fixed`` (4) overhead_s, update_s, poll_s, rounds; ``solo`` (2, K) and ``beside`` (3, K) curves (``cost.at``)."""
+    ``fixed`` (4) overhead_s, update_s, poll_s, rounds; ``solo`` (2, K) and ``beside`` (3, K) curves (``cost.at``) of
+    what adds up gradients, and ``gather`` (2, K) of what brings parameters together."""
 
     layers: Any
     announces: Any
     fixed: Any
     solo: Any
     beside: Any
+    gather: Any
 
 
 class Lane(NamedTuple):
@@ -82,7 +87,8 @@ class Lane(NamedTuple):
 def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     """Start, end and gradients-ready instants of every operation of one step, its sums, and its length.
 
-    step = overhead + computation and communication on two lanes + update, as follows.
+    step = overhead + computation and communication on two lanes + update + all-gathers, as follows. An allreduce may
+    also be a reduce-scatter.
 
     Compute lane: the step's overhead, then the computation in array order, each operation not before the host has
     launched it (host time is the sum of the launches so far; the host runs ahead). A backward makes its gradients
@@ -101,14 +107,14 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
       compute, a start costs loss of compute. After the last computation stages follow one another at once.
 
     A synchronisation stops the compute lane for its solo cost, where it stands among the computation; that of no layer
-    follows the last allreduce. It counts as exposed communication.
+    follows the last allreduce. It counts as exposed communication. All-gathers follow the update one after another.
 
     ``operations`` is an ``Operations``, ``prices`` a ``Prices``, ``mode`` a value of ``MODES``.
     Returns times (3, operations): start, end, ready; ``dpsim.timeline.step_sums``; the seconds of the step.
     """
     kind, lane_of = operations.kind, operations.lane
     times = np.zeros((3, len(kind)))
-    queue = np.nonzero(kind == ALLREDUCE_EVENT)[0]
+    queue = np.nonzero((kind == ALLREDUCE_EVENT) | (kind == REDUCE_SCATTER_EVENT))[0]
     head = np.array([0.0, 0.0 if mode == POLL else -1.0, 0.0])
     ready = np.zeros(len(kind) + 1, np.bool_)
     ready[len(kind)] = True
@@ -117,11 +123,14 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     _drain(now, operations, prices, lane, mode)
     for i in range(len(kind)):
         late = kind[i] == SYNCHRONISE_EVENT and operations.layer[i] < 0
-        if late or kind[i] == UPDATE_EVENT:
+        if late or kind[i] == UPDATE_EVENT or kind[i] == ALL_GATHER_EVENT:
             for d in range(operations.depends_start[i], operations.depends_start[i + 1]):
                 now = max(now, times[1, operations.depends_on[d]])
             times[0, i] = now
-            now += at(prices.solo, 1, operations.size_bytes[i]) if late else prices.fixed[1]
+            if kind[i] == UPDATE_EVENT:
+                now += prices.fixed[1]
+            else:
+                now += at(prices.solo if late else prices.gather, 1, operations.size_bytes[i])
             times[1, i] = now
     return times, step_sums(kind, lane_of, times[0], times[1], mode in (OFF, INLINE)), now
 
@@ -178,8 +187,8 @@ def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
                     now += rest
                 if mode == POLL:
                     now = _poll(now, operations, prices, lane)
-        elif kind[i] != ALLREDUCE_EVENT and kind[i] != SYNCHRONISE_EVENT and kind[i] != UPDATE_EVENT:
-            times[0, i] = now  # the loss: its time is part of the overhead
+        elif kind[i] == LOSS_EVENT:
+            times[0, i] = now  # its time is part of the overhead
         else:
             continue
         times[1, i] = now
@@ -198,8 +207,9 @@ def _last_awaited(operations, queue):  # type: ignore[no-untyped-def]
     for k in queue:
         latest = -1
         for d in range(operations.depends_start[k], operations.depends_start[k + 1]):
-            if kind[operations.depends_on[d]] != ALLREDUCE_EVENT:
-                latest = max(latest, operations.depends_on[d])
+            earlier = operations.depends_on[d]
+            if kind[earlier] != ALLREDUCE_EVENT and kind[earlier] != REDUCE_SCATTER_EVENT:
+                latest = max(latest, earlier)
         if latest >= 0:
             last[k] = latest
     return last

@@ -42,6 +42,9 @@ def slowed(machine: Machine, devices: int, factor: float) -> Machine:
             msgspec.structs.replace(table, time_s=_times(table.time_s, table.slow_factor))
             for table in machine.allreduce
         ),
+        halves=tuple(
+            msgspec.structs.replace(table, time_s=_times(table.time_s, table.slow_factor)) for table in machine.halves
+        ),
         overlap=tuple(
             msgspec.structs.replace(
                 table,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,7 +30,6 @@ from dpsim.schedule import (
     LOSS_EVENT,
     OVERHEAD_EVENT,
     UPDATE_EVENT,
-    Group,
     Schedule,
 )
 from dpsim.timeline import EXPOSED_S, Timeline
@@ -210,7 +210,7 @@ def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
 def _price(schedule: Schedule, machine: Machine, share: float) -> _AtSpeed:
     plan, workload = schedule.plan, schedule.workload
     group = schedule.groups[0]
-    prices, (first_bytes, last_bytes), extrapolated = _prices(workload, machine, plan, group)
+    prices, (first_bytes, last_bytes), extrapolated = _prices(workload, machine, plan, schedule)
     mode = MODES[plan.overlap]
     if schedule.dynamic:
         schedule, operations = joined(schedule, prices, mode)
@@ -223,8 +223,14 @@ def _price(schedule: Schedule, machine: Machine, share: float) -> _AtSpeed:
     return _AtSpeed(share, schedule, times, sums, float(step_s), extrapolated)
 
 
-def _prices(workload: Workload, machine: Machine, plan: Plan, group: Group) -> tuple[Prices, tuple[float, float], bool]:
-    """What the kernel charges, the sizes that the machine's tables cover, whether the times are extrapolated."""
+def _prices(
+    workload: Workload, machine: Machine, plan: Plan, schedule: Schedule
+) -> tuple[Prices, tuple[float, float], bool]:
+    """What the kernel charges, the sizes that the machine's tables cover, whether the times are extrapolated.
+
+    A device that updates its shard alone takes as large a part of the time that all parameters take.
+    """
+    group = schedule.groups[0]
     factor, beyond = compute_slowdown(machine, group.devices, group.layout)
     samples = local_share(plan)
     layers, announces = _layer_arrays(workload, samples, factor)
@@ -234,11 +240,14 @@ def _prices(workload: Workload, machine: Machine, plan: Plan, group: Group) -> t
     if group.devices > 1 and plan.overlap in ("poll", "thread"):
         overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
     stages = rounds(collective)
-    fixed = np.array(
-        (workload.times(samples).overhead_s * factor, workload.update_s * factor, poll_s, stages), np.float64
-    )
-    prices = Prices(layers, announces, fixed, solo.points, overlapped.points)
-    known = max(solo.first_bytes, overlapped.first_bytes), min(solo.last_bytes, overlapped.last_bytes)
+    gather, update_s = solo, workload.update_s * factor
+    if schedule.sharded:
+        gather = solo_curve(machine, msgspec.structs.replace(collective, kind="all-gather"))
+        update_s /= group.devices
+    fixed = np.array((workload.times(samples).overhead_s * factor, update_s, poll_s, stages), np.float64)
+    prices = Prices(layers, announces, fixed, solo.points, overlapped.points, gather.points)
+    curves = (solo, overlapped, gather)
+    known = max(curve.first_bytes for curve in curves), min(curve.last_bytes for curve in curves)
     return prices, known, beyond or workload.extrapolated(samples)
 
 

@@ -17,7 +17,16 @@ from dpsim.errors import unknown
 from dpsim.layout import parse_devices
 from dpsim.machine import Network, check_algorithm
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import BATCH_NORM_MODES, DEFAULT_LEAVES, OVERLAPS, BatchNormMode, Overlap, Plan
+from dpsim.plan import (
+    BATCH_NORM_MODES,
+    DEFAULT_LEAVES,
+    OVERLAPS,
+    STRATEGIES,
+    BatchNormMode,
+    Overlap,
+    Plan,
+    Strategy,
+)
 from dpsim.records.checks import check_distinct, check_steps
 from dpsim.records.sweep import Environment
 from dpsim.rng import check_seed
@@ -40,6 +49,7 @@ class Configuration(Noun, frozen=True):
     fusion_threshold_bytes: float = math.inf
     algorithm: str = "auto"
     overlap: Overlap = "off"
+    strategy: Strategy = "data-parallel"
 
     def __post_init__(self) -> None:
         ALGORITHMS.find(self.algorithm)
@@ -55,7 +65,9 @@ class Configuration(Noun, frozen=True):
         devices = self.layout or str(self.devices)
         if self.devices == 1:
             return "1 device"
-        return f"{devices} devices, {format_size(self.fusion_threshold_bytes)}, {self.algorithm}, {self.overlap}"
+        strategy = "" if self.strategy == "data-parallel" else f", {self.strategy}"
+        size = format_size(self.fusion_threshold_bytes)
+        return f"{devices} devices, {size}, {self.algorithm}, {self.overlap}{strategy}"
 
 
 class Reproduction(Noun, frozen=True):
@@ -80,6 +92,7 @@ class Reproduction(Noun, frozen=True):
     seed: int = 0
     fusion_rule: str = "tarantella"
     wire_dtype: WireDtype | None = None
+    strategies: tuple[Strategy, ...] = ("data-parallel",)
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -88,12 +101,13 @@ class Reproduction(Noun, frozen=True):
             ("algorithm", self.algorithms, algorithms_in(*RUNNABLE), ("all",)),
             ("overlap", self.overlaps, OVERLAPS, ("all",)),
             ("batch norm", self.batch_norms, BATCH_NORM_MODES, ()),
+            ("strategy", self.strategies, STRATEGIES, ("all",)),
         )
         for name, values, allowed, every in words:
             for value in values:
                 if value not in allowed:
                     raise unknown(name, value, (*every, *allowed))
-        for name in ("devices", "fusion_thresholds_bytes", "algorithms", "overlaps", "batch_norms"):
+        for name in ("devices", "fusion_thresholds_bytes", "algorithms", "overlaps", "batch_norms", "strategies"):
             check_distinct(name, getattr(self, name))
         for configuration in self.configurations():
             self.plan(configuration)
@@ -106,10 +120,12 @@ class Reproduction(Noun, frozen=True):
         for mode in self.batch_norms:
             leaves = 0 if mode == "local" else self.leaves
             configurations.append(Configuration(batch_norm=mode, leaves=leaves, devices=1))
-            for (devices, layout), threshold, algorithm, overlap in itertools.product(
-                layouts, self.fusion_thresholds_bytes, self.algorithms, self.overlaps
+            for (devices, layout), threshold, algorithm, overlap, strategy in itertools.product(
+                layouts, self.fusion_thresholds_bytes, self.algorithms, self.overlaps, self.strategies
             ):
-                if devices == 1 or (len(self.algorithms) > 1 and self._impossible(algorithm, layout, leaves)):
+                if devices == 1:
+                    continue
+                if len(self.algorithms) > 1 and self._impossible(algorithm, layout, leaves, strategy):
                     continue
                 configurations.append(
                     Configuration(
@@ -120,12 +136,15 @@ class Reproduction(Noun, frozen=True):
                         fusion_threshold_bytes=threshold,
                         algorithm=algorithm,
                         overlap=overlap,
+                        strategy=strategy,
                     )
                 )
         return tuple(configurations)
 
-    def _impossible(self, algorithm: str, layout: str, leaves: int) -> bool:
-        """Whether the algorithm needs nodes that the layout lacks, or cannot send 16 bits without leaves."""
+    def _impossible(self, algorithm: str, layout: str, leaves: int, strategy: Strategy) -> bool:
+        """Whether the algorithm needs nodes that the layout lacks, or cannot send 16 bits or shards."""
+        if strategy == "zero1" and not ALGORITHMS.find(algorithm).halves:
+            return True
         plain = self.wire_dtype in SIXTEEN_BITS and not leaves
         return (algorithm == "hierarchical" and not layout) or (plain and not ALGORITHMS.find(algorithm).sixteen_bits)
 
@@ -138,6 +157,7 @@ class Reproduction(Noun, frozen=True):
             fusion_threshold_bytes=configuration.fusion_threshold_bytes,
             algorithm=configuration.algorithm,
             overlap=configuration.overlap,
+            strategy=configuration.strategy,
             batch_norm=configuration.batch_norm,
             optimizer=self.optimizer,
             leaves=configuration.leaves,

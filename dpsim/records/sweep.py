@@ -180,7 +180,8 @@ class TrainResult(Noun, frozen=True):
     ``step_s`` is taken over the steps with a whole batch except the first, each from the last rank's begin to the
     slowest rank's end (0 where there is no such step); ``images_per_s`` is the batch over it. A resumed run did
     ``first_step`` steps before; it has their losses but not their times. ``checkpoint_failure`` says why the last
-    checkpoint could not be written (empty where it could).
+    checkpoint could not be written (empty where it could). ``optimizer_state_bytes`` is the memory allocated for
+    optimizer state on the device with the most (0: not known).
     """
 
     devices: int
@@ -194,3 +195,4 @@ class TrainResult(Noun, frozen=True):
     losses: tuple[float, ...]
     first_step: int = 0
     checkpoint_failure: str = ""
+    optimizer_state_bytes: int = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.comm.transport import aligned_bytes
 from dpsim.errors import ConfigError
+from dpsim.kernels.allreduce.shards import LINE, shard_bounds
 from dpsim.schedule import Schedule
 
 Array = NDArray[Any]
@@ -24,6 +25,13 @@ def gradient_dtype(schedule: Schedule) -> np.dtype[Any]:
     return np.dtype(dtypes.pop())
 
 
+class Shard(NamedTuple):
+    """Elements of the flat arrays that a rank updates, and where the rank's own optimizer state for them lies."""
+
+    elements: slice
+    state: slice
+
+
 class Arena:
     """Flat arrays whose slices are the buckets and whose reshaped slices are the tensors.
 
@@ -33,10 +41,19 @@ class Arena:
 
     With the fixed order of addition a rank may hold several slots: ``slots`` are their gradients, the first of them
     ``gradients``. Every rank allocates ``slots`` of them (as many as any rank has).
+
+    ``shards`` are the parts that ``rank`` updates: everything, or where the schedule is sharded a part of each bucket.
+    Then parameters are memory of the transport's as gradients are, and each slot of ``optimizer_state`` holds nothing
+    but the rank's shards, one after another.
     """
 
     def __init__(
-        self, schedule: Schedule, dtype: np.dtype[Any], allocate: Callable[[int], NDArray[np.uint8]], slots: int = 1
+        self,
+        schedule: Schedule,
+        dtype: np.dtype[Any],
+        allocate: Callable[[int], NDArray[np.uint8]],
+        slots: int = 1,
+        rank: int = 0,
     ) -> None:
         tensors = schedule.workload.tensors
         align = _ALIGNMENT_BYTES // dtype.itemsize
@@ -53,11 +70,33 @@ class Arena:
         size_bytes = max(offset, 1) * dtype.itemsize
         self.slots: tuple[Array, ...] = tuple(allocate(size_bytes).view(dtype) for _ in range(slots))
         self.gradients: Array = self.slots[0]
-        self.parameters: Array = aligned_bytes(size_bytes).view(dtype)
+        self.sharded = schedule.sharded
+        parameter_memory = allocate if self.sharded else aligned_bytes
+        self.parameters: Array = parameter_memory(size_bytes).view(dtype)
+        self._bounds, self._ranks = bounds, schedule.plan.devices
+        self.shards = self.shards_of(rank)
+        own_bytes = self.shards[-1].state.stop * dtype.itemsize if self.shards else 0
         self.optimizer_state: dict[str, Array] = {
-            slot: aligned_bytes(size_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
+            slot: aligned_bytes(own_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
         }
-        self._bounds = bounds
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """The memory of this rank's optimizer state."""
+        return sum(own.nbytes for own in self.optimizer_state.values())
+
+    def shards_of(self, rank: int) -> tuple[Shard, ...]:
+        """The parts that a rank updates; none of them is empty."""
+        whole = slice(0, len(self.parameters))
+        if not self.sharded:
+            return (Shard(whole, whole),)
+        shards, offset = [], 0
+        for first, stop in self._bounds:
+            low, high = shard_bounds(stop - first, self._ranks)[rank : rank + 2]
+            if low < high:
+                shards.append(Shard(slice(first + low, first + high), slice(offset, offset + high - low)))
+                offset += -(-(high - low) // LINE) * LINE
+        return tuple(shards)
 
     def buckets(self, first: int, stop: int, slot: int = 0) -> Array:
         """The gradients of buckets ``first`` to ``stop - 1``, 1-D: what an allreduce reduces in place.
@@ -65,6 +104,10 @@ class Arena:
         One bucket has no padding; several have the gaps between them, which are zero.
         """
         return self.slots[slot][self._bounds[first][0] : self._bounds[stop - 1][1]]
+
+    def bucket_parameters(self, bucket: int) -> Array:
+        """The parameters of a bucket, 1-D: what an all-gather brings together in place."""
+        return self.parameters[slice(*self._bounds[bucket])]
 
     def views(self, flat: Array) -> dict[str, Array]:
         """The tensors of one of the flat arrays (or of an array of the same length) by name, sharing its memory."""

@@ -102,6 +102,7 @@ def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) 
         digest=digest,
         losses=tuple(log.losses),
         first_step=first_step,
+        optimizer_state_bytes=max(trainer.comm.allgather(trainer.runner.arena.optimizer_state_bytes)),
     )
     trainer.close()
     for callback in callbacks:

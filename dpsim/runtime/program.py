@@ -8,12 +8,14 @@ import numpy as np
 
 from dpsim.errors import ConfigError
 from dpsim.schedule import (
+    ALLREDUCE_EVENT,
     BACKWARD_EVENT,
     COLLECTIVE,
     COMPUTE,
     FORWARD_EVENT,
     LOSS_EVENT,
     OVERHEAD_EVENT,
+    REDUCE_SCATTER_EVENT,
     UPDATE,
     Schedule,
 )
@@ -25,7 +27,8 @@ class StepProgram:
 
     ``forward``, ``loss`` and ``backward`` give the operation of a micro-batch (and a layer). ``queue`` are the buckets
     of the gradient collectives in the order in which they are sent; ``waits`` is how many operations each of them
-    waits for, and ``releases[operation]`` the places in the queue that wait for that operation.
+    waits for, and ``releases[operation]`` the places in the queue that wait for that operation. ``adds_up`` is what
+    they are as events (of ``KINDS``), and ``gathers`` are the buckets whose parameters are gathered after the update.
     """
 
     overhead: int
@@ -36,6 +39,8 @@ class StepProgram:
     queue: tuple[int, ...]
     waits: tuple[int, ...]
     releases: tuple[tuple[int, ...], ...]
+    adds_up: int
+    gathers: tuple[int, ...]
     names: tuple[str, ...]
 
 
@@ -47,8 +52,15 @@ def compiled(schedule: Schedule) -> StepProgram:
             "a schedule with sends and receives, or with ranks that do different things",
             allowed="computations, collectives and updates, the same on every rank",
         )
-    if kinds.count(UPDATE) != 1 or kinds[-1] != UPDATE:
-        raise ConfigError("a schedule that does not end with the update", allowed="one update, after everything else")
+    gathers = schedule.parameter_collectives.tolist()
+    update = len(kinds) - 1 - len(gathers)
+    if kinds.count(UPDATE) != 1 or kinds[update] != UPDATE:
+        raise ConfigError(
+            "a schedule that does not end with the update",
+            allowed="one update, after everything else but the all-gathers of the parameters",
+        )
+    if any(update not in schedule.dependencies(gather) for gather in gathers):
+        raise ConfigError("an all-gather of parameters that does not wait for their update", allowed="one that does")
     layers, micro_batches = len(schedule.workload.layers), schedule.plan.accumulate
     operations = np.full((BACKWARD_EVENT + 1, micro_batches, layers), -1)
     for operation in np.flatnonzero(schedule.kind == COMPUTE).tolist():
@@ -76,12 +88,14 @@ def compiled(schedule: Schedule) -> StepProgram:
             releases[operation].append(place)
     return StepProgram(
         overhead=rows[OVERHEAD_EVENT][0][0],
-        update=len(kinds) - 1,
+        update=update,
         forward=tuple(map(tuple, rows[FORWARD_EVENT])),
         loss=tuple(row[0] for row in rows[LOSS_EVENT]),
         backward=tuple(map(tuple, rows[BACKWARD_EVENT])),
         queue=tuple(schedule.bucket[collectives].tolist()),
         waits=tuple(waits),
         releases=tuple(map(tuple, releases)),
+        adds_up=REDUCE_SCATTER_EVENT if schedule.sharded else ALLREDUCE_EVENT,
+        gathers=tuple(schedule.bucket[gathers].tolist()),
         names=tuple(schedule.operation_name(operation) for operation in range(len(kinds))),
     )

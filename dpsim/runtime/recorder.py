@@ -18,14 +18,14 @@ class StepMarks:
     """Moments of one step on one rank, in seconds on the machine's clock. Recording costs one list entry each.
 
     ``compute`` holds (operation of the schedule, end) in the order of the computing thread: each operation starts where
-    the one before it ended, the first at ``begin_s``. ``collectives`` holds (bucket, bytes, start, end), with bucket -1
-    for a sum that batch norm waits for. ``pauses`` are the times in which the computing thread did nothing but
-    communicate or wait for communication, and ``ready`` when a layer's gradients were final.
+    the one before it ended, the first at ``begin_s``. ``collectives`` holds (kind of ``KINDS``, bucket, bytes, start,
+    end), with bucket -1 for a sum that computation waits for. ``pauses`` are the times in which the computing thread
+    did nothing but communicate or wait for communication, and ``ready`` when a layer's gradients were final.
     """
 
     begin_s: float
     compute: list[tuple[int, float]] = field(default_factory=list)
-    collectives: list[tuple[int, int, float, float]] = field(default_factory=list)
+    collectives: list[tuple[int, int, int, float, float]] = field(default_factory=list)
     pauses: list[tuple[float, float]] = field(default_factory=list)
     ready: list[tuple[int, float]] = field(default_factory=list)
     end_s: float = 0.0
@@ -73,10 +73,10 @@ def timeline(steps: Sequence[Sequence[StepMarks]], names: Sequence[str], *, emul
                 for low_s, high_s in _outside(start_s, end_s, pauses):
                     events.append((low_s, high_s, COMPUTE_LANE, names[operation], 0))
                 start_s = end_s
-            for bucket, size, low_s, high_s in marks.collectives:
-                name = f"allreduce {bucket}" if bucket >= 0 else "synchronise"
+            for kind, bucket, size, low_s, high_s in marks.collectives:
+                name = f"{KINDS[kind]} {bucket}" if bucket >= 0 else KINDS[kind]
                 events.append((low_s, high_s, COMMUNICATION_LANE, name, size))
-            sent = sorted((low_s, high_s) for _, _, low_s, high_s in marks.collectives)
+            sent = sorted((low_s, high_s) for *_, low_s, high_s in marks.collectives)
             for pause in pauses:
                 for low_s, high_s in _outside(*pause, sent):
                     events.append((low_s, high_s, COMMUNICATION_LANE, KINDS[WAIT_EVENT], 0))

@@ -12,6 +12,7 @@ from dpsim.errors import ConfigError
 from dpsim.progress import Progress
 from dpsim.replica import Array
 from dpsim.runtime.checkpoint import Checkpoint, Header
+from dpsim.runtime.optimizer_state import distribute
 from dpsim.runtime.trainer import Trainer
 
 Floats = NDArray[np.float64]
@@ -20,12 +21,16 @@ Floats = NDArray[np.float64]
 def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Checkpoint | None:
     """The state between two steps, on rank 0 (None elsewhere); collective. Its tensors share the trainer's memory.
 
-    The running statistics of every rank are kept.
+    The running statistics of every rank are kept. Sharded optimizer state is brought together, so that a checkpoint
+    does not depend on the strategy.
     """
     state = {name: _gathered(trainer, value) for name, value in sorted(trainer.replica.state().items())}
+    optimizer_state = trainer.optimizer_state(root=0)
     if trainer.comm.rank:
         return None
-    tensors = _tensors(trainer)
+    tensors = {f"parameters/{name}": value for name, value in trainer.runner.parameters.items()}
+    for slot, of_slot in optimizer_state.items():
+        tensors |= {f"optimizer/{slot}/{name}": value for name, value in of_slot.items()}
     for name, ranks in state.items():
         tensors |= {f"state/{rank}/{name}": value for rank, value in enumerate(ranks)}
     tensors["losses"] = np.array(losses, np.float64)
@@ -52,16 +57,20 @@ def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Progress) -
     ``ConfigError`` on rank 0 if the checkpoint is of another training.
     """
     comm, arena = trainer.comm, trainer.runner.arena
-    step, losses = 0, np.zeros(0)
+    step, losses, optimizer_state = 0, np.zeros(0), None
     if checkpoint is not None:
         _check_fits(trainer, checkpoint)
         if (warning := _other_table(trainer, checkpoint.header)) is not None:
             report(f"warning: {warning}")
-        for name, value in _tensors(trainer).items():
-            value[...] = checkpoint.tensors[name]
+        for name, value in trainer.runner.parameters.items():
+            value[...] = checkpoint.tensors[f"parameters/{name}"]
+        optimizer_state = {
+            slot: {name: checkpoint.tensors[f"optimizer/{slot}/{name}"] for name in trainer.runner.parameters}
+            for slot in arena.optimizer_state
+        }
         step, losses = checkpoint.header.step, checkpoint.tensors["losses"]
-    for flat in (arena.parameters, *arena.optimizer_state.values()):
-        broadcast(trainer.transport, flat)
+    broadcast(trainer.transport, arena.parameters)
+    distribute(arena, comm, optimizer_state)
     for name, value in sorted(trainer.replica.state().items()):
         values = None if checkpoint is None else _state_of_ranks(checkpoint, name, comm.size)
         own = np.empty_like(value, order="C")
@@ -81,15 +90,6 @@ def _other_table(trainer: Trainer, header: Header) -> str | None:
         f"the checkpoint was written with kernel table {before}, this version of dpsim has {now}: from step"
         f" {header.step} on the bits are not those of a run that was never interrupted"
     )
-
-
-def _tensors(trainer: Trainer) -> dict[str, Array]:
-    """Parameters and optimizer state, as views of the trainer's memory."""
-    arena = trainer.runner.arena
-    tensors = {f"parameters/{name}": value for name, value in trainer.runner.parameters.items()}
-    for slot, flat in arena.optimizer_state.items():
-        tensors |= {f"optimizer/{slot}/{name}": value for name, value in arena.views(flat).items()}
-    return tensors
 
 
 def _gathered(trainer: Trainer, value: Array) -> Array:
@@ -122,7 +122,10 @@ def _check_fits(trainer: Trainer, checkpoint: Checkpoint) -> None:
         ("number of training samples", header.training_samples, len(trainer.dataset.train_y)),
         ("position", header.epoch * trainer.steps_per_epoch + header.batch, header.step),
     ]
-    wanted = {name: (value.shape, value.dtype.name) for name, value in _tensors(trainer).items()}
+    wanted: dict[str, tuple[tuple[int, ...], str]] = {}
+    for part in ("parameters", *(f"optimizer/{slot}" for slot in trainer.runner.arena.optimizer_state)):
+        for name, value in trainer.runner.parameters.items():
+            wanted[f"{part}/{name}"] = (value.shape, value.dtype.name)
     for rank in range(header.plan.devices):
         state = trainer.replica.state()
         wanted |= {f"state/{rank}/{name}": (value.shape, value.dtype.name) for name, value in state.items()}

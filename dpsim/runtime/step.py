@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.collective import CollectiveKind
 from dpsim.comm.allreduce import SummationOrder
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
@@ -19,18 +20,20 @@ from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.progress import BucketAllreduce, Progress, progress
 from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.lowering.zero1 import AGREEMENT_BYTES
 from dpsim.machine import check_algorithm
-from dpsim.nn.optimizer import update
 from dpsim.replica import Batch, BatchNormReplica, BatchSums, DiagnosticReplica, LeafReplica, Replica, WarmUpReplica
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
+from dpsim.runtime.finite import finite_check
 from dpsim.runtime.gradient_accumulator import GradientAccumulator
 from dpsim.runtime.micro_batches import MicroBatch, plan_micro_batches, plan_partial_sums, slot_sums
 from dpsim.runtime.program import compiled
 from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
+from dpsim.runtime.shard_update import ShardUpdate
 from dpsim.runtime.stall import Labels
-from dpsim.schedule import Schedule
+from dpsim.schedule import ALL_GATHER_EVENT, SYNCHRONISE_EVENT, Schedule
 
 _WITNESS_FIRST_S = 2.0
 """How long a rank that only sees the consequence waits for the rank that knows the cause to end the job."""
@@ -88,7 +91,8 @@ class StepRunner:
         slots = plan_partial_sums(plan)
         self._order = slots
         self.ordered_sum = ordered_sum(exact or transport, slots)
-        self.arena = Arena(schedule, dtype, transport.allocate, max(map(slots.owners.count, slots.owners)))
+        most_slots = max(map(slots.owners.count, slots.owners))
+        self.arena = Arena(schedule, dtype, transport.allocate, most_slots, transport.rank)
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
         self._micro_batches = plan_micro_batches(plan, transport.rank, takes_leaves=isinstance(replica, LeafReplica))
@@ -109,14 +113,21 @@ class StepRunner:
         self._rate = rate or (lambda step: plan.optimizer.learning_rate)
         self._layers = replica.layers
         last = next(layer for layer in reversed(self._layers) if layer.tensors)
-        self._telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
+        telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
+        self._finite = finite_check(self.arena, telltale, transport)
+        self._update = ShardUpdate(self.arena, plan.optimizer)
         self._marks = StepMarks(0.0)
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
         self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._compression)
         self.program = compiled(schedule)
+        self._sending = self.program.adds_up
         self._policy: BucketPolicy = bucket_policy(schedule, self.program, control or transport)
         self._allreduces: dict[Run, BucketAllreduce] = {}
+        self._gathers = [
+            (bucket, self._progress.prepare(self.arena.bucket_parameters(bucket), kind="all-gather"))
+            for bucket in self.program.gathers
+        ]
         self._held: list[Run] = []
         self._of_leaves: list[list[Array]] = []
         self._blocking = plan.overlap in ("off", "inline")
@@ -135,9 +146,7 @@ class StepRunner:
             self.replica.warm_up()
         for bucket in range(self.schedule.buckets if self._communicates else 0):
             self._allreduce(bucket, bucket + 1)
-        nothing = self.arena.parameters[:0]
-        state = {name: slot[:0] for name, slot in self.arena.optimizer_state.items()}
-        update(nothing, nothing, state, self.plan.optimizer, 0.0, 1.0, 1)
+        self._update.warm_up()
 
     def run(self, share: Batch, global_samples: int, begin_s: float | None = None) -> StepOutcome:
         """One optimizer update from this rank's share of a batch of ``global_samples``, cut into this rank's leaves.
@@ -160,28 +169,22 @@ class StepRunner:
             samples=len(labels),
             slot_losses=tuple(losses),
         )
-        self._check_finite(sums.loss, x, labels)
+        if not self._finite.agrees:
+            self._check_finite(sums.loss, x, labels)
         if self._communicates:
             self._finish_communication()
-        if self._communicates or self._rounding is not None:
-            self._check_reduced(x, labels)
+        if self._finite.agrees or self._communicates or self._rounding is not None:
+            self._check_reduced(sums.loss, x, labels)
         if self._statistics is not None:
             self._statistics.update_statistics(
                 self._paused_sum(slot_sums(self._micro_batches, self._of_leaves, operator.add))
             )
-        arena, optimizer = self.arena, self.plan.optimizer
-        update(
-            arena.parameters,
-            arena.gradients,
-            arena.optimizer_state,
-            optimizer,
-            self._rate(self.steps),
-            1.0 / global_samples,
-            self.steps + 1,
-        )
+        self._update(self._rate(self.steps), 1.0 / global_samples, self.steps + 1)
         marks = self._marks
         marks.end_s = now()
         marks.compute.append((self.program.update, marks.end_s))
+        if self._gathers:
+            self._gather_parameters()
         self.steps += 1
         self.status.rests()
         return StepOutcome(sums=sums, global_samples=global_samples, marks=marks)
@@ -241,7 +244,7 @@ class StepRunner:
             self._progress.poll()
 
     def _finished(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
-        self._marks.collectives.append((bucket, size_bytes, start_s, end_s))
+        self._marks.collectives.append((self._sending, bucket, size_bytes, start_s, end_s))
 
     def _finish_communication(self) -> None:
         begin_s = now()
@@ -253,6 +256,18 @@ class StepRunner:
         end_s = now()
         self._marks.pauses.append((begin_s, end_s))
         self._marks.compute.append((self.program.overhead, end_s))
+
+    def _gather_parameters(self) -> None:
+        """Bring the parameters together that each rank has updated its shards of, in the order of the schedule."""
+        begin_s = now()
+        self.status.waits()
+        self._sending = ALL_GATHER_EVENT
+        for bucket, gather in self._gathers:
+            self._progress.submit(bucket, gather)
+        self._progress.finish()
+        self._sending = self.program.adds_up
+        self._marks.end_s = now()
+        self._marks.pauses.append((begin_s, self._marks.end_s))
 
     def _reduce(self, first: int, stop: int) -> None:
         """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot."""
@@ -266,7 +281,8 @@ class StepRunner:
             if self.plan.leaves:
                 extra = range(1, len(self.arena.slots))
                 order = SummationOrder(self._order, tuple(self.arena.buckets(*run, slot) for slot in extra))
-            self._allreduces[run] = self._progress.prepare(self.arena.buckets(*run), order)
+            kind: CollectiveKind = "reduce-scatter" if self.schedule.sharded else "allreduce"
+            self._allreduces[run] = self._progress.prepare(self.arena.buckets(*run), order, kind)
         return self._allreduces[run]
 
     def _paused_sum(self, arrays: Sequence[Array]) -> Array:
@@ -278,7 +294,7 @@ class StepRunner:
         total = self.ordered_sum(arrays)
         self.status.computes(self.steps + 1)
         self._marks.pauses.append((begin_s, now()))
-        self._marks.collectives.append((-1, arrays[0].nbytes, *self._marks.pauses[-1]))
+        self._marks.collectives.append((SYNCHRONISE_EVENT, -1, arrays[0].nbytes, *self._marks.pauses[-1]))
         return total
 
     def _of_micro_batch(self, micro_batch: MicroBatch) -> None:
@@ -320,13 +336,18 @@ class StepRunner:
             return
         raise self._not_finite(f"the loss is {loss}", x, labels)
 
-    def _check_reduced(self, x: Array, labels: NDArray[np.int64]) -> None:
-        """Notice another rank's NaN in this step, not by the parameters that it spoils.
-
-        A loss that is not finite makes every gradient of the last layer so: its smallest tensor tells.
-        """
-        if np.isfinite(self._telltale).all():
+    def _check_reduced(self, loss: float, x: Array, labels: NDArray[np.int64]) -> None:
+        """Notice another rank's NaN in this step, not by the parameters that it spoils."""
+        begin_s = now()
+        finite = self._finite(loss)
+        if self._finite.agrees:
+            end_s = now()
+            self._marks.pauses.append((begin_s, end_s))
+            self._marks.collectives.append((SYNCHRONISE_EVENT, -1, AGREEMENT_BYTES, begin_s, end_s))
+            self._marks.compute.append((self.program.overhead, end_s))
+        if finite:
             return
+        self._check_finite(loss, x, labels)
         time.sleep(_WITNESS_FIRST_S)
         sent = f", sent as {self._compression.dtype}," if self._compression is not None else ""
         raise self._not_finite(

@@ -33,6 +33,7 @@ from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, pro
 from dpsim.runtime.describe import describe
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
+from dpsim.runtime.optimizer_state import Tensors, gathered
 from dpsim.runtime.stall import StallWatch, check_stall_after
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
@@ -68,7 +69,7 @@ class Trainer:
         selection: Selection | None = None,
         backend: Backend = "cpu",
     ) -> None:
-        check_backend(backend, plan.algorithm, network, plan.leaves)
+        check_backend(backend, plan.algorithm, network, plan.leaves, plan.strategy)
         self.kernel_table = ""
         """The digest of the table that decides in reproducible training which code computes; else empty."""
         if isinstance(replica, TunableReplica):
@@ -202,15 +203,20 @@ class Trainer:
         self._batches = itertools.islice(self._global_batches(), batches, None)
 
     def digest(self) -> str:
-        """SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order."""
-        arena = self.runner.arena
-        optimizer_state = [arena.views(slot) for slot in arena.optimizer_state.values()]
+        """SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order.
+
+        Collective where optimizer state is sharded, of which it takes all.
+        """
         sha = hashlib.sha256()
-        for part in (self.runner.parameters, *optimizer_state, self.replica.state()):
+        for part in (self.runner.parameters, *self.optimizer_state().values(), self.replica.state()):
             for name in sorted(part):
                 sha.update(name.encode())
                 sha.update(np.ascontiguousarray(part[name]).tobytes())
         return sha.hexdigest()
+
+    def optimizer_state(self, root: int | None = None) -> Tensors:
+        """The whole optimizer state by slot and name, on every rank or on ``root``. Collective where it is sharded."""
+        return gathered(self.runner.arena, self.comm, root)
 
     def waiting(self, place: int) -> AbstractContextManager[None]:
         """For what the ranks do together between steps: a stall in there is told as one at ``place``."""
@@ -223,10 +229,8 @@ class Trainer:
         self.transport.close()
 
     def _broadcast_state(self) -> None:
-        """Parameters, optimizer state and running statistics of rank 0, on every rank."""
-        arena = self.runner.arena
-        for data in (arena.parameters, *arena.optimizer_state.values()):
-            broadcast(self.transport, data)
+        """Parameters and running statistics of rank 0, on every rank. Optimizer state is zero on all of them."""
+        broadcast(self.transport, self.runner.arena.parameters)
         for name in sorted(self.replica.state()):
             broadcast(self.transport, self.replica.state()[name].reshape(-1))
 

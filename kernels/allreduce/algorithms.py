@@ -46,6 +46,27 @@ def two_shot(sums: PartialSums) -> StepList:
     return StepList((tuple(steps),), sums.ranks)
 
 
+def reduce_scatter(sums: PartialSums) -> StepList:
+    """Rank r adds slice r of all partial sums where they lie and keeps the sum, its shard: a two-shot's first half."""
+    first = sums.firsts
+    steps = [
+        step._replace(outputs=(Region(SLOT, first[step.rank], step.rank, step.rank + 1),))
+        for step in two_shot(sums).steps
+    ]
+    return StepList((tuple(steps),), sums.ranks)
+
+
+def all_gather(sums: PartialSums) -> StepList:
+    """Every rank copies slice r from rank r, the next rank's first."""
+    n, firsts = sums.ranks, sums.firsts
+    steps = []
+    for rank, distance in itertools.product(range(n), range(1, n)):
+        other = (rank + distance) % n
+        have = Region(SLOT, firsts[other], other, other + 1)
+        steps.append(Step(rank, 0, (have,), (have._replace(number=firsts[rank]),)))
+    return StepList((tuple(steps),), n)
+
+
 def two_shot_sgd(sums: PartialSums) -> StepList:
     """As ``two_shot``, but rank r updates slice r of the weights at once and writes these to all ranks.
 
@@ -86,6 +107,11 @@ def ring(sums: PartialSums) -> StepList:
     A rank adds the subtrees that its own partial sums complete. It reads the other half where the rank that made it
     left it, so the tree's order costs no byte more than the ring's own.
     """
+    return StepList.of([*_ring_sums(sums), *_pass_on(sums.firsts)], sums.ranks)
+
+
+def _ring_sums(sums: PartialSums) -> list[list[Step]]:
+    """The first circuit of a ring, after which rank c - 1 has the sum of chunk c."""
     n, firsts = sums.ranks, sums.firsts
     rounds: list[list[Step]] = [[] for _ in range(n)]
     places: list[dict[Tree, int]] = [{number: number for number in range(len(sums.owners))} for _ in range(n)]
@@ -99,18 +125,55 @@ def ring(sums: PartialSums) -> StepList:
             regions = tuple(Region(SLOT, number, chunk, chunk + 1) for number in sources)
             rounds[hop].append(Step(rank, shape, regions, (Region(SLOT, target, chunk, chunk + 1),), final=final))
             places[chunk][node] = target
-    return StepList.of([*rounds, *_pass_on(firsts)], n)
+    return rounds
+
+
+def ring_reduce_scatter(sums: PartialSums) -> StepList:
+    """The first circuit of ``ring``, with chunks numbered by the ranks that end up with them."""
+    return _numbered_by_rank(_ring_sums(sums), sums.ranks)
+
+
+def plain_ring_reduce_scatter(ranks: int) -> StepList:
+    """The first circuit of ``plain_ring``, with chunks numbered by the ranks that end up with them."""
+    return _numbered_by_rank(_plain_ring_sums(ranks), ranks)
+
+
+def ring_all_gather(ranks: int) -> StepList:
+    """The second circuit of a ring: chunk r travels from rank r around the ring to rank r - 1."""
+    return _numbered_by_rank(_pass_on(list(range(ranks))), ranks)
+
+
+def _numbered_by_rank(rounds: list[list[Step]], ranks: int) -> StepList:
+    """The rounds of a ring, where chunk c becomes chunk c - 1: that of the rank which completes it."""
+
+    def region(of: Region) -> Region:
+        chunk = (of.start - 1) % ranks
+        return of._replace(start=chunk, stop=chunk + 1)
+
+    renamed = [
+        [
+            step._replace(sources=tuple(map(region, step.sources)), outputs=tuple(map(region, step.outputs)))
+            for step in steps
+        ]
+        for steps in rounds
+    ]
+    return StepList.of(renamed, ranks)
 
 
 def plain_ring(ranks: int) -> StepList:
     """A ring in which each rank adds its own chunk to what comes, so that every chunk has an order of its own."""
+    return StepList.of([*_plain_ring_sums(ranks), *_pass_on(list(range(ranks)))], ranks)
+
+
+def _plain_ring_sums(ranks: int) -> list[list[Step]]:
+    """The first circuit of a plain ring, after which rank c - 1 has the sum of chunk c."""
     rounds: list[list[Step]] = [[] for _ in range(ranks)]
     for hop, chunk, rank in _circuit(ranks):
         if hop:
             own = Region(SLOT, rank, chunk, chunk + 1)
             coming = own._replace(number=(rank - 1) % ranks)
             rounds[hop].append(Step(rank, (0, 1), (own, coming), (own,), final=hop == ranks - 1))
-    return StepList.of([*rounds, *_pass_on(list(range(ranks)))], ranks)
+    return rounds
 
 
 def _completed(sums: PartialSums, node: Tree, rank: int, visited: set[int]) -> list[Tree]:

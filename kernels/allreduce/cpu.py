@@ -20,6 +20,7 @@ from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.algorithms import Algorithm
 from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import Version, register
+from dpsim.kernels.allreduce.shards import line_bound
 from dpsim.kernels.allreduce.steps import (
     MOMENTUM,
     SLOT,
@@ -40,8 +41,6 @@ STAGING_BYTES = 1 << 16
 """The most that a rank copies to staging memory: all its partial sums together."""
 
 _LINE_BYTES = 64
-_LINE = 16
-"""Elements between the bounds of slices: at least a cache line, so that no two ranks write to the same one."""
 _LOOKS = 1 << 17
 """How often a blocking call reads a flag before it returns to Python, which then handles Ctrl-C: some milliseconds."""
 
@@ -158,12 +157,6 @@ def _make(algorithm: Algorithm, sgd_algorithm: Algorithm | None = None) -> Calla
     return make
 
 
-def line_bound(elements: int, units: int) -> Callable[[int], int]:
-    """Where each unit begins: whole cache lines, spread evenly over the units (``StepList.scaled``)."""
-    lines = -(-elements // _LINE)
-    return lambda unit: min(unit * lines // units * _LINE, elements)
-
-
 class _Lowering:
     """Turns the steps of this rank into the words of its program."""
 
@@ -235,6 +228,13 @@ class _Lowering:
             array = {WEIGHTS: self._sgd.weights[region.number], MOMENTUM: self._sgd.momentum}[region.memory]
             base = array.ctypes.data
         return int(base + region.start * itemsize)
+
+
+SHARD_KERNELS: dict[str, Callable[..., Reduction]] = {
+    "reduce-scatter": _make(algorithms.reduce_scatter),
+    "all-gather": _make(algorithms.all_gather),
+}
+"""What makes the collectives of shards, with the arguments of a version's ``make``."""
 
 
 def _bytes_moved(algorithm: Algorithm) -> Callable[[PartialSums, int], float]:

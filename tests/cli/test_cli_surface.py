@@ -25,14 +25,15 @@ SURFACE = {
     "doctor": "--json --propose --tune",
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
-    " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic",
+    " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic --strategy",
     "reproduce": "--model --dataset --devices --fusion-threshold --algorithm --overlap --batch-norm --steps --leaves"
-    " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json --wire-dtype",
+    " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json --wire-dtype"
+    " --strategy",
     "profile": "--model --dataset --local-batch --seed --optimizer --output --json",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
-    " --wire-dtype --from --format --out-of-place",
+    " --wire-dtype --strategy --from --format --out-of-place",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
-    " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --output --json",
+    " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --strategy --output --json",
     "report": "FOLDER --output --format --json",
     "compare": "RUNS --label --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",

@@ -418,6 +418,7 @@ def test_the_import_as_json_says_what_each_table_is(dpsim: Dpsim, tmp_path: Path
         "layout": "2",
         "algorithm": "nccl",
         "wire_dtype": "float32",
+        "kind": "allreduce",
         "size_bytes": 2**20,
         "time_s": 44.21e-6,
     }

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsim.kernels.allreduce import algorithms, reference
-from dpsim.kernels.allreduce.cpu import line_bound
 from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import floor_bytes, register, versions
+from dpsim.kernels.allreduce.shards import line_bound
 from dpsim.kernels.allreduce.steps import (
     SLOT,
     STAGING,

@@ -9,7 +9,7 @@ from predict_cases import plans, workloads
 
 from dpsim.errors import ConfigError
 from dpsim.lowering import lower
-from dpsim.lowering.data_parallel import ready_times
+from dpsim.lowering.computation import ready_times
 from dpsim.plan import Plan
 from dpsim.schedule import (
     BACKWARD_EVENT,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, timeline
-from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE
+from dpsim.schedule import ALLREDUCE_EVENT, COMMUNICATION_LANE, COMPUTE_LANE
 from dpsim.timeline import Timeline, TimelineRecord
 
 DEVICES, STEPS, ROUNDING_S = 2, 3, 1.1e-8  # a stored timeline is rounded to 10 ns
@@ -154,7 +154,7 @@ def test_a_pause_cuts_the_operation_in_which_it_happens() -> None:
     marks = StepMarks(10.0)
     marks.compute = [(0, 11.0), (1, 14.0), (2, 15.0)]
     marks.pauses = [(12.0, 13.0)]
-    marks.collectives = [(0, 8, 12.25, 13.0)]
+    marks.collectives = [(ALLREDUCE_EVENT, 0, 8, 12.25, 13.0)]
     line = timeline([[marks]], ("forward a", "backward a", "update"), emulated_network=False)
     names = [line.operations[code] for code in line.operation]
     assert list(zip(names, line.start_s.tolist(), line.end_s.tolist(), strict=True)) == [

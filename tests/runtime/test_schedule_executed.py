@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,35 @@ def test_an_edited_schedule_changes_the_run_and_the_prediction_alike(
         assert (measured["inline", name] == measured["inline", "as lowered"]) == (name == "as lowered")
 
 
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_sharded_schedule_is_executed_in_its_order_and_predicted_alike(
+    devices: int, on_ranks: Callable[..., Any]
+) -> None:
+    sharded = [msgspec.structs.replace(plan(devices, overlap), strategy="zero1") for overlap in (*OVERLAPS, "thread")]
+    edits: tuple[tuple[Any, ...], ...] = ((), ("swap gathers", 0, 2))
+    keys = [(of, edit) for of in sharded for edit in edits]
+    fixed = {"model": MODEL, "dataset": "digits", "network": "paced:50us,1gbit"}
+    cases = [fixed | {"plan": codec.to_builtins(of), "edit": edit} for of, edit in keys]
+    answers = on_ranks("ranks_runtime:recorded", {"cases": cases, "steps": STEPS}, devices=devices)
+    for (of, edit), answer in zip(keys, answers, strict=True):
+        schedule = edited(lower(workload(), of), edit)
+        expected = begins(price(schedule, machine(devices)).timeline())
+        behind = expected[expected.index("synchronise") :]
+        buckets = [str(bucket) for bucket in schedule.bucket[schedule.parameter_collectives]]
+        assert behind == ["synchronise", "update", *(f"all-gather {bucket}" for bucket in buckets)]
+        assert (buckets[:3] == ["2", "1", "0"]) == bool(edit)
+        line = Timeline.from_record(codec.decode(answer["timeline"], TimelineRecord, "timeline"))
+        for step in range(STEPS):
+            for rank in range(devices):
+                events = begins(line.select(step=step, rank=rank))
+                if of.overlap in ("off", "inline"):
+                    assert events == expected
+                assert events[events.index("synchronise") :] == behind
+                sent = [f"reduce-scatter {bucket}" for bucket in schedule.bucket[schedule.gradient_collectives]]
+                assert [name for name in events if name.startswith("reduce-scatter")] == sent
+                assert set(events) == set(expected)
+
+
 def test_edits_that_no_order_can_follow_are_refused() -> None:
     schedule = lower(workload(), plan(2, "inline"))
     sent = schedule.gradient_collectives
@@ -115,8 +145,6 @@ def test_the_runtime_refuses_what_it_does_not_execute() -> None:
     schedule = lower(workload(), plan(2, "inline"))
 
     def changed(**columns: Any) -> Schedule:
-        import dataclasses
-
         return dataclasses.replace(schedule, **columns)
 
     kind = schedule.kind.copy()
@@ -125,6 +153,12 @@ def test_the_runtime_refuses_what_it_does_not_execute() -> None:
         compiled(changed(kind=kind))
     with pytest.raises(ConfigError, match="does not end with the update"):
         compiled(changed(kind=schedule.kind[::-1]))
+    sharded = lower(workload(), msgspec.structs.replace(plan(2, "inline"), strategy="zero1"))
+    last = int(sharded.parameter_collectives[-1])
+    early = dataclasses.replace(sharded, depends_on=np.where(sharded.depends_on == last - 8, 0, sharded.depends_on))
+    assert compiled(sharded).gathers and len(compiled(sharded).gathers) == sharded.buckets
+    with pytest.raises(ConfigError, match="does not wait for their update"):
+        compiled(early)
 
 
 def test_an_allreduce_waits_for_every_layer_whose_gradients_it_carries() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.transport import Array, CollectiveSteps, Request, aligned_bytes
 from dpsim.machine import Network
@@ -72,7 +73,14 @@ class MemoryTransport:
     def allocate(self, size_bytes: int) -> Any:
         return aligned_bytes(size_bytes)
 
-    def prepare(self, data: Array, algorithm: str, compression: Compression | None, order: object = None) -> None:
+    def prepare(
+        self,
+        data: Array,
+        algorithm: str,
+        compression: Compression | None,
+        order: object = None,
+        kind: CollectiveKind = "allreduce",
+    ) -> None:
         """Every rank's memory is its own."""
 
     def send(self, data: Array, to: int) -> Request:

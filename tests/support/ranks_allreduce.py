@@ -20,8 +20,9 @@ from dpsim.comm.networks import transport
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference
-from dpsim.kernels.allreduce.cpu import Sgd, SharedGroup, line_bound
+from dpsim.kernels.allreduce.cpu import Sgd, SharedGroup
 from dpsim.kernels.allreduce.registry import Version, versions
+from dpsim.kernels.allreduce.shards import line_bound
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 from dpsim.kernels.update import sgd
 from dpsim.machine import Network

@@ -151,12 +151,15 @@ def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) 
 
 
 def edited(schedule: Schedule, edit: Sequence[Any]) -> Schedule:
-    """The schedule after ("swap", k, l), or after ("delay", k, name): collective k waits for that operation, too."""
+    """The schedule after ("swap", k, l), or after ("delay", k, name): collective k waits for that operation, too.
+
+    ("swap gathers", k, l) does the first to the all-gathers.
+    """
     if not edit:
         return schedule
     what, k, other = edit
-    sent = schedule.gradient_collectives
-    if what == "swap":
+    sent = schedule.parameter_collectives if what == "swap gathers" else schedule.gradient_collectives
+    if what.startswith("swap"):
         return schedule.swapped(int(sent[k]), int(sent[other]))
     names = [schedule.operation_name(operation) for operation in range(len(schedule.kind))]
     return schedule.delayed(int(sent[k]), names.index(other))

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.backend import CUDA_VERSIONS
+from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access, find_access
 from dpsim.comm.cuda.available import open_device
@@ -79,10 +80,15 @@ class CudaTransport(MpiTransport):
         return produced
 
     def prepare(
-        self, data: Array, algorithm: str, compression: Compression | None, order: SummationOrder | None = None
+        self,
+        data: Array,
+        algorithm: str,
+        compression: Compression | None,
+        order: SummationOrder | None = None,
+        kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
         """The kernels' allreduce of memory that it allocated; the first run compiles them, collectively."""
-        for block in self._blocks if order is None else ():
+        for block in self._blocks if order is None and kind == "allreduce" else ():
             if (place := block.place(data)) is not None:
                 begin = functools.partial(self._rounds, block, place, data, algorithm, compression)
                 return SteppedAllreduce(self, begin)

@@ -22,9 +22,11 @@ from dpsim.machine import (
     Speed,
     check_algorithm,
 )
+from dpsim.plan import STRATEGIES, Strategy
 from dpsim.predict.link_fit import fitted_link
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
+from dpsim.sharded import check_shards, sharded_algorithms
 from dpsim.wire_dtype import WireDtype, check_compression
 
 MECHANISMS = ("poll", "thread")
@@ -35,7 +37,9 @@ class CalibrateConfig(Noun, frozen=True):
 
     Sizes go up to ``max_bytes``. The measuring takes ``seconds``, and up to twice as long on a machine whose speed
     changes. Allreduces are also measured while the ranks compute: forward and backward of ``model`` (with its
-    ``dataset`` and ``local_batch``), or a stand-in without a model. Data are float32, sent as ``wire_dtype``.
+    ``dataset`` and ``local_batch``), or a stand-in without a model. Data are float32, sent as ``wire_dtype``. With
+    ``strategy`` zero1 the reduce-scatters and all-gathers are measured beside the allreduces, where an algorithm has
+    them.
     """
 
     network: str = "node"
@@ -48,6 +52,7 @@ class CalibrateConfig(Noun, frozen=True):
     dataset: str = "digits"
     local_batch: int = 0
     wire_dtype: WireDtype | None = None
+    strategy: Strategy = "data-parallel"
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)
@@ -60,6 +65,10 @@ class CalibrateConfig(Noun, frozen=True):
             check_compression(self.wire_dtype, algorithm)
             for devices, layout in self.layouts():
                 check_hierarchy(algorithm, devices, layout)
+        if self.strategy not in STRATEGIES:
+            raise unknown("strategy", self.strategy, STRATEGIES)
+        if self.strategy == "zero1" and not {*self.algorithms} & {*sharded_algorithms()}:
+            check_shards(self.algorithms[0], "tarantella", self.wire_dtype)
         for overlap in self.overlaps:
             if overlap not in MECHANISMS:
                 raise unknown("overlap mechanism", overlap, MECHANISMS)
@@ -108,6 +117,7 @@ def machine(network: str, tables: dict[str, Any], ranks: int, measured_in: Envir
         network=network,
         emulated_network=emulated,
         allreduce=allreduce,
+        halves=tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["halves"]),
         link=fitted_link(allreduce, emulated=emulated),
         overlap=tuple(codec.decode(t, OverlapCost, "calibration") for t in tables["overlap"]),
         compute_slowdown=tuple(codec.decode(t, ComputeSlowdown, "calibration") for t in tables["compute_slowdown"]),

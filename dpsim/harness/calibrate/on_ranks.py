@@ -8,6 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from dpsim import codec
+from dpsim.collective import CollectiveKind
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.comm.networks import transport
 from dpsim.comm.selection import select
@@ -21,8 +22,14 @@ from dpsim.harness.measurement.speed import NARROW
 from dpsim.layout import node_counts
 from dpsim.machine import Network, Selection
 from dpsim.progress import Progress
+from dpsim.sharded import sharded_algorithms
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 60
+_KINDS: dict[str, tuple[CollectiveKind, ...]] = {
+    "data-parallel": ("allreduce",),
+    "zero1": ("allreduce", "reduce-scatter", "all-gather"),
+}
+"""The collectives that a strategy's calibration measures. Parameters are gathered when nothing else runs."""
 
 
 def until_settled(seconds: float, most_rounds: float = math.inf) -> StopRule:
@@ -53,12 +60,14 @@ class NetworkCalibrator:
                     continue
                 selection = self._select(group) if algorithm == "auto" else None
                 link = transport(group, network, devices_per_node, selection)
-                table = IdleTable(group, link, algorithm, layout, config, speeds)
-                self._idle.append(table)
                 load = _load(config)
-                for overlap in config.overlaps:
-                    link = transport(group, network, devices_per_node, selection)
-                    self._loaded.append(LoadedTable(table, link, overlap, load))
+                halves = algorithm in sharded_algorithms()
+                for kind in _KINDS[config.strategy if halves else "data-parallel"]:
+                    table = IdleTable(group, link, algorithm, layout, config, speeds, kind)
+                    self._idle.append(table)
+                    for overlap in config.overlaps if kind != "all-gather" else ():
+                        beside = transport(group, network, devices_per_node, selection)
+                        self._loaded.append(LoadedTable(table, beside, overlap, load))
             quiet_barrier(comm)
 
     def _select(self, group: MPI.Intracomm) -> Selection:
@@ -83,8 +92,10 @@ class NetworkCalibrator:
 
     def result(self) -> dict[str, Any] | None:
         """The tables as plain values, on rank 0."""
+        idle = [table.result() for table in self._idle]
         tables = {
-            "allreduce": [table.result() for table in self._idle],
+            "allreduce": [table for table in idle if table.kind == "allreduce"],
+            "halves": [table for table in idle if table.kind != "allreduce"],
             "overlap": [table.result() for table in self._loaded],
             "selection": list(self._selection.values()),
             "compute_slowdown": [contention.result() for contention in self._contention],

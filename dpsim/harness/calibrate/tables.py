@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import ArrayLike, NDArray
 
+from dpsim.collective import CollectiveKind
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
@@ -45,15 +46,17 @@ class IdleTable:
         layout: str,
         config: CalibrateConfig,
         speeds: SpeedLog,
+        kind: CollectiveKind = "allreduce",
     ) -> None:
-        self.group, self.link, self.algorithm, self.layout = group, link, algorithm, layout
+        self.group, self.link, self.algorithm, self.layout, self.kind = group, link, algorithm, layout, kind
         self.compression = compression(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
         self.wire_dtype = config.wire_dtype or "float32"
         self.sizes = sizes(config.max_bytes)
         self.speeds = speeds
         buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
         self._allreduces = {
-            size: (buffer, prepare(link, buffer, algorithm, self.compression)) for size, buffer in buffers.items()
+            size: (buffer, prepare(link, buffer, algorithm, self.compression, kind=kind))
+            for size, buffer in buffers.items()
         }
         self._rows: list[list[float]] = []
         self._reference_s: list[float] = []
@@ -91,6 +94,7 @@ class IdleTable:
             time_s=time_s,
             wire_dtype=self.wire_dtype,
             slow_factor=factor,
+            kind=self.kind,
         )
 
 
@@ -101,7 +105,7 @@ class LoadedTable:
     """
 
     def __init__(self, idle: IdleTable, link: Transport, overlap: str, load: Load) -> None:
-        self._idle, self._overlap, self._load = idle, overlap, load
+        self._idle, self._link, self._overlap, self._load = idle, link, overlap, load
         self._intervals_s: list[tuple[float, float]] = []
         self._mechanism = progress(link, idle.algorithm, overlap, self._reduced, idle.compression)
         self._sizes = idle.sizes[::-2][::-1]  # every second size, the largest among them
@@ -122,8 +126,8 @@ class LoadedTable:
         for size, idle_s in zip(cost.sizes_bytes, cost.time_s, strict=True):
             if size in self._times:
                 count = max(1, min(_MOST_AT_ONCE, int(_LOADED_S / max(idle_s, 1e-6))))
-                buffers = [self._idle.link.allocate(size).view(np.float32) for _ in range(count)]
-                self._allreduces[size] = [self._mechanism.prepare(buffer) for buffer in buffers]
+                buffers = [self._link.allocate(size).view(np.float32) for _ in range(count)]
+                self._allreduces[size] = [self._mechanism.prepare(buffer, kind=self._idle.kind) for buffer in buffers]
                 self._units[size] = math.ceil(2.5 * max(count * idle_s, _LEAST_LOAD_S) / unit_s)
 
     def visit(self) -> None:
@@ -173,6 +177,7 @@ class LoadedTable:
             compute_loss_s=tuple(losses),
             wire_dtype=self._idle.wire_dtype,
             slow_factor=statistics.median(factor for _, factor in times),
+            kind=self._idle.kind,
         )
 
     def close(self) -> None:

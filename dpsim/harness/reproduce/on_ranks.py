@@ -60,9 +60,12 @@ class _Run:
         )
 
     def tensors(self) -> dict[str, Array]:
-        """Return all tensors by name, in the order in which a step makes them: statistics, then layers backwards."""
+        """Return all tensors by name, in the order in which a step makes them: statistics, then layers backwards.
+
+        Collective where optimizer state is sharded.
+        """
         runner = self.trainer.runner
-        optimizer_state = {name: runner.arena.views(flat) for name, flat in runner.arena.optimizer_state.items()}
+        optimizer_state = self.trainer.optimizer_state()
         tensors = {f"state/{name}": value for name, value in self.replica.state().items()}
         for layer in reversed(self.replica.layers):
             for tensor in layer.tensors:
@@ -80,12 +83,13 @@ class _Run:
         steps: list[tuple[str, ...]] = []
         for _ in range(self.steps):
             trainer.step()
+            tensors = self.tensors()
             if self.comm.rank == 0:
-                steps.append(tuple(_digest(value) for value in self.tensors().values()))
+                steps.append(tuple(_digest(value) for value in tensors.values()))
             if updates:
                 updates.step()
         if file and self.comm.rank == 0:
-            arrays |= {name: value for name, value in self.tensors().items() if name.startswith("parameters/")}
+            arrays |= {f"parameters/{name}": value for name, value in self.trainer.runner.parameters.items()}
             np.savez(file, **arrays)  # type: ignore[arg-type]
         inputs = updates.drift_inputs(configuration, normalises=bool(self.replica.state())) if updates else None
         return self._outcome(tuple(steps), inputs)
@@ -100,8 +104,8 @@ class _Run:
         self.trainer.step()
         ranks = self.comm.gather(digests.digests)
         steps: tuple[tuple[str, ...], ...] = ()
+        tensors = self.tensors()
         if ranks is not None:
-            tensors = self.tensors()
             steps = (tuple(_digest(value) for value in tensors.values()),)
             names = max(ranks, key=len)
             samples = {
@@ -119,12 +123,13 @@ class _Run:
         with trainer.averaged_state():
             digest = trainer.digest()
         agree = len(set(self.comm.allgather(digest))) == 1
+        names = tuple(self.tensors())
         trainer.close()
         losses = tuple(trainer.log.losses)
         trajectory = Trajectory(
             digest=digest,
             losses=losses,
-            tensors=tuple(self.tensors()),
+            tensors=names,
             steps=steps,
             losses_digest=hashlib.sha256(np.array(losses, np.float64).tobytes()).hexdigest(),
         )

@@ -168,4 +168,5 @@ class _Data:
             local_batch=math.ceil(local_share(most.plan)),
             max_bytes=max(size, 1024),
             wire_dtype=first.plan.wire_dtype,
+            strategy="zero1" if any(setting.plan.strategy == "zero1" for setting in settings) else "data-parallel",
         )

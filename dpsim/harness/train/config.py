@@ -12,7 +12,7 @@ from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
 from dpsim.nn.losses import check_label_smoothing
 from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import BatchNormMode, Overlap, Plan
+from dpsim.plan import BatchNormMode, Overlap, Plan, Strategy
 from dpsim.rng import check_seed
 from dpsim.runtime.stall import check_stall_after
 from dpsim.wire_dtype import WireDtype
@@ -60,6 +60,7 @@ class TrainConfig(Noun, frozen=True):
     backend: Backend = "cpu"
     leaves: int = 0
     batch_norm: BatchNormMode | None = None
+    strategy: Strategy = "data-parallel"
     elastic: bool = False
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class TrainConfig(Noun, frozen=True):
         check_label_smoothing(self.label_smoothing)
         self.plan()
         check_algorithm(self.algorithm, Network.parse(self.network))
-        check_backend(self.backend, self.algorithm, Network.parse(self.network), self.leaves)
+        check_backend(self.backend, self.algorithm, Network.parse(self.network), self.leaves, self.strategy)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run: by ``steps`` or ``epochs``, whichever ends first; 20 epochs without either."""
@@ -117,6 +118,7 @@ class TrainConfig(Noun, frozen=True):
             wire_dtype=self.wire_dtype,
             leaves=self.leaves,
             batch_norm=self.batch_norm or Plan.default_batch_norm(self.leaves),
+            strategy=self.strategy,
         )
 
     @property

@@ -36,6 +36,7 @@ _CHANGEABLE = {
     "backend",
     "selection",
     "elastic",
+    "strategy",
 }
 """Fields of a ``TrainConfig`` that may change when a run is resumed; all others decide what is trained."""
 _FORMER = {"workload", "link_alpha_s", "link_beta_s_per_byte"}

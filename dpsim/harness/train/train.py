@@ -18,7 +18,8 @@ from dpsim.harness.train.resume import survivors
 from dpsim.harness.train.task import Costs, TrainTask
 from dpsim.launch.jobs import JobFailed, on_ranks
 from dpsim.launch.rank_info import job
-from dpsim.predict import alpha_beta, choose_overlap
+from dpsim.predict import choose_overlap
+from dpsim.predict.cost import nearest_line
 from dpsim.progress import Progress
 from dpsim.records.sweep import TrainResult
 from dpsim.runtime.checkpoint import check_unused, wait_until_free
@@ -93,8 +94,6 @@ def _measured(config: TrainConfig, progress: Progress) -> tuple[TrainConfig, Cos
         overlap, steps = choose_overlap(workload, machine, [config.plan()])
         predicted = ", ".join(f"{name} {step_s * 1e3:.2f} ms" for name, step_s in steps.items())
         progress(f"overlap {overlap}, from the predicted steps: {predicted}")
-    alpha_s, beta = alpha_beta(
-        machine, config.algorithm, config.devices, config.plan().priced_wire_dtype, config.layout
-    )
+    alpha_s, beta = nearest_line(machine, config.plan().collective)
     config = msgspec.structs.replace(config, overlap=overlap, selection=machine.selected(config.devices))
     return config, Costs(workload=workload, alpha_s=alpha_s, beta_s_per_byte=beta)

@@ -17,7 +17,7 @@ from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, WAIT_EVENT
 from dpsim.timeline import Timeline
 from dpsim.units import format_size
 
-_COLOURS = {**PARTS, "allreduce": ALLREDUCE}
+_COLOURS = {**PARTS, "allreduce": ALLREDUCE, "reduce-scatter": ALLREDUCE, "all-gather": ALLREDUCE}
 _LANES = {
     ("measured", COMPUTE_LANE): 3.35,
     ("measured", COMMUNICATION_LANE): 2.5,

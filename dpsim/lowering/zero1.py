@@ -1,0 +1,97 @@
+"""ZeRO-1: data parallelism in which a rank updates, and keeps optimizer state for, its shard of the parameters alone.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020), stage 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.lowering import data_parallel
+from dpsim.memo import remember
+from dpsim.plan import Plan
+from dpsim.schedule import (
+    ALL_GATHER_EVENT,
+    COLLECTIVE,
+    COMMUNICATION_LANE,
+    REDUCE_SCATTER_EVENT,
+    SYNCHRONISE_EVENT,
+    Schedule,
+)
+from dpsim.workload import Workload
+
+AGREEMENT_BYTES = 8
+"""What a rank sends to each other one before the update: whether its loss and its shards are finite, as a float64."""
+
+
+def lower(
+    workload: Workload,
+    plan: Plan,
+    ready_s: NDArray[np.float64] | None = None,
+    alpha_s: float | None = None,
+    beta_s_per_byte: float | None = None,
+) -> Schedule:
+    """The operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
+
+    those of data parallelism (``dpsim.lowering.data_parallel``) up to the update, with a reduce-scatter in place of
+    each allreduce; the agreement that all gradients are finite, after all reduce-scatters; the update of the rank's
+    shards, after that; the all-gathers in bucket order, each after the update.
+
+    Gradients are announced before their layer's backward has read the weights, and a step whose loss is not finite must
+    change nothing: so no parameter is written before backward has ended and all ranks have agreed. On one device it is
+    the schedule of data parallelism.
+    """
+    plain = data_parallel.lower(workload, plan, ready_s, alpha_s, beta_s_per_byte)
+    if plan.devices == 1:
+        return plain
+    sent = plain.buckets
+    update = len(plain.kind) - 1
+    columns: dict[str, Any] = _columns(workload, plan.accumulate, plan.batch_norm, sent)
+    agreement, gathers = update, np.arange(update + 2, update + 2 + sent)
+    size_bytes = np.zeros(update + 2 + sent, np.int64)
+    size_bytes[:update] = plain.size_bytes[:update]
+    size_bytes[agreement], size_bytes[gathers] = AGREEMENT_BYTES, plain.bucket_size_bytes
+    before = int(plain.depends_start[update])
+    scatters = np.arange(update - sent, update, dtype=np.int32) - int(plain.bucket[update - 1] < 0)
+    after_update = np.full(sent, update + 1, np.int32)
+    agreed = np.array([agreement], np.int32)
+    earlier = plain.depends_on[before:]
+    ends = np.cumsum([sent, len(earlier) + 1, *np.ones(sent, np.int64)]) + before
+    return dataclasses.replace(
+        plain,
+        **columns,
+        size_bytes=size_bytes,
+        depends_start=np.concatenate([plain.depends_start[: update + 1], ends]).astype(np.int32),
+        depends_on=np.concatenate([plain.depends_on[:before], scatters, earlier, agreed, after_update]),
+        sharded=True,
+    )
+
+
+@remember
+def _columns(workload: Workload, accumulate: int, batch_norm: str, sent: int) -> dict[str, NDArray[Any]]:
+    """The columns of a schedule with so many buckets: all but the sizes and the dependencies."""
+    plain = data_parallel.operations_of(workload, accumulate, batch_norm, sent)
+    update = len(plain.kind) - 1
+
+    def column(values: NDArray[Any], agreement: int, gathers: Any) -> NDArray[Any]:
+        behind = np.broadcast_to(np.asarray(gathers, values.dtype), (sent,))
+        return np.concatenate([values[:update], np.array([agreement], values.dtype), values[update:], behind])
+
+    event_kind = plain.event_kind.copy()
+    event_kind[plain.bucket >= 0] = REDUCE_SCATTER_EVENT
+    last = accumulate - 1
+    return {
+        "kind": column(plain.kind, COLLECTIVE, COLLECTIVE),
+        "phase": column(plain.phase, -1, -1),
+        "event_kind": column(event_kind, SYNCHRONISE_EVENT, ALL_GATHER_EVENT),
+        "lane": column(plain.lane, COMMUNICATION_LANE, COMMUNICATION_LANE),
+        "layer": column(plain.layer, -1, -1),
+        "bucket": column(plain.bucket, -1, np.arange(sent)),
+        "micro_batch": column(plain.micro_batch, last, last),
+        "rank_class": column(plain.rank_class, 0, 0),
+        "group": column(plain.group, 0, 0),
+    }

@@ -1,0 +1,115 @@
+"""Strategy zero1: the bits of data parallelism, with optimizer state for a shard, on 1, 2, 3, 4 and 8 ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dpsim import codec
+from dpsim.kernels.allreduce.shards import LINE
+from dpsim.optimizer import AdamW, Optimizer, Sgd
+
+OnRanks = Callable[..., Any]
+STEPS = 3
+DATASET = "synthetic:6x5x1,classes=3,train=40,test=8"
+PACED = "paced:50us,1gbit"
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": Sgd(weight_decay=0.01),
+    "nesterov": Sgd(nesterov=True),
+    "adamw": AdamW(learning_rate=0.01),
+}
+
+
+def case(name: str, **plan: Any) -> dict[str, Any]:
+    """A training in a fixed order of addition, with buckets of many and of few elements."""
+    optimizer = codec.to_builtins(plan.pop("optimizer", OPTIMIZERS["sgd"]))
+    network = plan.pop("network", "node")
+    fixed = {"global_batch": 16, "leaves": 8, "batch_norm": "leaf", "fusion_threshold_bytes": 600.0}
+    return {
+        "name": name,
+        "model": "mlp:16,9",
+        "dataset": DATASET,
+        "network": network,
+        "plan": fixed | {"optimizer": optimizer} | plan,
+    }
+
+
+def cases(devices: int) -> list[dict[str, Any]]:
+    """Every optimizer, overlap and way to communicate on 2 ranks; some of each on others."""
+    ways = [("node", "auto"), (PACED, "ring"), (PACED, "direct")]
+    chosen = [
+        case(
+            f"{name} {network} {algorithm} {overlap}",
+            optimizer=o,
+            network=network,
+            algorithm=algorithm,
+            overlap=overlap,
+        )
+        for (name, o), (network, algorithm), overlap in itertools.product(
+            OPTIMIZERS.items(), ways, ("off", "poll", "thread", "inline")
+        )
+    ]
+    several = [
+        case("a bucket a tensor", fusion_threshold_bytes=0.0, overlap="poll"),
+        case("one bucket", fusion_threshold_bytes=float("inf"), overlap="thread"),
+        case("no leaves, in shared memory", leaves=0, batch_norm="local"),
+        case("no leaves, directly", leaves=0, batch_norm="local", network=PACED, algorithm="direct"),
+    ]
+    if devices <= 2:
+        several.append(case("no leaves, a ring of two", leaves=0, batch_norm="local", network=PACED, algorithm="ring"))
+    if devices <= 4:
+        several.append(case("two micro-batches", accumulate=2))
+    return (chosen if devices == 2 else chosen[:: 5 if devices <= 4 else 7]) + several
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8])
+def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks) -> None:
+    every = cases(devices)
+    actual = on_ranks("ranks_zero1:digests", {"cases": every, "steps": STEPS}, devices=devices)
+    for one, outcome in zip(every, actual, strict=True):
+        plain, sharded = outcome["digests"]
+        assert plain == sharded != "the ranks disagree", one["name"]
+    fixed = {one["name"]: outcome["digests"][1] for one, outcome in zip(every, actual, strict=True)}
+    same = {digest for name, digest in fixed.items() if name.startswith("sgd")}
+    assert len(same) == 1, "reproducible training depends on how it communicates"
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_rank_allocates_optimizer_state_for_its_shard_alone(devices: int, slots: int, on_ranks: OnRanks) -> None:
+    optimizer = OPTIMIZERS["sgd" if slots == 1 else "adamw"]
+    one = case("memory", optimizer=optimizer, fusion_threshold_bytes=float("inf")) | {"model": "mlp:64,64"}
+    (outcome,) = on_ranks("ranks_zero1:digests", {"cases": [one], "steps": 1}, devices=devices)
+    whole, shards = outcome["bytes"]
+    assert len({*whole}) == 1
+    line = 4 * LINE * slots
+    assert all(abs(own - whole[0] / devices) <= line for own in shards), (whole, shards)
+    assert sum(shards) <= whole[0] + devices * line
+
+
+@pytest.mark.parametrize(
+    ("overlap", "network"), [("off", "node"), ("inline", PACED), ("poll", PACED), ("thread", "node")]
+)
+def test_a_nan_on_one_rank_changes_parameters_on_none(overlap: str, network: str, on_ranks: OnRanks) -> None:
+    algorithm = "auto" if network == "node" else "ring"
+    one = case("nan", overlap=overlap, strategy="zero1", network=network, algorithm=algorithm)
+    outcome = on_ranks("ranks_zero1:not_finite", one, devices=3)
+    assert outcome["unchanged"] == [True] * 3
+    assert "the loss is nan in step 3" in outcome["messages"][-1]
+    assert all("in step 3" in message for message in outcome["messages"])
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_a_checkpoint_depends_on_neither_strategy_nor_devices(devices: int, on_ranks: OnRanks) -> None:
+    every = [
+        case("node", optimizer=OPTIMIZERS["adamw"]),
+        case("paced", network=PACED, algorithm="ring", overlap="poll"),
+    ]
+    writers = sorted({1, 2, 3, devices} & set(range(1, devices + 1)))
+    argument = {"cases": every, "steps": 5, "stop": 2, "writers": writers}
+    for one, outcome in zip(every, on_ranks("ranks_zero1:checkpoints", argument, devices=devices), strict=True):
+        assert all(outcome["same"]), one["name"]
+        assert {*outcome["ends"]} == {outcome["straight"]}, one["name"]

@@ -1,0 +1,106 @@
+"""Tasks of the tests of strategy zero1: the same trainings by both strategies in one job; what differs comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from ranks_resume import steps
+from ranks_runtime import open_trainer
+
+from dpsim.data import load_dataset
+from dpsim.errors import NotFiniteError
+from dpsim.progress import Progress
+from dpsim.runtime.checkpoint import Checkpoint
+from dpsim.runtime.snapshot import restore, snapshot
+from dpsim.runtime.trainer import Trainer
+
+STRATEGIES = ("data-parallel", "zero1")
+
+
+def _of(case: dict[str, Any], strategy: str) -> dict[str, Any]:
+    return case | {"plan": case["plan"] | {"strategy": strategy}}
+
+
+def digests(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
+    """The digest of every case by both strategies, whether all ranks agree, and the bytes of optimizer state."""
+    actual = []
+    for case in argument["cases"]:
+        outcome: dict[str, Any] = {"digests": [], "bytes": []}
+        for strategy in STRATEGIES:
+            trainer = open_trainer(comm, _of(case, strategy))
+            steps(trainer, argument["steps"])
+            of_ranks = comm.allgather(trainer.digest())
+            outcome["digests"].append(of_ranks[0] if len(set(of_ranks)) == 1 else "the ranks disagree")
+            outcome["bytes"].append(comm.allgather(_allocated(trainer)))
+            trainer.close()
+        actual.append(outcome)
+    return actual
+
+
+def _allocated(trainer: Trainer) -> int:
+    """The bytes of the arrays that hold a rank's optimizer state, whatever they are views of."""
+    return sum(own.nbytes for own in trainer.runner.arena.optimizer_state.values())
+
+
+def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
+    """The last rank's share of the third batch has a NaN: what each rank says, and whether its parameters changed."""
+    dataset = load_dataset(argument["dataset"])
+    trainer = open_trainer(comm, argument, dataset)
+    steps(trainer, 2)
+    before = trainer.runner.arena.parameters.copy()
+    share, samples = trainer.next_share()
+    if comm.rank == comm.size - 1:
+        share.x[-1] = np.nan
+    message = ""
+    try:
+        trainer.runner.run(share, samples)
+    except NotFiniteError as error:
+        message = str(error)
+    same = np.array_equal(before, trainer.runner.arena.parameters)
+    trainer.close()
+    return {"messages": comm.allgather(message), "unchanged": comm.allgather(same)}
+
+
+def checkpoints(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
+    """Every case trained to ``stop``, by each strategy on each number of ranks in ``writers``, then on by each on all.
+
+    The digests of all that went on, and those of the checkpoints' own tensors.
+    """
+    actual = []
+    for case in argument["cases"]:
+        written: list[Checkpoint] = []
+        for strategy in STRATEGIES:
+            for count in argument["writers"]:
+                group = comm.Split(0 if comm.rank < count else MPI.UNDEFINED)
+                checkpoint = None
+                if group != MPI.COMM_NULL:
+                    trainer = open_trainer(group, _of(case, strategy))
+                    losses = steps(trainer, argument["stop"])
+                    checkpoint = snapshot(trainer, losses, {})
+                    if checkpoint is not None:
+                        tensors = {name: value.copy() for name, value in checkpoint.tensors.items()}
+                        checkpoint = Checkpoint(header=checkpoint.header, tensors=tensors)
+                    trainer.close()
+                written.append(comm.bcast(checkpoint))
+        ends, same = [], []
+        for checkpoint in written:
+            same.append(
+                all(
+                    np.array_equal(value, written[0].tensors[name])
+                    for name, value in checkpoint.tensors.items()
+                    if not name.startswith("state/")
+                )
+            )
+            for strategy in STRATEGIES:
+                trainer = open_trainer(comm, _of(case, strategy))
+                restore(trainer, checkpoint if comm.rank == 0 else None, report)
+                steps(trainer, argument["steps"])
+                ends.append(trainer.digest())
+                trainer.close()
+        straight = open_trainer(comm, _of(case, "data-parallel"))
+        steps(straight, argument["steps"])
+        actual.append({"ends": ends, "same": same, "straight": straight.digest()})
+        straight.close()
+    return actual
