@@ -5,7 +5,6 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -48,43 +47,42 @@ def lower(
     plain = data_parallel.lower(workload, plan, ready_s, alpha_s, beta_s_per_byte)
     if plan.devices == 1:
         return plain
-    sent = plain.buckets
     update = len(plain.kind) - 1
-    columns: dict[str, Any] = _columns(workload, plan.accumulate, plan.batch_norm, sent)
-    agreement, gathers = update, np.arange(update + 2, update + 2 + sent)
-    size_bytes = np.zeros(update + 2 + sent, np.int64)
+    columns, behind, ends = _columns(workload, plan.accumulate, plan.batch_norm, plain.buckets)
+    size_bytes = np.empty(len(columns["kind"]), np.int64)
     size_bytes[:update] = plain.size_bytes[:update]
-    size_bytes[agreement], size_bytes[gathers] = AGREEMENT_BYTES, plain.bucket_size_bytes
-    before = int(plain.depends_start[update])
-    scatters = np.arange(update - sent, update, dtype=np.int32) - int(plain.bucket[update - 1] < 0)
-    after_update = np.full(sent, update + 1, np.int32)
-    agreed = np.array([agreement], np.int32)
-    earlier = plain.depends_on[before:]
-    ends = np.cumsum([sent, len(earlier) + 1, *np.ones(sent, np.int64)]) + before
-    return dataclasses.replace(
-        plain,
-        **columns,
-        size_bytes=size_bytes,
-        depends_start=np.concatenate([plain.depends_start[: update + 1], ends]).astype(np.int32),
-        depends_on=np.concatenate([plain.depends_on[:before], scatters, earlier, agreed, after_update]),
-        sharded=True,
-    )
+    size_bytes[update], size_bytes[update + 1], size_bytes[update + 2 :] = AGREEMENT_BYTES, 0, plain.bucket_size_bytes
+    before = plain.depends_start[update]
+    fields = {**vars(plain), **columns}
+    fields["size_bytes"], fields["sharded"] = size_bytes, True
+    fields["depends_start"] = np.concatenate((plain.depends_start[: update + 1], ends + before))
+    fields["depends_on"] = np.concatenate((plain.depends_on[:before], behind))
+    return Schedule(**fields)
 
 
 @remember
-def _columns(workload: Workload, accumulate: int, batch_norm: str, sent: int) -> dict[str, NDArray[Any]]:
-    """The columns of a schedule with so many buckets: all but the sizes and the dependencies."""
+def _columns(
+    workload: Workload, accumulate: int, batch_norm: str, sent: int
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.int32], NDArray[np.int32]]:
+    """The columns of a schedule with so many buckets, all but the sizes and the dependencies.
+
+    Then what the agreement, the update and each all-gather wait for, one after another, and where each of these ends.
+    """
     plain = data_parallel.operations_of(workload, accumulate, batch_norm, sent)
     update = len(plain.kind) - 1
 
     def column(values: NDArray[Any], agreement: int, gathers: Any) -> NDArray[Any]:
-        behind = np.broadcast_to(np.asarray(gathers, values.dtype), (sent,))
-        return np.concatenate([values[:update], np.array([agreement], values.dtype), values[update:], behind])
+        last = np.broadcast_to(np.asarray(gathers, values.dtype), (sent,))
+        return np.concatenate([values[:update], np.array([agreement], values.dtype), values[update:], last])
 
     event_kind = plain.event_kind.copy()
     event_kind[plain.bucket >= 0] = REDUCE_SCATTER_EVENT
     last = accumulate - 1
-    return {
+    scatters = np.arange(update - plain.late - sent, update - plain.late)
+    sums = np.arange(update - plain.late - sent, update) if sent + plain.late else np.array([update - 1])
+    behind = np.concatenate([scatters, sums, [update], np.full(sent, update + 1)])
+    ends = np.cumsum([sent, len(sums) + 1, *np.ones(sent, np.int64)])
+    columns = {
         "kind": column(plain.kind, COLLECTIVE, COLLECTIVE),
         "phase": column(plain.phase, -1, -1),
         "event_kind": column(event_kind, SYNCHRONISE_EVENT, ALL_GATHER_EVENT),
@@ -95,3 +93,4 @@ def _columns(workload: Workload, accumulate: int, batch_norm: str, sent: int) ->
         "rank_class": column(plain.rank_class, 0, 0),
         "group": column(plain.group, 0, 0),
     }
+    return columns, behind.astype(np.int32), ends.astype(np.int32)
