@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,7 @@ class Compiled:
 
 
 jit = Compiled
+_FROZEN = (int, float, str, tuple)
 
 
 def quickest(function: Compiled, *, few: bool) -> Callable[..., Any]:
@@ -67,7 +69,27 @@ def _njit(function: Callable[..., Any], inline: str) -> Any:
     compiled = njit(nogil=True, inline=inline)(function)
     with contextlib.suppress(RuntimeError):  # "no locator available"
         compiled.enable_caching()
+        index = compiled._cache._cache_file
+        index._source_stamp = (index._source_stamp, _fingerprint(function))
     return compiled
+
+
+def _fingerprint(function: Callable[..., Any]) -> str:
+    """A digest of what numba freezes into compiled code: the function's own code, and what it takes from its globals.
+
+    Numba's cache only notices changes of the function's own file, not of a constant or a function that it imports.
+    """
+    code, names = function.__code__, function.__globals__
+    digest = hashlib.sha256(code.co_code)
+    digest.update(repr([each for each in code.co_consts if isinstance(each, _FROZEN)]).encode())
+    for name in sorted({*code.co_names} & names.keys()):
+        value = names[name]
+        inner = getattr(value, "py_func", None)
+        if inner is not None and inner is not function:
+            digest.update(_fingerprint(inner).encode())
+        elif isinstance(value, _FROZEN):
+            digest.update(f"{name}={value!r};".encode())
+    return digest.hexdigest()
 
 
 def _nothing() -> None:
