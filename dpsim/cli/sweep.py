@@ -185,7 +185,7 @@ def _of_file(
         group().help_print([])
         return 0
     if not file.suffix and not file.exists():
-        raise unknown("sweep", file, ("fusion-threshold", "devices"), remedy="or give a file that declares one")
+        raise unknown("command", file, ("fusion-threshold", "devices"), remedy="or give a file that declares a sweep")
     if common.experiment is not None:
         raise ConfigError(
             f"two experiments, {file} and --experiment {common.experiment}",

@@ -23,6 +23,7 @@ class TrainRecord(TrainResult, frozen=True, kw_only=True):
     fusion_rule: str
     overlap: str
     leaves: int
+    strategy: str = "data-parallel"
     command: Literal["train"]
     schema: str = SCHEMA
 

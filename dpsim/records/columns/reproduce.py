@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpsim.records.columns.column import Column
-from dpsim.records.columns.sweep import ALGORITHM, DEVICES, OVERLAP
+from dpsim.records.columns.sweep import ALGORITHM, DEVICES, OVERLAP, STRATEGY
 
 LEAVES = Column(
     "leaves", "int64", "count", "The parts of a batch whose gradients are added in a fixed order; 0: plain."
@@ -16,6 +16,7 @@ _CONFIGURATION = (
     Column("fusion_threshold_bytes", "float64", "bytes", "The fusion threshold; it has no effect on one device."),
     ALGORITHM,
     OVERLAP,
+    STRATEGY,
 )
 
 POINTS = (

@@ -21,11 +21,12 @@ _LAYOUT = Column(
 )
 
 _MODEL = Column("model", "category", "name", "The model that was trained.")
+STRATEGY = Column("strategy", "category", "name", "The strategy: plain data parallelism, or ZeRO-1.")
 _TRAINING = (
     Column("accumulate", "int64", "count", "The micro-batches of a step on each device."),
     Column("batch_norm", "category", "name", "Whose statistics batch norm uses: those of each device, leaf, or all."),
     Column("leaves", "int64", "count", "The leaves of a global batch in reproducible training; 0 is without leaves."),
-    Column("strategy", "category", "name", "The strategy of the training: plain data parallelism, or ZeRO-1."),
+    STRATEGY,
     Column("wire_dtype", "category", "name", "What gradients are sent as; missing where it is their own data type."),
 )
 TRAINING = tuple(column.name for column in _TRAINING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpsim.records.columns.column import Column
 from dpsim.records.columns.reproduce import LEAVES
-from dpsim.records.columns.sweep import ALGORITHM, DEVICES, FUSION_RULE, GLOBAL_BATCH, NETWORK, OVERLAP
+from dpsim.records.columns.sweep import ALGORITHM, DEVICES, FUSION_RULE, GLOBAL_BATCH, NETWORK, OVERLAP, STRATEGY
 
 _TRAINING = (
     Column("model", "category", "name", "The model that was trained."),
@@ -16,6 +16,7 @@ _TRAINING = (
     FUSION_RULE,
     OVERLAP,
     LEAVES,
+    STRATEGY,
     DEVICES,
 )
 
@@ -39,6 +40,12 @@ POINTS = (
     Column("digest", "string", "text", "The SHA-256 of the trained state."),
     Column("first_step", "int64", "count", "The steps that a resumed run took over; 0 for a run from the beginning."),
     Column("checkpoint_failure", "string", "text", "Why the last checkpoint could not be written; empty if it was."),
+    Column(
+        "optimizer_state_bytes",
+        "int64",
+        "bytes",
+        "The memory of optimizer state on the device with the most; 0: unknown.",
+    ),
 )
 
 SAMPLES = (
