@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a 
     from dpsim.optimizer import AdamW as AdamW
     from dpsim.optimizer import Sgd as Sgd
     from dpsim.plan import Plan as Plan
+    from dpsim.records.sweep import Experiment as Experiment
     from dpsim.records.sweep import TrainResult as TrainResult
     from dpsim.replica import Batch as Batch
     from dpsim.replica import BatchSums as BatchSums
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a 
     from dpsim.runtime.fit import Epoch as Epoch
     from dpsim.runtime.fit import OnRank as OnRank
     from dpsim.runtime.trainer import Trainer as Trainer
+    from dpsim.setting import Setting as Setting
     from dpsim.workload import Tensor as Tensor
 
 __version__ = VERSION
@@ -49,11 +51,12 @@ _HOMES = {
     "dpsim.nn": ("FunctionReplica", "build_model"),
     "dpsim.optimizer": ("AdamW", "Sgd"),
     "dpsim.plan": ("Plan",),
-    "dpsim.records.sweep": ("TrainResult",),
+    "dpsim.records.sweep": ("Experiment", "TrainResult"),
     "dpsim.replica": ("Batch", "BatchSums", "LayerSpec", "Replica", "StepEvents"),
     "dpsim.runtime.checkpoints": ("Checkpoints",),
     "dpsim.runtime.fit": ("Callback", "Epoch", "OnRank"),
     "dpsim.runtime.trainer": ("Trainer",),
+    "dpsim.setting": ("Setting",),
     "dpsim.workload": ("Tensor",),
 }
 _MODULES = ("fusion_rules", "machine", "predict", "workload")

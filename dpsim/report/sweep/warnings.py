@@ -164,7 +164,7 @@ def _of_points(comparison: Comparison) -> Iterator[ReportWarning]:
 
 def _name(comparison: Comparison, point: ComparedPoint) -> str:
     """``node, 2 devices, 64 KiB``, or the values that tell a setting of any grid apart."""
-    if comparison.experiment.question != "settings":
+    if comparison.compared in _COMPARED:
         return f"{point.network}, {devices_name(point.devices)}, {format_size(point.fusion_threshold_bytes)}"
     apart = [name for name in comparison.experiment.varied if name not in ("network", "devices", "local_batch")]
     return ", ".join([point.network, devices_name(point.devices), *(point.setting.text(name) for name in apart)])
