@@ -10,7 +10,7 @@ import pytest
 
 from dpsim import codec
 from dpsim.kernels.allreduce.shards import LINE
-from dpsim.optimizer import AdamW, Optimizer, Sgd
+from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 
 OnRanks = Callable[..., Any]
 STEPS = 3
@@ -20,6 +20,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": Sgd(weight_decay=0.01),
     "nesterov": Sgd(nesterov=True),
     "adamw": AdamW(learning_rate=0.01),
+    "lars": Lars(learning_rate=10.0),
 }
 
 
@@ -73,8 +74,9 @@ def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks)
         plain, sharded = outcome["digests"]
         assert plain == sharded != "the ranks disagree", one["name"]
     fixed = {one["name"]: outcome["digests"][1] for one, outcome in zip(every, actual, strict=True)}
-    same = {digest for name, digest in fixed.items() if name.startswith("sgd")}
-    assert len(same) == 1, "reproducible training depends on how it communicates"
+    for optimizer in ("sgd", "lars"):
+        same = {digest for name, digest in fixed.items() if name.startswith(optimizer)}
+        assert len(same) == 1, "reproducible training depends on how it communicates"
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
@@ -107,6 +109,7 @@ def test_a_checkpoint_depends_on_neither_strategy_nor_devices(devices: int, on_r
     every = [
         case("node", optimizer=OPTIMIZERS["adamw"]),
         case("paced", network=PACED, algorithm="ring", overlap="poll"),
+        case("lars", optimizer=OPTIMIZERS["lars"]),
     ]
     writers = sorted({1, 2, 3, devices} & set(range(1, devices + 1)))
     argument = {"cases": every, "steps": 5, "stop": 2, "writers": writers}
