@@ -59,6 +59,8 @@ def cases(devices: int) -> list[dict[str, Any]]:
         case("no leaves, in shared memory", leaves=0, batch_norm="local"),
         case("no leaves, directly", leaves=0, batch_norm="local", network=PACED, algorithm="direct"),
     ]
+    for threshold in (0.0, 600.0, float("inf")):
+        several.append(case(f"lars {threshold:g}", optimizer=OPTIMIZERS["lars"], fusion_threshold_bytes=threshold))
     if devices <= 2:
         several.append(case("no leaves, a ring of two", leaves=0, batch_norm="local", network=PACED, algorithm="ring"))
     if devices <= 4:
@@ -77,6 +79,23 @@ def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks)
     for optimizer in ("sgd", "lars"):
         same = {digest for name, digest in fixed.items() if name.startswith(optimizer)}
         assert len(same) == 1, "reproducible training depends on how it communicates"
+
+
+def test_lars_ends_in_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks) -> None:
+    lars = [case("lars", optimizer=OPTIMIZERS["lars"]), case("a network", optimizer=OPTIMIZERS["lars"], overlap="poll")]
+    lars[1] |= {"model": "cnn:5,3"}
+    digests = [
+        [outcome["digests"] for outcome in on_ranks("ranks_zero1:digests", {"cases": lars, "steps": STEPS}, devices=n)]
+        for n in (1, 2, 3, 4, 8)
+    ]
+    assert all(each == digests[0] for each in digests)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_the_message_before_the_update_has_the_size_that_the_schedule_states(devices: int, on_ranks: OnRanks) -> None:
+    every = [case(name, optimizer=optimizer, strategy="zero1") for name, optimizer in OPTIMIZERS.items()]
+    for stated, actual in on_ranks("ranks_zero1:agreements", every, devices=devices):
+        assert stated == actual
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
