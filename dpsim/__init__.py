@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a 
     from dpsim.nn import FunctionReplica as FunctionReplica
     from dpsim.nn import build_model as build_model
     from dpsim.optimizer import AdamW as AdamW
+    from dpsim.optimizer import Lars as Lars
     from dpsim.optimizer import Sgd as Sgd
     from dpsim.plan import Plan as Plan
     from dpsim.records.sweep import Experiment as Experiment
@@ -49,7 +50,7 @@ _HOMES = {
     "dpsim.harness.load": ("load",),
     "dpsim.launch.rank_info": ("local_rank", "local_size", "rank", "size"),
     "dpsim.nn": ("FunctionReplica", "build_model"),
-    "dpsim.optimizer": ("AdamW", "Sgd"),
+    "dpsim.optimizer": ("AdamW", "Lars", "Sgd"),
     "dpsim.plan": ("Plan",),
     "dpsim.records.sweep": ("Experiment", "TrainResult"),
     "dpsim.replica": ("Batch", "BatchSums", "LayerSpec", "Replica", "StepEvents"),

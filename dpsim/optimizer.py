@@ -1,4 +1,4 @@
-"""The optimizer of a plan: ``Sgd`` or ``AdamW``, which a file tells apart by ``kind``. Updates are in ``dpsim.nn``."""
+"""The optimizer of a plan, ``Sgd``, ``AdamW`` or ``Lars``, by ``kind`` in a file. The updates are in ``dpsim.nn``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,28 @@ class AdamW(Noun, frozen=True, tag_field="kind", tag="adamw"):
                 raise ConfigError(f"{key} is {getattr(self, key)}", allowed="0 or more, less than 1")
 
 
-Optimizer = Sgd | AdamW
+class Lars(Noun, frozen=True, tag_field="kind", tag="lars"):
+    """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg, arXiv:1708.03888), for large batches.
+
+    For each tensor: trust = trust_coefficient |w| / (|g| + weight_decay |w|), or 1 where |w| or |g| is 0;
+    v = momentum v + learning_rate trust (g + weight_decay w); w -= v. Tensors of one dimension (biases, the scales of
+    norms) have trust 1 and no weight decay.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    trust_coefficient: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "learning_rate", "momentum", "weight_decay")
+        if not (math.isfinite(self.trust_coefficient) and self.trust_coefficient > 0):
+            raise ConfigError(f"trust_coefficient is {self.trust_coefficient}", allowed="a finite number > 0")
+
+
+Optimizer = Sgd | AdamW | Lars
 """``slots`` names the arrays of the parameters' size that an optimizer keeps from step to step."""
 
 
@@ -65,7 +86,7 @@ def changed(base: Optimizer, name: str | None, settings: dict[str, Any]) -> Opti
 
     Raises ``ConfigError`` for an unknown name, and for a setting that the optimizer does not have.
     """
-    kinds: dict[str, type[Sgd] | type[AdamW]] = {"sgd": Sgd, "adamw": AdamW}
+    kinds: dict[str, type[Sgd] | type[AdamW] | type[Lars]] = {"sgd": Sgd, "adamw": AdamW, "lars": Lars}
     if name is not None and name not in kinds:
         raise unknown("optimizer", name, kinds)
     kind = type(base) if name is None else kinds[name]

@@ -48,6 +48,14 @@ def adamw(
     _adamw(w.dtype.name, decay != 0)(w, g, m, v, len(w), *numbers, 1 / math.sqrt(correction2))
 
 
+def lars(w: Array, g: Array, v: Array, scale: float, momentum: float, decay: float, rate: float) -> None:
+    """v = momentum v + rate (scale g + decay w); w -= v (You, Gitman and Ginsburg, arXiv:1708.03888).
+
+    ``rate`` contains the trust of the tensor that the elements belong to. Reads w, g and v, writes w and v.
+    """
+    _lars(w.dtype.name, decay != 0)(w, g, v, len(w), scale, momentum, decay, rate)
+
+
 @compiled
 def _sgd(dtype: str, nesterov: bool, decayed: bool) -> Kernel:
     kernel = Kernel(dtype, ("w", "g", "v"), ("size",), ("scale", "momentum", "decay", "rate"))
@@ -59,6 +67,22 @@ def _sgd(dtype: str, nesterov: bool, decayed: bool) -> Kernel:
         v = e["v"] * e.number("momentum") + step
         e["v"] = v
         e["w"] = w - (step + v * e.number("momentum") if nesterov else v) * e.number("rate")
+
+    kernel.elementwise(kernel["size"], body)
+    return kernel
+
+
+@compiled
+def _lars(dtype: str, decayed: bool) -> Kernel:
+    kernel = Kernel(dtype, ("w", "g", "v"), ("size",), ("scale", "momentum", "decay", "rate"))
+
+    def body(e: Element) -> None:
+        w, step = e["w"], e["g"] * e.number("scale")
+        if decayed:
+            step = step + w * e.number("decay")
+        v = e["v"] * e.number("momentum") + step * e.number("rate")
+        e["v"] = v
+        e["w"] = w - v
 
     kernel.elementwise(kernel["size"], body)
     return kernel

@@ -88,10 +88,16 @@ Networks = Annotated[str | None, Parameter(name="--network", help="Networks to c
 Steps = Annotated[int | None, Parameter(help="Steps to train, instead of epochs.")]
 Epochs = Annotated[int | None, Parameter(help="Passes over the training samples (20, unless --steps is given).")]
 Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shuffling.")]
-LearningRate = Annotated[float | None, Parameter(help="Learning rate (sgd 0.05, adamw 0.001).")]
-Momentum = Annotated[float | None, Parameter(help="SGD's momentum (0.9).")]
-WeightDecay = Annotated[float | None, Parameter(help="Weight decay; AdamW's is decoupled (sgd 0.001, adamw 0.01).")]
-Optimizer = Annotated[str | None, Parameter(help="sgd (the default) or adamw.")]
+LearningRate = Annotated[float | None, Parameter(help="Learning rate (sgd 0.05, adamw 0.001, lars 1).")]
+Momentum = Annotated[float | None, Parameter(help="SGD's and LARS's momentum (0.9).")]
+WeightDecay = Annotated[
+    float | None, Parameter(help="Weight decay; AdamW's is decoupled (sgd 0.001, adamw 0.01, lars 0.0005).")
+]
+Optimizer = Annotated[str | None, Parameter(help="sgd (the default), adamw or lars.")]
+TrustCoefficient = Annotated[
+    float | None,
+    Parameter(help="LARS's trust: a tensor's step is about this share of its norm, times the rate (0.001)."),
+]
 Nesterov = Annotated[bool | None, Parameter(negative="", help="SGD with Nesterov's momentum.")]
 RateDecay = Annotated[
     str | None,

@@ -19,6 +19,7 @@ Examples:
   dpsim train --model cnn --devices 2 --global-batch 64 --epochs 5
   dpsim train --model mlp:512,256 --fusion-threshold 1MiB --json
   dpsim train --optimizer adamw --schedule cosine --warmup-epochs 2
+  dpsim train --optimizer lars --global-batch 256 --learning-rate 2
   dpsim train --checkpoint run1 --checkpoint-every 100
   dpsim train --resume run1
   dpsim train --model own.py:network --devices 2
@@ -74,6 +75,7 @@ class OptimizerFlags:
     momentum: flags.Momentum = None
     weight_decay: flags.WeightDecay = None
     nesterov: flags.Nesterov = None
+    trust_coefficient: flags.TrustCoefficient = None
 
 
 _RUN, _OPTIMIZER = RunFlags(), OptimizerFlags()

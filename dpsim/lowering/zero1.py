@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.kernels.exact_squares import digits
 from dpsim.lowering import data_parallel
 from dpsim.memo import remember
+from dpsim.optimizer import Lars, Optimizer
 from dpsim.plan import Plan
 from dpsim.schedule import (
     ALL_GATHER_EVENT,
@@ -23,8 +25,23 @@ from dpsim.schedule import (
 )
 from dpsim.workload import Workload
 
-AGREEMENT_BYTES = 8
-"""What a rank sends to each other one before the update: whether its loss and its shards are finite, as a float64."""
+_FINITE_BYTES = 8
+
+
+def agreement_bytes(workload: Workload, optimizer: Optimizer) -> int:
+    """What a rank sends to each other one before the update, in float64.
+
+    Whether its loss and its shards are finite, and for LARS its part of the norms of parameters and gradients of each
+    tensor of two dimensions or more (``dpsim.kernels.exact_squares``).
+    """
+    if not isinstance(optimizer, Lars):
+        return _FINITE_BYTES
+    of_matrices = (
+        8 * digits("float64" if tensor.dtype == "float64" else "float32")
+        for tensor in workload.tensors
+        if len(tensor.shape) > 1
+    )
+    return _FINITE_BYTES + 2 * sum(of_matrices)
 
 
 def lower(
@@ -49,9 +66,10 @@ def lower(
         return plain
     update = len(plain.kind) - 1
     columns, behind, ends = _columns(workload, plan.accumulate, plan.batch_norm, plain.buckets)
+    agreement = agreement_bytes(workload, plan.optimizer)
     size_bytes = np.empty(len(columns["kind"]), np.int64)
     size_bytes[:update] = plain.size_bytes[:update]
-    size_bytes[update], size_bytes[update + 1], size_bytes[update + 2 :] = AGREEMENT_BYTES, 0, plain.bucket_size_bytes
+    size_bytes[update], size_bytes[update + 1], size_bytes[update + 2 :] = agreement, 0, plain.bucket_size_bytes
     before = plain.depends_start[update]
     fields = {**vars(plain), **columns}
     fields["size_bytes"], fields["sharded"] = size_bytes, True

@@ -1,11 +1,11 @@
-"""The optimizer's update on flat arrays."""
+"""The update on flat arrays, of optimizers that treat every element alike (``dpsim.nn.lars`` does not)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from dpsim.kernels.update import adamw, sgd
-from dpsim.optimizer import Optimizer, Sgd
+from dpsim.optimizer import AdamW, Sgd
 from dpsim.replica import Array
 
 
@@ -13,7 +13,7 @@ def update(
     parameters: Array,
     gradients: Array,
     state: Mapping[str, Array],
-    optimizer: Optimizer,
+    optimizer: Sgd | AdamW,
     learning_rate: float,
     scale: float,
     step: int,

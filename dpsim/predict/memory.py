@@ -41,7 +41,7 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     """total = P + state + P + slots S + b A + the largest bucket.
 
     P: gradient bytes (parameters have the same), slots: the workload's ``optimizer_slots``, or else those of the
-    plan's optimizer (SGD 1, AdamW 2), S: what a slot has, P or with zero1 the largest shard of every bucket
+    plan's optimizer (SGD and LARS 1, AdamW 2), S: what a slot has, P or with zero1 the largest shard of every bucket
     (``dpsim.kernels.allreduce.shards``), b: samples of a micro-batch on the device with the most, A: activation bytes
     per sample (those of all layers are kept until backward). Activations are unknown where no layer states any.
     An allreduce needs room for one bucket more than the gradients themselves: the largest (Horovod: its fusion buffer,

@@ -109,6 +109,13 @@ class Arena:
         """The parameters of a bucket, 1-D: what an all-gather brings together in place."""
         return self.parameters[slice(*self._bounds[bucket])]
 
+    def tensors(self) -> list[tuple[slice, bool]]:
+        """Where each tensor lies in the flat arrays, and whether it has two dimensions or more."""
+        return [
+            (slice(start, start + int(np.prod(shape, dtype=np.int64))), len(shape) > 1)
+            for start, shape in self._slices.values()
+        ]
+
     def views(self, flat: Array) -> dict[str, Array]:
         """The tensors of one of the flat arrays (or of an array of the same length) by name, sharing its memory."""
         return {

@@ -6,6 +6,7 @@ import math
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.transport import Array, Transport
@@ -18,8 +19,11 @@ class FiniteCheck(Protocol):
 
     agrees: bool
 
-    def __call__(self, loss: float) -> bool:
-        """Whether the gradients are finite, and with ``agrees`` the losses of all ranks. Collective with ``agrees``."""
+    def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
+        """Whether the gradients are finite, and with ``agrees`` the losses of all ranks.
+
+        With ``agrees`` it is collective, and adds ``sums`` over the ranks, in place.
+        """
 
 
 class WholeGradients:
@@ -33,12 +37,15 @@ class WholeGradients:
     def __init__(self, telltale: Array) -> None:
         self._telltale = telltale
 
-    def __call__(self, loss: float) -> bool:
+    def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
         return bool(np.isfinite(self._telltale).all())
 
 
 class ShardedGradients:
-    """The telltale is on some ranks alone: each sends to all others whether its part of it and its loss are finite."""
+    """The telltale is on some ranks alone: each sends to all others whether its part of it and its loss are finite.
+
+    What the update must know of whole tensors travels in the same message.
+    """
 
     agrees = True
 
@@ -52,9 +59,11 @@ class ShardedGradients:
             self._parts.append(gradients[low:high])
         self._sum = ordered_sum(transport, slots(range(transport.size + 1)))
 
-    def __call__(self, loss: float) -> bool:
+    def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
         finite = math.isfinite(loss) and all(np.isfinite(part).all() for part in self._parts)
-        return float(self._sum([np.array([0.0 if finite else 1.0])])[0]) == 0.0
+        total = self._sum([np.concatenate(([0.0 if finite else 1.0], sums))])
+        sums[:] = total[1:]
+        return float(total[0]) == 0.0
 
 
 def finite_check(arena: Arena, telltale: Array, transport: Transport) -> FiniteCheck:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.nn.lars import LarsUpdate, Part
 from dpsim.nn.optimizer import update
-from dpsim.optimizer import Optimizer
+from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 from dpsim.runtime.arena import Arena
 
+_NOTHING = np.empty(0)
 
-class ShardUpdate:
+
+class ShardUpdate(Protocol):
     """Updates the shards of an arena, with optimizer state for them alone; one shard may be everything."""
 
-    def __init__(self, arena: Arena, optimizer: Optimizer) -> None:
+    def measure(self) -> NDArray[np.float64]:
+        """What the update needs to know of whole tensors: sums over this rank's shards, for a sum over the ranks."""
+
+    def __call__(self, sums: NDArray[np.float64], learning_rate: float, scale: float, step: int) -> None:
+        """One step of the optimizer, with what ``measure`` returned, where there are shards added over the ranks."""
+
+    def warm_up(self) -> None:
+        """Compile the update, and change nothing."""
+
+
+class ElementUpdate:
+    """The update by an optimizer that treats every element alike; it needs to know nothing of whole tensors."""
+
+    def __init__(self, arena: Arena, optimizer: Sgd | AdamW) -> None:
         self._arena, self._optimizer = arena, optimizer
         self._parts = [
             (
@@ -21,14 +42,55 @@ class ShardUpdate:
             for shard in arena.shards
         ]
 
-    def __call__(self, learning_rate: float, scale: float, step: int) -> None:
-        """One step of the optimizer (``dpsim.nn.optimizer.update``)."""
+    def measure(self) -> NDArray[np.float64]:
+        return _NOTHING
+
+    def __call__(self, sums: NDArray[np.float64], learning_rate: float, scale: float, step: int) -> None:
         for parameters, gradients, state in self._parts:
             update(parameters, gradients, state, self._optimizer, learning_rate, scale, step)
 
     def warm_up(self) -> None:
-        """Compile the update, and change nothing."""
         arena = self._arena
         nothing = arena.parameters[:0]
         state = {slot: own[:0] for slot, own in arena.optimizer_state.items()}
         update(nothing, nothing, state, self._optimizer, 0.0, 1.0, 1)
+
+
+class TensorUpdate:
+    """The update by LARS, which needs the norms of whole tensors."""
+
+    def __init__(self, arena: Arena, optimizer: Lars) -> None:
+        parts, matrices = _parts(arena)
+        (velocity,) = arena.optimizer_state.values()
+        w, g = arena.parameters, arena.gradients
+        self._update = LarsUpdate(w, g, velocity, parts, matrices, optimizer)
+        empty = [Part(None, 0, 0, 0), Part(0, 0, 0, 0)]
+        self._of_nothing = LarsUpdate(w[:0], g[:0], velocity[:0], empty, 1, optimizer)
+
+    def measure(self) -> NDArray[np.float64]:
+        return self._update.measure()
+
+    def __call__(self, sums: NDArray[np.float64], learning_rate: float, scale: float, step: int) -> None:
+        self._update.apply(sums, learning_rate, scale)
+
+    def warm_up(self) -> None:
+        self._of_nothing.apply(self._of_nothing.measure(), 0.0, 1.0)
+
+
+def shard_update(arena: Arena, optimizer: Optimizer) -> ShardUpdate:
+    """The update of an arena's shards by an optimizer."""
+    return TensorUpdate(arena, optimizer) if isinstance(optimizer, Lars) else ElementUpdate(arena, optimizer)
+
+
+def _parts(arena: Arena) -> tuple[list[Part], int]:
+    """The parts of tensors that an arena's shards consist of, and the number of tensors that are matrices."""
+    parts, matrices = [], 0
+    for tensor, is_matrix in arena.tensors():
+        for shard in arena.shards:
+            start = max(tensor.start, shard.elements.start)
+            stop = min(tensor.stop, shard.elements.stop)
+            if start < stop:
+                state = shard.state.start + start - shard.elements.start
+                parts.append(Part(matrices if is_matrix else None, start, stop, state))
+        matrices += is_matrix
+    return parts, matrices

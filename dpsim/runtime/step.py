@@ -20,7 +20,7 @@ from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.progress import BucketAllreduce, Progress, progress
 from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
-from dpsim.lowering.zero1 import AGREEMENT_BYTES
+from dpsim.lowering.zero1 import agreement_bytes
 from dpsim.machine import check_algorithm
 from dpsim.replica import Batch, BatchNormReplica, BatchSums, DiagnosticReplica, LeafReplica, Replica, WarmUpReplica
 from dpsim.runtime.arena import Arena, gradient_dtype
@@ -31,7 +31,7 @@ from dpsim.runtime.micro_batches import MicroBatch, plan_micro_batches, plan_par
 from dpsim.runtime.program import compiled
 from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
-from dpsim.runtime.shard_update import ShardUpdate
+from dpsim.runtime.shard_update import shard_update
 from dpsim.runtime.stall import Labels
 from dpsim.schedule import ALL_GATHER_EVENT, SYNCHRONISE_EVENT, Schedule
 
@@ -115,7 +115,8 @@ class StepRunner:
         last = next(layer for layer in reversed(self._layers) if layer.tensors)
         telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
         self._finite = finite_check(self.arena, telltale, transport)
-        self._update = ShardUpdate(self.arena, plan.optimizer)
+        self._update = shard_update(self.arena, plan.optimizer)
+        self._agreement_bytes = agreement_bytes(schedule.workload, plan.optimizer)
         self._marks = StepMarks(0.0)
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
@@ -173,13 +174,14 @@ class StepRunner:
             self._check_finite(sums.loss, x, labels)
         if self._communicates:
             self._finish_communication()
+        of_tensors = self._update.measure()
         if self._finite.agrees or self._communicates or self._rounding is not None:
-            self._check_reduced(sums.loss, x, labels)
+            self._check_reduced(sums.loss, of_tensors, x, labels)
         if self._statistics is not None:
             self._statistics.update_statistics(
                 self._paused_sum(slot_sums(self._micro_batches, self._of_leaves, operator.add))
             )
-        self._update(self._rate(self.steps), 1.0 / global_samples, self.steps + 1)
+        self._update(of_tensors, self._rate(self.steps), 1.0 / global_samples, self.steps + 1)
         marks = self._marks
         marks.end_s = now()
         marks.compute.append((self.program.update, marks.end_s))
@@ -336,14 +338,17 @@ class StepRunner:
             return
         raise self._not_finite(f"the loss is {loss}", x, labels)
 
-    def _check_reduced(self, loss: float, x: Array, labels: NDArray[np.int64]) -> None:
-        """Notice another rank's NaN in this step, not by the parameters that it spoils."""
+    def _check_reduced(self, loss: float, of_tensors: NDArray[np.float64], x: Array, labels: NDArray[np.int64]) -> None:
+        """Notice another rank's NaN in this step, not by the parameters that it spoils.
+
+        Adds ``of_tensors``, what the update must know of whole tensors, over the ranks where they have shards.
+        """
         begin_s = now()
-        finite = self._finite(loss)
+        finite = self._finite(loss, of_tensors)
         if self._finite.agrees:
             end_s = now()
             self._marks.pauses.append((begin_s, end_s))
-            self._marks.collectives.append((SYNCHRONISE_EVENT, -1, AGREEMENT_BYTES, begin_s, end_s))
+            self._marks.collectives.append((SYNCHRONISE_EVENT, -1, self._agreement_bytes, begin_s, end_s))
             self._marks.compute.append((self.program.overhead, end_s))
         if finite:
             return

@@ -76,6 +76,12 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("train --dataset imagenet", "unknown data set 'imagenet'", "allowed: digits"),
         ("train --optimizer adam", "unknown optimizer 'adam'", "did you mean 'adamw'?"),
         ("train --optimizer adamw --momentum 0.9", "momentum is 0.9, and adamw has none", "leave --momentum out"),
+        (
+            "train --trust-coefficient 0.1",
+            "trust_coefficient is 0.1, and sgd has none",
+            "leave --trust-coefficient out",
+        ),
+        ("train --optimizer lars --trust-coefficient 0", "trust_coefficient is 0.0", "a finite number > 0"),
         ("train --nesterov --momentum 0", "Nesterov's form with momentum 0", "leave --nesterov out"),
         ("train --schedule cosin", "unknown schedule 'cosin'", "did you mean 'cosine'?"),
         ("train --schedule step:5,3", "milestones [5.0, 3.0]", "ascending"),

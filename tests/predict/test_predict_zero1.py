@@ -15,7 +15,7 @@ from dpsim.experiments.bench_predict import machine as bench_machine
 from dpsim.experiments.bench_predict import resnet50
 from dpsim.lowering import lower
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
-from dpsim.optimizer import AdamW, Sgd
+from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict import memory, predict, predict_points
 from dpsim.schedule import (
@@ -97,8 +97,8 @@ def test_without_tables_each_half_costs_half_of_the_allreduce_and_that_is_said()
     assert not any("half of the allreduce" in caution for caution in summary["cautions"])
 
 
-@pytest.mark.parametrize(("optimizer", "slots"), [(Sgd(), 1), (AdamW(), 2)])
-def test_optimizer_state_is_divided_by_the_devices(optimizer: Sgd | AdamW, slots: int) -> None:
+@pytest.mark.parametrize(("optimizer", "slots"), [(Sgd(), 1), (AdamW(), 2), (Lars(), 1)])
+def test_optimizer_state_is_divided_by_the_devices(optimizer: Optimizer, slots: int) -> None:
     w = resnet50()
     fields: dict[str, Any] = {"global_batch": 200_000, "algorithm": "ring", "optimizer": optimizer}
     fields |= {"fusion_threshold_bytes": 25e6}

@@ -13,13 +13,14 @@ from plain_training import plain_training
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.nn import build_model
-from dpsim.optimizer import AdamW, Optimizer, Sgd
+from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 
 MODEL, DATASET, SEED, STEPS = "mlp:7", "synthetic:3x2x1,classes=3,train=25,test=11", 5, 5
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": Sgd(learning_rate=0.2, momentum=0.9, weight_decay=0.01),
     "nesterov": Sgd(learning_rate=0.1, momentum=0.8, weight_decay=0.01, nesterov=True),
     "adamw": AdamW(learning_rate=0.01, epsilon=1e-3, weight_decay=0.1),
+    "lars": Lars(learning_rate=2.0, weight_decay=0.01, trust_coefficient=0.02),
 }
 RULES: list[dict[str, Any]] = [
     {"fusion_rule": "tarantella", "fusion_threshold_bytes": 0},

@@ -10,7 +10,7 @@ import pytest
 
 from dpsim import codec
 from dpsim.kernels.allreduce.shards import LINE
-from dpsim.optimizer import AdamW, Optimizer, Sgd
+from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 
 OnRanks = Callable[..., Any]
 STEPS = 3
@@ -20,6 +20,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": Sgd(weight_decay=0.01),
     "nesterov": Sgd(nesterov=True),
     "adamw": AdamW(learning_rate=0.01),
+    "lars": Lars(learning_rate=10.0),
 }
 
 
@@ -58,6 +59,8 @@ def cases(devices: int) -> list[dict[str, Any]]:
         case("no leaves, in shared memory", leaves=0, batch_norm="local"),
         case("no leaves, directly", leaves=0, batch_norm="local", network=PACED, algorithm="direct"),
     ]
+    for threshold in (0.0, 600.0, float("inf")):
+        several.append(case(f"lars {threshold:g}", optimizer=OPTIMIZERS["lars"], fusion_threshold_bytes=threshold))
     if devices <= 2:
         several.append(case("no leaves, a ring of two", leaves=0, batch_norm="local", network=PACED, algorithm="ring"))
     if devices <= 4:
@@ -73,8 +76,26 @@ def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks)
         plain, sharded = outcome["digests"]
         assert plain == sharded != "the ranks disagree", one["name"]
     fixed = {one["name"]: outcome["digests"][1] for one, outcome in zip(every, actual, strict=True)}
-    same = {digest for name, digest in fixed.items() if name.startswith("sgd")}
-    assert len(same) == 1, "reproducible training depends on how it communicates"
+    for optimizer in ("sgd", "lars"):
+        same = {digest for name, digest in fixed.items() if name.startswith(optimizer)}
+        assert len(same) == 1, "reproducible training depends on how it communicates"
+
+
+def test_lars_ends_in_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks) -> None:
+    lars = [case("lars", optimizer=OPTIMIZERS["lars"]), case("a network", optimizer=OPTIMIZERS["lars"], overlap="poll")]
+    lars[1] |= {"model": "cnn:5,3"}
+    digests = [
+        [outcome["digests"] for outcome in on_ranks("ranks_zero1:digests", {"cases": lars, "steps": STEPS}, devices=n)]
+        for n in (1, 2, 3, 4, 8)
+    ]
+    assert all(each == digests[0] for each in digests)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_the_message_before_the_update_has_the_size_that_the_schedule_states(devices: int, on_ranks: OnRanks) -> None:
+    every = [case(name, optimizer=optimizer, strategy="zero1") for name, optimizer in OPTIMIZERS.items()]
+    for stated, actual in on_ranks("ranks_zero1:agreements", every, devices=devices):
+        assert stated == actual
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
@@ -107,6 +128,7 @@ def test_a_checkpoint_depends_on_neither_strategy_nor_devices(devices: int, on_r
     every = [
         case("node", optimizer=OPTIMIZERS["adamw"]),
         case("paced", network=PACED, algorithm="ring", overlap="poll"),
+        case("lars", optimizer=OPTIMIZERS["lars"]),
     ]
     writers = sorted({1, 2, 3, devices} & set(range(1, devices + 1)))
     argument = {"cases": every, "steps": 5, "stop": 2, "writers": writers}

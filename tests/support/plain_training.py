@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpsim.data import Dataset, epoch_batches
-from dpsim.optimizer import Optimizer, Sgd
+from dpsim.optimizer import Lars, Optimizer, Sgd
 from dpsim.replica import Array
 
 
@@ -35,13 +35,22 @@ def plain_training(
                 "dense2.weight": hidden.T @ slope,
                 "dense2.bias": slope.sum(axis=0),
             }
-            rate, t = rates[len(losses) - 1], len(losses)
+            t = len(losses)
             for name in w:
+                rate = rates[t - 1]
                 mean = gradient[name] / len(batch)
                 if isinstance(optimizer, Sgd):
                     mean = mean + optimizer.weight_decay * w[name]
                     first[name] = optimizer.momentum * first[name] + mean
                     move = mean + optimizer.momentum * first[name] if optimizer.nesterov else first[name]
+                elif isinstance(optimizer, Lars):
+                    trust, decay = 1.0, 0.0
+                    if w[name].ndim > 1:
+                        decay, of_w, of_g = optimizer.weight_decay, np.linalg.norm(w[name]), np.linalg.norm(mean)
+                        if of_w > 0 and of_g > 0:
+                            trust = float(optimizer.trust_coefficient * of_w / (of_g + decay * of_w))
+                    first[name] = optimizer.momentum * first[name] + rate * trust * (mean + decay * w[name])
+                    move, rate = first[name], 1.0
                 else:
                     first[name] = optimizer.beta1 * first[name] + (1 - optimizer.beta1) * mean
                     second[name] = optimizer.beta2 * second[name] + (1 - optimizer.beta2) * mean**2

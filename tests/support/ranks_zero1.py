@@ -11,10 +11,13 @@ from ranks_runtime import open_trainer
 
 from dpsim.data import load_dataset
 from dpsim.errors import NotFiniteError
+from dpsim.lowering.zero1 import agreement_bytes
 from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import Checkpoint
+from dpsim.runtime.shard_update import shard_update
 from dpsim.runtime.snapshot import restore, snapshot
 from dpsim.runtime.trainer import Trainer
+from dpsim.schedule import SYNCHRONISE_EVENT
 
 STRATEGIES = ("data-parallel", "zero1")
 
@@ -37,6 +40,22 @@ def digests(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
             trainer.close()
         actual.append(outcome)
     return actual
+
+
+def agreements(comm: MPI.Intracomm, argument: list[dict[str, Any]], report: Progress) -> list[tuple[int, int]]:
+    """The bytes of the agreement before the update, by the schedule's sizes and of what the ranks send."""
+    sizes = []
+    for case in argument:
+        trainer = open_trainer(comm, case)
+        schedule, sums = trainer.runner.schedule, shard_update(trainer.runner.arena, trainer.runner.plan.optimizer)
+        sent = sums.measure().nbytes + np.float64().nbytes
+        stated = agreement_bytes(schedule.workload, schedule.plan.optimizer)
+        if schedule.sharded:
+            (before_update,) = np.flatnonzero((schedule.event_kind == SYNCHRONISE_EVENT) & (schedule.layer < 0))
+            stated = int(schedule.size_bytes[before_update])
+        sizes.append((stated, sent))
+        trainer.close()
+    return sizes
 
 
 def _allocated(trainer: Trainer) -> int:
