@@ -25,7 +25,8 @@ SURFACE = {
     "doctor": "--json --propose --tune",
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
-    " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic --strategy",
+    " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic --strategy"
+    " --trust-coefficient",
     "reproduce": "--model --dataset --devices --fusion-threshold --algorithm --overlap --batch-norm --steps --leaves"
     " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json --wire-dtype"
     " --strategy",

@@ -366,6 +366,7 @@ def test_a_file_that_is_no_whole_result_is_refused_in_one_message(text: str, giv
         load(path)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_complete_is_returned_and_not_measured_again(tmp_path: Path) -> None:
     folder, said = tmp_path / "swept", list[str]()
     shutil.copytree(REPORTS / "devices", folder)
@@ -406,6 +407,7 @@ def test_the_file_that_train_writes_is_loaded(dpsim: Dpsim, tmp_path: Path) -> N
     assert list(load(path).samples()["loss"]) == printed["points"][0]["losses"]
 
 
+@pytest.mark.slow
 def test_only_the_files_of_the_formats_that_are_asked_for_are_written(dpsim: Dpsim, tmp_path: Path) -> None:
     tables = {"points", "samples", "timeline"}
     figures = {

@@ -89,7 +89,7 @@ def plain() -> Callable[[dict[str, Any]], tuple[dict[str, Any], list[float]]]:
     return at
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("devices", [1, 2, 4, pytest.param(3, marks=pytest.mark.slow)])
 def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
     devices: int, on_ranks: OnRanks, plain: Callable[[dict[str, Any]], Any]
 ) -> None:

@@ -68,7 +68,7 @@ def cases(devices: int) -> list[dict[str, Any]]:
     return (chosen if devices == 2 else chosen[:: 5 if devices <= 4 else 7]) + several
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 8))])
 def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks) -> None:
     every = cases(devices)
     actual = on_ranks("ranks_zero1:digests", {"cases": every, "steps": STEPS}, devices=devices)
@@ -81,6 +81,8 @@ def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks)
         assert len(same) == 1, "reproducible training depends on how it communicates"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_lars_ends_in_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks) -> None:
     lars = [case("lars", optimizer=OPTIMIZERS["lars"]), case("a network", optimizer=OPTIMIZERS["lars"], overlap="poll")]
     lars[1] |= {"model": "cnn:5,3"}
@@ -91,7 +93,7 @@ def test_lars_ends_in_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks) 
     assert all(each == digests[0] for each in digests)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_message_before_the_update_has_the_size_that_the_schedule_states(devices: int, on_ranks: OnRanks) -> None:
     every = [case(name, optimizer=optimizer, strategy="zero1") for name, optimizer in OPTIMIZERS.items()]
     for stated, actual in on_ranks("ranks_zero1:agreements", every, devices=devices):
@@ -123,7 +125,7 @@ def test_a_nan_on_one_rank_changes_parameters_on_none(overlap: str, network: str
     assert all("in step 3" in message for message in outcome["messages"])
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4))])
 def test_a_checkpoint_depends_on_neither_strategy_nor_devices(devices: int, on_ranks: OnRanks) -> None:
     every = [
         case("node", optimizer=OPTIMIZERS["adamw"]),
