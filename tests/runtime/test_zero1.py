@@ -93,7 +93,7 @@ def test_lars_ends_in_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks) 
     assert all(each == digests[0] for each in digests)
 
 
-@pytest.mark.parametrize("devices", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_the_message_before_the_update_has_the_size_that_the_schedule_states(devices: int, on_ranks: OnRanks) -> None:
     every = [case(name, optimizer=optimizer, strategy="zero1") for name, optimizer in OPTIMIZERS.items()]
     for stated, actual in on_ranks("ranks_zero1:agreements", every, devices=devices):
