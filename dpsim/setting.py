@@ -121,8 +121,7 @@ def setting_of(row: Row) -> Setting:
                 remedy="give global_batch for strong scaling, local_batch for weak scaling",
             )
         fields["global_batch"] = local_batch * devices * fields.get("accumulate", 1)
-    if isinstance(threshold := fields.get("fusion_threshold_bytes"), str):
-        fields["fusion_threshold_bytes"] = parse_size(threshold)
+    fields["fusion_threshold_bytes"] = threshold_bytes(fields.get("fusion_threshold_bytes"))
     if fields.get("overlap") in OVERLAP_CHOICES:
         fields["overlap"] = "off"
     if fields.get("algorithm") is None:
@@ -137,6 +136,11 @@ def setting_of(row: Row) -> Setting:
         if isinstance(error.__cause__, DpsimError):
             raise error.__cause__ from error
         raise ConfigError(f"a setting with a wrong value: {error}", allowed="the fields of dpsim.Plan") from error
+
+
+def threshold_bytes(value: Any) -> Any:
+    """A fusion threshold as a grid has it, in bytes: ``64KiB`` is 65536.0, and what is no text stays as it is."""
+    return parse_size(value) if isinstance(value, str) else value
 
 
 class Grid(Noun, frozen=True):

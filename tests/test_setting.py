@@ -172,5 +172,14 @@ def test_a_question_that_a_grid_cannot_answer_is_refused(changes: dict[str, Any]
         completed(Experiment(**changes))
 
 
+def test_the_questions_read_thresholds_with_their_unit_and_refuse_what_is_no_number() -> None:
+    axes = {"devices": (1, 2), "fusion_threshold_bytes": ("64KiB", 0, "inf")}
+    swept = completed(Experiment(question="fusion-threshold", base=SMALL, axes=axes))
+    assert swept.values("fusion_threshold_bytes") == (0, 65536.0, math.inf)
+    for field, value in (("global_batch", "many"), ("accumulate", "two")):
+        with pytest.raises(ConfigError, match="a setting with a wrong value"):
+            completed(Experiment(base=SMALL | {field: value}, axes={"devices": (1, 2)}))
+
+
 def test_every_field_of_a_plan_may_vary() -> None:
     assert {*Plan.__struct_fields__} <= {*FIELDS}

@@ -136,6 +136,11 @@ class Group(Noun, frozen=True):
     median_error: float
     median_error_at_equal_speed: float | None
 
+    @property
+    def apart(self) -> list[str]:
+        """The values beside the network that set the group apart, such as ``2 devices``."""
+        return self.name.split("; ")[1:]
+
 
 class SpeedRecord(Noun, frozen=True):
     """How the machine's speed with this many devices at work changed, within and between calibration and measurement.

@@ -24,7 +24,7 @@ from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.registry import Registry
 from dpsim.runtime.describe import describe
-from dpsim.setting import Setting, setting_of
+from dpsim.setting import Setting, setting_of, settings_of, threshold_bytes
 
 _THRESHOLDS = 9
 _PROBLEM = ("network", "model", "devices", "global_batch", "local_batch")
@@ -67,8 +67,8 @@ class FusionThreshold:
     alternatives_apart: bool = True
 
     def completed(self, experiment: Experiment) -> Experiment:
-        thresholds = experiment.values("fusion_threshold_bytes") or telling_thresholds(experiment)
-        return _of_devices(experiment, sorted(set(thresholds)))
+        given = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
+        return _of_devices(experiment, sorted(set(given or telling_thresholds(experiment))))
 
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
         return ("network", "devices")
@@ -84,7 +84,7 @@ class Devices:
     alternatives_apart: bool = True
 
     def completed(self, experiment: Experiment) -> Experiment:
-        thresholds = experiment.values("fusion_threshold_bytes")
+        thresholds = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
         if len(thresholds) > 1:
             raise ConfigError(
                 f"a sweep over the number of devices at {len(thresholds)} fusion thresholds",
@@ -125,11 +125,10 @@ class Settings:
                 allowed="[axes] with several values of a field, or several [[cases]]",
                 remedy="give an axis several values, such as algorithm = ['ring', 'halving-doubling']",
             )
-        if max(_count(row) for row in experiment.rows) < 2:
+        if max(setting.plan.devices for setting in _fitting(experiment)) < 2:
             raise ConfigError(
                 "a sweep on one device", allowed="two devices or more in some setting: one communicates nothing"
             )
-        check_samples(experiment)
         return experiment
 
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
@@ -223,7 +222,7 @@ def _of_devices(experiment: Experiment, thresholds: list[float]) -> Experiment:
         algorithm=None,
     )
     whole = msgspec.structs.replace(experiment, **(changed | {"cases": cases}))
-    check_samples(whole)
+    _fitting(whole)
     return whole
 
 
@@ -249,25 +248,24 @@ def _networks(experiment: Experiment) -> tuple[dict[str, Any], ...]:
     )
 
 
-def check_samples(experiment: Experiment) -> None:
-    """Refuse a global batch above the data set: no step would ever have the whole batch, so nothing would count."""
-    samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
-    rows = [row for row in experiment.rows if "global_batch" in row or "local_batch" in row]
-    if len(rows) < len(experiment.rows):
+def _fitting(experiment: Experiment) -> tuple[Setting, ...]:
+    """The settings. Raises ``ConfigError`` for impossible ones, and for a global batch above the data set.
+
+    No step would ever have the whole of such a batch, so nothing would count.
+    """
+    if any("global_batch" not in row and "local_batch" not in row for row in experiment.rows):
         raise ConfigError(
             "a setting without a batch", allowed="global_batch, or local_batch for weak scaling", remedy="add one"
         )
-    batches = [int(row.get("global_batch") or row["local_batch"] * _count(row)) for row in rows]
-    if (largest := max(batches)) > samples:
+    settings = settings_of(experiment.rows)
+    samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
+    if (largest := max(setting.plan.global_batch for setting in settings)) > samples:
         raise ConfigError(
             f"a global batch of {largest} samples, where {experiment.dataset} has {samples}",
             allowed=f"at most {samples}",
             remedy="lower --global-batch",
         )
-
-
-def _count(row: dict[str, Any]) -> int:
-    return parse_devices(row.get("devices", 1))[0] * int(row.get("accumulate", 1))
+    return settings
 
 
 def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:

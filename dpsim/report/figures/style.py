@@ -236,5 +236,5 @@ def point_name(point: ComparedPoint) -> str:
 
 def group_subtitle(group: Group, compared: Sequence[str]) -> str:
     """Return ``2 devices, global batch 64: algorithm``: what sets a group of settings apart, and what is compared."""
-    apart, fields = ", ".join(group.name.split("; ")[1:]), ", ".join(map(field_name, compared))
+    apart, fields = ", ".join(group.apart), ", ".join(map(field_name, compared))
     return f"{apart}: {fields}" if apart else fields

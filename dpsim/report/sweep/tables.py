@@ -79,7 +79,7 @@ def best_marks(point: ComparedPoint) -> str:
 
 def group_title(group: Group) -> str:
     """Return ``paced:50us,1gbit (emulated), 2 devices``: the network and the values that set the group apart."""
-    return ", ".join([network_name(group), *group.name.split("; ")[1:]])
+    return ", ".join([network_name(group), *group.apart])
 
 
 def score_tables(comparison: Comparison, report: QuestionReport) -> tuple[Table, ...]:
@@ -150,12 +150,12 @@ def scores_table(comparison: Comparison, report: QuestionReport) -> Table:
 
 def _group_cell(group: Group) -> str:
     """The number of devices, ``above 1``, or the values that set the group apart."""
-    return str(group.devices or "above 1") if _by_devices([group]) else ", ".join(group.name.split("; ")[1:])
+    return str(group.devices or "above 1") if _by_devices([group]) else ", ".join(group.apart)
 
 
 def _by_devices(groups: Sequence[Group]) -> bool:
     """Return whether nothing but the number of devices sets groups on one network apart."""
-    return all("device" in value for group in groups for value in group.name.split("; ")[1:])
+    return all("device" in value for group in groups for value in group.apart)
 
 
 def _noise(row: _ScoreRow) -> str:

@@ -171,7 +171,7 @@ def _name(comparison: Comparison, point: ComparedPoint) -> str:
 
 
 def _of_group(comparison: Comparison, group: Group) -> Iterator[ReportWarning]:
-    where = ", ".join([group.network, *group.name.split("; ")[1:]])
+    where = ", ".join([group.network, *group.apart])
     setting = _COMPARED.get(comparison.compared, "setting")
     if group.below_noise:
         yield ReportWarning(
