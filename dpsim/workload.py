@@ -80,6 +80,8 @@ class Workload(Noun, frozen=True, dict=True):
     ``update_s`` is the optimizer's time per step. ``overhead_s + b overhead_per_sample_s`` is the time that a step of
     local batch b spends outside the layers and the update: fetching the batch, the loss, bookkeeping.
     ``optimizer_slots`` is how many arrays of the parameters' size the optimizer keeps; ``None``: as the plan's does.
+    ``step_spread`` says how much the computing time of one device varies from step to step: evenly spaced quantiles of
+    it over its median, ascending (value i of k is quantile (i + 1/2) / k); empty where it is not known.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Workload(Noun, frozen=True, dict=True):
     state_bytes: int = 0
     optimizer_slots: int | None = None
     emulated_compute: bool = False
+    step_spread: tuple[float, ...] = ()
     source: str = ""
     schema: str = SCHEMA
 
@@ -115,6 +118,12 @@ class Workload(Noun, frozen=True, dict=True):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{key} is {value}", allowed="finite seconds >= 0")
+        spread = self.step_spread
+        if any(not 0 < value < math.inf for value in spread) or list(spread) != sorted(spread):
+            raise ConfigError(
+                f"workload {self.name!r} has step_spread {list(spread)}",
+                allowed="finite ratios > 0 in ascending order, or none",
+            )
         sizes = {"gradient bytes": self.gradient_bytes, "state_bytes": self.state_bytes}
         for what, size in (sizes | {"optimizer_slots": self.optimizer_slots or 0}).items():
             if not 0 <= size <= _MOST_BYTES:

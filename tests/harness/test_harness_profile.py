@@ -30,6 +30,12 @@ def test_a_workload_tells_how_much_its_optimizer_keeps(profiled: Workload) -> No
     assert profiled.optimizer_slots == 2
 
 
+def test_a_workload_tells_how_much_its_steps_vary_around_their_median(profiled: Workload) -> None:
+    spread = profiled.step_spread
+    assert len(spread) == 20 and list(spread) == sorted(spread)
+    assert spread[0] < spread[-1] and spread[9] <= 1.02 and spread[10] >= 0.98
+
+
 def test_every_layer_has_one_time_a_local_batch(profiled: Workload) -> None:
     assert profiled.local_batches == BATCHES
     assert [layer.name for layer in profiled.layers] == ["flatten", "dense1", "relu1", "dense2", "relu2", "dense3"]

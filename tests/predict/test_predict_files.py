@@ -178,6 +178,8 @@ def test_a_wrong_or_missing_file_says_so(tmp_path: Path) -> None:
         (0, ("local_batches", 1), 10**400, "local_batches is"),
         (0, ("state_bytes",), -1, "-1 state_bytes"),
         (0, ("optimizer_slots",), -1, "-1 optimizer_slots"),
+        (0, ("step_spread",), [1.1, 0.9], "step_spread"),
+        (0, ("step_spread",), [0.0, 1.0], "step_spread"),
         (1, ("allreduce", 0, "devices"), 0, "for 0 devices"),
         (1, ("overlap", 0, "devices"), -2, "for -2 devices"),
         (1, ("compute_slowdown", 0, "devices"), 0, "for 0 devices"),

@@ -32,6 +32,7 @@ from dpsim.workload import Layer, Workload
 Floats = NDArray[np.float64]
 _LEAST_SAMPLES = 15
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 67
+_SPREAD_QUANTILES = 20
 
 
 class _Case:
@@ -212,6 +213,7 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
         update_s=update_s,
         overhead_s=overhead_s,
         overhead_per_sample_s=per_sample_s,
+        step_spread=_spread([cases[batch].steps for batch in batches], speeds),
         source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch",
     )
 
@@ -221,6 +223,17 @@ def _line(batches: list[int], seconds: Floats) -> tuple[float, float]:
     slope = float(np.polyfit(batches, seconds, 1)[0]) if len(batches) > 1 else 0.0
     slope = min(max(slope, 0.0), float(np.min(seconds / np.array(batches))))
     return max(float(np.mean(seconds - slope * np.array(batches))), 0.0), slope
+
+
+def _spread(cases: list[Visits], speeds: Mixture) -> tuple[float, ...]:
+    """Quantiles of a step's time on one device over the median of its local batch, at full speed, of all batches."""
+    ratios = []
+    for steps in cases:
+        steps_s, references = steps.samples()
+        full_s = np.array(steps_s) / factors(references, speeds, steps.slow_factor(speeds))
+        ratios.append(full_s / np.median(full_s))
+    places = (np.arange(_SPREAD_QUANTILES) + 0.5) / _SPREAD_QUANTILES
+    return tuple(np.quantile(np.concatenate(ratios), places).tolist())
 
 
 def _typical(case: _Case, speeds: Mixture) -> Floats:
