@@ -144,6 +144,15 @@ class ObservableReplica(Replica, Protocol):
         """Call ``observer`` from now on for every layer; rows of the arrays are samples."""
 
 
+@runtime_checkable
+class SizedReplica(Replica, Protocol):
+    """A replica that knows the memory it computes in."""
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes of the arrays that it has allocated so far: activations, their gradients, what layers work in."""
+
+
 class Timing(Protocol):
     """Measures the implementations of one problem."""
 

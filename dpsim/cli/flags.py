@@ -42,6 +42,9 @@ Devices = Annotated[
 ]
 DevicesList = Annotated[str | None, Parameter(help="Numbers of devices: 1,2,4, or layouts: 2x4.")]
 GlobalBatch = Annotated[int | None, Parameter(help="Samples per step, over all devices.")]
+GlobalBatches = Annotated[
+    str | None, Parameter(name="--global-batch", help="Numbers of samples per step, over all devices: 64,128,256.")
+]
 LocalBatches = Annotated[
     str | None, Parameter(name="--local-batch", help="Numbers of samples on a device at once: 8,16,32.")
 ]
@@ -141,6 +144,13 @@ BatchNorm = Annotated[
     Literal["local", "leaf", "global"] | None,
     Parameter(
         name="--batch-norm", help="Samples that statistics are taken over: a device's, a leaf's, or the whole batch."
+    ),
+]
+Norms = Annotated[
+    str | None,
+    Parameter(
+        name="--batch-norm",
+        help="Norms to compare: batch norm's local, leaf, global; or none, group, instance, layer in its place.",
     ),
 ]
 Elastic = Annotated[

@@ -20,6 +20,8 @@ Examples:
   dpsim sweep fusion-threshold --devices 1,2 --network node,paced:50us,1gbit
   dpsim sweep fusion-threshold --fusion-threshold 0,32KiB,inf --output mine
   dpsim sweep devices --model cnn --devices 1,2 --batch-norm local
+  dpsim sweep local-batch --devices 1,2 --local-batch 8,16,32,64
+  dpsim sweep batch-norm --batch-norm local,global,group --local-batch 16
   dpsim sweep ring-or-halving.toml --budget 60s"""
 _THRESHOLD_EXAMPLES = """\
 Examples:
@@ -33,6 +35,17 @@ Examples:
   dpsim sweep devices --reproducible --steps 100 --output reports/same-bits
   dpsim sweep devices --scaling weak --local-batch 64"""
 
+_LOCAL_BATCH_EXAMPLES = """\
+Examples:
+  dpsim sweep local-batch --model cnn --devices 1,2 --local-batch 4,16,64,256
+  dpsim sweep local-batch --scaling strong --global-batch 64,128,256,512
+  dpsim sweep local-batch --network node,paced:50us,1gbit --budget 90s"""
+_BATCH_NORM_EXAMPLES = """\
+Examples:
+  dpsim sweep batch-norm --model resnet20 --devices 1,2 --local-batch 32
+  dpsim sweep batch-norm --batch-norm local,leaf,global,none,group,instance
+  dpsim sweep batch-norm --network paced:200us,1gbit --local-batch 8,32"""
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +55,6 @@ class SweepFlags:
     model: flags.Model = None
     dataset: flags.DataSet = None
     devices: flags.DevicesList = None
-    global_batch: flags.GlobalBatch = None
     fusion_rule: flags.FusionRule = None
     algorithm: flags.Algorithms = None
     network: flags.Networks = None
@@ -67,7 +79,6 @@ class SweepFlags:
         of_settings = flags.provided(
             model=self.model,
             devices=flags.listed("--devices", self.devices, flags.devices_or_layout),
-            global_batch=self.global_batch,
             fusion_rule=self.fusion_rule,
             algorithm=flags.listed("--algorithm", self.algorithm, str),
             network=flags.networks(self.network),
@@ -78,6 +89,17 @@ class SweepFlags:
 
 
 _DEFAULTS = SweepFlags()
+COMMANDS = ("fusion-threshold", "devices", "local-batch", "batch-norm")
+OneOverlap = Annotated[
+    str | None, Parameter(name="--overlap", help="auto: measure the predicted-best mode; or off, inline, poll, thread.")
+]
+Overlap = Annotated[
+    str | None, Parameter(help="auto: measure the predicted-best mode; or all, off, inline, poll, thread.")
+]
+Scaling = Annotated[
+    Literal["strong", "weak"] | None,
+    Parameter(help="strong (the same global batch on all), or weak (the same local batch on all)."),
+]
 
 
 def group() -> App:
@@ -86,6 +108,8 @@ def group() -> App:
     app.usage = "Usage: dpsim sweep COMMAND\n       dpsim sweep FILE [OPTIONS]"
     app.command(fusion_threshold, help_epilogue=_THRESHOLD_EXAMPLES)
     app.command(devices, help_epilogue=_DEVICES_EXAMPLES)
+    app.command(local_batch, help_epilogue=_LOCAL_BATCH_EXAMPLES)
+    app.command(batch_norm, help_epilogue=_BATCH_NORM_EXAMPLES)
     app.default(_of_file)
     return app
 
@@ -93,6 +117,7 @@ def group() -> App:
 def fusion_threshold(
     *,
     common: SweepFlags = _DEFAULTS,
+    global_batch: flags.GlobalBatch = None,
     fusion_threshold: flags.Thresholds = None,
     overlap: Annotated[
         str | None,
@@ -111,24 +136,20 @@ def fusion_threshold(
     base = _declared("fusion_threshold", common.experiment)
     check_question(base, "fusion-threshold")
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold)
-    of_flags = flags.provided(fusion_threshold_bytes=thresholds, overlap=overlap)
+    of_flags = flags.provided(global_batch=global_batch, fusion_threshold_bytes=thresholds, overlap=overlap)
     _sweep(common.changed(base, **of_flags), common, command="sweep fusion-threshold")
 
 
 def devices(
     *,
     common: SweepFlags = _DEFAULTS,
+    global_batch: flags.GlobalBatch = None,
     fusion_threshold: flags.Threshold = None,
-    overlap: Annotated[
-        str | None, Parameter(help="auto: measure the predicted-best mode; or all, off, inline, poll, thread.")
-    ] = None,
+    overlap: Overlap = None,
     batch_norm: flags.BatchNorm = None,
     reproducible: flags.Reproducible = None,
     leaves: flags.Leaves = None,
-    scaling: Annotated[
-        Literal["strong", "weak"] | None,
-        Parameter(help="strong (the same global batch on all), or weak (the same local batch on all)."),
-    ] = None,
+    scaling: Scaling = None,
     local_batch: Annotated[int | None, Parameter(help="Samples per step on each device, under weak scaling.")] = None,
     steps: Annotated[
         int | None, Parameter(help="Steps to train on each number of devices, to see the divergence (50).")
@@ -156,13 +177,75 @@ def devices(
     values = flags.provided(fusion_threshold_bytes=thresholds, overlap=overlap, batch_norm=batch_norm, leaves=leaves)
     if leaves is not None and batch_norm is None:
         values["batch_norm"] = None  # the default for this number of leaves
-    values |= _batch(base, scaling, local_batch, common.global_batch)
+    values |= _batch(base, scaling, local_batch, global_batch)
     experiment = common.changed(base, **values)
     if steps is not None:
         check_steps(steps)
         experiment = msgspec.structs.replace(experiment, steps=steps)
     comparison = _sweep(experiment, common, command="sweep devices")
     return 1 if comparison.identical is False else 0
+
+
+def local_batch(
+    *,
+    common: SweepFlags = _DEFAULTS,
+    local_batch: flags.LocalBatches = None,
+    global_batch: flags.GlobalBatches = None,
+    scaling: Scaling = None,
+    fusion_threshold: flags.Threshold = None,
+    overlap: Overlap = None,
+    batch_norm: flags.BatchNorm = None,
+) -> None:
+    """How fast is training at each local batch, and when is a device busy?
+
+    Profiles every other batch, predicts all of them, and only then measures.
+    Reports samples per second, speedup, exposed communication and memory, the
+    batch from which a device is busy, and from which communication hides.
+    """
+    from dpsim.harness.sweep.questions import check_question
+
+    flags.writable(common.output, folder=True)
+    base = _declared("local_batch", common.experiment)
+    check_question(base, "local-batch")
+    values = flags.provided(
+        fusion_threshold_bytes=None if fusion_threshold is None else (flags.threshold(fusion_threshold),),
+        overlap=overlap,
+        batch_norm=batch_norm,
+    )
+    values |= _batches(base, scaling, local_batch, global_batch)
+    _sweep(common.changed(base, **values), common, command="sweep local-batch")
+
+
+def batch_norm(
+    *,
+    common: SweepFlags = _DEFAULTS,
+    batch_norm: flags.Norms = None,
+    local_batch: flags.LocalBatches = None,
+    global_batch: flags.GlobalBatches = None,
+    scaling: Scaling = None,
+    overlap: OneOverlap = None,
+) -> None:
+    """What does batch norm cost, by whose statistics and what is in its place?
+
+    Predicts, then measures the step with each norm, at each local batch and on
+    each number of devices, interleaved.
+    """
+    import msgspec
+
+    from dpsim.harness.sweep.norms import norm_cases
+    from dpsim.harness.sweep.questions import check_question
+
+    flags.writable(common.output, folder=True)
+    base = _declared("batch_norm", common.experiment)
+    check_question(base, "batch-norm")
+    values = flags.provided(overlap=overlap) | _batches(base, scaling, local_batch, global_batch)
+    experiment = common.changed(base, **values)
+    norms = flags.listed("--batch-norm", batch_norm, str)
+    if norms is not None:
+        cases = norm_cases(experiment, norms)
+        cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
+        experiment = msgspec.structs.replace(experiment, **(cleared | {"cases": cases}))
+    _sweep(experiment, common, command="sweep batch-norm")
 
 
 def _of_file(
@@ -172,6 +255,7 @@ def _of_file(
     /,
     *,
     common: SweepFlags = _DEFAULTS,
+    global_batch: flags.GlobalBatch = None,
 ) -> int:
     """Which of the settings in FILE trains fastest, and does the model predict it?
 
@@ -185,7 +269,7 @@ def _of_file(
         group().help_print([])
         return 0
     if not file.suffix and not file.exists():
-        raise unknown("command", file, ("fusion-threshold", "devices"), remedy="or give a file that declares a sweep")
+        raise unknown("command", file, COMMANDS, remedy="or give a file that declares a sweep")
     if common.experiment is not None:
         raise ConfigError(
             f"two experiments, {file} and --experiment {common.experiment}",
@@ -193,7 +277,8 @@ def _of_file(
             remedy="leave --experiment out",
         )
     flags.writable(common.output, folder=True, inputs=(file,))
-    comparison = _sweep(common.changed(read_experiment(file)), common, command="sweep")
+    experiment = common.changed(read_experiment(file), **flags.provided(global_batch=global_batch))
+    comparison = _sweep(experiment, common, command="sweep")
     return 1 if comparison.identical is False else 0
 
 
@@ -217,6 +302,36 @@ def _batch(
     before = base.value("local_batch") or base.value("global_batch")
     batch = local_batch or global_batch or before
     return {"local_batch": batch, "global_batch": None} if weak else {"local_batch": None, "global_batch": batch}
+
+
+def _batches(
+    base: Experiment, scaling: str | None, local_batches: str | None, global_batches: str | None
+) -> dict[str, tuple[int, ...] | None]:
+    """The local batches under weak scaling, the global ones under strong scaling. Raises ``ConfigError``."""
+    from dpsim.errors import ConfigError
+
+    local = flags.listed("--local-batch", local_batches, flags.whole("--local-batch"))
+    whole = flags.listed("--global-batch", global_batches, flags.whole("--global-batch"))
+    if scaling is None:
+        scaling = "weak" if local or (base.weak and not whole) else "strong"
+    if (local and whole) or (local and scaling == "strong") or (whole and scaling == "weak"):
+        given = " and ".join(name for name, there in (("--local-batch", local), ("--global-batch", whole)) if there)
+        raise ConfigError(
+            f"{given} under {scaling} scaling",
+            allowed="--local-batch under weak scaling, --global-batch under strong scaling",
+            remedy="give one of the two, or leave --scaling out",
+        )
+    kept = base.values("local_batch" if scaling == "weak" else "global_batch")
+    values = local or whole or kept
+    if not values:
+        raise ConfigError(
+            f"{scaling} scaling of an experiment without such batches",
+            allowed=f"--{'local' if scaling == 'weak' else 'global'}-batch 16,32,64",
+        )
+    return {
+        "local_batch": values if scaling == "weak" else None,
+        "global_batch": values if scaling == "strong" else None,
+    }
 
 
 def _declared(name: str, file: Path | None) -> Experiment:

@@ -61,6 +61,11 @@ class Buffers:
             flat = self._flat[name] = self._ops.zeros((size,), self._dtype if dtype is None else dtype)
         return flat[:size].reshape(shape)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(int(flat.nbytes) for flat in self._flat.values())
+
 
 class Layer:
     """One layer: shapes of a sample in and out, gradient tensors, forward, and backward in two parts.

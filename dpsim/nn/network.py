@@ -86,6 +86,11 @@ class Network:
         for layer in self.chain:
             layer.bind(parameters, gradients, extra_slots)
 
+    @property
+    def work_bytes(self) -> int:
+        """See ``SizedReplica``."""
+        return self.buffers.size_bytes + sum(layer.buffers.size_bytes for layer in self.chain)
+
     def problems(self, rows: int, *, training: bool) -> list[Problem]:
         """See ``TunableReplica``; an evaluation has forward passes of at most 128 samples."""
         whole, rest = (0, rows) if training else divmod(rows, _EVALUATION_SAMPLES)

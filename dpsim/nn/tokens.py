@@ -70,6 +70,27 @@ def parse_model(token: str) -> ModelToken:
     return parsed
 
 
+def with_norm(token: str, norm: str) -> str:
+    """The token of the same model with another of ``NORMS``: ``cnn:16,32`` and ``group`` is ``cnn:16,32,norm=group``.
+
+    Raises ``ConfigError`` for an unknown model or norm.
+    """
+    if parse_model(token).norm == norm:
+        return token
+    kind, _, text = token.partition(":")
+    parts = [part for part in text.split(",") if part and not part.startswith("norm=")]
+    changed = f"{kind}:{','.join([*parts, f'norm={norm}'])}"
+    parse_model(changed)
+    return changed
+
+
+def norm_of(model: str, batch_norm: str) -> str:
+    """What a model trains with: the mode of its batch norm, or the norm of a built-in model without batch norm."""
+    if model.partition(":")[0] in MODELS and (norm := parse_model(model).norm) != "batch":
+        return norm
+    return batch_norm
+
+
 def _with(parsed: ModelToken, token: str, name: str, value: str) -> ModelToken:
     """With one setting. Raises ``ConfigError``."""
     if name == "norm":

@@ -27,6 +27,8 @@ class ComparedPoint(Noun, frozen=True):
       of the run, by the times of the reference computation. ``predicted_at_run_speed_s`` is the prediction for the
       speeds that the run had, and ``error_at_equal_speed`` compares it with the measured step (``None`` in records that
       did not observe the speed).
+    - ``memory_bytes`` is what the device with the most has allocated, without communication buffers (``None``: not
+      known).
     - ``group`` names the group in which the point is compared with others, and ``setting`` is the whole setting.
     """
 
@@ -81,6 +83,8 @@ class ComparedPoint(Noun, frozen=True):
     strategy: str = "data-parallel"
     wire_dtype: str | None = None
     group: str = ""
+    memory_bytes: int | None = None
+    predicted_memory_bytes: int | None = None
 
     @property
     def measured_s_per_sample(self) -> float:
@@ -105,6 +109,9 @@ class Group(Noun, frozen=True):
     In a sweep over the fusion threshold a group is one network and device count; over the number of devices it is one
     network, with ``devices`` 0: its scores are over all counts above 1, and the choice is by time per sample.
 
+    - ``step`` scores absolute step times against the nulls that know no measurement, ``shape`` the times over the mean
+      of their panel (the group's settings on several devices) against all nulls, the constant known with hindsight
+      included. A single setting has no shape (``None``).
     - ``exposed_communication`` scores absolute errors relative to the measured step, since exposed communication
       itself may be 0.
     - ``effect`` = worst / best measured setting - 1. ``noise_floor`` is the largest of the A/A difference and of the
@@ -121,6 +128,7 @@ class Group(Noun, frozen=True):
     devices: int
     points: int
     step: Score
+    shape: Score | None
     exposed_communication: Score
     regret: float
     regret_on_halves: bool
@@ -135,6 +143,11 @@ class Group(Noun, frozen=True):
     best_predicted_devices: int
     median_error: float
     median_error_at_equal_speed: float | None
+
+    @property
+    def shape_counts(self) -> bool:
+        """Whether the shape of the curve can be scored: the effect exceeds three times the noise."""
+        return self.shape is not None and self.effect > 3 * self.noise_floor
 
     @property
     def apart(self) -> list[str]:
@@ -167,6 +180,7 @@ class Overall(Noun, frozen=True):
     emulated_network: bool
     points: int
     step: Score
+    shape: Score | None
     exposed_communication: Score
     regret: float
     effect: float

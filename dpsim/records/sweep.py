@@ -88,7 +88,8 @@ class PredictedPoint(Noun, frozen=True):
     ``alpha_beta_no_overlap`` and ``largest_bucket`` (the model's own prediction with one bucket per step). The fourth
     null, a constant per device count, is computed in the comparison. ``full_speed_step_s`` and ``slow_speed_step_s``
     are the step at each of the machine's two speeds, while ``step_s`` is the mean over both; they are ``None`` where
-    speeds were not observed. ``workload`` and ``machine`` are the places of what it was predicted from.
+    speeds were not observed. ``memory_bytes`` is what a device needs, without communication buffers (0: not known).
+    ``workload`` and ``machine`` are the places of what it was predicted from.
     """
 
     setting: Setting
@@ -103,6 +104,7 @@ class PredictedPoint(Noun, frozen=True):
     timeline: TimelineRecord | None = None
     full_speed_step_s: float | None = None
     slow_speed_step_s: float | None = None
+    memory_bytes: int = 0
     workload: int = 0
     machine: int = 0
 
@@ -130,7 +132,8 @@ class MeasuredPoint(Noun, frozen=True):
     ``round`` is the round of the interleaved run in which each sample was taken, and ``losses`` are the mean training
     losses of the same steps. ``events_per_step`` counts the events that one rank records in a step; each takes
     ``recording_s_per_event`` of the results. ``reference_s`` is the time of the reference computation in the same visit
-    as each sample, on the slowest rank (empty in records of earlier versions).
+    as each sample, on the slowest rank (empty in records of earlier versions). ``memory_bytes`` is what the device with
+    the most has allocated, without communication buffers (0: not known).
     """
 
     setting: Setting
@@ -142,6 +145,7 @@ class MeasuredPoint(Noun, frozen=True):
     events_per_step: int = 0
     timeline: TimelineRecord | None = None
     reference_s: tuple[float, ...] = ()
+    memory_bytes: int = 0
 
 
 class Results(Noun, frozen=True):

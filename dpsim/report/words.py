@@ -14,6 +14,7 @@ BASELINES = {
     "perfect_scaling": "perfect scaling",
     "alpha_beta_no_overlap": "no overlap",
     "largest_bucket": "largest bucket",
+    "proportional_to_batch": "proportional to the batch",
 }
 """The nulls that the model is scored against, by their names in records."""
 

@@ -81,6 +81,11 @@ class Arena:
         }
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of parameters, gradients and optimizer state."""
+        return int(self.parameters.nbytes) + sum(int(s.nbytes) for s in self.slots) + self.optimizer_state_bytes
+
+    @property
     def optimizer_state_bytes(self) -> int:
         """The memory of this rank's optimizer state."""
         return sum(own.nbytes for own in self.optimizer_state.values())

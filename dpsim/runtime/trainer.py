@@ -27,7 +27,7 @@ from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
-from dpsim.replica import Batch, BatchSums, Replica, TunableReplica
+from dpsim.replica import Batch, BatchSums, Replica, SizedReplica, TunableReplica
 from dpsim.runtime import rank_status
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
@@ -143,6 +143,17 @@ class Trainer:
             first_sample=low,
         )
         return share, len(indices)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that this rank has allocated: parameters, gradients, optimizer state, running statistics, activations.
+
+        0 where the replica does not know what it computes in. Without the transport's own buffers.
+        """
+        if not isinstance(self.replica, SizedReplica):
+            return 0
+        statistics = sum(value.nbytes for value in self.replica.state().values())
+        return self.runner.arena.size_bytes + statistics + self.replica.work_bytes
 
     @property
     def steps_per_epoch(self) -> int:

@@ -14,7 +14,7 @@ from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.equal_speed import RunSpeed, at_mean_speed, predicted_at_run_speed_s, run_speeds, speed_records
 from dpsim.harness.sweep.pairing import Pair, pair
-from dpsim.harness.sweep.questions import QUESTIONS, compared, group_name
+from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
 from dpsim.machine import NODE
 from dpsim.plan import Plan
 from dpsim.predict import recommended
@@ -54,24 +54,25 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
             or p.setting.plan.overlap == chosen[p.setting.network]
         ]
         noise = scores.aa_noise(everyone)
-        of_group = _points(name, everyone, scored, noise, predictions, speeds, question.nulls)
+        of_group = _points(name, everyone, scored, noise, predictions, speeds, question)
         points += of_group
-        if any(p.setting.plan.devices > 1 for p in scored):
+        if any(p.null_step_s for p in of_group):
             groups.append(scores.group([p for p in of_group if p.scored], scored, noise))
     points = _with_speedup(points, weak=experiment.weak)
     if drift is not None:
         points = [_with_drift(point, drift) for point in points]
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
+    several = [g for g in groups if g.devices != 1]
     return Comparison(
         experiment=results.experiment,
         points=tuple(points),
         groups=tuple(groups),
         networks=tuple(
-            scores.overall(n, [p for p in many if p.network == n], [g for g in groups if g.network == n])
-            for n in dict.fromkeys(g.network for g in groups)
+            scores.overall(n, [p for p in many if p.network == n], [g for g in several if g.network == n])
+            for n in dict.fromkeys(g.network for g in several)
         ),
-        overall=scores.overall(ALL_NETWORKS, many, groups) if groups else None,
+        overall=scores.overall(ALL_NETWORKS, many, several) if several else None,
         single_device_median_abs_error=float(np.median([abs(p.error) for p in single])) if single else None,
         overlap=scores.overlap_effects(points),
         chosen_overlap=chosen,
@@ -115,14 +116,15 @@ def _points(
     noise: float | None,
     predictions: Predictions,
     speeds: dict[int, RunSpeed],
-    nulls: Sequence[str],
+    question: Question,
 ) -> list[ComparedPoint]:
-    """Return the points of a group, with the nulls of those on several devices, and the best scored ones marked."""
+    """Return the points of a group, with the nulls of those that the question scores, and the best of them marked."""
     points = [_point(item, group, item in scored, noise, predictions, speeds) for item in everyone]
-    several = [item for item in scored if item.setting.plan.devices > 1]
+    nulls_of = {item.setting: _nulls_of(item.setting.plan, question) for item in scored}
+    several = [item for item in scored if nulls_of[item.setting]]
     for number, item in enumerate(everyone):
         if item in several:
-            step, exposed = scores.nulls_of(scored, item, nulls)
+            step, exposed = scores.nulls_of(scored, item, nulls_of[item.setting])
             points[number] = msgspec.structs.replace(points[number], null_step_s=step, null_exposed_s=exposed)
     marks: tuple[tuple[str, Callable[[ComparedPoint], float]], ...] = (
         ("is_best_measured", lambda p: p.measured_s_per_sample),
@@ -133,6 +135,10 @@ def _points(
             best = min((i for i, p in enumerate(points) if p.scored), key=lambda i: time(points[i]))
             points[best] = msgspec.structs.replace(points[best], **{mark: True})
     return points
+
+
+def _nulls_of(plan: Plan, question: Question) -> tuple[str, ...]:
+    return question.nulls if plan.devices > 1 else question.single_nulls
 
 
 def _point(
@@ -188,6 +194,8 @@ def _point(
         strategy=plan.strategy,
         wire_dtype=plan.wire_dtype,
         group=group,
+        memory_bytes=max(run.memory_bytes for run in item.runs) or None,
+        predicted_memory_bytes=predicted.memory_bytes or None,
         setting=setting,
     )
 

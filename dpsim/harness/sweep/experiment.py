@@ -12,11 +12,15 @@ from dpsim.harness.calibrate.calibrate import MECHANISMS
 from dpsim.harness.measurement.environment import stamp
 from dpsim.harness.sweep.prepare import Prepared, prepare
 from dpsim.harness.sweep.questions import QUESTIONS
-from dpsim.plan import OVERLAPS, Overlap
-from dpsim.predict import choose_overlap, interval, nulls, predict, price, recommended, scheduled
+from dpsim.harness.sweep.scores import PROPORTIONAL
+from dpsim.layout import parse_devices
+from dpsim.machine import Machine
+from dpsim.plan import OVERLAPS, Overlap, Plan
+from dpsim.predict import choose_overlap, interval, memory, nulls, predict, price, recommended, scheduled
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
-from dpsim.setting import OVERLAP_CHOICES, Setting, setting_of
+from dpsim.setting import OVERLAP_CHOICES, Row, Setting, setting_of
+from dpsim.workload import Workload
 
 _TWINS = 2
 
@@ -35,6 +39,7 @@ def prepare_experiment(experiment: Experiment, progress: Progress) -> Prepared:
         seed=experiment.seed,
         overlaps=[name for name in MECHANISMS if overlaps & {*OVERLAP_CHOICES, name}],
         budget_s=experiment.budget_s,
+        interpolates=QUESTIONS.find(experiment.question).interpolates,
     )
 
 
@@ -116,6 +121,19 @@ def _with_overlap(setting: Setting, overlap: str) -> Setting:
     return msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, overlap=overlap))
 
 
+def _proportional(experiment: Experiment, workload: Workload, machine: Machine, plan: Plan) -> tuple[float, float]:
+    """(step, exposed communication) of the largest batch on as many devices, both in proportion to the batch."""
+    batches = [setting_of(row).plan.global_batch for row in experiment.rows if _devices(row) == plan.devices]
+    largest = max(*batches, plan.global_batch)
+    predicted = predict(workload, machine, msgspec.structs.replace(plan, global_batch=largest))
+    share = plan.global_batch / largest
+    return share * predicted.step_s, share * predicted.exposed_communication_s
+
+
+def _devices(row: Row) -> int:
+    return parse_devices(row["devices"])[0]
+
+
 def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Setting) -> PredictedPoint:
     plan, (of_workload, of_machine) = setting.plan, prepared.place(setting)
     workload, machine = prepared.workloads[of_workload], prepared.machines[of_machine]
@@ -126,6 +144,9 @@ def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Settin
     if experiment.weak and plan.devices > 1:  # perfect weak scaling: the step of one device
         alone = _alone(experiment, setting).plan
         of_nulls["perfect_scaling"] = (predict(workload, machine, alone).step_s, 0.0)
+    if PROPORTIONAL in QUESTIONS.find(experiment.question).nulls:
+        of_nulls[PROPORTIONAL] = _proportional(experiment, workload, machine, plan)
+    needed = memory(workload, plan, machine)
     return PredictedPoint(
         setting=setting,
         buckets=prediction.buckets if plan.devices > 1 else 0,
@@ -139,6 +160,7 @@ def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Settin
         timeline=priced.timeline().to_record(),
         full_speed_step_s=full_s if machine.speed else None,
         slow_speed_step_s=slow_s if machine.speed else None,
+        memory_bytes=needed.total - needed.communication_buffers if needed.activations is not None else 0,
         workload=of_workload,
         machine=of_machine,
     )

@@ -51,6 +51,7 @@ class _Point:
         self.reference_s = list(earlier.reference_s) if earlier else []
         self.typical: tuple[float, list[StepMarks]] | None = None
         self.new_losses: list[float] = []
+        self.memory_bytes = 0
         if self.group is None:
             return
         experiment = task.experiment
@@ -81,9 +82,11 @@ class _Point:
             outcome = self.trainer.step()
             steps.append((outcome.marks, outcome.sums.loss, outcome.global_samples))
         speed_s = statistics.mean((before_s, reference_s(self.group)))
-        gathered = self.group.gather(steps)
+        gathered = self.group.gather((steps, self.trainer.memory_bytes))
         if gathered is None:
             return
+        self.memory_bytes = max(size_bytes for _, size_bytes in gathered)
+        gathered = [of_rank for of_rank, _ in gathered]
         by_step = list(zip(*gathered, strict=True))
         self.new_losses += [sum(loss for _, loss, _ in ranks) / ranks[0][2] for ranks in by_step]
         if not counted:
@@ -125,6 +128,7 @@ class _Point:
             events_per_step=self.typical[1][0].events if self.typical else 0,
             timeline=record,
             reference_s=tuple(self.reference_s) if len(self.reference_s) == len(self.step_s) else (),
+            memory_bytes=self.memory_bytes,
         )
 
     def narrow(self, interval: float) -> bool:

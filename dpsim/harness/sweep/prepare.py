@@ -74,11 +74,13 @@ def prepare(
     seed: int,
     overlaps: Sequence[str],
     budget_s: float,
+    interpolates: bool = False,
 ) -> Prepared:
     """Profile and calibrate for every setting, in one job; ``overlaps`` are the mechanisms to calibrate.
 
     A machine's compute slowdown is that of the model itself, measured at the local batches that will be run. It takes
-    ``budget_s``, but no more than 12 s and no less than 2 for each kind of computation.
+    ``budget_s``, but no more than 12 s and no less than 2 for each kind of computation. With ``interpolates`` only
+    every other local batch is profiled.
     """
     profiles: dict[Kind, list[Setting]] = {}
     calibrations: dict[Kind, list[Setting]] = {}
@@ -87,7 +89,7 @@ def prepare(
         calibrations.setdefault(calibration_kind(setting), []).append(setting)
     most_devices = max(setting.plan.devices for setting in settings)
     seconds = min(max(budget_s, _LEAST_S), _MOST_S) * len(profiles)
-    data = _Data(dataset, seed)
+    data = _Data(dataset, seed, interpolates)
     results = on_ranks(
         "dpsim.harness.sweep.prepare_on_ranks:prepare_on_ranks",
         {
@@ -131,6 +133,7 @@ class _Data:
 
     name: str
     seed: int
+    interpolates: bool
 
     def profile(self, settings: Sequence[Setting]) -> ProfileConfig:
         """The profile of settings with one computation, at the local batches that they compute."""
@@ -139,6 +142,9 @@ class _Data:
         for plan in plans:
             shares[plan.devices] = max(shares.get(plan.devices, 0), math.ceil(local_share(plan)))
         batches = {math.ceil(local_share(plan)) for plan in plans}
+        if self.interpolates:
+            ascending = sorted(batches)
+            batches = {*ascending[::2], ascending[-1], *shares.values()}
         whole = largest_share(first.plan.global_batch, 1, first.plan.leaves) / first.plan.accumulate
         return ProfileConfig(
             model=first.model,

@@ -5,35 +5,27 @@ What the report says to each stands in ``dpsim.report.sweep.questions``.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-import numpy as np
-
-from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.fusion_rules import FUSION_RULES, threshold_rules
-from dpsim.harness import models
-from dpsim.harness.sweep.scores import DEVICES_NULLS, PREDICTED_NULLS
-from dpsim.layout import parse_devices
-from dpsim.lowering.fusion import fuse
-from dpsim.machine import Network
-from dpsim.records.checks import check_distinct
+from dpsim.harness.sweep.grids import ABOUT, fitting, of_devices, one_threshold, telling_thresholds
+from dpsim.harness.sweep.norms import NORM_FIELDS, NORMS_COMPARED, norm_cases
+from dpsim.harness.sweep.scores import DEVICES_NULLS, PERFECT_SCALING, PREDICTED_NULLS, PROPORTIONAL
 from dpsim.records.sweep import Experiment
 from dpsim.registry import Registry
-from dpsim.runtime.describe import describe
-from dpsim.setting import Setting, setting_of, settings_of, threshold_bytes
+from dpsim.setting import Setting, threshold_bytes
 
-_THRESHOLDS = 9
+LEAST_BATCHES = 3
 _PROBLEM = ("network", "model", "devices", "global_batch", "local_batch")
 """Fields that set the problem rather than solve it: their values are not compared where anything else varies."""
 
 
 class Question(Protocol):
-    """What a sweep asks. ``nulls`` are the predicted ones that the model is scored against.
+    """What a sweep asks. ``nulls`` are the predicted ones that the model is scored against on several devices.
 
+    ``single_nulls``: those on one device; without them it is not scored, for its prediction repeats the profile.
+    ``interpolates``: only every other local batch is profiled, so that predictions go beyond what was profiled.
     ``alternatives``: under overlap ``auto`` a second mechanism is measured too, to show what overlap does.
     ``alternatives_apart``: only settings with the recommended overlap are compared with each other.
     """
@@ -42,6 +34,10 @@ class Question(Protocol):
     def name(self) -> str: ...
     @property
     def nulls(self) -> tuple[str, ...]: ...
+    @property
+    def single_nulls(self) -> tuple[str, ...]: ...
+    @property
+    def interpolates(self) -> bool: ...
     @property
     def alternatives(self) -> bool: ...
     @property
@@ -63,12 +59,14 @@ class FusionThreshold:
 
     name: str = "fusion-threshold"
     nulls: tuple[str, ...] = PREDICTED_NULLS
+    single_nulls: tuple[str, ...] = ()
+    interpolates: bool = False
     alternatives: bool = True
     alternatives_apart: bool = True
 
     def completed(self, experiment: Experiment) -> Experiment:
         given = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
-        return _of_devices(experiment, sorted(set(given or telling_thresholds(experiment))))
+        return of_devices(experiment, sorted(set(given or telling_thresholds(experiment))))
 
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
         return ("network", "devices")
@@ -80,28 +78,85 @@ class Devices:
 
     name: str = "devices"
     nulls: tuple[str, ...] = DEVICES_NULLS
+    single_nulls: tuple[str, ...] = ()
+    interpolates: bool = False
     alternatives: bool = False
     alternatives_apart: bool = True
 
     def completed(self, experiment: Experiment) -> Experiment:
-        thresholds = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
-        if len(thresholds) > 1:
-            raise ConfigError(
-                f"a sweep over the number of devices at {len(thresholds)} fusion thresholds",
-                allowed="one threshold",
-                remedy="give one threshold, or compare thresholds with dpsim sweep fusion-threshold --devices",
-            )
+        thresholds = one_threshold(experiment)
         if experiment.weak and experiment.value("leaves"):
             raise ConfigError(
                 f"weak scaling with {experiment.value('leaves')} leaves: each device count trains another global batch",
                 allowed="leaves with strong scaling, where every device count trains the same batch",
                 remedy="leave out --reproducible and --leaves, or use --scaling strong",
             )
-        default = FUSION_RULES.find(_rule(experiment)).default_threshold_bytes or 0.0
-        return _of_devices(experiment, [*thresholds] or [default])
+        return of_devices(experiment, thresholds)
 
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
         return ("network",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalBatch:
+    """How fast is training at each local batch, and when is a device busy? Compares samples/s.
+
+    No null knows how time depends on the batch: a sum of computation and allreduces would be the model itself.
+
+    Under weak scaling each local batch is a curve's point, and under strong scaling each global batch. Only every other
+    batch is profiled; the rest is predicted between them.
+    """
+
+    name: str = "local-batch"
+    nulls: tuple[str, ...] = (PERFECT_SCALING, PROPORTIONAL)
+    single_nulls: tuple[str, ...] = (PROPORTIONAL,)
+    interpolates: bool = True
+    alternatives: bool = False
+    alternatives_apart: bool = True
+
+    def completed(self, experiment: Experiment) -> Experiment:
+        if experiment.value("leaves"):
+            raise ConfigError(
+                f"a sweep over the local batch with {experiment.value('leaves')} leaves",
+                allowed="training without leaves",
+                remedy="leave out --reproducible and --leaves",
+            )
+        varied = "local_batch" if experiment.weak else "global_batch"
+        batches = experiment.values(varied)
+        if len(batches) < LEAST_BATCHES:
+            raise ConfigError(
+                f"a sweep over the local batch with {len(batches)} values of {varied}: {', '.join(map(str, batches))}",
+                allowed=f"{LEAST_BATCHES} or more: the curve is predicted between those that are profiled",
+                remedy="give more, such as --local-batch 8,16,32,64,128",
+            )
+        return of_devices(experiment, one_threshold(experiment), varied=(varied,))
+
+    def apart(self, experiment: Experiment) -> tuple[str, ...]:
+        return ("network", "devices")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNorm:
+    """What does batch norm cost, by whose statistics it takes and what stands in its place? Compares samples/s."""
+
+    name: str = "batch-norm"
+    nulls: tuple[str, ...] = (PERFECT_SCALING,)
+    single_nulls: tuple[str, ...] = ()
+    interpolates: bool = False
+    alternatives: bool = False
+    alternatives_apart: bool = False
+
+    def completed(self, experiment: Experiment) -> Experiment:
+        _refuse_all_overlaps(experiment)
+        cases = tuple({name: row[name] for name in NORM_FIELDS if name in row} for row in experiment.rows)
+        distinct = tuple(case for place, case in enumerate(cases) if case not in cases[:place])
+        if len(distinct) == 1:
+            distinct = norm_cases(experiment, NORMS_COMPARED)
+        batch = "local_batch" if experiment.weak else "global_batch"
+        return of_devices(experiment, one_threshold(experiment), (batch, *NORM_FIELDS), distinct)
+
+    def apart(self, experiment: Experiment) -> tuple[str, ...]:
+        return ("network", "devices", "local_batch" if experiment.weak else "global_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,22 +165,20 @@ class Settings:
 
     name: str = "settings"
     nulls: tuple[str, ...] = PREDICTED_NULLS
+    single_nulls: tuple[str, ...] = ()
+    interpolates: bool = False
     alternatives: bool = False
     alternatives_apart: bool = False
 
     def completed(self, experiment: Experiment) -> Experiment:
-        if "all" in experiment.values("overlap"):
-            raise ConfigError(
-                "overlap all in a grid of settings",
-                allowed="auto, or mechanisms: an axis overlap = ['off', 'poll', 'thread']",
-            )
+        _refuse_all_overlaps(experiment)
         if not experiment.varied:
             raise ConfigError(
                 f"the experiment {experiment.name} has a single setting, with which nothing can be compared",
                 allowed="[axes] with several values of a field, or several [[cases]]",
                 remedy="give an axis several values, such as algorithm = ['ring', 'halving-doubling']",
             )
-        if max(setting.plan.devices for setting in _fitting(experiment)) < 2:
+        if max(setting.plan.devices for setting in fitting(experiment)) < 2:
             raise ConfigError(
                 "a sweep on one device", allowed="two devices or more in some setting: one communicates nothing"
             )
@@ -138,7 +191,7 @@ class Settings:
         return ("network", *(name for name in varied if name != "network" and name not in (compared or batch)))
 
 
-for _question in (FusionThreshold(), Devices(), Settings()):
+for _question in (FusionThreshold(), Devices(), LocalBatch(), BatchNorm(), Settings()):
     QUESTIONS.register(_question)
 
 
@@ -156,6 +209,15 @@ def compared(experiment: Experiment) -> tuple[str, ...]:
         for name in experiment.varied:
             values.setdefault(name, {}).setdefault(group, set()).add(str(row.get(name)))
     return tuple(name for name in experiment.varied if any(len(each) > 1 for each in values[name].values()))
+
+
+def _refuse_all_overlaps(experiment: Experiment) -> None:
+    """Refuse overlap ``all`` where several models are calibrated apart, each with its own recommended overlap."""
+    if "all" in experiment.values("overlap"):
+        raise ConfigError(
+            f"overlap all in a sweep over {ABOUT[experiment.question]}",
+            allowed="auto, or a mechanism; in a grid of settings an axis overlap = ['off', 'poll', 'thread']",
+        )
 
 
 def _named(setting: Setting, name: str) -> str:
@@ -176,117 +238,9 @@ def completed(experiment: Experiment) -> Experiment:
 def check_question(experiment: Experiment, name: str) -> None:
     """Refuse an experiment that asks another question than the command."""
     if experiment.question != name:
-        about = {"devices": "the number of devices", "fusion-threshold": "the fusion threshold"}
-        command = experiment.question if experiment.question in about else "FILE"
+        command = experiment.question if experiment.question != "settings" else "FILE"
         raise ConfigError(
-            f"the experiment {experiment.name} asks another question: it is a sweep over "
-            f"{about.get(experiment.question, 'settings')}",
+            f"the experiment {experiment.name} asks another question: it is a sweep over {ABOUT[experiment.question]}",
             allowed=f'question = "{name}"',
             remedy=f"run it with dpsim sweep {command}",
         )
-
-
-def _rule(experiment: Experiment) -> str:
-    return str(experiment.value("fusion_rule") or "tarantella")
-
-
-def _of_devices(experiment: Experiment, thresholds: list[float]) -> Experiment:
-    """The experiment with one device among its devices, these thresholds, and an algorithm for each network."""
-    for name in experiment.varied:
-        if name not in ("devices", "fusion_threshold_bytes", "network", "algorithm"):
-            raise ConfigError(
-                f"{name} has several values in a sweep that asks about {experiment.question}",
-                allowed="several values of devices, fusion_threshold_bytes, network and algorithm",
-                remedy="leave `question` out of the file: then any grid of settings is compared",
-            )
-    if FUSION_RULES.find(_rule(experiment)).default_threshold_bytes is None:
-        raise ConfigError(
-            f"fusion rule {_rule(experiment)!r} has no threshold to sweep",
-            allowed=", ".join(threshold_rules()),
-            remedy="choose one of these; threshold 0 is one bucket per tensor, inf one per step",
-        )
-    tokens = experiment.values("devices") or (1, 2)
-    check_distinct("devices", tokens, key=lambda token: parse_devices(token)[0])
-    layouts = dict(map(parse_devices, tokens))
-    if max(layouts) < 2:
-        raise ConfigError(
-            f"a sweep on devices {list(tokens)}",
-            allowed="at least one count above 1: a single device communicates nothing",
-        )
-    layouts.setdefault(1, "")
-    cases = _networks(experiment)
-    changed = experiment.changed(
-        devices=tuple(layouts[count] or count for count in sorted(layouts)),
-        fusion_threshold_bytes=tuple(thresholds),
-        network=None,
-        algorithm=None,
-    )
-    whole = msgspec.structs.replace(experiment, **(changed | {"cases": cases}))
-    _fitting(whole)
-    return whole
-
-
-def _networks(experiment: Experiment) -> tuple[dict[str, Any], ...]:
-    """A case for each network, with its algorithm."""
-    tokens = [str(case["network"]) for case in experiment.cases if "network" in case]
-    networks = tokens or [str(token) for token in experiment.values("network")] or ["node"]
-    check_distinct("networks", networks)
-    algorithms: list[str | None] = list(experiment.values("algorithm"))
-    if any("algorithm" in case for case in experiment.cases):
-        algorithms = [case.get("algorithm") for case in experiment.cases if "network" in case]
-    if len(algorithms) <= 1:
-        algorithms = [algorithms[0] if algorithms else None] * len(networks)
-    if len(algorithms) != len(networks):
-        raise ConfigError(
-            f"{len(algorithms)} algorithms for {len(networks)} networks",
-            allowed="one for all networks, or one for each in the same order",
-        )
-    wire = experiment.value("wire_dtype")
-    return tuple(
-        {"network": network, "algorithm": algorithm or Network.parse(network).default_algorithm(wire)}
-        for network, algorithm in zip(networks, algorithms, strict=True)
-    )
-
-
-def _fitting(experiment: Experiment) -> tuple[Setting, ...]:
-    """The settings. Raises ``ConfigError`` for impossible ones, and for a global batch above the data set.
-
-    No step would ever have the whole of such a batch, so nothing would count.
-    """
-    if any("global_batch" not in row and "local_batch" not in row for row in experiment.rows):
-        raise ConfigError(
-            "a setting without a batch", allowed="global_batch, or local_batch for weak scaling", remedy="add one"
-        )
-    settings = settings_of(experiment.rows)
-    samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
-    if (largest := max(setting.plan.global_batch for setting in settings)) > samples:
-        raise ConfigError(
-            f"a global batch of {largest} samples, where {experiment.dataset} has {samples}",
-            allowed=f"at most {samples}",
-            remedy="lower --global-batch",
-        )
-    return settings
-
-
-def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:
-    """Return at most ``count`` thresholds from 0 to infinity, all of which give different buckets.
-
-    They are powers of two at which the number of buckets changes. Of those, they are the ones with numbers of buckets
-    nearest to a geometric series from one per tensor to one per step. Other thresholds would only repeat a measurement.
-    """
-    dataset = load_dataset(experiment.dataset, experiment.seed)
-    model = setting_of(experiment.rows[0]).model
-    sizes = describe(models.load(model, dataset.input_shape, dataset.classes).replica(), "model").ready_order
-    buckets: dict[int, float] = {}
-    candidates = [0.0, *(2.0**power for power in range(4, 64) if 2.0**power < sizes.size_bytes.sum()), math.inf]
-    for threshold in candidates:
-        starts = fuse(sizes.size_bytes, "tarantella", threshold, dtype_code=sizes.dtype_code)
-        buckets.setdefault(len(starts) - 1, threshold)
-    buckets[1] = math.inf
-    numbers = sorted(buckets)
-    targets = np.geomspace(numbers[0], numbers[-1], count)
-    chosen = {min(numbers, key=lambda number: abs(math.log(number / target))) for target in targets}
-    for number in numbers:  # fill up where two targets have the same nearest number
-        if len(chosen) < count:
-            chosen.add(number)
-    return tuple(sorted(buckets[number] for number in chosen))

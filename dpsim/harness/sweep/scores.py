@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.statistics import Interval
 from dpsim.harness.sweep.pairing import Pair
 from dpsim.records.comparison import ComparedPoint, Group, Overall, OverlapEffect, Score
 
-PREDICTED_NULLS = ("perfect_scaling", "alpha_beta_no_overlap", "largest_bucket")
-DEVICES_NULLS = ("perfect_scaling", "alpha_beta_no_overlap")
+PERFECT_SCALING = "perfect_scaling"
+PREDICTED_NULLS = (PERFECT_SCALING, "alpha_beta_no_overlap", "largest_bucket")
+PROPORTIONAL = "proportional_to_batch"
+"""The predicted step at the largest batch, scaled to the batch: a device is equally busy at any of them."""
+HINDSIGHT = "constant"
+"""The null that knows what was measured: it counts for the shape of a curve, not for absolute times."""
+DEVICES_NULLS = (PERFECT_SCALING, "alpha_beta_no_overlap")
 """Over the number of devices, where the largest bucket would only be the model itself at another threshold."""
 
 
@@ -36,9 +42,45 @@ def score(errors: Sequence[float], null_errors: Mapping[str, Sequence[float]]) -
 
 
 def step_score(points: Sequence[ComparedPoint]) -> Score:
-    """Score the errors of step time: predicted / measured - 1, for the model and each null."""
-    nulls = {name: [p.null_step_s[name] / p.measured_step_s - 1 for p in points] for name in points[0].null_step_s}
+    """Score the errors of step time, predicted / measured - 1, against the nulls that know no measurement."""
+    names = [name for name in points[0].null_step_s if name != HINDSIGHT]
+    nulls = {name: [p.null_step_s[name] / p.measured_step_s - 1 for p in points] for name in names}
     return score([p.error for p in points], nulls)
+
+
+def shape_score(panels: Sequence[Sequence[ComparedPoint]]) -> Score | None:
+    """Score the shape of curves: the errors of times over the mean of their panel, for the model and all nulls.
+
+    A time is that of a step, or of a sample where the local batches of a panel differ. What is common to a whole
+    panel, such as a machine that became slower after its calibration, does not count. The constant of a panel, only
+    known with hindsight, is the null that no effect at all would make perfect. ``None`` without a panel of two points
+    or more.
+    """
+    panels = [panel for panel in panels if len(panel) > 1]
+    if not panels:
+        return None
+    names = list(panels[0][0].null_step_s)
+    model: list[float] = []
+    nulls: dict[str, list[float]] = {name: [] for name in names}
+    for points in panels:
+        units = _units(points)
+        measured = _shape([p.measured_step_s for p in points], units)
+        model += (_shape([p.predicted_step_s for p in points], units) / measured - 1).tolist()
+        for name in names:
+            nulls[name] += (_shape([p.null_step_s[name] for p in points], units) / measured - 1).tolist()
+    return score(model, nulls)
+
+
+def _units(points: Sequence[ComparedPoint]) -> list[float]:
+    """What to divide the steps of a panel by, so that they can be compared: nothing, or their samples."""
+    steps = len({p.local_batch for p in points}) == 1 or len({p.global_batch for p in points}) == 1
+    return [1.0] * len(points) if steps else [float(p.global_batch) for p in points]
+
+
+def _shape(steps_s: Sequence[float], units: Sequence[float]) -> NDArray[np.float64]:
+    times = np.array(steps_s) / np.array(units)
+    shape: NDArray[np.float64] = times / times.mean()
+    return shape
 
 
 def exposed_score(points: Sequence[ComparedPoint]) -> Score:
@@ -57,10 +99,15 @@ def nulls_of(
     """Return step time and exposed communication of a point of a group, as the nulls have it.
 
     ``constant`` is the strongest fair constant: the median over the group of what was measured, only known with
-    hindsight. The others are in the prediction; raises ``FileFormatError`` where one is missing.
+    hindsight; where both the local and the global batches differ, it is the median time of a sample, times the batch.
+    The others are in the prediction; raises ``FileFormatError`` where one is missing.
     """
-    step = {"constant": float(np.median([np.median(m.samples()) for m in members]))}
-    exposed = {"constant": float(np.median([np.median(m.exposed()) for m in members]))}
+    plans = [m.setting.plan for m in members]
+    fixed = len({plan.local_batch for plan in plans}) == 1 or len({plan.global_batch for plan in plans}) == 1
+    batches = [1 if fixed else plan.global_batch for plan in plans]
+    batch = 1 if fixed else member.setting.plan.global_batch
+    step = {HINDSIGHT: batch * _median_over(members, batches, Pair.samples)}
+    exposed = {HINDSIGHT: batch * _median_over(members, batches, Pair.exposed)}
     for name in predicted_nulls:
         for values, into in ((member.predicted.null_step_s, step), (member.predicted.null_exposed_s, exposed)):
             if name not in values:
@@ -71,6 +118,12 @@ def nulls_of(
                 )
             into[name] = values[name]
     return step, exposed
+
+
+def _median_over(
+    members: Sequence[Pair], batches: Sequence[int], seconds: Callable[[Pair], tuple[float, ...]]
+) -> float:
+    return float(np.median([np.median(seconds(m)) / batch for m, batch in zip(members, batches, strict=True)]))
 
 
 def aa_noise(pairs: Iterable[Pair]) -> float | None:
@@ -133,11 +186,11 @@ def half_width(point: ComparedPoint) -> float:
 
 
 def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float | None) -> Group:
-    """Score the settings of one group on more than one device.
+    """Score the settings of one group that have nulls: those on several devices, and one device where it is scored.
 
     ``members`` are the pairs of ``points``, in the same order.
     """
-    many = [p for p in points if p.devices > 1]
+    many = [p for p in points if p.null_step_s]
     best = min(points, key=lambda p: p.measured_s_per_sample)
     worst = max(points, key=lambda p: p.measured_s_per_sample)
     chosen = next(i for i, p in enumerate(points) if p.is_best_predicted)
@@ -151,6 +204,7 @@ def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float
         devices=best.devices if len({p.layout for p in points}) == 1 else 0,
         points=len(many),
         step=step_score(many),
+        shape=shape_score([many]),
         exposed_communication=exposed_score(many),
         regret=cost,
         regret_on_halves=on_halves,
@@ -175,11 +229,13 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Group]) -> Overall:
     """Score the points of several groups; regret, effect and noise are the largest of the groups."""
+    panels = [[p for p in points if p.group == group.name] for group in groups]
     return Overall(
         network=network,
         emulated_network=any(g.emulated_network for g in groups),
         points=len(points),
         step=step_score(points),
+        shape=shape_score(panels),
         exposed_communication=exposed_score(points),
         regret=max(g.regret for g in groups),
         effect=max(g.effect for g in groups),

@@ -144,6 +144,14 @@ POINTS = (
     ),
     _MODEL,
     *_TRAINING,
+    Column(
+        "memory_bytes",
+        "float64",
+        "bytes",
+        "What the device with the most has allocated: parameters, gradients, optimizer state, activations; NaN if not "
+        "known.",
+    ),
+    Column("predicted_memory_bytes", "float64", "bytes", "The same as it was predicted; NaN if not known."),
     Column("group", "category", "text", "The network and the other values that its settings share; only they compete."),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
@@ -10,18 +12,19 @@ from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.figures.style import MEASURED, PAPER, PREDICTED, grid, group_subtitle, heading, panels, styled
 from dpsim.report.words import EMULATED_COMPUTE, network_name
 
+PointName = Callable[[ComparedPoint], str]
 _ROW_IN, _HEAD_IN = 0.34, 1.25
 
 
-def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
-    """Return a panel for each group, with a row for each setting."""
+def draw(comparison: Comparison, *, narrow: bool = False, name: PointName | None = None) -> Figure:
+    """Return a panel for each group, with a row for each setting, called by the values that are compared."""
     groups = comparison.groups
     height_in = _HEAD_IN + _ROW_IN * max(len(comparison.members(group)) for group in groups)
 
     def make() -> Figure:
         figure, axes = panels(len(groups), narrow=narrow, height_in=height_in)
         for axis, group in zip(axes, groups, strict=True):
-            panel(axis, comparison, group)
+            panel(axis, comparison, group, name)
         return figure
 
     return styled(make)
@@ -31,7 +34,7 @@ def _images_per_s(point: ComparedPoint) -> float:
     return point.global_batch / point.measured_step_s
 
 
-def panel(axis: Axes, comparison: Comparison, group: Group) -> None:
+def panel(axis: Axes, comparison: Comparison, group: Group, name: PointName | None = None) -> None:
     """Draw one group on existing axes."""
     points, compared = sorted(comparison.members(group), key=_images_per_s), comparison.compared
     for row, point in enumerate(points):
@@ -68,7 +71,8 @@ def panel(axis: Axes, comparison: Comparison, group: Group) -> None:
             color=MEASURED,
             linestyle="",
         )
-    names = [", ".join(point.setting.text(name) for name in compared) for point in points]
+    named = name or (lambda point: ", ".join(point.setting.text(field) for field in compared))
+    names = [named(point) for point in points]
     axis.set_yticks(range(len(points)), names, fontsize=8.5)
     axis.set_ylim(-0.6, len(points) - 0.4)
     axis.set_xlim(left=0)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dpsim.records.comparison import Comparison
 from dpsim.report.content import Card, Content, Facts
-from dpsim.report.sweep import devices, settings, threshold
+from dpsim.report.sweep import batch_norm, devices, local_batch, settings, threshold
 from dpsim.report.sweep.facts import RULES
 from dpsim.report.sweep.tables import group_title, score_tables
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
 
-REPORTS = {"fusion-threshold": threshold.REPORT, "devices": devices.REPORT, "settings": settings.REPORT}
+REPORTS = {
+    "fusion-threshold": threshold.REPORT,
+    "devices": devices.REPORT,
+    "local-batch": local_batch.REPORT,
+    "batch-norm": batch_norm.REPORT,
+    "settings": settings.REPORT,
+}
 """What reports say to the questions of ``dpsim.harness.sweep.questions``."""
 
 

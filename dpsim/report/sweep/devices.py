@@ -16,6 +16,7 @@ from dpsim.report.sweep.tables import (
     best_marks,
     by_network,
     error,
+    errors_sentence,
     is_best,
     predicted_speedup,
     speedup,
@@ -29,7 +30,6 @@ from dpsim.report.words import (
     milliseconds,
     network_name,
     percent,
-    skill_text,
 )
 
 if TYPE_CHECKING:
@@ -85,11 +85,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
             f"; the model chose {devices_name(predicted.devices)}{_layout(predicted)}, {_speed(predicted)} "
             f"(regret {percent(group.regret, sign=True)})"
         )
-    step = group.step
-    return (
-        f"{text}. The median error of predicted step times was {percent(step.median_abs_error)}, the best baseline's "
-        f"{percent(step.null_median_abs_error)} (skill {skill_text(step.skill)})."
-    )
+    return f"{text}. {errors_sentence(group)}"
 
 
 def _layout(point: ComparedPoint) -> str:

@@ -40,7 +40,7 @@ def summary_json(comparison: Comparison) -> dict[str, Any]:
     ]
     summary = {name: step.get(name) for name in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
     summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}
-    summary |= {name: overall.get(name) for name in ("exposed_communication", "noise", "effect")}
+    summary |= {name: overall.get(name) for name in ("shape", "exposed_communication", "noise", "effect")}
     summary |= {name: parts[name] for name in names}
     if comparison.experiment.question == "devices":
         first = comparison.points[0]

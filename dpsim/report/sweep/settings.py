@@ -12,6 +12,7 @@ from dpsim.report.sweep.tables import (
     PointCells,
     best_marks,
     error,
+    errors_sentence,
     group_title,
     is_best,
     predicted_speedup,
@@ -19,7 +20,7 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.sweep.threshold import score_tiles
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import EMULATED_COMPUTE, counted, field_name, milliseconds, percent, skill_text
+from dpsim.report.words import EMULATED_COMPUTE, counted, field_name, milliseconds, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,10 +74,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
                 f"(regret {percent(group.regret, sign=True)})."
             )
         )
-    return (
-        f"{text} The model's median error was {percent(group.step.median_abs_error)}, the best baseline's "
-        f"{percent(group.step.null_median_abs_error)} (skill {skill_text(group.step.skill)})."
-    )
+    return f"{text} {errors_sentence(group)}"
 
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:

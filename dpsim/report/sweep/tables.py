@@ -82,6 +82,21 @@ def group_title(group: Group) -> str:
     return ", ".join([network_name(group), *group.apart])
 
 
+def errors_sentence(group: Group) -> str:
+    """Return how well a group's step times were predicted, and the shape of their curve where there is an effect."""
+    step, shape = group.step, group.shape
+    text = (
+        f"The median error of predicted step times was {percent(step.median_abs_error)}, the best baseline's "
+        f"{percent(step.null_median_abs_error)} (skill {skill_text(step.skill)})"
+    )
+    if group.shape_counts and shape is not None:
+        text += (
+            f"; of the shape of the curve, {percent(shape.median_abs_error)} against "
+            f"{percent(shape.null_median_abs_error)} (skill {skill_text(shape.skill)})"
+        )
+    return f"{text}."
+
+
 def score_tables(comparison: Comparison, report: QuestionReport) -> tuple[Table, ...]:
     """Return the table of scores, and that of overlap where points were run with and without it."""
     tables = []
@@ -104,27 +119,29 @@ class _ScoreRow:
 
 def _score_rows(devices: str, group: Group | Overall) -> Iterator[_ScoreRow]:
     yield _ScoreRow(devices=devices, of="step time", score=group.step, group=group)
+    if group.shape is not None:
+        yield _ScoreRow(devices="", of="shape", score=group.shape)
     yield _ScoreRow(devices="", of="exposed", score=group.exposed_communication)
 
 
 def scores_table(comparison: Comparison, report: QuestionReport) -> Table:
     """Return the model's median absolute errors and those of the baselines, for each group and over all of them."""
-    baselines = comparison.groups[0].step.null_errors
+    baselines = {name for group in comparison.groups for name in (group.shape or group.step).null_errors}
     sections = {}
     for network, groups in by_network(comparison.groups).items():
         rows = [row for group in groups for row in _score_rows(_group_cell(group), group)]
         if len(groups) > 1:
-            overall = next(each for each in comparison.networks if each.network == groups[0].network)
-            rows += _score_rows("all", overall)
+            of_network = [each for each in comparison.networks if each.network == groups[0].network]
+            rows += [row for overall in of_network for row in _score_rows("all", overall)]
         sections[network] = rows
     if comparison.overall is not None and len(sections) > 1:
         sections["all networks, real and emulated"] = list(_score_rows("all", comparison.overall))
 
     def baseline(name: str) -> Column[_ScoreRow]:
-        return Column(head=BASELINES[name], cell=lambda row: percent(row.score.null_errors[name]))
+        return Column(head=BASELINES[name], cell=lambda row: _null_error(row.score, name))
 
     return table(
-        title=f"The model against {('three', 'four')[len(baselines) - 3]} baselines",
+        title="The model against simple baselines",
         columns=(
             Column(head="devices" if _by_devices(comparison.groups) else "settings", cell=lambda row: row.devices),
             Column(head="of", cell=lambda row: row.of, left=True),
@@ -140,12 +157,17 @@ def scores_table(comparison: Comparison, report: QuestionReport) -> Table:
         strong=lambda row: row.group is not None,
         note="Median absolute errors. Skill = 1 - model / best baseline: above 0 the model knows more than every "
         f"baseline. Constant: the median of the measured steps of {report.constant}, which is only known with "
-        "hindsight. "
+        "hindsight, so that it counts for the shape and not for the step time. Shape: step times over their mean in "
+        "the group, or times of a sample where batches differ; what is common to all of them does not count. "
         "Errors of exposed communication are percentages of the step time. Regret: the cost of following the "
         "prediction; the best setting is chosen on one half of the rounds and timed on the other, so that chance can "
         "make it negative. "
         f"Effect = worst / best measured {report.effect} - 1." + _alone(comparison),
     )
+
+
+def _null_error(score: Score, name: str) -> str:
+    return percent(score.null_errors[name]) if name in score.null_errors else ""
 
 
 def _group_cell(group: Group) -> str:

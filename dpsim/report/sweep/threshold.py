@@ -14,6 +14,7 @@ from dpsim.report.sweep.tables import (
     best_marks,
     by_network,
     error,
+    errors_sentence,
     is_best,
     predicted_speedup,
     speedup,
@@ -60,12 +61,7 @@ def answer(comparison: Comparison, group: Group) -> str:
     verdicts = [_slower_than_one(group, comparison.best_measured(group)), _choice(comparison, group)]
     if not group.below_noise:
         verdicts.append(_model(comparison, group))
-    step = group.step
-    return (
-        " ".join(text for text in verdicts if text)
-        + f" The model's median error was {percent(step.median_abs_error)}, the best baseline's "
-        + f"{percent(step.null_median_abs_error)} (skill {skill_text(step.skill)})."
-    )
+    return " ".join(text for text in (*verdicts, errors_sentence(group)) if text)
 
 
 def _slower_than_one(group: Group, best: ComparedPoint) -> str:

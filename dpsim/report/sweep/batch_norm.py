@@ -1,0 +1,131 @@
+"""What the report of a sweep over batch norm says: what each norm costs in time, and whether the model knew it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpsim.nn.tokens import norm_of
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.content import Tile
+from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.settings import images_per_s
+from dpsim.report.sweep.tables import LEGEND, PointCells, best_marks, error, errors_sentence, group_title, is_best
+from dpsim.report.sweep.threshold import score_tiles
+from dpsim.report.table import Column, Table, table
+from dpsim.report.words import EMULATED_COMPUTE, milliseconds, percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOCAL, GLOBAL = "local", "global"
+
+
+def norm_name(point: ComparedPoint) -> str:
+    """Return the norm of a point: a mode of batch norm, or what stands in its place."""
+    return norm_of(point.model, point.batch_norm)
+
+
+def cost(group: tuple[ComparedPoint, ...], point: ComparedPoint) -> tuple[float, float] | None:
+    """Return step with the point's norm / step with local batch norm - 1, measured and predicted; None without one."""
+    local = next((each for each in group if norm_name(each) == LOCAL), None)
+    if local is None or local is point:
+        return None
+    measured = point.measured_step_s / local.measured_step_s - 1
+    return measured, point.predicted_step_s / local.predicted_step_s - 1
+
+
+def _question(comparison: Comparison) -> str:
+    model = comparison.points[0].model
+    return (
+        f"What does batch norm cost when training {model} on {comparison.experiment.dataset}: with the statistics of "
+        "each device, of each leaf or of the whole batch, or with another norm in its place; and does the model know "
+        "it before anything is measured?"
+    )
+
+
+def _answers(comparison: Comparison) -> tuple[str, ...]:
+    return tuple(_answer(comparison, group) for group in comparison.groups)
+
+
+def _answer(comparison: Comparison, group: Group) -> str:
+    members = comparison.members(group)
+    best = comparison.best_measured(group)
+    sentences = [
+        f"On {group_title(group)}{EMULATED_COMPUTE * best.emulated_compute}, a step takes "
+        f"{milliseconds(best.measured_step_s)} ms with the fastest norm, {norm_name(best)}."
+    ]
+    whole = next((point for point in members if norm_name(point) == GLOBAL), None)
+    costs = cost(members, whole) if whole is not None else None
+    if costs is not None:
+        sentences.append(
+            f"Statistics of the whole batch make it {percent(costs[0], sign=True)} longer than those of each device "
+            f"(predicted {percent(costs[1], sign=True)})."
+        )
+    sentences.append(errors_sentence(group))
+    return " ".join(sentences)
+
+
+def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
+    members, best = comparison.members(group), comparison.best_measured(group)
+    tiles = [Tile(value=norm_name(best), label=f"fastest norm, {milliseconds(best.measured_step_s)} ms per step")]
+    for point in members:
+        costs = cost(members, point) if norm_name(point) == GLOBAL else None
+        if costs is not None:
+            label = f"what global statistics add to a step; predicted {percent(costs[1], sign=True)}"
+            tiles.append(Tile(value=percent(costs[0], sign=True), label=label))
+    return (*tiles, *score_tiles(group))
+
+
+def _points(comparison: Comparison) -> Table:
+    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    members = {group.name: comparison.members(group) for group in comparison.groups}
+
+    def added(point: ComparedPoint, *, predicted: bool) -> str:
+        costs = cost(members[point.group], point)
+        return "" if costs is None else percent(costs[predicted], sign=True)
+
+    return table(
+        title="Measured and predicted",
+        columns=(
+            Column(head="norm", cell=norm_name, left=True),
+            Column(head="samples/s", cell=images_per_s, dispensable=4),
+            Column(head="measured ms", cell=cells.measured),
+            Column(head="95% interval", cell=cells.interval, left=True, dispensable=3),
+            Column(head="predicted ms", cell=cells.predicted),
+            Column(head="error", cell=error),
+            Column(head="over local", cell=lambda point: added(point, predicted=False)),
+            Column(head="predicted over local", cell=lambda point: added(point, predicted=True), dispensable=1),
+            Column(head="exposed ms", cell=cells.exposed, dispensable=2),
+            Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=2),
+            Column(head="samples", cell=lambda point: str(point.samples), dispensable=5),
+            Column(head="best", cell=best_marks, left=True),
+        ),
+        sections={group_title(group): list(members[group.name]) for group in comparison.groups},
+        strong=is_best,
+        note=f"{LEGEND}. Norms: batch norm with the statistics of each device's samples (local), of each leaf (leaf), "
+        "of the whole batch (global), or a model without batch norm: no norm (none), or a norm of each sample (group, "
+        "instance, layer). Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1. "
+        "Over local: step / step with local batch norm - 1. Exposed: communication not hidden by computation; the sums "
+        "of global batch norm are, for computation waits for them.",
+    )
+
+
+def _figure(comparison: Comparison, narrow: bool) -> Figure:
+    from dpsim.report.figures import settings
+
+    return settings.draw(comparison, narrow=narrow, name=norm_name)
+
+
+REPORT = QuestionReport(
+    question=_question,
+    answers=_answers,
+    tiles=_tiles,
+    points=_points,
+    figure=_figure,
+    figure_name="norms",
+    figure_title="Samples per second with each norm",
+    caption="Samples per second with each norm. Dots: measured medians with their 95% intervals; diamonds: predicted "
+    "beforehand, with their bands.",
+    constant="the group",
+    effect="norm by samples/s",
+)

@@ -1,0 +1,165 @@
+"""What the report of a sweep over the local batch says: how fast each is, when a device is busy, what hides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.content import Tile
+from dpsim.report.sweep.busy import BUSY, HIDDEN, Measured, busy_from, hidden_from
+from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.settings import images_per_s
+from dpsim.report.sweep.tables import (
+    LEGEND,
+    PointCells,
+    best_marks,
+    error,
+    errors_sentence,
+    group_title,
+    is_best,
+    predicted_speedup,
+    speedup,
+)
+from dpsim.report.sweep.threshold import score_tiles
+from dpsim.report.table import Column, Table, table
+from dpsim.report.words import EMULATED_COMPUTE, percent
+from dpsim.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def _question(comparison: Comparison) -> str:
+    models = " and ".join(dict.fromkeys(point.model for point in comparison.points))
+    scaling = "the same local batch on any number of devices" if comparison.experiment.weak else "a fixed global batch"
+    return (
+        f"How many samples per second does training {models} on {comparison.experiment.dataset} reach at each local "
+        f"batch, with {scaling}; when is a device busy, when does communication no longer hide, and does the model "
+        "know all this before anything is measured?"
+    )
+
+
+def _answers(comparison: Comparison) -> tuple[str, ...]:
+    return tuple(_answer(comparison, group) for group in comparison.groups)
+
+
+def _answer(comparison: Comparison, group: Group) -> str:
+    points = comparison.members(group)
+    best = comparison.best_measured(group)
+    sentences = [
+        f"On {group_title(group)}{EMULATED_COMPUTE * best.emulated_compute}, local batch {best.local_batch:g} reached "
+        f"the most samples per second: {images_per_s(best)}. "
+        f"The devices reach {BUSY:.0%} of that from local batch {_batch(busy_from(points))}."
+    ]
+    if best.devices > 1:
+        sentences.append(_hiding(points))
+    sentences.append(errors_sentence(group))
+    return " ".join(sentences)
+
+
+def _batch(batch: Measured) -> str:
+    """Return ``64 on (predicted: 32)``."""
+    values = ["none" if value is None else f"{value:g}" for value in (batch.measured, batch.predicted)]
+    return f"{values[0]} on (predicted: {values[1]})"
+
+
+def _hiding(points: Sequence[ComparedPoint]) -> str:
+    hidden = hidden_from(points)
+    if hidden.measured is None and hidden.predicted is None:
+        share = min(point.exposed_communication_s / point.measured_step_s for point in points)
+        return (
+            f"Communication hides at none of these batches, as predicted: {percent(share)} of the step or more are "
+            "exposed."
+        )
+    if hidden.measured is None:
+        return f"Communication hides at none of these batches; it was predicted to, from {hidden.predicted:g} on."
+    return f"Below a local batch of {_batch(hidden).replace(' on', '')} more than {HIDDEN:.0%} of the step are exposed."
+
+
+def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
+    points, best = comparison.members(group), comparison.best_measured(group)
+    busy = busy_from(points)
+    tiles = [
+        Tile(value=images_per_s(best), label=f"samples/s at local batch {best.local_batch:g}, the best"),
+        Tile(
+            value="none" if busy.measured is None else f"{busy.measured:g}",
+            label=f"local batch from which {BUSY:.0%} of that are reached; predicted "
+            + ("none" if busy.predicted is None else f"{busy.predicted:g}"),
+        ),
+    ]
+    return (*tiles, *score_tiles(group))
+
+
+def share_exposed(point: ComparedPoint) -> str:
+    """Return the share of the step that is exposed communication; nothing on one device."""
+    return percent(point.exposed_communication_s / point.measured_step_s) if point.devices > 1 else ""
+
+
+def efficiency(point: ComparedPoint) -> str:
+    """Return speedup over devices; nothing on one device."""
+    if point.devices == 1 or point.measured_speedup is None:
+        return ""
+    return percent(point.measured_speedup / point.devices)
+
+
+def _memory(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else format_size(float(f"{size_bytes:.3g}"))
+
+
+def _points(comparison: Comparison) -> Table:
+    points = comparison.scored
+    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    scaled = any(point.measured_speedup for point in points if point.devices > 1)
+    return table(
+        title="Measured and predicted",
+        columns=(
+            Column(head="local batch", cell=lambda point: f"{point.local_batch:g}"),
+            Column(head="global batch", cell=lambda point: str(point.global_batch), dispensable=6),
+            Column(head="samples/s", cell=images_per_s),
+            Column(head="measured ms", cell=cells.measured),
+            Column(head="95% interval", cell=cells.interval, left=True, dispensable=5),
+            Column(head="predicted ms", cell=cells.predicted),
+            Column(head="error", cell=error),
+            Column(head="exposed ms", cell=cells.exposed, dispensable=3),
+            Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
+            Column(head="exposed share", cell=share_exposed, dispensable=1),
+            Column(head="speedup", cell=speedup, shown=scaled),
+            Column(head="predicted speedup", cell=predicted_speedup, dispensable=2, shown=scaled),
+            Column(head="efficiency", cell=efficiency, shown=scaled, dispensable=2),
+            Column(head="memory", cell=lambda point: _memory(point.memory_bytes), dispensable=2),
+            Column(head="predicted memory", cell=lambda point: _memory(point.predicted_memory_bytes), dispensable=4),
+            Column(head="samples", cell=lambda point: str(point.samples), dispensable=7),
+            Column(head="best", cell=best_marks, left=True),
+        ),
+        sections={group_title(group): list(comparison.members(group)) for group in comparison.groups},
+        strong=is_best,
+        note=f"{LEGEND}, by samples/s. Median step and the 95% bootstrap interval of the median. Error = predicted / "
+        "measured - 1. Only every other local batch was profiled; the predictions of the others lie between. Exposed: "
+        "communication not hidden by computation. Speedup over one device at the same "
+        + ("local" if comparison.experiment.weak else "global")
+        + " batch; efficiency = speedup / devices. Memory: what the device with the most allocates, without "
+        "communication buffers.",
+    )
+
+
+def _figure(comparison: Comparison, narrow: bool) -> Figure:
+    from dpsim.report.figures import local_batch
+
+    return local_batch.draw(comparison, narrow=narrow)
+
+
+REPORT = QuestionReport(
+    question=_question,
+    answers=_answers,
+    tiles=_tiles,
+    points=_points,
+    figure=_figure,
+    figure_name="local_batch",
+    figure_title="Samples per second",
+    caption="Samples per second against the local batch, which doubles from mark to mark. Dots: measured, with the 95% "
+    "intervals of the step; line: predicted beforehand, with its band; dashed: predictions of the baselines. The thin "
+    f"vertical lines: the local batch from which the devices reach {BUSY:.0%} of their best, measured and predicted.",
+    constant="the group (times of a sample)",
+    effect="local batch by samples/s",
+)
