@@ -157,7 +157,7 @@ def test_only_settings_of_one_problem_are_compared(
     [
         ({"base": SMALL | {"devices": 2}}, "has a single setting"),
         ({"base": SMALL, "axes": {"algorithm": ("ring", "direct")}}, "a sweep on one device"),
-        ({"base": SMALL | {"devices": 2}, "axes": {"overlap": ("off", "all")}}, "overlap all in a grid"),
+        ({"base": SMALL | {"devices": 2}, "axes": {"overlap": ("off", "all")}}, "overlap all in a sweep over settings"),
         ({"base": {"devices": 2}, "axes": {"overlap": ("off", "poll")}}, "a setting without a batch"),
         ({"base": {"devices": 2}, "axes": {"global_batch": (64, 5000)}}, "a global batch of 5000 samples"),
         ({"question": "why", "base": SMALL}, "unknown question 'why'"),

@@ -49,6 +49,10 @@ SURFACE = {
     "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",
     "sweep devices": f"{RUN} --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget --experiment"
     " --output --json",
+    "sweep local-batch": f"{RUN} --batch-norm --scaling --local-batch --budget --experiment --output --json",
+    "sweep batch-norm": f"{RUN} --batch-norm --scaling --local-batch --budget --experiment --output --json".replace(
+        " --fusion-threshold", ""
+    ),
 }
 
 

@@ -114,20 +114,34 @@ def test_one_device_measured_under_one_network_serves_the_others() -> None:
     assert len(actual.not_measured) == 1
 
 
-def test_the_constant_null_is_the_median_of_the_groups_measured_steps(compared: Comparison) -> None:
+def test_the_constant_null_is_the_median_of_the_groups_measured_steps_and_counts_for_the_shape(
+    compared: Comparison,
+) -> None:
     for group in compared.groups:
         members = compared.members(group)
-        constant = np.median([p.measured_step_s for p in members])
-        errors = [abs(constant / p.measured_step_s - 1) for p in members]
-        assert members[0].null_step_s["constant"] == pytest.approx(constant)
-        assert group.step.null_errors["constant"] == pytest.approx(np.median(errors))
+        times = np.array([p.measured_step_s for p in members])
+        assert members[0].null_step_s["constant"] == pytest.approx(np.median(times))
+        assert group.shape is not None
+        assert group.shape.null_errors["constant"] == pytest.approx(np.median(np.abs(times.mean() / times - 1)))
+        assert "constant" not in group.step.null_errors
+
+
+def test_what_is_common_to_a_panel_changes_its_errors_but_not_the_score_of_its_shape() -> None:
+    predictions, results = sweep(networks=("node",))
+    slower = [msgspec.structs.replace(run, step_s=tuple(1.3 * s for s in run.step_s)) for run in results.points]
+    before, after = (compare(predictions, each).groups[0] for each in (results, _with_runs(results, slower)))
+    assert before.shape is not None and after.shape is not None
+    assert after.shape.median_abs_error == pytest.approx(before.shape.median_abs_error)
+    assert after.shape.null_errors == pytest.approx(before.shape.null_errors)
+    assert after.median_error < before.median_error - 0.1
 
 
 def test_skill_is_one_minus_model_over_best_null(compared: Comparison) -> None:
     for group in compared.groups:
-        for score in (group.step, group.exposed_communication):
-            assert set(score.null_errors) == {
-                "constant",
+        assert group.shape is not None
+        for score in (group.step, group.shape, group.exposed_communication):
+            hindsight = set() if score is group.step else {"constant"}
+            assert set(score.null_errors) == hindsight | {
                 "perfect_scaling",
                 "alpha_beta_no_overlap",
                 "largest_bucket",

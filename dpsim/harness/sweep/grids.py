@@ -89,7 +89,6 @@ def of_devices(
         fusion_threshold_bytes=tuple(thresholds),
         network=None,
         algorithm=None,
-        **dict.fromkeys(itertools.chain(*cases)),
     )
     whole = msgspec.structs.replace(experiment, **(changed | {"cases": crossed}))
     fitting(whole)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.grids import ABOUT, fitting, of_devices, one_threshold, telling_thresholds
 from dpsim.harness.sweep.norms import NORM_FIELDS, NORMS_COMPARED, norm_cases
@@ -153,7 +155,8 @@ class BatchNorm:
         if len(distinct) == 1:
             distinct = norm_cases(experiment, NORMS_COMPARED)
         batch = "local_batch" if experiment.weak else "global_batch"
-        return of_devices(experiment, one_threshold(experiment), (batch, *NORM_FIELDS), distinct)
+        rest = msgspec.structs.replace(experiment, **experiment.changed(**dict.fromkeys(NORM_FIELDS)))
+        return of_devices(rest, one_threshold(rest), (batch,), distinct)
 
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
         return ("network", "devices", "local_batch" if experiment.weak else "global_batch")

@@ -144,6 +144,7 @@ POINTS = (
     ),
     _MODEL,
     *_TRAINING,
+    Column("group", "category", "text", "The network and the other values that its settings share; only they compete."),
     Column(
         "memory_bytes",
         "float64",
@@ -152,7 +153,6 @@ POINTS = (
         "known.",
     ),
     Column("predicted_memory_bytes", "float64", "bytes", "The same as it was predicted; NaN if not known."),
-    Column("group", "category", "text", "The network and the other values that its settings share; only they compete."),
 )
 
 SAMPLES = (
