@@ -45,20 +45,34 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
         return _swept(experiment, folder, progress)
 
 
-def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
-    """Predict and measure what the folder lacks; the folder is locked for this sweep."""
+def measure(experiment: Experiment, folder: Path, progress: Progress) -> tuple[Predictions, Results]:
+    """Predict and then measure a declared sweep into ``folder``, as ``sweep`` does, without drift and report."""
+    experiment = completed(experiment)
+    settings_of(experiment.rows)
+    with locked(folder):
+        return _measured_before(experiment, folder, progress)
+
+
+def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -> tuple[Predictions, Results]:
+    """The predictions and the results, made now where the folder lacks them."""
     predictions = _existing(folder, experiment)
+    if (folder / "results.json").exists() and predictions is not None:
+        return predictions, read_results(folder / "results.json")
+    if predictions is None:
+        codec.write(folder / "predictions.json", _predicted(experiment, progress))
+        predictions = read_predictions(folder / "predictions.json")
+    results = _measured(predictions, folder, progress)
+    codec.write(folder / "results.json", results)
+    (folder / "samples.json").unlink(missing_ok=True)
+    return predictions, results
+
+
+def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
+    """Predict and measure what the folder lacks, and report; the folder is locked for this sweep."""
+    _existing(folder, experiment)
     if _complete(folder, experiment):
         progress(f"{folder} holds this experiment already; nothing is measured again")
-    if (folder / "results.json").exists() and predictions is not None:
-        results = read_results(folder / "results.json")
-    else:
-        if predictions is None:
-            codec.write(folder / "predictions.json", _predicted(experiment, progress))
-            predictions = read_predictions(folder / "predictions.json")
-        results = _measured(predictions, folder, progress)
-        codec.write(folder / "results.json", results)
-        (folder / "samples.json").unlink(missing_ok=True)
+    predictions, results = _measured_before(experiment, folder, progress)
     record = drift(predictions, folder, progress)
     comparison = compare(predictions, results, record)
     progress("writing the report")

@@ -18,6 +18,10 @@ _TIMELINE = (
     "One training step of the fastest setting on the most devices, of one rank: measured above, predicted below, on "
     "one time axis. Hatched: computation waits for communication."
 )
+_MAP = (
+    "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ best measured, "
+    "◆ best predicted of the group."
+)
 _PARTS = "Where a step's time goes at each setting: measured on the left, predicted (hatched) on the right."
 
 
@@ -42,7 +46,7 @@ def write_report(
 def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceRecord | None) -> Iterator[ReportFigure]:
     if not comparison.groups:
         return
-    from dpsim.report.figures import drift, timeline, where_time_goes
+    from dpsim.report.figures import drift, setting_map, timeline, where_time_goes
 
     report = REPORTS[comparison.experiment.question]
     yield ReportFigure(
@@ -52,6 +56,14 @@ def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceReco
         wide=report.figure(comparison, False),
         narrow=report.figure(comparison, True),
     )
+    if comparison.experiment.question == "settings" and setting_map.fields(comparison) is not None:
+        yield ReportFigure(
+            name="map",
+            title="The map of the settings",
+            caption=_MAP,
+            wide=setting_map.draw(comparison),
+            narrow=setting_map.draw(comparison, narrow=True),
+        )
     if record is not None and record.drift:
         yield ReportFigure(
             name="drift",
