@@ -264,6 +264,7 @@ def test_16_bits_between_processes_round_as_documented_under_every_mechanism(dev
     assert actual["cases"] == 4 * 2 * (1 + {1: 1, 2: 2, 3: 2, 4: 3}[devices])
 
 
+@pytest.mark.slow
 def test_training_with_16_bits_on_the_wire_reaches_the_same_accuracy() -> None:
     results = {
         wire_dtype: train(

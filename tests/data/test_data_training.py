@@ -37,6 +37,7 @@ def trained(dpsim: Dpsim, dataset: str, devices: int) -> dict[str, Any]:
     return actual
 
 
+@pytest.mark.slow
 def test_cifar_in_a_relative_folder_trains_and_tests_alike_on_any_number_of_ranks(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,7 @@ def test_the_drivers_version_is_read_from_the_kernels_word(tmp_path: Path, monke
     assert versions.driver() == "580.95.05"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
 def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution(
     python: Python, tmp_path: Path

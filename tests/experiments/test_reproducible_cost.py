@@ -14,6 +14,7 @@ from dpsim.harness.measurement.environment import environment
 from dpsim.launch.jobs import on_ranks
 
 
+@pytest.mark.slow
 def test_every_mode_takes_its_turns_and_the_report_shows_them(tmp_path: Path) -> None:
     modes = (Mode(leaves=8), Mode(leaves=8, batch_norm="global"), Mode(leaves=0, batch_norm="global"))
     measured = []

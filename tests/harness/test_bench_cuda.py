@@ -26,6 +26,7 @@ needs_numba_cuda = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_numba_cuda
 def test_every_version_runs_in_the_simulator_and_everything_says_so(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ CASES = [
 divides neither 20 nor 29. All of it on 1 to 8 virtual ranks: test_leaves; fusion and overlaps: test_reproducible."""
 
 
+@pytest.mark.slow
 def test_every_step_has_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks) -> None:
     """In one job, on its first ranks: starting ranks costs more than training."""
     tasks = []

@@ -134,6 +134,7 @@ def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.folder() == Path.home() / ".cache/dpsim/kernels"
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_every_process_compiles_for_itself_and_commands_work(tmp_path: Path) -> None:
     """An installation of another user's, and a user without a home."""
     root = Path(__file__).parents[2]

@@ -84,6 +84,7 @@ def test_a_run_that_is_handed_on_to_other_devices_ends_in_the_same_bits(on_ranks
     assert len({part[0] for one in rounds for part in one["parts"]}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_run_whose_ranks_are_killed_ends_in_the_same_bits(python: Python) -> None:
     """In these two rounds one of 3 ranks is killed after some checkpoints and the run goes on; then both of 2."""
