@@ -142,6 +142,7 @@ def _check_emulated(plan: Plan, network: str) -> None:
                 remedy="compute for real, on as many devices as there are cores",
             )
 
+
 Row = Mapping[str, Any]
 
 

@@ -21,7 +21,7 @@ from dpsim.machine import Network, check_algorithm
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
 _NAPS, _LEAST_NAP_S, _MOST_NAP_S = 4, 40e-6, 500e-6
-"""A rank that sleeps while it waits looks as often in the link's latency, so that it sees a message before it is due."""
+"""A rank that sleeps while it waits looks so often within the link's latency, to see messages before they are due."""
 _TESTS = 3
 """MPI's handshake for a long message takes up to three tests; a rank that polls rarely should do them in one poll."""
 
@@ -76,9 +76,7 @@ class PacedTransport(MpiTransport):
     With ``sleeps`` a rank that waits sleeps, so that many ranks can share a few cores.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm, network: Network, devices_a_node: int = 1, *, sleeps: bool = False
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, network: Network, devices_a_node: int = 1, *, sleeps: bool = False) -> None:
         super().__init__(comm, devices_a_node)
         self.network = network
         if sleeps:

@@ -27,6 +27,8 @@ class ComparedPoint(Noun, frozen=True):
       of the run, by the times of the reference computation. ``predicted_at_run_speed_s`` is the prediction for the
       speeds that the run had, and ``error_at_equal_speed`` compares it with the measured step (``None`` in records that
       did not observe the speed).
+    - Where computation is emulated, ``deadline_lateness`` is how late layers ended (median), relative to the step, and
+      ``free_cores`` the share of the cores' time in which no rank ran (``dpsim.records.sweep.Emulation``).
     - ``group`` names the group in which the point is compared with others, and ``setting`` is the whole setting.
     """
 
@@ -81,6 +83,8 @@ class ComparedPoint(Noun, frozen=True):
     strategy: str = "data-parallel"
     wire_dtype: str | None = None
     group: str = ""
+    deadline_lateness: float | None = None
+    free_cores: float | None = None
 
     @property
     def measured_s_per_sample(self) -> float:
@@ -135,6 +139,7 @@ class Group(Noun, frozen=True):
     best_predicted_devices: int
     median_error: float
     median_error_at_equal_speed: float | None
+    emulated_compute: bool = False
 
     @property
     def apart(self) -> list[str]:
@@ -160,6 +165,8 @@ class SpeedRecord(Noun, frozen=True):
 class Overall(Noun, frozen=True):
     """Scores over all device counts above 1 of one network, or of all networks (``network`` is then ``all``).
 
+    Where computation is emulated a network has scores of its own, and none in those of all networks beside real ones.
+
     ``regret``, ``effect`` and ``noise`` are the largest over the groups.
     """
 
@@ -171,6 +178,7 @@ class Overall(Noun, frozen=True):
     regret: float
     effect: float
     noise: float | None
+    emulated_compute: bool = False
 
 
 class OverlapEffect(Noun, frozen=True):
@@ -190,6 +198,7 @@ class OverlapEffect(Noun, frozen=True):
     predicted_effect: float
     noise: float
     sign_right: bool | None
+    emulated_compute: bool = False
 
 
 class Comparison(Noun, frozen=True):

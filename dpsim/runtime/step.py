@@ -22,7 +22,16 @@ from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.lowering.zero1 import agreement_bytes
 from dpsim.machine import check_algorithm
-from dpsim.replica import Batch, BatchNormReplica, BatchSums, DiagnosticReplica, EmulatedCompute, LeafReplica, Replica, WarmUpReplica
+from dpsim.replica import (
+    Batch,
+    BatchNormReplica,
+    BatchSums,
+    DiagnosticReplica,
+    EmulatedCompute,
+    LeafReplica,
+    Replica,
+    WarmUpReplica,
+)
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.finite import finite_check

@@ -50,8 +50,9 @@ class Trainer:
     gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
     waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
     what algorithm ``auto`` takes by size; without one it is measured, once a processor type, and so is which code
-    computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. Ranks that wait
-    sleep where the replica waits instead of computing (``EmulatedCompute``). With ``backend`` cuda the replica computes on the host all the same, and CUDA kernels reduce its gradients on the ranks' GPUs.
+    computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. Where the replica
+    waits instead of computing (``EmulatedCompute``), ranks that wait for each other sleep. With ``backend`` cuda the
+    replica computes on the host all the same, and CUDA kernels reduce its gradients on the ranks' GPUs.
     """
 
     def __init__(

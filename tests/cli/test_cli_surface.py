@@ -46,9 +46,9 @@ SURFACE = {
     "launch local": "COMMAND --devices --hostfile",
     "launch slurm": f"COMMAND {JOB}",
     "launch pbs": f"COMMAND {JOB}",
-    "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",
-    "sweep devices": f"{RUN} --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget --experiment"
-    " --output --json",
+    "sweep fusion-threshold": f"{RUN} --compute --budget --experiment --output --json",
+    "sweep devices": f"{RUN} --compute --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget"
+    " --experiment --output --json",
 }
 
 

@@ -38,8 +38,8 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     pairs = at_mean_speed(pairs, speeds)
     experiment = results.experiment
     question = QUESTIONS.find(experiment.question)
-    networks = dict.fromkeys(p.setting.network for p in pairs)
-    chosen = {network: _chosen_overlap(network, pairs, predictions) for network in networks}
+    places = dict.fromkeys(p.setting.where for p in pairs)
+    chosen = {where: _chosen_overlap(where, pairs, predictions) for where in places}
     members: dict[str, list[Pair]] = {}
     for item in pairs:
         members.setdefault(group_name(experiment, item.setting), []).append(item)
@@ -51,7 +51,7 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
             for p in everyone
             if p.setting.plan.devices == 1
             or not question.alternatives_apart
-            or p.setting.plan.overlap == chosen[p.setting.network]
+            or p.setting.plan.overlap == chosen[p.setting.where]
         ]
         noise = scores.aa_noise(everyone)
         of_group = _points(name, everyone, scored, noise, predictions, speeds, question.nulls)
@@ -63,15 +63,17 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
         points = [_with_drift(point, drift) for point in points]
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
+    real = [g for g in groups if not g.emulated_compute] or groups
+    pooled = [p for p in many if p.emulated_compute == any(g.emulated_compute for g in real)]
     return Comparison(
         experiment=results.experiment,
         points=tuple(points),
         groups=tuple(groups),
         networks=tuple(
-            scores.overall(n, [p for p in many if p.network == n], [g for g in groups if g.network == n])
-            for n in dict.fromkeys(g.network for g in groups)
+            scores.overall(n, [p for p in many if _place(p) == (n, e)], [g for g in groups if _place(g) == (n, e)])
+            for n, e in dict.fromkeys(map(_place, groups))
         ),
-        overall=scores.overall(ALL_NETWORKS, many, groups) if groups else None,
+        overall=scores.overall(ALL_NETWORKS, pooled, real) if groups else None,
         single_device_median_abs_error=float(np.median([abs(p.error) for p in single])) if single else None,
         overlap=scores.overlap_effects(points),
         chosen_overlap=chosen,
@@ -94,13 +96,18 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     )
 
 
-def _chosen_overlap(network: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
+def _place(item: ComparedPoint | Group) -> tuple[str, bool]:
+    """Return the network, and whether computation is emulated on it."""
+    return item.network, item.emulated_compute
+
+
+def _chosen_overlap(where: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
     """Return the overlap that the sweep chose for a network: the one that the predictions recommend.
 
     If that was not run, it is the overlap with the most points; among equals one that is not ``off``.
     """
-    run = Counter(p.setting.plan.overlap for p in pairs if p.setting.network == network and p.setting.plan.devices > 1)
-    mechanisms = predictions.mechanisms.get(network, {})
+    run = Counter(p.setting.plan.overlap for p in pairs if p.setting.where == where and p.setting.plan.devices > 1)
+    mechanisms = predictions.mechanisms.get(where, {})
     if mechanisms:
         fastest = recommended(mechanisms)
         if fastest in run:
@@ -142,6 +149,7 @@ def _point(
     plan, machine = setting.plan, predictions.machines[predicted.machine]
     step = median_interval(samples)
     at_run_speed_s = predicted_at_run_speed_s(predicted, [machine], speeds)
+    emulations = [run.emulation for run in item.runs if run.emulation is not None]
     return ComparedPoint(
         devices=plan.devices,
         layout=setting.devices_token,
@@ -189,6 +197,8 @@ def _point(
         wire_dtype=plan.wire_dtype,
         group=group,
         setting=setting,
+        deadline_lateness=max(each.lateness_s for each in emulations) / step.median if emulations else None,
+        free_cores=min(each.free_cores for each in emulations) if emulations else None,
     )
 
 
@@ -224,7 +234,7 @@ def _trained(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
     """What a point and the single device have in common that its speedup is over."""
     plan = point.setting.plan
     batch = point.local_batch if weak else float(point.global_batch)
-    return point.model, batch, plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer
+    return point.model, point.emulated_compute, batch, plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer
 
 
 def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:

@@ -68,9 +68,7 @@ class _Point:
         replica: Replica = models.load(self.setting.model, dataset.input_shape, dataset.classes).replica()
         self.emulated: EmulatedReplica | None = None
         if self.setting.emulated_compute:
-            replica = self.emulated = EmulatedReplica(
-                replica, workload, seed=experiment.seed, rank=self.group.rank
-            )
+            replica = self.emulated = EmulatedReplica(replica, workload, seed=experiment.seed, rank=self.group.rank)
         schedule = scheduled(workload, machine, plan)
         network = Network.parse(self.setting.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0
@@ -136,7 +134,9 @@ class _Point:
             if ranks[0][2] == self.trainer.plan.global_batch:
                 self._keep(round_number, step_s, loss, [marks for marks, _, _ in ranks], speed_s)
 
-    def _keep(self, round_number: int, step_s: float, loss: float, marks: list[StepMarks], speed_s: float | None) -> None:
+    def _keep(
+        self, round_number: int, step_s: float, loss: float, marks: list[StepMarks], speed_s: float | None
+    ) -> None:
         self.step_s.append(step_s)
         self.exposed_s.append(min(map(exposed_s, marks)))  # that of the rank that was ready last
         self.round.append(round_number)
@@ -157,7 +157,12 @@ class _Point:
         record = None
         if self.typical:
             names = self.trainer.runner.program.names
-            record = timeline([self.typical[1]], names, emulated_network=emulated).to_record()
+            record = timeline(
+                [self.typical[1]],
+                names,
+                emulated_network=emulated,
+                emulated_compute=self.setting.emulated_compute,
+            ).to_record()
         return MeasuredPoint(
             setting=self.setting,
             buckets=self.buckets,

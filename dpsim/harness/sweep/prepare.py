@@ -120,9 +120,7 @@ def prepare(
             machines.append(_without_cores(machine_alone, workload, emulated[kinds[1]]))
         else:
             machines.append(
-                msgspec.structs.replace(
-                    machine_alone, compute_slowdown=profile.compute_slowdown, speed=profile.speed
-                )
+                msgspec.structs.replace(machine_alone, compute_slowdown=profile.compute_slowdown, speed=profile.speed)
             )
         places[kinds] = number, len(machines) - 1
     return Prepared(workloads=tuple(workloads), machines=tuple(machines), places=places)

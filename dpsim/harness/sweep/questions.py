@@ -27,7 +27,7 @@ from dpsim.runtime.describe import describe
 from dpsim.setting import Setting, setting_of, settings_of, threshold_bytes
 
 _THRESHOLDS = 9
-_PROBLEM = ("network", "model", "devices", "global_batch", "local_batch")
+_PROBLEM = ("network", "compute", "model", "devices", "global_batch", "local_batch")
 """Fields that set the problem rather than solve it: their values are not compared where anything else varies."""
 
 
@@ -161,6 +161,8 @@ def compared(experiment: Experiment) -> tuple[str, ...]:
 def _named(setting: Setting, name: str) -> str:
     if name in ("network", "model"):
         return setting.text(name)
+    if name == "compute":
+        return f"{setting.text(name)} compute"
     if name == "devices":
         return f"{setting.text(name)} device{'s' if setting.plan.devices > 1 else ''}"
     if name == "local_batch":
