@@ -148,6 +148,7 @@ POINTS = (
     ),
     _MODEL,
     *_TRAINING,
+    Column("group", "category", "text", "The network and the other values that its settings share; only they compete."),
     Column(
         "deadline_lateness",
         "float64",
@@ -160,7 +161,6 @@ POINTS = (
         "ratio",
         "Where computation is emulated, the share of the cores' time in which no rank ran; else NaN.",
     ),
-    Column("group", "category", "text", "The network and the other values that its settings share; only they compete."),
 )
 
 SAMPLES = (
