@@ -153,6 +153,14 @@ class SizedReplica(Replica, Protocol):
         """Bytes of the arrays that it has allocated so far: activations, their gradients, what layers work in."""
 
 
+@runtime_checkable
+class EmulatedCompute(Replica, Protocol):
+    """A replica that waits instead of computing. What it trains means nothing; how long it takes is the point."""
+
+    def update_begins(self, added_up_s: float) -> None:
+        """Called in each step when all gradients are added up, since ``added_up_s`` (0 where nothing was sent)."""
+
+
 class Timing(Protocol):
     """Measures the implementations of one problem."""
 

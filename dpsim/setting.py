@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,25 +19,43 @@ from dpsim.units import format_size, parse_size
 OVERLAP_CHOICES = ("auto", "all")
 """Values of the field ``overlap`` in a grid that a sweep replaces by mechanisms, once it has calibrated."""
 _TIMING_ONLY = ("fusion_rule", "fusion_threshold_bytes", "cycle_s", "algorithm", "overlap", "layout", "strategy")
+Compute = Literal["real", "emulated"]
+COMPUTES: tuple[Compute, ...] = ("real", "emulated")
 _ORDER = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch")
 
 
 class Setting(Noun, frozen=True):
     """A plan that trains a model on a network: the one place where a configuration stands.
 
-    ``repeat`` tells the two runs of an A/A pair apart (0 and 1). Raises ``ConfigError`` for an algorithm that the
-    network cannot run.
+    With ``compute`` emulated each rank waits for as long as the model computes, so that there may be more ranks than
+    cores. ``repeat`` tells the two runs of an A/A pair apart (0 and 1). Raises ``ConfigError`` for an algorithm that
+    the network cannot run, and for what emulated compute cannot run.
     """
 
     plan: Plan
     model: str
     network: str = NODE
     repeat: int = 0
+    compute: Compute = "real"
 
     def __post_init__(self) -> None:
         check_algorithm(self.plan.algorithm, Network.parse(self.network))
+        if self.compute not in COMPUTES:
+            raise unknown("compute", self.compute, COMPUTES)
+        if self.emulated_compute:
+            _check_emulated(self.plan, self.network)
         if self.repeat not in (0, 1):
             raise ConfigError(f"repeat is {self.repeat}", allowed="0, or 1 for the second run of an A/A pair")
+
+    @property
+    def emulated_compute(self) -> bool:
+        """Whether ranks wait instead of computing."""
+        return self.compute == "emulated"
+
+    @property
+    def where(self) -> str:
+        """The network, and whether computation is emulated on it: times of different places are never mixed."""
+        return f"{self.network} (emulated computation)" if self.emulated_compute else self.network
 
     @property
     def first_run(self) -> Setting:
@@ -53,7 +71,7 @@ class Setting(Noun, frozen=True):
     def training(self) -> tuple[Any, ...]:
         """What decides the numbers that are trained: settings with the same training differ in their times alone."""
         names = [name for name in Plan.__struct_fields__ if name not in _TIMING_ONLY]
-        return (self.model, *(getattr(self.plan, name) for name in names))
+        return (self.model, self.compute, *(getattr(self.plan, name) for name in names))
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -64,6 +82,7 @@ class Setting(Noun, frozen=True):
         return (
             self.network != NODE,
             self.network,
+            self.emulated_compute,
             *leading,
             threshold,
             self.repeat,
@@ -76,7 +95,7 @@ class Setting(Noun, frozen=True):
         """The value of a field of ``FIELDS``."""
         if name == "devices":
             return self.devices_token
-        return getattr(self if name in ("model", "network") else self.plan, name)
+        return getattr(self if name in _OF_SETTING else self.plan, name)
 
     def text(self, name: str) -> str:
         """The value of a field as tables and messages write it."""
@@ -94,11 +113,35 @@ class Setting(Noun, frozen=True):
         """``2 devices on node, 64 KiB, ring, overlap thread``, for messages."""
         plan = self.plan
         size = format_size(plan.threshold_bytes)
-        return f"{self.devices_token} devices on {self.network}, {size}, {plan.algorithm}, overlap {plan.overlap}"
+        return f"{self.devices_token} devices on {self.where}, {size}, {plan.algorithm}, overlap {plan.overlap}"
 
 
-FIELDS = (*Plan.__struct_fields__, "local_batch", "model", "network")
-"""What a grid may vary: every field of ``Plan``, the model, the network, and ``local_batch`` for weak scaling."""
+_OF_SETTING = ("model", "network", "compute")
+FIELDS = (*Plan.__struct_fields__, "local_batch", *_OF_SETTING)
+"""What a grid may vary: every field of ``Plan``, the model, the network, whether computation is real or emulated, and
+``local_batch`` for weak scaling."""
+
+
+def _check_emulated(plan: Plan, network: str) -> None:
+    """Refuse emulated compute where ranks that wait could not be told from ranks that compute."""
+    if not Network.parse(network).emulated:
+        raise ConfigError(
+            f"emulated compute on the network {network}, where more ranks than cores would time the cores",
+            allowed="an emulated link: paced:LATENCY,BANDWIDTH",
+            remedy="give a link such as --network paced:500us,100mbit, or compute for real",
+        )
+    for name, value, only in (
+        ("leaves", plan.leaves, 0),
+        ("batch_norm", plan.batch_norm, "local"),
+        ("strategy", plan.strategy, "data-parallel"),
+    ):
+        if value != only:
+            raise ConfigError(
+                f"{name} is {value} with emulated compute, of which no layer's time is known alone",
+                allowed=f"{name} {only}",
+                remedy="compute for real, on as many devices as there are cores",
+            )
+
 
 Row = Mapping[str, Any]
 
@@ -112,6 +155,7 @@ def setting_of(row: Row) -> Setting:
     """
     fields = dict(row)
     model, network = fields.pop("model", "mlp:64x20"), fields.pop("network", NODE)
+    compute = fields.pop("compute", "real")
     devices, layout = parse_devices(fields.pop("devices", 1))
     if (local_batch := fields.pop("local_batch", None)) is not None:
         if "global_batch" in fields:
@@ -131,7 +175,7 @@ def setting_of(row: Row) -> Setting:
         fields["batch_norm"] = Plan.default_batch_norm(leaves if isinstance(leaves, int) else 0)
     plain = {"plan": fields | {"devices": devices, "layout": layout or fields.get("layout", "")}}
     try:
-        return msgspec.convert(plain | {"model": model, "network": network}, Setting)
+        return msgspec.convert(plain | {"model": model, "network": network, "compute": compute}, Setting)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):
             raise error.__cause__ from error

@@ -77,6 +77,7 @@ class TimelineRecord(Noun, frozen=True):
     end_s: tuple[float, ...]
     size_bytes: tuple[int, ...]
     emulated_network: bool = False
+    emulated_compute: bool = False
     schema: str = SCHEMA
 
 
@@ -100,6 +101,7 @@ class Timeline:
     end_s: NDArray[np.float64]
     size_bytes: NDArray[np.int64]
     emulated_network: bool = False
+    emulated_compute: bool = False
 
     def select(self, *, step: int | None = None, rank: int | None = None) -> Timeline:
         """The events of one step and/or one rank."""
@@ -119,6 +121,7 @@ class Timeline:
             end_s=self.end_s[keep],
             size_bytes=self.size_bytes[keep],
             emulated_network=self.emulated_network,
+            emulated_compute=self.emulated_compute,
         )
 
     @functools.cached_property
@@ -153,6 +156,7 @@ class Timeline:
             end_s=tuple(round(float(t), 8) for t in self.end_s),
             size_bytes=whole(self.size_bytes),
             emulated_network=self.emulated_network,
+            emulated_compute=self.emulated_compute,
         )
 
     @staticmethod
@@ -176,5 +180,9 @@ class Timeline:
         if len(operation) and not 0 <= operation.min() <= operation.max() < len(record.operations):
             raise FileFormatError("a timeline with an operation that has no name", allowed="indices into operations")
         return Timeline(
-            source=record.source, operations=record.operations, emulated_network=record.emulated_network, **columns
+            source=record.source,
+            operations=record.operations,
+            emulated_network=record.emulated_network,
+            emulated_compute=record.emulated_compute,
+            **columns,
         )

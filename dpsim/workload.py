@@ -197,6 +197,13 @@ class Workload(Noun, frozen=True, dict=True):
             overhead_s=self.overhead_s + local_batch * self.overhead_per_sample_s,
         )
 
+    def spread_at(self, share: float) -> float:
+        """The ratio to its median below which a step's computing time is for this share of steps; 1: not known."""
+        if not self.step_spread:
+            return 1.0
+        places = (np.arange(len(self.step_spread)) + 0.5) / len(self.step_spread)
+        return float(np.interp(share, places, self.step_spread))
+
     def extrapolated(self, local_batch: float) -> bool:
         """Whether times at this local batch lie outside what was measured."""
         return not self.local_batches[0] <= local_batch <= self.local_batches[-1]

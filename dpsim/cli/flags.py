@@ -88,6 +88,10 @@ Network = Annotated[
     Parameter(help="node (this machine), or an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit."),
 ]
 Networks = Annotated[str | None, Parameter(name="--network", help="Networks to compare: node,paced:50us,1gbit.")]
+Compute = Annotated[
+    Literal["real", "emulated"] | None,
+    Parameter(help="real, or emulated: ranks wait for the profiled times, so that they may outnumber the cores."),
+]
 Steps = Annotated[int | None, Parameter(help="Steps to train, instead of epochs.")]
 Epochs = Annotated[int | None, Parameter(help="Passes over the training samples (20, unless --steps is given).")]
 Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shuffling.")]

@@ -33,7 +33,8 @@ Examples:
   dpsim sweep devices --model cnn --devices 1,2 --global-batch 128
   dpsim sweep devices --batch-norm global --network node,paced:50us,1gbit
   dpsim sweep devices --reproducible --steps 100 --output reports/same-bits
-  dpsim sweep devices --scaling weak --local-batch 64"""
+  dpsim sweep devices --scaling weak --local-batch 64
+  dpsim sweep devices --compute emulated --devices 1,2,4,8 --network paced:1ms,200mbit --fusion-threshold inf"""
 
 _LOCAL_BATCH_EXAMPLES = """\
 Examples:
@@ -58,6 +59,7 @@ class SweepFlags:
     fusion_rule: flags.FusionRule = None
     algorithm: flags.Algorithms = None
     network: flags.Networks = None
+    compute: flags.Compute = None
     seed: flags.Seed = None
     wire_dtype: flags.WireDtype = None
     budget: Annotated[
@@ -82,6 +84,7 @@ class SweepFlags:
             fusion_rule=self.fusion_rule,
             algorithm=flags.listed("--algorithm", self.algorithm, str),
             network=flags.networks(self.network),
+            compute=self.compute,
             wire_dtype=self.wire_dtype,
         )
         of_run = flags.provided(dataset=self.dataset, seed=self.seed, budget_s=flags.budget(self.budget))

@@ -88,6 +88,7 @@ def _point(setting: Setting) -> dict[str, Any]:
     names = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch", "layout")
     return {
         "network": setting.network,
+        "emulated_compute": setting.emulated_compute,
         "fusion_threshold_bytes": plan.threshold_bytes,
         "repeat": setting.repeat,
         **{name: getattr(plan, name) for name in names},
@@ -99,9 +100,7 @@ def _describe(setting: Setting) -> str:
 
     plan = setting.plan
     threshold = format_size(plan.threshold_bytes)
-    return (
-        f"network {setting.network}, {show.count_devices(plan.devices)}, threshold {threshold}, overlap {plan.overlap}"
-    )
+    return f"network {setting.where}, {show.count_devices(plan.devices)}, threshold {threshold}, overlap {plan.overlap}"
 
 
 def _first(points: list[MeasuredPoint | PredictedPoint], conditions: dict[str, object]) -> Setting:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 from mpi4py import MPI
 
+from dpsim.comm.clock import now, sleep_until
+
 _NAP_S = 2e-4
+_LEAD_S = 2e-3
 
 
 def first_ranks(comm: MPI.Intracomm, devices: int) -> MPI.Intracomm | None:
@@ -17,6 +21,18 @@ def first_ranks(comm: MPI.Intracomm, devices: int) -> MPI.Intracomm | None:
 
 def quiet_barrier(comm: MPI.Intracomm) -> None:
     """A barrier in which waiting ranks sleep, so that ranks still computing have the cores to themselves."""
-    request = comm.Ibarrier()
+    _sleep_through(comm.Ibarrier())
+
+
+def quiet_start(comm: MPI.Intracomm) -> float:
+    """Sleep until a moment that all ranks have agreed on, and return it. More ranks than cores can begin at once so."""
+    quiet_barrier(comm)
+    moment = np.array([now() + _LEAD_S])
+    _sleep_through(comm.Ibcast(moment, root=0))
+    sleep_until(moment[0])
+    return float(moment[0])
+
+
+def _sleep_through(request: MPI.Request) -> None:
     while not request.Test():
         time.sleep(_NAP_S)

@@ -79,6 +79,7 @@ class MpiTransport:
         self.network = Network()
         local_ranks = _ranks_of_this_machine(comm)
         self.oversubscribed = local_ranks > (os.cpu_count() or 1)
+        self.nap_s = 0.0
         self.devices_a_node = devices_a_node
         self._one_node = local_ranks == comm.size > 1
         self._shared: list[list[NDArray[np.uint8]]] = []

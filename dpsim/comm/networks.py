@@ -18,10 +18,13 @@ def transport(
     devices_a_node: int = 1,
     selection: Selection | None = None,
     backend: Backend = "cpu",
+    *,
+    sleeps: bool = False,
 ) -> Transport:
     """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
-    Raises ``ConfigError`` where the ranks do not fill whole nodes.
+    With ``sleeps`` ranks that wait for messages of an emulated link sleep. Raises ``ConfigError`` where the ranks do
+    not fill whole nodes.
     """
     if comm.size % devices_a_node:
         raise ConfigError(f"{comm.size} ranks on nodes of {devices_a_node} devices", allowed="full nodes")
@@ -30,5 +33,5 @@ def transport(
 
         return CudaTransport(comm.Dup(), devices_a_node)
     if network.emulated:
-        return PacedTransport(comm.Dup(), network, devices_a_node)
+        return PacedTransport(comm.Dup(), network, devices_a_node, sleeps=sleeps)
     return MpiTransport(comm.Dup(), devices_a_node, selection)

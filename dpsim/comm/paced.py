@@ -20,6 +20,8 @@ from dpsim.comm.transport import Array, Request
 from dpsim.machine import Network, check_algorithm
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
+_NAPS, _LEAST_NAP_S, _MOST_NAP_S = 4, 40e-6, 500e-6
+"""A rank that sleeps while it waits looks so often within the link's latency, to see messages before they are due."""
 _TESTS = 3
 """MPI's handshake for a long message takes up to three tests; a rank that polls rarely should do them in one poll."""
 
@@ -69,11 +71,16 @@ class _Incoming:
 
 
 class PacedTransport(MpiTransport):
-    """MPI messages between nodes held to ``network``'s latency and bandwidth. Emulated: label what it times as such."""
+    """MPI messages between nodes held to ``network``'s latency and bandwidth. Emulated: label what it times as such.
 
-    def __init__(self, comm: MPI.Intracomm, network: Network, devices_a_node: int = 1) -> None:
+    With ``sleeps`` a rank that waits sleeps, so that many ranks can share a few cores.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, network: Network, devices_a_node: int = 1, *, sleeps: bool = False) -> None:
         super().__init__(comm, devices_a_node)
         self.network = network
+        if sleeps:
+            self.nap_s = min(max(network.latency_s / _NAPS, _LEAST_NAP_S), _MOST_NAP_S)
         self._one_node = False  # an emulated link joins the ranks, not memory
         self._outgoing_free_s = 0.0
         self._incoming_free_s = 0.0

@@ -7,7 +7,6 @@ sleeping until the next message is due. In both the computing thread finishes wh
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from dpsim.collective import CollectiveKind
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.comm.compression import Compression
-from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Request, SummationOrder, Transport
+from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Request, SummationOrder, Transport, pause
 
 LOOK_S = 40e-6
 """How long the communication thread sleeps when nothing is due at a known time."""
@@ -112,8 +111,7 @@ class Polled(Inline):
 
     def finish(self) -> None:
         while not self._advance():
-            if self._transport.oversubscribed:
-                os.sched_yield()
+            pause(self._transport, self._pending)
 
     def _advance(self) -> bool:
         """Take every step that needs no waiting, and return whether no allreduce is left."""
@@ -203,7 +201,9 @@ class Threaded(Polled):
                 if not self._computing or self._advance():
                     return
                 due_s = self._due_s()
-            if due_s - now() > SLEEP_LEAD_S:
+            if self._transport.nap_s:
+                pause(self._transport, self._pending)
+            elif due_s - now() > SLEEP_LEAD_S:
                 sleep_until(due_s - SLEEP_LEAD_S)
             elif due_s < polled_s:  # only MPI is still awaited; a message that became due since is done at once
                 sleep_until(now() + LOOK_S)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.collective import CollectiveKind
+from dpsim.comm.clock import SLEEP_LEAD_S, now, sleep_until
 from dpsim.comm.compression import Compression
 from dpsim.kernels.allreduce.tree import PartialSums
 from dpsim.machine import Network
@@ -69,6 +70,7 @@ class Transport(Protocol):
     """Point-to-point messages between the ranks of one group, in order for each pair.
 
     ``oversubscribed``: there are more ranks than cores here, so waiting ranks must let the others have the core.
+    ``nap_s``: waiting ranks sleep, so long at a time while nothing is known to be due; 0: they never sleep.
     ``devices_a_node``: rank r is on node r // devices_a_node of the layout; 1 in a flat one.
     """
 
@@ -76,6 +78,7 @@ class Transport(Protocol):
     size: int
     network: Network
     oversubscribed: bool
+    nap_s: float
     devices_a_node: int
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
@@ -121,13 +124,27 @@ def wait(t: Transport, pending: Sequence[Request]) -> None:
     """Return when every message is done.
 
     Waiting asks again and again without a pause, for a yielded core may go to any other program for milliseconds; only
-    where ranks share cores does it yield, so that the others can send.
+    where ranks share cores does it yield or sleep (``pause``), so that the others can send.
     """
     waiting = [message for message in pending if not message.done()]
     while waiting:
-        if t.oversubscribed:
-            os.sched_yield()
+        pause(t, waiting)
         waiting = [message for message in waiting if not message.done()]
+
+
+def pause(t: Transport, waiting: Sequence[Request]) -> None:
+    """What a rank does between two looks at messages that are not done, all of which it waits for.
+
+    Where ranks sleep, it sleeps until shortly before the last one is due, or for a nap if that is not known of all.
+    """
+    if t.nap_s:
+        due_s = [message.due_s() for message in waiting]
+        known = [moment_s for moment_s in due_s if moment_s is not None]
+        moment_s = max(known) - SLEEP_LEAD_S if len(known) == len(due_s) > 0 else now() + t.nap_s
+        if moment_s > now():
+            sleep_until(moment_s)
+    elif t.oversubscribed:
+        os.sched_yield()
 
 
 def all_done(pending: Sequence[Request]) -> bool:

@@ -151,6 +151,7 @@ class PricedStep:
             end_s=columns[1],
             size_bytes=columns[4].astype(np.int64),
             emulated_network=self.machine.emulated_network,
+            emulated_compute=schedule.workload.emulated_compute,
         )
 
     @property

@@ -29,6 +29,8 @@ class ComparedPoint(Noun, frozen=True):
       did not observe the speed).
     - ``memory_bytes`` is what the device with the most has allocated, without communication buffers (``None``: not
       known).
+    - Where computation is emulated, ``deadline_lateness`` is how late layers ended (median), relative to the step, and
+      ``free_cores`` the share of the cores' time in which no rank ran (``dpsim.records.sweep.Emulation``).
     - ``group`` names the group in which the point is compared with others, and ``setting`` is the whole setting.
     """
 
@@ -85,6 +87,8 @@ class ComparedPoint(Noun, frozen=True):
     group: str = ""
     memory_bytes: int | None = None
     predicted_memory_bytes: int | None = None
+    deadline_lateness: float | None = None
+    free_cores: float | None = None
 
     @property
     def measured_s_per_sample(self) -> float:
@@ -143,6 +147,7 @@ class Group(Noun, frozen=True):
     best_predicted_devices: int
     median_error: float
     median_error_at_equal_speed: float | None
+    emulated_compute: bool = False
 
     @property
     def shape_counts(self) -> bool:
@@ -173,6 +178,8 @@ class SpeedRecord(Noun, frozen=True):
 class Overall(Noun, frozen=True):
     """Scores over all device counts above 1 of one network, or of all networks (``network`` is then ``all``).
 
+    Where computation is emulated a network has scores of its own, and none in those of all networks beside real ones.
+
     ``regret``, ``effect`` and ``noise`` are the largest over the groups.
     """
 
@@ -185,6 +192,7 @@ class Overall(Noun, frozen=True):
     regret: float
     effect: float
     noise: float | None
+    emulated_compute: bool = False
 
 
 class OverlapEffect(Noun, frozen=True):
@@ -204,6 +212,7 @@ class OverlapEffect(Noun, frozen=True):
     predicted_effect: float
     noise: float
     sign_right: bool | None
+    emulated_compute: bool = False
 
 
 class Comparison(Noun, frozen=True):

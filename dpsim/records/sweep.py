@@ -126,14 +126,29 @@ class Predictions(Noun, frozen=True):
     schema: str = PREDICTIONS_SCHEMA
 
 
+class Emulation(Noun, frozen=True):
+    """How well the ranks of a setting with emulated compute kept their times.
+
+    A rank waits until moments that are known before the step; ``lateness_s`` (median), ``lateness_p95_s`` and
+    ``lateness_most_s`` say how late it met them, over all ranks, layers and steps. ``free_cores`` is the share of the
+    cores' time in which no rank ran: 1 - CPU time of all ranks / (wall time x cores).
+    """
+
+    lateness_s: float
+    lateness_p95_s: float
+    lateness_most_s: float
+    free_cores: float
+
+
 class MeasuredPoint(Noun, frozen=True):
     """The raw samples of one configuration: seconds of each step on the slowest rank, and its exposed communication.
 
     ``round`` is the round of the interleaved run in which each sample was taken, and ``losses`` are the mean training
     losses of the same steps. ``events_per_step`` counts the events that one rank records in a step; each takes
     ``recording_s_per_event`` of the results. ``reference_s`` is the time of the reference computation in the same visit
-    as each sample, on the slowest rank (empty in records of earlier versions). ``memory_bytes`` is what the device with
-    the most has allocated, without communication buffers (0: not known).
+    as each sample, on the slowest rank (empty in records of earlier versions, and where computation is emulated, which
+    the machine's speed does not change). ``memory_bytes`` is what the device with the most has allocated, without
+    communication buffers (0: not known). ``emulation`` is given where computation is emulated.
     """
 
     setting: Setting
@@ -146,6 +161,7 @@ class MeasuredPoint(Noun, frozen=True):
     timeline: TimelineRecord | None = None
     reference_s: tuple[float, ...] = ()
     memory_bytes: int = 0
+    emulation: Emulation | None = None
 
 
 class Results(Noun, frozen=True):

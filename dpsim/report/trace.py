@@ -26,7 +26,15 @@ def trace_events(timelines: Sequence[Timeline], *, steps: int = STEPS) -> dict[s
     for timeline in timelines:
         kept = np.isin(timeline.step, np.unique(timeline.step)[:steps])
         origin = float(timeline.start_s[kept].min()) if kept.any() else 0.0
-        label = timeline.source + (" (emulated network)" if timeline.emulated_network else "")
+        emulated = [
+            what
+            for what, is_emulated in (
+                ("network", timeline.emulated_network),
+                ("computation", timeline.emulated_compute),
+            )
+            if is_emulated
+        ]
+        label = timeline.source + (f" (emulated {' and '.join(emulated)})" if emulated else "")
         for rank in np.unique(timeline.rank[kept]):
             of_rank = kept & (timeline.rank == rank)
             lanes = [int(lane) for lane in np.unique(timeline.lane[of_rank])]

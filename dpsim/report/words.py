@@ -26,6 +26,8 @@ class OnNetwork(Protocol):
     def network(self) -> str: ...
     @property
     def emulated_network(self) -> bool: ...
+    @property
+    def emulated_compute(self) -> bool: ...
 
 
 def milliseconds(seconds: float) -> str:
@@ -52,8 +54,11 @@ def digits(value: float | None, count: int) -> str:
 
 
 def network_name(item: OnNetwork) -> str:
-    """Return the network's token, marked where the network is emulated."""
-    return f"{item.network} (emulated)" if item.emulated_network else item.network
+    """Return the network's token, marked where the network is emulated, and where computation is."""
+    if item.emulated_network and item.emulated_compute:
+        return f"{item.network} (emulated, as is computation)"
+    name = f"{item.network} (emulated)" if item.emulated_network else item.network
+    return name + EMULATED_COMPUTE * item.emulated_compute
 
 
 def field_name(name: str) -> str:

@@ -56,7 +56,13 @@ def seconds_per_event(events: int = 1000, repeats: int = 20) -> float:
     return statistics.median(samples)
 
 
-def timeline(steps: Sequence[Sequence[StepMarks]], names: Sequence[str], *, emulated_network: bool) -> Timeline:
+def timeline(
+    steps: Sequence[Sequence[StepMarks]],
+    names: Sequence[str],
+    *,
+    emulated_network: bool,
+    emulated_compute: bool = False,
+) -> Timeline:
     """The events of some steps: ``steps[k][r]`` are the marks of step k on rank r. The first step starts near 0.
 
     ``names`` are the names of the schedule's operations. What a pause holds beside collectives is an event ``wait``.
@@ -95,6 +101,7 @@ def timeline(steps: Sequence[Sequence[StepMarks]], names: Sequence[str], *, emul
         end_s=np.array(end),
         size_bytes=np.array(size_bytes, np.int64),
         emulated_network=emulated_network,
+        emulated_compute=emulated_compute,
     )
 
 

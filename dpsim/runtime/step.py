@@ -22,7 +22,16 @@ from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.lowering.zero1 import agreement_bytes
 from dpsim.machine import check_algorithm
-from dpsim.replica import Batch, BatchNormReplica, BatchSums, DiagnosticReplica, LeafReplica, Replica, WarmUpReplica
+from dpsim.replica import (
+    Batch,
+    BatchNormReplica,
+    BatchSums,
+    DiagnosticReplica,
+    EmulatedCompute,
+    LeafReplica,
+    Replica,
+    WarmUpReplica,
+)
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.finite import finite_check
@@ -108,6 +117,7 @@ class StepRunner:
         if normalises and isinstance(replica, BatchNormReplica):
             replica.normalise_batches(plan.batch_norm, self._paused_sum)
             self._statistics = replica if plan.batch_norm == "leaf" else None
+        self._emulated = replica if isinstance(replica, EmulatedCompute) else None
         self.steps = 0
         self.status = RankStatus() if status is None else status
         self._rate = rate or (lambda step: plan.optimizer.learning_rate)
@@ -174,6 +184,8 @@ class StepRunner:
             self._check_finite(sums.loss, x, labels)
         if self._communicates:
             self._finish_communication()
+        if self._emulated is not None:
+            self._emulated.update_begins(max((sent[-1] for sent in self._marks.collectives), default=0.0))
         of_tensors = self._update.measure()
         if self._finite.agrees or self._communicates or self._rounding is not None:
             self._check_reduced(sums.loss, of_tensors, x, labels)

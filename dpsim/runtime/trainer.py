@@ -27,7 +27,7 @@ from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
-from dpsim.replica import Batch, BatchSums, Replica, SizedReplica, TunableReplica
+from dpsim.replica import Batch, BatchSums, EmulatedCompute, Replica, SizedReplica, TunableReplica
 from dpsim.runtime import rank_status
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
@@ -50,8 +50,9 @@ class Trainer:
     gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
     waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
     what algorithm ``auto`` takes by size; without one it is measured, once a processor type, and so is which code
-    computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. With ``backend``
-    cuda the replica computes on the host all the same, and CUDA kernels reduce its gradients on the ranks' GPUs.
+    computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. Where the replica
+    waits instead of computing (``EmulatedCompute``), ranks that wait for each other sleep. With ``backend`` cuda the
+    replica computes on the host all the same, and CUDA kernels reduce its gradients on the ranks' GPUs.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class Trainer:
             selection = choose_selection(comm).selection(comm.size) if comm.size > 1 else None
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
-        self.transport: Transport = transport(comm, network, plan.devices_a_node, selection, backend)
-        control = transport(comm, network) if self.schedule.dynamic else None
+        sleeps = isinstance(replica, EmulatedCompute)
+        self.transport: Transport = transport(comm, network, plan.devices_a_node, selection, backend, sleeps=sleeps)
+        control = transport(comm, network, sleeps=sleeps) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
         mine = rank_status.Board(comm) if watched else None

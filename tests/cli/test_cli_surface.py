@@ -46,13 +46,12 @@ SURFACE = {
     "launch local": "COMMAND --devices --hostfile",
     "launch slurm": f"COMMAND {JOB}",
     "launch pbs": f"COMMAND {JOB}",
-    "sweep fusion-threshold": f"{RUN} --budget --experiment --output --json",
-    "sweep devices": f"{RUN} --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget --experiment"
-    " --output --json",
-    "sweep local-batch": f"{RUN} --batch-norm --scaling --local-batch --budget --experiment --output --json",
-    "sweep batch-norm": f"{RUN} --batch-norm --scaling --local-batch --budget --experiment --output --json".replace(
-        " --fusion-threshold", ""
-    ),
+    "sweep fusion-threshold": f"{RUN} --compute --budget --experiment --output --json",
+    "sweep devices": f"{RUN} --compute --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget"
+    " --experiment --output --json",
+    "sweep local-batch": f"{RUN} --compute --batch-norm --scaling --local-batch --budget --experiment --output --json",
+    "sweep batch-norm": f"{RUN} --compute --batch-norm --scaling --local-batch --budget --experiment --output"
+    " --json".replace(" --fusion-threshold", ""),
 }
 
 

@@ -192,7 +192,8 @@ def _run(dpsim: Dpsim, command: str, model: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=pytest.mark.slow) if name in ("sweep", "devices") else name for name in COMMANDS]
+    "command",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("sweep", "devices") else name for name in COMMANDS],
 )
 def test_every_command_takes_a_file(
     command: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dpsim: Dpsim

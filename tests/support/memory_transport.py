@@ -69,6 +69,7 @@ class MemoryTransport:
         self.devices_a_node = devices_a_node
         self.sent_bytes = self.sent_messages = self.across_bytes = self.across_messages = 0
         self.oversubscribed = False
+        self.nap_s = 0.0
 
     def allocate(self, size_bytes: int) -> Any:
         return aligned_bytes(size_bytes)

@@ -28,6 +28,7 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.sharded import check_shards, sharded_algorithms
 from dpsim.wire_dtype import WireDtype, check_compression
+from dpsim.workload import Workload
 
 MECHANISMS = ("poll", "thread")
 
@@ -37,7 +38,8 @@ class CalibrateConfig(Noun, frozen=True):
 
     Sizes go up to ``max_bytes``. The measuring takes ``seconds``, and up to twice as long on a machine whose speed
     changes. Allreduces are also measured while the ranks compute: forward and backward of ``model`` (with its
-    ``dataset`` and ``local_batch``), or a stand-in without a model. Data are float32, sent as ``wire_dtype``. With
+    ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload`` the model's computation is
+    emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``. With
     ``strategy`` zero1 the reduce-scatters and all-gathers are measured beside the allreduces, where an algorithm has
     them.
     """
@@ -53,6 +55,7 @@ class CalibrateConfig(Noun, frozen=True):
     local_batch: int = 0
     wire_dtype: WireDtype | None = None
     strategy: Strategy = "data-parallel"
+    workload: Workload | None = None
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from mpi4py import MPI
 
@@ -13,7 +14,10 @@ from dpsim.data import load_dataset
 from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.plan import Plan
+from dpsim.replica import Replica
+from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.trainer import Trainer
+from dpsim.workload import Workload
 
 _UNIT_S = 100e-6
 
@@ -54,11 +58,17 @@ class StandIn:
 
 
 class ReplicaLoad:
-    """Forward and backward of a model over one local batch, repeated; no parameter is updated."""
+    """Forward and backward of a model over one local batch, repeated; no parameter is updated.
 
-    def __init__(self, model: str, dataset: str, local_batch: int) -> None:
+    With a ``workload`` it waits for as long as the model computes.
+    """
+
+    def __init__(self, model: str, dataset: str, local_batch: int, workload: Workload | None = None) -> None:
         data = load_dataset(dataset)
-        self._replica = models.load(model, data.input_shape, data.classes).replica()
+        self._replica: Replica = models.load(model, data.input_shape, data.classes).replica()
+        if workload is not None:
+            steady = msgspec.structs.replace(workload, step_spread=())
+            self._replica = EmulatedReplica(self._replica, steady, seed=0, rank=MPI.COMM_WORLD.rank)
         plan = Plan(devices=1, global_batch=local_batch, fusion_rule="one")
         trainer = Trainer(self._replica, data, plan, MPI.COMM_SELF, Network())
         self._share, _ = trainer.next_share()
@@ -68,6 +78,8 @@ class ReplicaLoad:
 
     def run(self, units: int, poll: Callable[[], None]) -> float:
         self._poll = poll
+        if isinstance(self._replica, EmulatedReplica):
+            self._replica.begin_anew()
         start_s = now()
         for _ in range(units):
             self._replica.forward_backward(self._share, self)

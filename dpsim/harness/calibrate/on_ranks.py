@@ -51,7 +51,8 @@ class NetworkCalibrator:
         self._loaded: list[LoadedTable] = []
         self._selection: dict[int, Selection] = {}
         counts = dict.fromkeys(devices for devices, _ in config.layouts())
-        self._contention = [ComputeContention(comm, devices, speeds) for devices in counts]
+        emulated = config.workload is not None
+        self._contention = [ComputeContention(comm, devices, speeds) for devices in counts if not emulated]
         for devices, layout in config.layouts():
             devices_per_node = node_counts(layout, devices)[1]
             group = first_ranks(comm, devices)
@@ -59,14 +60,14 @@ class NetworkCalibrator:
                 if group is None:
                     continue
                 selection = self._select(group) if algorithm == "auto" else None
-                link = transport(group, network, devices_per_node, selection)
+                link = transport(group, network, devices_per_node, selection, sleeps=emulated)
                 load = _load(config)
                 halves = algorithm in sharded_algorithms()
                 for kind in _KINDS[config.strategy if halves else "data-parallel"]:
                     table = IdleTable(group, link, algorithm, layout, config, speeds, kind)
                     self._idle.append(table)
                     for overlap in config.overlaps if kind != "all-gather" else ():
-                        beside = transport(group, network, devices_per_node, selection)
+                        beside = transport(group, network, devices_per_node, selection, sleeps=emulated)
                         self._loaded.append(LoadedTable(table, beside, overlap, load))
             quiet_barrier(comm)
 
@@ -108,7 +109,9 @@ class NetworkCalibrator:
 
 def _load(config: CalibrateConfig) -> Load:
     """The computation under which allreduces are measured."""
-    return ReplicaLoad(config.model, config.dataset, config.local_batch) if config.model else StandIn()
+    if not config.model:
+        return StandIn()
+    return ReplicaLoad(config.model, config.dataset, config.local_batch, config.workload)
 
 
 def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from dpsim.collective import CollectiveKind
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
+from dpsim.comm.group import quiet_start
 from dpsim.comm.progress import BucketAllreduce, progress
 from dpsim.comm.selection import sizes
 from dpsim.comm.transport import Transport
@@ -64,9 +65,9 @@ class IdleTable:
 
     def visit(self, current: Round) -> None:
         """Reduce each size a few times, in random order; the very first time does not count."""
-        before_s = reference_s(self.group)
+        before_s = _reference_s(self.group, self.link)
         rows = [self._each_size(current, turn) for turn in range(_IDLE_SAMPLES)][0 if self._warm else 1 :]
-        speed_s = self.speeds.visited(self.group.size, before_s, reference_s(self.group))
+        speed_s = self.speeds.visited(self.group.size, before_s, _reference_s(self.group, self.link))
         self._rows += rows
         self._reference_s += [speed_s] * len(rows)
         self._warm = True
@@ -77,8 +78,7 @@ class IdleTable:
         for size in current.order(self.sizes, turn):
             buffer, allreduce = self._allreduces[size]
             buffer[...] = 1.0
-            self.group.Barrier()
-            start_s = now()
+            start_s = _start(self.group, self.link)
             allreduce.run()
             seconds[size] = now() - start_s
         return list(seconds.values())
@@ -135,20 +135,19 @@ class LoadedTable:
         if not self._units:
             self._allocate()
         group, load, mechanism = self._idle.group, self._load, self._mechanism
-        before_s = reference_s(group)
+        before_s = _reference_s(group, self._link)
         for size in self._sizes:
             count = len(self._allreduces[size])
-            group.Barrier()
+            _start(group, self._link)
             plain_s = load.run(self._units[size], nothing)
-            group.Barrier()
             self._intervals_s.clear()
-            start_s = now()
+            start_s = _start(group, self._link)
             for allreduce in self._allreduces[size]:
                 mechanism.submit(0, allreduce)
             load.run(self._units[size], mechanism.poll)
             loaded_s = now() - start_s
             mechanism.finish()
-            after_s = reference_s(group)
+            after_s = _reference_s(group, self._link)
             if self._warm:
                 self._times[size].append([sum(end - begin for begin, end in self._intervals_s) / count])
                 self._losses[size].append((loaded_s - plain_s) / count)
@@ -183,6 +182,19 @@ class LoadedTable:
     def close(self) -> None:
         """End the overlap mechanism. Collective."""
         self._mechanism.close()
+
+
+def _start(group: MPI.Intracomm, link: Transport) -> float:
+    """Let all ranks begin at once; the moment."""
+    if link.nap_s:
+        return quiet_start(group)
+    group.Barrier()
+    return now()
+
+
+def _reference_s(group: MPI.Intracomm, link: Transport) -> float:
+    """The reference time of these ranks; 1 where ranks sleep, whose times are not those of the cores."""
+    return 1.0 if link.nap_s else reference_s(group)
 
 
 def _slowest(

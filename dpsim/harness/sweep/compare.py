@@ -38,8 +38,8 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     pairs = at_mean_speed(pairs, speeds)
     experiment = results.experiment
     question = QUESTIONS.find(experiment.question)
-    networks = dict.fromkeys(p.setting.network for p in pairs)
-    chosen = {network: _chosen_overlap(network, pairs, predictions) for network in networks}
+    places = dict.fromkeys(p.setting.where for p in pairs)
+    chosen = {where: _chosen_overlap(where, pairs, predictions) for where in places}
     members: dict[str, list[Pair]] = {}
     for item in pairs:
         members.setdefault(group_name(experiment, item.setting), []).append(item)
@@ -51,7 +51,7 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
             for p in everyone
             if p.setting.plan.devices == 1
             or not question.alternatives_apart
-            or p.setting.plan.overlap == chosen[p.setting.network]
+            or p.setting.plan.overlap == chosen[p.setting.where]
         ]
         noise = scores.aa_noise(everyone)
         of_group = _points(name, everyone, scored, noise, predictions, speeds, question)
@@ -64,15 +64,17 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
     several = [g for g in groups if g.devices != 1]
+    real = [g for g in several if not g.emulated_compute] or several
+    pooled = [p for p in many if p.emulated_compute == any(g.emulated_compute for g in real)]
     return Comparison(
         experiment=results.experiment,
         points=tuple(points),
         groups=tuple(groups),
         networks=tuple(
-            scores.overall(n, [p for p in many if p.network == n], [g for g in several if g.network == n])
-            for n in dict.fromkeys(g.network for g in several)
+            scores.overall(n, [p for p in many if _place(p) == (n, e)], [g for g in several if _place(g) == (n, e)])
+            for n, e in dict.fromkeys(map(_place, several))
         ),
-        overall=scores.overall(ALL_NETWORKS, many, several) if several else None,
+        overall=scores.overall(ALL_NETWORKS, pooled, real) if several else None,
         single_device_median_abs_error=float(np.median([abs(p.error) for p in single])) if single else None,
         overlap=scores.overlap_effects(points),
         chosen_overlap=chosen,
@@ -95,13 +97,18 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
     )
 
 
-def _chosen_overlap(network: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
+def _place(item: ComparedPoint | Group) -> tuple[str, bool]:
+    """Return the network, and whether computation is emulated on it."""
+    return item.network, item.emulated_compute
+
+
+def _chosen_overlap(where: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
     """Return the overlap that the sweep chose for a network: the one that the predictions recommend.
 
     If that was not run, it is the overlap with the most points; among equals one that is not ``off``.
     """
-    run = Counter(p.setting.plan.overlap for p in pairs if p.setting.network == network and p.setting.plan.devices > 1)
-    mechanisms = predictions.mechanisms.get(network, {})
+    run = Counter(p.setting.plan.overlap for p in pairs if p.setting.where == where and p.setting.plan.devices > 1)
+    mechanisms = predictions.mechanisms.get(where, {})
     if mechanisms:
         fastest = recommended(mechanisms)
         if fastest in run:
@@ -148,6 +155,7 @@ def _point(
     plan, machine = setting.plan, predictions.machines[predicted.machine]
     step = median_interval(samples)
     at_run_speed_s = predicted_at_run_speed_s(predicted, [machine], speeds)
+    emulations = [run.emulation for run in item.runs if run.emulation is not None]
     return ComparedPoint(
         devices=plan.devices,
         layout=setting.devices_token,
@@ -197,6 +205,8 @@ def _point(
         memory_bytes=max(run.memory_bytes for run in item.runs) or None,
         predicted_memory_bytes=predicted.memory_bytes or None,
         setting=setting,
+        deadline_lateness=max(each.lateness_s for each in emulations) / step.median if emulations else None,
+        free_cores=min(each.free_cores for each in emulations) if emulations else None,
     )
 
 
@@ -232,7 +242,7 @@ def _trained(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
     """What a point and the single device have in common that its speedup is over."""
     plan = point.setting.plan
     batch = point.local_batch if weak else float(point.global_batch)
-    return point.model, batch, plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer
+    return point.model, point.emulated_compute, batch, plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer
 
 
 def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:

@@ -90,6 +90,6 @@ def _algorithms(predictions: Predictions) -> list[tuple[str, Overlap]]:
     """Return (algorithm, overlap) of each network, in the order of the networks, since reproductions are compared."""
     of_network: dict[str, tuple[str, Overlap]] = {}
     for point in predictions.points:
-        network, plan = point.setting.network, point.setting.plan
-        of_network.setdefault(network, (plan.algorithm, chosen_overlap(predictions.mechanisms.get(network, {}))))
+        where, plan = point.setting.where, point.setting.plan
+        of_network.setdefault(where, (plan.algorithm, chosen_overlap(predictions.mechanisms.get(where, {}))))
     return list(of_network.values())

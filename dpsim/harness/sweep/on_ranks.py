@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.comm.clock import now
-from dpsim.comm.group import first_ranks, quiet_barrier
+from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import DpsimError
 from dpsim.harness import models
@@ -20,11 +20,14 @@ from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.reference import reference_s
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
+from dpsim.harness.sweep.emulation import EmulationLog, Watch, cores
 from dpsim.harness.sweep.samples import MeasureTask, Samples
 from dpsim.machine import Network
 from dpsim.predict import scheduled
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
+from dpsim.replica import Replica
+from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, timeline
 from dpsim.runtime.trainer import Trainer
 
@@ -34,6 +37,10 @@ _WARM_UP_ROUNDS = 2
 _ONE_DEVICE_VISITS = 3
 """Visits a round to the setting of one device. It is a single one, where several settings share each other count."""
 _LOSS_TOLERANCE = 0.02
+
+
+_Step = tuple[StepMarks, float, int]
+"""The marks of a step on one rank, the sum of its losses, and the samples of the global batch."""
 
 
 class _Point:
@@ -49,6 +56,7 @@ class _Point:
         self.round = list(earlier.round) if earlier else []
         self.losses = list(earlier.losses) if earlier else []
         self.reference_s = list(earlier.reference_s) if earlier else []
+        self.emulation = EmulationLog(earlier.emulation if earlier else None)
         self.typical: tuple[float, list[StepMarks]] | None = None
         self.new_losses: list[float] = []
         self.memory_bytes = 0
@@ -57,8 +65,12 @@ class _Point:
         experiment = task.experiment
         of_workload, of_machine = task.places[index]
         machine = task.machines[of_machine]
-        replica = models.load(self.setting.model, dataset.input_shape, dataset.classes).replica()
-        schedule = scheduled(task.workloads[of_workload], machine, plan)
+        workload = task.workloads[of_workload]
+        replica: Replica = models.load(self.setting.model, dataset.input_shape, dataset.classes).replica()
+        self.emulated: EmulatedReplica | None = None
+        if self.setting.emulated_compute:
+            replica = self.emulated = EmulatedReplica(replica, workload, seed=experiment.seed, rank=self.group.rank)
+        schedule = scheduled(workload, machine, plan)
         network = Network.parse(self.setting.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0
         self.trainer = Trainer(
@@ -76,17 +88,45 @@ class _Point:
         """Train a few steps. The first two and steps with a short batch do not count."""
         if self.group is None:
             return
+        if self.emulated is not None:
+            self._visit_emulated(self.group, self.emulated, round_number, counted=counted)
+            return
         before_s = reference_s(self.group)
-        steps: list[tuple[StepMarks, float, int]] = []
-        for _ in range(WARM_UP_STEPS + COUNTED_STEPS):
-            outcome = self.trainer.step()
-            steps.append((outcome.marks, outcome.sums.loss, outcome.global_samples))
+        steps = [self._step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
         speed_s = statistics.mean((before_s, reference_s(self.group)))
-        gathered = self.group.gather((steps, self.trainer.memory_bytes))
+        self._add(self.group.gather((steps, self.trainer.memory_bytes)), round_number, speed_s, counted=counted)
+
+    def _visit_emulated(
+        self, group: MPI.Intracomm, replica: EmulatedReplica, round_number: int, *, counted: bool
+    ) -> None:
+        """The same with ranks that wait: they begin together, and no reference computation takes their cores."""
+        quiet_start(group)
+        replica.begin_anew()
+        steps = [self._step() for _ in range(WARM_UP_STEPS)]
+        watch = Watch()
+        for _ in range(COUNTED_STEPS):
+            steps.append(self._step())
+            watch.step(replica.lateness_s)
+        watched = watch.seen()
+        gathered = group.gather((steps, watched))
         if gathered is None:
             return
-        self.memory_bytes = max(size_bytes for _, size_bytes in gathered)
-        gathered = [of_rank for of_rank, _ in gathered]
+        if counted:
+            self.emulation.visited([of_rank for _, of_rank in gathered], cores())
+        self._add([(of_rank, 0) for of_rank, _ in gathered], round_number, None, counted=counted)
+
+    def _step(self) -> _Step:
+        outcome = self.trainer.step()
+        return outcome.marks, outcome.sums.loss, outcome.global_samples
+
+    def _add(
+        self, seen: list[tuple[list[_Step], int]] | None, round_number: int, speed_s: float | None, *, counted: bool
+    ) -> None:
+        """Keep the steps and the memory of all ranks of a visit, on rank 0."""
+        if seen is None:
+            return
+        self.memory_bytes = max(size_bytes for _, size_bytes in seen)
+        gathered = [steps for steps, _ in seen]
         by_step = list(zip(*gathered, strict=True))
         self.new_losses += [sum(loss for _, loss, _ in ranks) / ranks[0][2] for ranks in by_step]
         if not counted:
@@ -97,11 +137,14 @@ class _Point:
             if ranks[0][2] == self.trainer.plan.global_batch:
                 self._keep(round_number, step_s, loss, [marks for marks, _, _ in ranks], speed_s)
 
-    def _keep(self, round_number: int, step_s: float, loss: float, marks: list[StepMarks], speed_s: float) -> None:
+    def _keep(
+        self, round_number: int, step_s: float, loss: float, marks: list[StepMarks], speed_s: float | None
+    ) -> None:
         self.step_s.append(step_s)
         self.exposed_s.append(min(map(exposed_s, marks)))  # that of the rank that was ready last
         self.round.append(round_number)
-        self.reference_s.append(speed_s)
+        if speed_s is not None:
+            self.reference_s.append(speed_s)
         self.losses.append(loss)
         self._keep_typical(step_s, marks)
 
@@ -117,7 +160,12 @@ class _Point:
         record = None
         if self.typical:
             names = self.trainer.runner.program.names
-            record = timeline([self.typical[1]], names, emulated_network=emulated).to_record()
+            record = timeline(
+                [self.typical[1]],
+                names,
+                emulated_network=emulated,
+                emulated_compute=self.setting.emulated_compute,
+            ).to_record()
         return MeasuredPoint(
             setting=self.setting,
             buckets=self.buckets,
@@ -129,6 +177,7 @@ class _Point:
             timeline=record,
             reference_s=tuple(self.reference_s) if len(self.reference_s) == len(self.step_s) else (),
             memory_bytes=self.memory_bytes,
+            emulation=self.emulation.result(),
         )
 
     def narrow(self, interval: float) -> bool:
@@ -178,6 +227,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
             recording_s_per_event=event_s,
         )
         codec.write(Path(task.save_to), samples)
+        for point in points:
+            point.emulation.check(point.setting, point.step_s)
         narrow = sum(point.narrow(experiment.interval) for point in points)
         if now() - reported_s > _REPORT_S:
             reported_s = now()

@@ -1,9 +1,12 @@
-"""What predictions need, measured in one job: a profile of each training, and a calibration of each network."""
+"""What predictions need: a profile of each training, and a calibration of each network.
+
+Both are measured in one job. Where computation is emulated a second job calibrates, which needs the profiles.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +20,9 @@ from dpsim.harness.calibrate.calibrate import CalibrateConfig, machine
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.launch.jobs import on_ranks
-from dpsim.machine import Machine
+from dpsim.machine import ComputeSlowdown, Machine
 from dpsim.predict.step import local_share
+from dpsim.predict.waiting import median_slowest
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.setting import Setting
@@ -36,8 +40,8 @@ def profile_kind(setting: Setting) -> Kind:
 
 
 def calibration_kind(setting: Setting) -> Kind:
-    """What tells two calibrations apart: the network, what is sent, and the model beside which it is measured."""
-    return setting.network, setting.plan.wire_dtype, setting.model
+    """What tells two calibrations apart: the network, what is sent, and the computation beside which it is measured."""
+    return setting.where, setting.plan.wire_dtype, setting.model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +60,14 @@ class Prepared:
         return self.places[profile_kind(setting), calibration_kind(setting)]
 
     def name(self, setting: Setting) -> str:
-        """What the settings with one workload and machine are called: their network, with a number where it needs one.
+        """What the settings with one workload and machine are called: where they run, with a number where it needs one.
 
         ``node``, or ``node (2)`` for the second kind of computation on it.
         """
         mine = (profile_kind(setting), calibration_kind(setting))
-        of_network = [kinds for kinds in self.places if kinds[1][0] == setting.network]
+        of_network = [kinds for kinds in self.places if kinds[1][0] == setting.where]
         number = of_network.index(mine)
-        return f"{setting.network} ({number + 1})" if number else setting.network
+        return f"{setting.where} ({number + 1})" if number else setting.where
 
 
 def prepare(
@@ -76,55 +80,102 @@ def prepare(
     budget_s: float,
     interpolates: bool = False,
 ) -> Prepared:
-    """Profile and calibrate for every setting, in one job; ``overlaps`` are the mechanisms to calibrate.
+    """Profile and calibrate for every setting; ``overlaps`` are the mechanisms to calibrate.
 
-    A machine's compute slowdown is that of the model itself, measured at the local batches that will be run. It takes
-    ``budget_s``, but no more than 12 s and no less than 2 for each kind of computation. With ``interpolates`` only
-    every other local batch is profiled.
+    A machine's compute slowdown is that of the model itself, measured at the local batches that will be run; where
+    computation is emulated it is the waiting for the slowest device. It takes ``budget_s``, but no more than 12 s and
+    no less than 2 for each kind of computation, and as much for the calibrations where computation is emulated. With
+    ``interpolates`` only every other local batch is profiled.
     """
-    profiles: dict[Kind, list[Setting]] = {}
-    calibrations: dict[Kind, list[Setting]] = {}
-    for setting in settings:
-        profiles.setdefault(profile_kind(setting), []).append(setting)
-        calibrations.setdefault(calibration_kind(setting), []).append(setting)
-    most_devices = max(setting.plan.devices for setting in settings)
-    seconds = min(max(budget_s, _LEAST_S), _MOST_S) * len(profiles)
+    profiles = _by_kind(settings, profile_kind)
+    calibrations = _by_kind([each for each in settings if not each.emulated_compute], calibration_kind)
+    emulated = _by_kind([each for each in settings if each.emulated_compute], calibration_kind)
+    seconds = min(max(budget_s, _LEAST_S), _MOST_S)
     data = _Data(dataset, seed, interpolates)
-    results = on_ranks(
-        "dpsim.harness.sweep.prepare_on_ranks:prepare_on_ranks",
-        {
-            "profiles": [codec.to_builtins(data.profile(members)) for members in profiles.values()],
-            "calibrations": [
-                codec.to_builtins(data.calibration(members, overlaps)) for members in calibrations.values()
-            ],
-            "seconds": seconds,
-        },
-        devices=most_devices,
-        progress=progress,
-        pin=True,
-    )
+    job = _Job(progress, profiles=[data.profile(members) for members in profiles.values()])
+    configs = [data.calibration(members, overlaps) for members in calibrations.values()]
+    results = job.run(configs, seconds * len(profiles), _most_devices(calibrations))
     profiled = [codec.decode(plain, Profile, "profile") for plain in results["profiles"]]
-    measured_in = environment()
-    calibrated = [
-        machine(members[0].network, tables, most_devices, measured_in)
-        for members, tables in zip(calibrations.values(), results["machines"], strict=True)
-    ]
+    workloads = [profile.workload for profile in profiled]
+    workload_of = {kind: workloads[number] for number, kind in enumerate(profiles)}
+    machines_of = _machines(calibrations, results)
+    if emulated:
+        configs = [
+            msgspec.structs.replace(data.calibration(members, overlaps), workload=workload_of[profile_kind(members[0])])
+            for members in emulated.values()
+        ]
+        results = _Job(progress).run(configs, seconds * len(emulated), _most_devices(emulated))
+        machines_of |= _machines(emulated, results)
     machines: list[Machine] = []
     places: dict[Kind, tuple[int, int]] = {}
-    numbers = list(profiles), list(calibrations)
     for setting in settings:
         kinds = profile_kind(setting), calibration_kind(setting)
-        if kinds not in places:
-            of_workload, of_tables = (known.index(kind) for known, kind in zip(numbers, kinds, strict=True))
-            places[kinds] = of_workload, len(machines)
-            profile = profiled[of_workload]
+        if kinds in places:
+            continue
+        number, machine_alone = list(profiles).index(kinds[0]), machines_of[kinds[1]]
+        profile = profiled[number]
+        if setting.emulated_compute:
+            workload = msgspec.structs.replace(profile.workload, emulated_compute=True)
+            if workload not in workloads:
+                workloads.append(workload)
+            number = workloads.index(workload)
+            machines.append(_without_cores(machine_alone, workload, emulated[kinds[1]]))
+        else:
             machines.append(
-                msgspec.structs.replace(
-                    calibrated[of_tables], compute_slowdown=profile.compute_slowdown, speed=profile.speed
-                )
+                msgspec.structs.replace(machine_alone, compute_slowdown=profile.compute_slowdown, speed=profile.speed)
             )
-    workloads = tuple(profile.workload for profile in profiled)
-    return Prepared(workloads=workloads, machines=tuple(machines), places=places)
+        places[kinds] = number, len(machines) - 1
+    return Prepared(workloads=tuple(workloads), machines=tuple(machines), places=places)
+
+
+def _by_kind(settings: Sequence[Setting], kind: Callable[[Setting], Kind]) -> dict[Kind, list[Setting]]:
+    kinds: dict[Kind, list[Setting]] = {}
+    for setting in settings:
+        kinds.setdefault(kind(setting), []).append(setting)
+    return kinds
+
+
+def _most_devices(kinds: Mapping[Kind, Sequence[Setting]]) -> int:
+    return max((setting.plan.devices for members in kinds.values() for setting in members), default=1)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A job of ranks that profiles and calibrates."""
+
+    progress: Progress
+    profiles: Sequence[ProfileConfig] = ()
+
+    def run(self, calibrations: Sequence[CalibrateConfig], seconds: float, devices: int) -> dict[str, Any]:
+        """The results of ``prepare_on_ranks``."""
+        results: dict[str, Any] = on_ranks(
+            "dpsim.harness.sweep.prepare_on_ranks:prepare_on_ranks",
+            {
+                "profiles": [codec.to_builtins(profile) for profile in self.profiles],
+                "calibrations": [codec.to_builtins(calibration) for calibration in calibrations],
+                "seconds": seconds,
+            },
+            devices=devices,
+            progress=self.progress,
+            pin=True,
+        )
+        return results
+
+
+def _machines(calibrations: Mapping[Kind, Sequence[Setting]], results: dict[str, Any]) -> dict[Kind, Machine]:
+    """The machines that a job's tables describe, by kind of calibration."""
+    measured_in, ranks = environment(), _most_devices(calibrations)
+    return {
+        kind: machine(members[0].network, tables, ranks, measured_in)
+        for (kind, members), tables in zip(calibrations.items(), results["machines"], strict=True)
+    }
+
+
+def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting]) -> Machine:
+    """The machine of devices that wait: they share no cores and have one speed, and each waits for the slowest."""
+    counts = sorted({setting.plan.devices for setting in settings} - {1})
+    slowest = tuple(ComputeSlowdown(devices=count, factor=median_slowest(workload, count)) for count in counts)
+    return msgspec.structs.replace(link, compute_slowdown=slowest, speed=(), cores=0)
 
 
 @dataclass(frozen=True)
@@ -136,10 +187,13 @@ class _Data:
     interpolates: bool
 
     def profile(self, settings: Sequence[Setting]) -> ProfileConfig:
-        """The profile of settings with one computation, at the local batches that they compute."""
+        """The profile of settings with one computation, at the local batches that they compute.
+
+        Several devices compute at once only where computation is real.
+        """
         first, plans = settings[0], [setting.plan for setting in settings]
         shares: dict[int, int] = {}
-        for plan in plans:
+        for plan in (setting.plan for setting in settings if not setting.emulated_compute):
             shares[plan.devices] = max(shares.get(plan.devices, 0), math.ceil(local_share(plan)))
         batches = {math.ceil(local_share(plan)) for plan in plans}
         if self.interpolates:

@@ -31,7 +31,8 @@ def prepare_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     profilers = [ModelProfiler(comm, config, speeds) for config in configs]
     calibrators = [NetworkCalibrator(comm, network, speeds) for network in networks]
     models, links = dict.fromkeys(each.model for each in configs), dict.fromkeys(each.network for each in networks)
-    report(f"profiling {' and '.join(models)} and calibrating {' and '.join(links)}")
+    what = {"profiling": models, "calibrating": links}
+    report(" and ".join(f"{verb} {' and '.join(names)}" for verb, names in what.items() if names))
 
     def settled() -> bool:
         return all(profiler.settled() for profiler in profilers)

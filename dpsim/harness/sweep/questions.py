@@ -19,7 +19,7 @@ from dpsim.registry import Registry
 from dpsim.setting import Setting, threshold_bytes
 
 LEAST_BATCHES = 3
-_PROBLEM = ("network", "model", "devices", "global_batch", "local_batch")
+_PROBLEM = ("network", "compute", "model", "devices", "global_batch", "local_batch")
 """Fields that set the problem rather than solve it: their values are not compared where anything else varies."""
 
 
@@ -71,7 +71,7 @@ class FusionThreshold:
         return of_devices(experiment, sorted(set(given or telling_thresholds(experiment))))
 
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
-        return ("network", "devices")
+        return (*_places(experiment), "devices")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Devices:
         return of_devices(experiment, thresholds)
 
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
-        return ("network",)
+        return _places(experiment)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class LocalBatch:
         return of_devices(experiment, one_threshold(experiment), varied=(varied,))
 
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
-        return ("network", "devices")
+        return (*_places(experiment), "devices")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class BatchNorm:
         return of_devices(rest, one_threshold(rest), (batch,), distinct)
 
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
-        return ("network", "devices", "local_batch" if experiment.weak else "global_batch")
+        return (*_places(experiment), "devices", "local_batch" if experiment.weak else "global_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +214,11 @@ def compared(experiment: Experiment) -> tuple[str, ...]:
     return tuple(name for name in experiment.varied if any(len(each) > 1 for each in values[name].values()))
 
 
+def _places(experiment: Experiment) -> tuple[str, ...]:
+    """The fields that say where a setting runs: times of different places are never compared."""
+    return ("network", "compute") if "compute" in experiment.varied else ("network",)
+
+
 def _refuse_all_overlaps(experiment: Experiment) -> None:
     """Refuse overlap ``all`` where several models are calibrated apart, each with its own recommended overlap."""
     if "all" in experiment.values("overlap"):
@@ -226,6 +231,8 @@ def _refuse_all_overlaps(experiment: Experiment) -> None:
 def _named(setting: Setting, name: str) -> str:
     if name in ("network", "model"):
         return setting.text(name)
+    if name == "compute":
+        return f"{setting.text(name)} compute"
     if name == "devices":
         return f"{setting.text(name)} device{'s' if setting.plan.devices > 1 else ''}"
     if name == "local_batch":

@@ -201,6 +201,7 @@ def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float
         name=best.group,
         network=best.network,
         emulated_network=best.emulated_network,
+        emulated_compute=best.emulated_compute,
         devices=best.devices if len({p.layout for p in points}) == 1 else 0,
         points=len(many),
         step=step_score(many),
@@ -233,6 +234,7 @@ def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Grou
     return Overall(
         network=network,
         emulated_network=any(g.emulated_network for g in groups),
+        emulated_compute=any(g.emulated_compute for g in groups),
         points=len(points),
         step=step_score(points),
         shape=shape_score(panels),
@@ -260,6 +262,7 @@ def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...
             OverlapEffect(
                 network=on.network,
                 emulated_network=on.emulated_network,
+                emulated_compute=on.emulated_compute,
                 devices=on.devices,
                 fusion_threshold_bytes=on.fusion_threshold_bytes,
                 algorithm=on.algorithm,

@@ -14,6 +14,9 @@ FUSION_THRESHOLD = Column(
     "The fusion threshold: 0 is one bucket per tensor, inf is one per step. One device has none (NaN).",
 )
 NETWORK = Column("network", "category", "name", "`node`, the machine as it is, or an emulated link `paced:...`.")
+_EMULATED_COMPUTE = Column(
+    "emulated_compute", "boolean", "yes or no", "Whether computation was emulated: ranks waited for profiled times."
+)
 ALGORITHM = Column("algorithm", "category", "name", "The allreduce algorithm.")
 OVERLAP = Column("overlap", "category", "name", "How communication runs beside backward; `off` is not at all.")
 _LAYOUT = Column(
@@ -37,6 +40,7 @@ _SETTING = (
     FUSION_RULE,
     FUSION_THRESHOLD,
     NETWORK,
+    _EMULATED_COMPUTE,
     ALGORITHM,
     OVERLAP,
     _MODEL,
@@ -56,7 +60,7 @@ POINTS = (
     FUSION_THRESHOLD,
     Column("buckets", "int64", "count", "The buckets (allreduces) of a step, as the run formed them."),
     NETWORK,
-    Column("emulated_compute", "boolean", "yes or no", "Whether computation was emulated instead of done."),
+    _EMULATED_COMPUTE,
     Column("emulated_network", "boolean", "yes or no", "Whether the network was emulated."),
     Column(
         "measured_step_s",
@@ -153,6 +157,18 @@ POINTS = (
         "known.",
     ),
     Column("predicted_memory_bytes", "float64", "bytes", "The same as it was predicted; NaN if not known."),
+    Column(
+        "deadline_lateness",
+        "float64",
+        "ratio",
+        "Where computation is emulated, how late layers ended (median), relative to the step; else NaN.",
+    ),
+    Column(
+        "free_cores",
+        "float64",
+        "ratio",
+        "Where computation is emulated, the share of the cores' time in which no rank ran; else NaN.",
+    ),
 )
 
 SAMPLES = (

@@ -23,7 +23,7 @@ from dpsim.report.figures.style import (
     styled,
 )
 from dpsim.report.sweep.busy import busy_from
-from dpsim.report.words import BASELINES, EMULATED_COMPUTE, network_name
+from dpsim.report.words import BASELINES, network_name
 
 _REACH = 1.3
 """Baselines are drawn up to this multiple of what was measured and predicted."""
@@ -71,8 +71,7 @@ def panel(axis: Axes, comparison: Comparison, group: Group) -> None:
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axis.tick_params(labelsize=8.5)
     axis.set_xlabel("local batch", fontsize=8.5)
-    emulated = EMULATED_COMPUTE * any(point.emulated_compute for point in points)
-    heading(axis, ", ".join([network_name(group) + emulated, *group.apart]), "samples per second")
+    heading(axis, ", ".join([network_name(group), *group.apart]), "samples per second")
 
 
 def _rates(points: Sequence[ComparedPoint], steps_s: Sequence[tuple[float, float, float]]) -> Interval:

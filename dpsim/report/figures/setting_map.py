@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.figures.style import INK, MEASURED, MUTED, PAPER, heading, panels, styled
-from dpsim.report.words import EMULATED_COMPUTE, field_name, network_name
+from dpsim.report.words import field_name, network_name
 
 _ROW_IN, _HEAD_IN = 0.5, 1.2
 _FAINTEST = 0.06
@@ -39,8 +39,7 @@ def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
         for axis, (group, points) in zip(axes, maps, strict=True):
             title = ", ".join(f"{field_name(name)} {points[0].setting.text(name)}" for name in others)
             _panel(axis, comparison, group, points, chosen)
-            emulated = EMULATED_COMPUTE * any(point.emulated_compute for point in points)
-            heading(axis, title or "all settings", ", ".join([network_name(group) + emulated, *group.apart]))
+            heading(axis, title or "all settings", ", ".join([network_name(group), *group.apart]))
         return figure
 
     return styled(make)

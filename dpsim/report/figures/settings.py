@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.figures.style import MEASURED, PAPER, PREDICTED, grid, group_subtitle, heading, panels, styled
-from dpsim.report.words import EMULATED_COMPUTE, network_name
+from dpsim.report.words import network_name
 
 PointName = Callable[[ComparedPoint], str]
 _ROW_IN, _HEAD_IN = 0.34, 1.25
@@ -81,5 +81,4 @@ def panel(axis: Axes, comparison: Comparison, group: Group, name: PointName | No
     axis.set_xlabel("samples/s: ● measured, ◇ predicted", fontsize=8.5)
     axis.xaxis.set_major_locator(MaxNLocator(4))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    emulated = EMULATED_COMPUTE * any(point.emulated_compute for point in points)
-    heading(axis, network_name(group) + emulated, group_subtitle(group, compared))
+    heading(axis, network_name(group), group_subtitle(group, compared))

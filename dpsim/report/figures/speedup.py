@@ -19,7 +19,7 @@ from dpsim.report.figures.style import (
     predicted_line,
     styled,
 )
-from dpsim.report.words import BASELINES, EMULATED_COMPUTE, network_name
+from dpsim.report.words import BASELINES, network_name
 
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
@@ -39,7 +39,7 @@ def panel(axis: Axes, comparison: Comparison, group: Group) -> None:
     points = comparison.members(group)
     several = [point for point in points if point.devices > 1]
     _lines(axis, points[0], several)
-    title = network_name(group) + EMULATED_COMPUTE * any(point.emulated_compute for point in points)
+    title = network_name(group)
     heading(axis, title, f"samples/s over one device's, {several[0].algorithm}")
 
 

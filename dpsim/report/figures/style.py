@@ -21,7 +21,7 @@ from matplotlib.transforms import blended_transform_factory, offset_copy
 from dpsim.records.comparison import ComparedPoint, Group
 from dpsim.report import palette
 from dpsim.report.palette import AREAS, BACKS, WORDS
-from dpsim.report.words import EMULATED_COMPUTE, devices_name, field_name, network_name
+from dpsim.report.words import devices_name, field_name, network_name
 from dpsim.units import format_size
 
 INK, MUTED, MEASURED, PREDICTED = (WORDS[name].light for name in ("ink", "muted", "measured", "predicted"))
@@ -231,7 +231,7 @@ def size_ticks(axis: Axes, sizes_bytes: Sequence[float]) -> None:
 
 def point_name(point: ComparedPoint) -> str:
     """Return ``2 devices on node``."""
-    return f"{devices_name(point.devices)} on {network_name(point)}" + EMULATED_COMPUTE * point.emulated_compute
+    return f"{devices_name(point.devices)} on {network_name(point)}"
 
 
 def group_subtitle(group: Group, compared: Sequence[str]) -> str:

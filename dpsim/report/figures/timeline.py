@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.figures.style import ALLREDUCE, INK, MUTED, PAPER, PARTS, grid, panels, styled
 from dpsim.report.sweep.timelines import Timelines, typical_step
-from dpsim.report.words import EMULATED_COMPUTE, devices_name, network_name
+from dpsim.report.words import devices_name, network_name
 from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, WAIT_EVENT
 from dpsim.timeline import Timeline
 from dpsim.units import format_size
@@ -89,9 +89,7 @@ def _draw(axis: Axes, panel: _Panel, gap: str) -> None:
     axis.set_xlabel("milliseconds since the step began", fontsize=8.5)
     size = format_size(panel.point.fusion_threshold_bytes)
     title = f"{network_name(panel.point)},{gap}{devices_name(panel.point.devices)}, threshold {size}"
-    axis.set_title(
-        title + EMULATED_COMPUTE * panel.point.emulated_compute, loc="left", fontsize=10.5, fontweight="bold"
-    )
+    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
 
 
 def _rows(axis: Axes, step: Timeline) -> float:

@@ -36,6 +36,7 @@ def setting_columns(setting: Setting) -> dict[str, Any]:
         "layout": setting.devices_token,
         "fusion_threshold_bytes": plan.threshold_bytes if has_threshold else None,
         "network": setting.network,
+        "emulated_compute": setting.emulated_compute,
         "model": setting.model,
         "repeat": setting.repeat,
     }

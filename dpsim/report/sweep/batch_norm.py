@@ -12,7 +12,7 @@ from dpsim.report.sweep.settings import images_per_s
 from dpsim.report.sweep.tables import LEGEND, PointCells, best_marks, error, errors_sentence, group_title, is_best
 from dpsim.report.sweep.threshold import score_tiles
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import EMULATED_COMPUTE, milliseconds, percent
+from dpsim.report.words import milliseconds, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
     members = comparison.members(group)
     best = comparison.best_measured(group)
     sentences = [
-        f"On {group_title(group)}{EMULATED_COMPUTE * best.emulated_compute}, a step takes "
+        f"On {group_title(group)}, a step takes "
         f"{milliseconds(best.measured_step_s)} ms with the fastest norm, {norm_name(best)}."
     ]
     whole = next((point for point in members if norm_name(point) == GLOBAL), None)

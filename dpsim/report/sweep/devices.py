@@ -24,7 +24,6 @@ from dpsim.report.sweep.tables import (
 from dpsim.report.sweep.threshold import score_tiles
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import (
-    EMULATED_COMPUTE,
     devices_name,
     digits,
     milliseconds,
@@ -69,7 +68,7 @@ def answers(comparison: Comparison) -> tuple[str, ...]:
 
 def _answer(comparison: Comparison, group: Group) -> str:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    where = network_name(group) + EMULATED_COMPUTE * best.emulated_compute
+    where = network_name(group)
     if group.below_noise:
         text = (
             f"On {where}, more devices make no difference: the speed changes by {percent(group.effect)}, and the "
@@ -217,7 +216,7 @@ def points_table(comparison: Comparison) -> Table:
         title="Measured and predicted",
         columns=columns,
         sections={
-            f"{network}, overlap {comparison.chosen_overlap.get(members[0].network, 'off')}": members
+            f"{network}, overlap {comparison.chosen_overlap.get(members[0].setting.where, 'off')}": members
             for network, members in by_network(points).items()
         },
         strong=is_best,

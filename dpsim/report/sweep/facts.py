@@ -51,9 +51,24 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("SHA-256 of the predicted drift", comparison.drift_predictions_sha256),
         ("calibrated on", "; ".join(calibrated) or "not stated"),
         ("workload", "; ".join(_each(each.source or each.name for each in workloads)) + EMULATED_COMPUTE * emulated),
+        ("emulated computation", _emulation(comparison)),
         ("gradients", "; ".join(_each(_gradients(each) for each in workloads))),
     )
     return tuple((name, value) for name, value in facts if value)
+
+
+def _emulation(comparison: Comparison) -> str:
+    """How well ranks that wait instead of computing kept their times."""
+    points = [point for point in comparison.points if point.emulated_compute]
+    late = max((point.deadline_lateness for point in points if point.deadline_lateness is not None), default=None)
+    free = min((point.free_cores for point in points if point.free_cores is not None), default=None)
+    if late is None or free is None:
+        return ""
+    return (
+        f"{len(points)} of {len(comparison.points)} configurations: ranks waited for the profiled times instead of "
+        f"computing; layers ended at most {percent(late)} of a step too late (median of a configuration), and the "
+        f"cores were free for {percent(free)} of the time or more"
+    )
 
 
 def _each(texts: Iterable[str]) -> list[str]:

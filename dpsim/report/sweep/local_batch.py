@@ -23,7 +23,7 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.sweep.threshold import score_tiles
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import EMULATED_COMPUTE, percent
+from dpsim.report.words import percent
 from dpsim.units import format_size
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
     points = comparison.members(group)
     best = comparison.best_measured(group)
     sentences = [
-        f"On {group_title(group)}{EMULATED_COMPUTE * best.emulated_compute}, local batch {best.local_batch:g} reached "
+        f"On {group_title(group)}, local batch {best.local_batch:g} reached "
         f"the most samples per second: {images_per_s(best)}. "
         f"The devices reach {BUSY:.0%} of that from local batch {_batch(busy_from(points))}."
     ]

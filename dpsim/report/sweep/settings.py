@@ -20,7 +20,7 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.sweep.threshold import score_tiles
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import EMULATED_COMPUTE, counted, field_name, milliseconds, percent
+from dpsim.report.words import counted, field_name, milliseconds, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def _answers(comparison: Comparison) -> tuple[str, ...]:
 
 def _answer(comparison: Comparison, group: Group) -> str:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    where = group_title(group) + EMULATED_COMPUTE * best.emulated_compute
+    where = group_title(group)
     if group.below_noise:
         text = (
             f"On {where}, it makes no difference which setting is chosen: from best to worst the speed changes by "

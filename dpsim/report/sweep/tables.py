@@ -131,7 +131,7 @@ def scores_table(comparison: Comparison, report: QuestionReport) -> Table:
     for network, groups in by_network(comparison.groups).items():
         rows = [row for group in groups for row in _score_rows(_group_cell(group), group)]
         if len(groups) > 1:
-            of_network = [each for each in comparison.networks if each.network == groups[0].network]
+            of_network = [each for each in comparison.networks if network_name(each) == network]
             rows += [row for overall in of_network for row in _score_rows("all", overall)]
         sections[network] = rows
     if comparison.overall is not None and len(sections) > 1:

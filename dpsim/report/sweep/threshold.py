@@ -21,7 +21,6 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import (
-    EMULATED_COMPUTE,
     counted,
     devices_name,
     milliseconds,
@@ -76,7 +75,7 @@ def _slower_than_one(group: Group, best: ComparedPoint) -> str:
 def _choice(comparison: Comparison, group: Group) -> str:
     """Return which threshold to choose, or that it does not matter."""
     best = comparison.best_measured(group)
-    where = f"On {network_name(group)}, {devices_name(group.devices)}" + EMULATED_COMPUTE * best.emulated_compute
+    where = f"On {network_name(group)}, {devices_name(group.devices)}"
     ms = milliseconds(best.measured_step_s)
     if group.below_noise:
         verdict = "the threshold does not matter here"
@@ -199,7 +198,7 @@ def points_table(comparison: Comparison) -> Table:
 
 
 def _section_title(comparison: Comparison, network: str, points: list[ComparedPoint]) -> str:
-    overlap = comparison.chosen_overlap.get(points[0].network, "")
+    overlap = comparison.chosen_overlap.get(points[0].setting.where, "")
     return f"{network}, overlap {overlap}" if any(point.devices > 1 for point in points) else network
 
 

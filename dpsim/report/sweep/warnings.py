@@ -214,7 +214,9 @@ def _of_run(comparison: Comparison) -> Iterator[ReportWarning]:
             text="the prediction was made in another environment than the measurement",
             remedy="compare the two environments in the records, or run the sweep again on one machine",
         )
-    oversubscribed = sorted({p.devices for p in comparison.points if p.devices > comparison.cores})
+    oversubscribed = sorted(
+        {p.devices for p in comparison.points if p.devices > comparison.cores and not p.emulated_compute}
+    )
     if oversubscribed:
         yield ReportWarning(
             kind="shared-cores",

@@ -1,0 +1,137 @@
+"""``EmulatedReplica``: a replica that waits for as long as a model computes, so that ranks may outnumber cores.
+
+What it announces, and when, is what the model would: every layer's work ends at a moment that is known before the step
+begins (``Workload``), and until then the rank sleeps. The moments of a step are absolute, so that waking up late does
+not add up. Gradients are written to memory and communicated, parameters are updated; nothing is learnt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
+from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Replica, StepEvents
+from dpsim.rng import random_words
+from dpsim.workload import Workload
+
+_GRADIENT = 1e-3
+_MOST_STEPS = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """What an emulated replica reads and waits by; a test gives it one of its own."""
+
+    now: Callable[[], float] = now
+    sleep_until: Callable[[float], None] = sleep_until
+
+
+class EmulatedReplica:
+    """Waits for the times that ``workload`` has of ``model``'s layers; implements ``dpsim.replica.EmulatedCompute``.
+
+    All times of a step are multiplied by a factor that is drawn from the workload's ``step_spread`` for this seed, rank
+    and step; 1 where the spread is not known. ``lateness_s`` holds how late each moment of the last step was met.
+    """
+
+    def __init__(self, model: Replica, workload: Workload, *, seed: int, rank: int, clock: Clock | None = None) -> None:
+        self._model, self._workload = model, workload
+        self._seed, self._rank = seed, rank
+        self._clock = clock or Clock()
+        if clock is None:
+            sharpen_sleep()
+        self._gradients: list[list[Array]] = []
+        self._step: int | None = None
+        self._factor = 1.0
+        self._end_s = -math.inf  # of what is computed so far
+        self._update_s = 0.0  # what is still to be added to it
+        self.lateness_s: list[float] = []
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return self._model.layers
+
+    def initial_parameters(self, seed: int) -> dict[str, Array]:
+        return self._model.initial_parameters(seed)
+
+    def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        self._model.bind(parameters, gradients)
+        self._gradients = [[gradients[tensor.name] for tensor in layer.tensors] for layer in self.layers]
+
+    def state(self) -> dict[str, Array]:
+        return self._model.state()
+
+    def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
+        return self._model.evaluate(x, labels)
+
+    def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
+        """Announce every layer when the model would have computed it. The loss of what is not computed is 0."""
+        samples = len(batch.labels)
+        times = self._workload.times(max(samples, 1))
+        factor = self._begin(batch.step, times.overhead_s) if samples else 0.0
+        for layer, forward_s in enumerate(times.forward_s.tolist()):
+            self._wait(factor * forward_s)
+            events.forward_done(layer)
+        events.loss_done()
+        ready_s, backward_s = times.gradient_ready_s.tolist(), times.backward_s.tolist()
+        for layer in range(len(self.layers) - 1, -1, -1):
+            rest_s = backward_s[layer]
+            if self._gradients[layer]:
+                for gradient in self._gradients[layer]:
+                    gradient[...] = _GRADIENT * samples
+                self._wait(factor * ready_s[layer])
+                rest_s -= ready_s[layer]
+                events.gradients_ready(layer)
+            self._wait(factor * rest_s)
+            events.backward_done(layer)
+        return BatchSums(loss=0.0, correct=0, samples=samples)
+
+    def begin_anew(self) -> None:
+        """Let the next step begin when it is called, whatever was before it."""
+        self._step, self._end_s = None, -math.inf
+
+    def update_begins(self, added_up_s: float) -> None:
+        """See ``EmulatedCompute``: the update takes its time from then on, whatever this rank takes for it."""
+        self._end_s = max(self._end_s, added_up_s)
+        self._update_s = self._workload.update_s
+
+    def _begin(self, step: int, overhead_s: float) -> float:
+        """The factor of this step; its first micro-batch begins after the update and the step's overhead.
+
+        A step that begins by more than its own length too late follows something else than the step before it.
+        """
+        if step == self._step:
+            return self._factor
+        self._step, self.lateness_s = step, []
+        self._factor = step_factor(self._workload, self._seed, self._rank, step)
+        self._end_s += self._factor * (self._update_s + overhead_s)
+        self._update_s = 0.0
+        begin_s = self._clock.now()
+        if begin_s - self._end_s > self._length_s:
+            self._end_s = begin_s + self._factor * overhead_s
+        return self._factor
+
+    @property
+    def _length_s(self) -> float:
+        """About how long a step computes, at the largest local batch that was profiled."""
+        return float(sum(layer.forward_s[-1] + layer.backward_s[-1] for layer in self._workload.layers))
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep until ``seconds`` after the moment before."""
+        self._end_s += seconds
+        clock = self._clock
+        if self._end_s - clock.now() > SLEEP_LEAD_S:
+            clock.sleep_until(self._end_s - SLEEP_LEAD_S)
+        while (late_s := clock.now() - self._end_s) < 0:
+            clock.sleep_until(self._end_s)
+        self.lateness_s.append(late_s)
+
+
+def step_factor(workload: Workload, seed: int, rank: int, step: int) -> float:
+    """How many times its median a rank's step computes, drawn from the spread; the same in every run of this seed."""
+    word = random_words("emulated step", seed, 1, stream=rank * _MOST_STEPS + step % _MOST_STEPS)[0]
+    return workload.spread_at((int(word) + 0.5) / 2**32)

@@ -1,0 +1,227 @@
+"""A replica that waits instead of computing: what it announces and when, by a clock of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpsim.nn.models import build_model
+from dpsim.predict.waiting import median_slowest
+from dpsim.replica import Batch, BatchSums, EmulatedCompute, Replica
+from dpsim.runtime.describe import describe
+from dpsim.runtime.emulated import Clock, EmulatedReplica, step_factor
+from dpsim.workload import Workload
+
+FORWARD_S, BACKWARD_S, READY_S, UPDATE_S, OVERHEAD_S = 1e-3, 2e-3, 0.5e-3, 4e-3, 3e-3
+SPREAD = (0.9, 1.0, 1.3)
+
+
+class Time:
+    """A clock that stands still but for sleeping, and wakes ``late_s`` too late."""
+
+    def __init__(self, late_s: float = 0.0) -> None:
+        self.now_s, self.late_s, self.slept = 100.0, late_s, 0
+        self.clock = Clock(now=lambda: self.now_s, sleep_until=self._sleep)
+
+    def _sleep(self, until_s: float) -> None:
+        self.slept += 1
+        self.now_s = max(self.now_s, until_s + self.late_s)
+
+
+class Heard:
+    """Keeps what a replica announces, and when."""
+
+    def __init__(self, time: Time) -> None:
+        self.time = time
+        self.events: list[tuple[str, int]] = []
+        self.when_s: list[float] = []
+
+    def _add(self, event: str, layer: int) -> None:
+        self.events.append((event, layer))
+        self.when_s.append(self.time.now_s)
+
+    def forward_done(self, layer: int) -> None:
+        self._add("forward", layer)
+
+    def loss_done(self) -> None:
+        self._add("loss", -1)
+
+    def gradients_ready(self, layer: int) -> None:
+        self._add("ready", layer)
+
+    def backward_done(self, layer: int) -> None:
+        self._add("backward", layer)
+
+
+def model() -> Replica:
+    return build_model("mlp:4,4", (2, 2, 1), 3)
+
+
+def workload(spread: tuple[float, ...] = ()) -> Workload:
+    """Every layer takes the same time at batch 2, and twice as long at batch 4."""
+    bare = describe(model(), "mlp")
+    return Workload(
+        name="mlp",
+        local_batches=(2, 4),
+        layers=tuple(
+            type(layer)(
+                name=layer.name,
+                tensors=layer.tensors,
+                forward_s=(FORWARD_S, 2 * FORWARD_S),
+                backward_s=(BACKWARD_S, 2 * BACKWARD_S),
+                gradient_ready_s=(READY_S, 2 * READY_S),
+            )
+            for layer in bare.layers
+        ),
+        update_s=UPDATE_S,
+        overhead_s=OVERHEAD_S,
+        step_spread=spread,
+    )
+
+
+def bound(time: Time, spread: tuple[float, ...] = (), rank: int = 0) -> tuple[EmulatedReplica, dict[str, Any]]:
+    replica = EmulatedReplica(model(), workload(spread), seed=3, rank=rank, clock=time.clock)
+    parameters = replica.initial_parameters(0)
+    gradients = {name: np.zeros_like(value) for name, value in parameters.items()}
+    replica.bind(parameters, gradients)
+    return replica, gradients
+
+
+def batch(samples: int = 2, step: int = 0) -> Batch:
+    x = np.zeros((samples, 2, 2, 1), np.float32)
+    return Batch(x=x, labels=np.zeros(samples, np.int64), leaves=(0, samples), step=step)
+
+
+def step(replica: EmulatedReplica, time: Time, number: int, samples: int = 2, added_up_s: float = 0.0) -> Heard:
+    heard = Heard(time)
+    replica.forward_backward(batch(samples, number), heard)
+    replica.update_begins(added_up_s)
+    return heard
+
+
+def test_it_announces_what_the_model_announces() -> None:
+    time = Time()
+    replica, _ = bound(time)
+    emulated, real = Heard(time), Heard(time)
+    replica.forward_backward(batch(), emulated)
+    of_model = model()
+    parameters = of_model.initial_parameters(0)
+    of_model.bind(parameters, {name: np.zeros_like(value) for name, value in parameters.items()})
+    of_model.forward_backward(batch(), real)
+    assert emulated.events == real.events
+    assert isinstance(replica, EmulatedCompute) and replica.layers == of_model.layers
+
+
+@pytest.mark.parametrize(("samples", "scale"), [(2, 1), (3, 1.5), (4, 2)])
+def test_every_layer_ends_when_the_workload_says(samples: int, scale: float) -> None:
+    time = Time()
+    replica, gradients = bound(time)
+    heard = Heard(time)
+    replica.forward_backward(batch(samples), heard)
+    expected, moment_s = [], 100.0 + OVERHEAD_S
+    for event, layer in heard.events:
+        if event == "forward":
+            moment_s += scale * FORWARD_S
+        elif event == "backward":
+            moment_s += scale * (BACKWARD_S - READY_S if replica.layers[layer].tensors else BACKWARD_S)
+        elif event == "ready":
+            moment_s += scale * READY_S
+        expected.append(moment_s)
+    assert heard.when_s == pytest.approx(expected, abs=1e-9)
+    assert all(np.all(gradient != 0) and np.isfinite(gradient).all() for gradient in gradients.values())
+
+
+def test_waking_late_does_not_add_up() -> None:
+    late_s = 0.2e-3
+    ends_s = {}
+    for late in (0.0, late_s):
+        time = Time(late)
+        replica, _ = bound(time)
+        for number in range(5):
+            step(replica, time, number)
+        ends_s[late] = time.now_s
+        assert max(replica.lateness_s) == pytest.approx(late, abs=25e-6)
+    assert ends_s[late_s] - ends_s[0.0] == pytest.approx(late_s, abs=25e-6)
+
+
+def test_a_step_begins_after_the_update_whatever_the_update_took() -> None:
+    layers = len(model().layers)
+    period_s = UPDATE_S + OVERHEAD_S + layers * (FORWARD_S + BACKWARD_S)
+    for real_update_s in (0.0, 0.5 * UPDATE_S, 1.5 * UPDATE_S):
+        time = Time()
+        replica, _ = bound(time)
+        first = step(replica, time, 0).when_s[-1]
+        time.now_s += real_update_s
+        second = step(replica, time, 1).when_s[-1]
+        assert second - first == pytest.approx(period_s)
+
+
+def test_a_step_waits_for_the_sum_of_the_gradients() -> None:
+    time = Time()
+    replica, _ = bound(time)
+    first = step(replica, time, 0, added_up_s=0.0).when_s[-1]
+    replica.update_begins(first + 0.01)
+    time.now_s = first + 0.01
+    second = step(replica, time, 1)
+    assert second.when_s[0] == pytest.approx(first + 0.01 + UPDATE_S + OVERHEAD_S + FORWARD_S)
+
+
+def test_a_step_after_something_else_begins_when_it_is_called() -> None:
+    time = Time()
+    replica, _ = bound(time)
+    step(replica, time, 0)
+    time.now_s += 1e-3
+    replica.begin_anew()
+    began_s = time.now_s
+    assert step(replica, time, 1).when_s[0] == pytest.approx(began_s + OVERHEAD_S + FORWARD_S)
+    time.now_s += 60.0  # the job stood still
+    began_s = time.now_s
+    assert step(replica, time, 2).when_s[0] == pytest.approx(began_s + OVERHEAD_S + FORWARD_S)
+
+
+def test_micro_batches_follow_one_another_without_an_overhead_of_their_own() -> None:
+    time = Time()
+    replica, _ = bound(time)
+    first, second = Heard(time), Heard(time)
+    replica.forward_backward(batch(step=5), first)
+    replica.forward_backward(batch(step=5), second)
+    assert second.when_s[0] == pytest.approx(first.when_s[-1] + FORWARD_S)
+
+
+def test_a_rank_without_samples_waits_for_nothing_and_writes_zeros() -> None:
+    time = Time()
+    replica, gradients = bound(time)
+    for gradient in gradients.values():
+        gradient[...] = 1.0
+    sums = replica.forward_backward(batch(0), Heard(time))
+    assert sums == BatchSums(loss=0.0, correct=0, samples=0)
+    assert time.slept == 0 and not any(gradient.any() for gradient in gradients.values())
+
+
+def test_the_factors_of_steps_have_the_workloads_spread() -> None:
+    spread = workload(SPREAD)
+    factors = [[step_factor(spread, 3, rank, number) for number in range(2000)] for rank in range(4)]
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+        assert np.quantile(factors, share) == pytest.approx(spread.spread_at(share), abs=0.02)
+    assert abs(np.corrcoef(factors)[0, 1]) < 0.1
+    assert factors[2][:9] == [step_factor(spread, 3, 2, number) for number in range(9)]
+    assert step_factor(workload(), 3, 0, 0) == 1.0
+
+
+def test_the_whole_step_is_longer_by_its_factor() -> None:
+    time = Time()
+    replica, _ = bound(time, SPREAD, rank=2)
+    first, second = (step(replica, time, number).when_s[-1] for number in range(2))
+    layers = len(model().layers)
+    factor = step_factor(workload(SPREAD), 3, 2, 1)
+    assert second - first == pytest.approx(factor * (UPDATE_S + OVERHEAD_S + layers * (FORWARD_S + BACKWARD_S)))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_the_median_slowest_is_that_of_independent_draws(devices: int) -> None:
+    spread = workload(tuple(np.linspace(0.8, 1.4, 20)))
+    drawn = [max(step_factor(spread, 2, rank, number) for rank in range(devices)) for number in range(1500)]
+    assert median_slowest(spread, devices) == pytest.approx(np.median(drawn), rel=0.02)
+    assert median_slowest(workload(), devices) == 1.0
