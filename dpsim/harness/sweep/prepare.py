@@ -18,7 +18,7 @@ from dpsim.harness.measurement.environment import environment
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Machine
-from dpsim.predict.step import local_share
+from dpsim.predict.prices import local_share
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.setting import Setting

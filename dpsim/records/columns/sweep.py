@@ -68,8 +68,8 @@ POINTS = (
     Column("measured_low_s", "float64", "s", "The lower end of its 95 % bootstrap interval."),
     Column("measured_high_s", "float64", "s", "The upper end of its 95 % bootstrap interval."),
     Column("predicted_step_s", "float64", "s", "The time of a step that was predicted before the measurement."),
-    Column("predicted_low_s", "float64", "s", "The lower end of the band that is assumed around the prediction."),
-    Column("predicted_high_s", "float64", "s", "The upper end of the band that is assumed around the prediction."),
+    Column("predicted_low_s", "float64", "s", "The lower end of the predicted interval, or of an assumed band."),
+    Column("predicted_high_s", "float64", "s", "The upper end of the predicted interval, or of an assumed band."),
     Column(
         "exposed_communication_s",
         "float64",
@@ -145,6 +145,18 @@ POINTS = (
     _MODEL,
     *_TRAINING,
     Column("group", "category", "text", "The network and the other values that its settings share; only they compete."),
+    Column(
+        "interval_level",
+        "float64",
+        "ratio",
+        "The probability with which the predicted interval is to hold the measured step; NaN for an assumed band.",
+    ),
+    Column(
+        "predicted_communication_cost_s",
+        "float64",
+        "s",
+        "The predicted step minus the one on a network where collectives take no time; NaN in earlier records.",
+    ),
 )
 
 SAMPLES = (
