@@ -103,7 +103,7 @@ def predict_points(
         "best": [_best(rows) for rows in groups.values()],
         "interval_level": LEVEL,
         "extrapolated": any(point["extrapolated"] for point in points),
-        "cautions": list(cautions(machine, used)),
+        "cautions": list(cautions(machine, used, workload)),
     }
 
 
