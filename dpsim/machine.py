@@ -17,6 +17,7 @@ from dpsim.collective import Collective, CollectiveKind
 from dpsim.errors import ConfigError
 from dpsim.layout import check_layout, node_counts
 from dpsim.memo import remember
+from dpsim.uncertainty import check_uncertainty
 from dpsim.units import parse_bandwidth, parse_duration
 from dpsim.wire_dtype import SIXTEEN_BITS
 
@@ -131,6 +132,7 @@ class AllreduceCost(Noun, frozen=True):
 
     ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all.
     ``layout`` is as in a ``Plan``. At the slow speed of the machine (``Speed``) it takes ``slow_factor`` times as long.
+    ``relative_uncertainty`` is one standard error of the times over them (``dpsim.uncertainty``; ``None``: not known).
     """
 
     algorithm: str
@@ -141,6 +143,7 @@ class AllreduceCost(Noun, frozen=True):
     layout: str = ""
     slow_factor: float = 1.0
     kind: CollectiveKind = "allreduce"
+    relative_uncertainty: float | None = None
 
     def __post_init__(self) -> None:
         ALGORITHMS.find(self.algorithm)
@@ -148,6 +151,7 @@ class AllreduceCost(Noun, frozen=True):
         check_layout(self.layout, self.devices)
         _check_factor(f"allreduce table {self.algorithm!r} at {self.devices} devices", "slow_factor", self.slow_factor)
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, self.time_s)
+        check_uncertainty(f"allreduce table {self.algorithm!r}", relative_uncertainty=self.relative_uncertainty)
 
     @property
     def collective(self) -> Collective:
@@ -198,7 +202,8 @@ class OverlapCost(Noun, frozen=True):
 
     ``poll_s`` is the compute time of one poll (mechanism ``poll``). Calibration leaves it 0, because the compute time
     that it measures contains the polls. At the slow speed of the machine (``Speed``) the allreduce takes
-    ``slow_factor`` times as long.
+    ``slow_factor`` times as long. ``relative_uncertainty`` is one standard error of ``time_s`` over it, and
+    ``loss_relative_uncertainty`` that of ``compute_loss_s`` (``None``: not known).
     """
 
     algorithm: str
@@ -212,6 +217,8 @@ class OverlapCost(Noun, frozen=True):
     layout: str = ""
     slow_factor: float = 1.0
     kind: CollectiveKind = "allreduce"
+    relative_uncertainty: float | None = None
+    loss_relative_uncertainty: float | None = None
 
     def __post_init__(self) -> None:
         what = f"overlap table {self.algorithm!r}/{self.overlap!r} at {self.devices} devices"
@@ -221,6 +228,11 @@ class OverlapCost(Noun, frozen=True):
         if not (math.isfinite(self.poll_s) and self.poll_s >= 0):
             raise ConfigError(f"{what} has poll_s {self.poll_s}", allowed="finite seconds >= 0")
         _check_factor(what, "slow_factor", self.slow_factor)
+        check_uncertainty(
+            what,
+            relative_uncertainty=self.relative_uncertainty,
+            loss_relative_uncertainty=self.loss_relative_uncertainty,
+        )
 
     @property
     def collective(self) -> Collective:
@@ -261,7 +273,8 @@ class Speed(Noun, frozen=True):
 
     A step waits for its slowest rank, so a speed is that of the slowest rank. The reference computation takes
     ``reference_s`` at full speed and ``slow_reference_s`` at the slow one, which holds for ``slow_share`` of the time
-    (0 on a steady machine) and makes computation take ``compute_factor`` times as long.
+    (0 on a steady machine) and makes computation take ``compute_factor`` times as long. ``relative_uncertainty`` is one
+    standard error of the mean speed over a later time as long as the calibration, relative (``None``: not known).
     """
 
     devices: int
@@ -269,6 +282,7 @@ class Speed(Noun, frozen=True):
     slow_reference_s: float
     slow_share: float
     compute_factor: float
+    relative_uncertainty: float | None = None
 
     def __post_init__(self) -> None:
         what = f"the speed at {self.devices} devices"
@@ -277,6 +291,7 @@ class Speed(Noun, frozen=True):
             _check_factor(what, name, getattr(self, name))
         if not 0 <= self.slow_share <= 1:
             raise ConfigError(f"{what} has slow_share {self.slow_share}", allowed="from 0 to 1")
+        check_uncertainty(what, relative_uncertainty=self.relative_uncertainty)
 
 
 class Machine(Noun, frozen=True, dict=True):

@@ -16,6 +16,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.memo import remember
+from dpsim.uncertainty import check_uncertainty
 from dpsim.units import ITEM_BYTES
 
 SCHEMA = "dpsim.workload/1"
@@ -51,7 +52,8 @@ class Layer(Noun, frozen=True):
     ``forward_s`` and ``backward_s`` have one entry per local batch. ``gradient_ready_s`` (optional) is the
     time from the start of this layer's backward until its gradients are final; without it they are final
     when its backward ends. ``launch_s`` is the host time to launch the layer's work (0 where host and device
-    are one). ``depends_on`` names the layers that it reads; ``None``: the layer before it.
+    are one), once in forward and once in backward, or ``launch_backward_s`` there. ``depends_on`` names the layers
+    that it reads; ``None``: the layer before it.
     """
 
     name: str
@@ -64,11 +66,17 @@ class Layer(Noun, frozen=True):
     launch_s: float = 0.0
     activation_bytes_per_sample: float = 0.0
     batch_norm_channels: int = 0
+    launch_backward_s: float | None = None
+
+    @property
+    def launched_backward_s(self) -> float:
+        """Host seconds to launch the layer's backward."""
+        return self.launch_s if self.launch_backward_s is None else self.launch_backward_s
 
     def __post_init__(self) -> None:
-        for key in ("launch_s", "activation_bytes_per_sample", "batch_norm_channels"):
+        for key in ("launch_s", "launch_backward_s", "activation_bytes_per_sample", "batch_norm_channels"):
             value = getattr(self, key)
-            if not 0 <= value <= _MOST_BYTES:
+            if value is not None and not 0 <= value <= _MOST_BYTES:
                 raise ConfigError(f"layer {self.name!r} has {key} {value}", allowed="a finite number >= 0")
 
 
@@ -82,6 +90,12 @@ class Workload(Noun, frozen=True, dict=True):
     ``optimizer_slots`` is how many arrays of the parameters' size the optimizer keeps; ``None``: as the plan's does.
     ``step_spread`` says how much the computing time of one device varies from step to step: evenly spaced quantiles of
     it over its median, ascending (value i of k is quantile (i + 1/2) / k); empty where it is not known.
+    ``relative_uncertainty`` is one standard error of the layer times over them (``None``: not known). What later
+    changes of the machine's speed add is stated by the machine (``dpsim.machine.Speed``).
+
+    ``input_s_per_sample`` is what one process takes to load and prepare a sample; a step needs ``input_s``. With
+    ``input_prefetch`` that goes on beside the step before, by ``input_workers`` processes at once; without, the step
+    waits for it.
     """
 
     name: str
@@ -96,6 +110,10 @@ class Workload(Noun, frozen=True, dict=True):
     step_spread: tuple[float, ...] = ()
     source: str = ""
     schema: str = SCHEMA
+    relative_uncertainty: float | None = None
+    input_s_per_sample: float = 0.0
+    input_workers: int = 1
+    input_prefetch: bool = False
 
     def __post_init__(self) -> None:
         batches = self.local_batches
@@ -114,20 +132,43 @@ class Workload(Noun, frozen=True, dict=True):
                 raise ConfigError(f"two {what}s are named {repeated!r}", allowed="unique names")
         for layer in self.layers:
             self._check_layer(layer, set(names))
-        for key in ("update_s", "overhead_s", "overhead_per_sample_s"):
+        for key in ("update_s", "overhead_s", "overhead_per_sample_s", "input_s_per_sample"):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{key} is {value}", allowed="finite seconds >= 0")
+        self._check_input()
         spread = self.step_spread
         if any(not 0 < value < math.inf for value in spread) or list(spread) != sorted(spread):
             raise ConfigError(
                 f"workload {self.name!r} has step_spread {list(spread)}",
                 allowed="finite ratios > 0 in ascending order, or none",
             )
+        check_uncertainty(f"workload {self.name!r}", relative_uncertainty=self.relative_uncertainty)
         sizes = {"gradient bytes": self.gradient_bytes, "state_bytes": self.state_bytes}
         for what, size in (sizes | {"optimizer_slots": self.optimizer_slots or 0}).items():
             if not 0 <= size <= _MOST_BYTES:
                 raise ConfigError(f"workload {self.name!r} has {size} {what}", allowed="0 to 2^60")
+
+    def _check_input(self) -> None:
+        workers, prefetch = self.input_workers, self.input_prefetch
+        if workers < 1:
+            raise ConfigError(f"input_workers is {workers}", allowed="1 or more")
+        if workers > 1 and not prefetch:
+            raise ConfigError(
+                f"{workers} input_workers without input_prefetch",
+                allowed="1 worker where a step waits for its own samples",
+                remedy="set input_prefetch = true if they prepare samples of later steps",
+            )
+        if (workers > 1 or prefetch) and self.input_s_per_sample == 0:
+            raise ConfigError(
+                "input_workers or input_prefetch without input_s_per_sample",
+                allowed="both where preparing a sample takes time",
+                remedy="state input_s_per_sample, or leave them out",
+            )
+
+    def input_s(self, samples: float) -> float:
+        """Seconds that preparing the input of a step takes: samples input_s_per_sample / input_workers."""
+        return samples * self.input_s_per_sample / self.input_workers
 
     def _check_layer(self, layer: Layer, names: set[str]) -> None:
         for key in ("forward_s", "backward_s", "gradient_ready_s"):

@@ -79,16 +79,19 @@ def predict(
     _print_table(points, calibrated.name if calibrated.network == "node" else calibrated.network, weak=weak)
     for best in summary["best"]:
         faster = _faster(best, summary["best"], "local_batch" if weak else "global_batch")
-        print(_sentence(best, summary["relative_uncertainty"], faster))
+        print(_sentence(best, faster))
     for sentence in [*_notes(points, summary), *summary["cautions"]]:
         print(f"Note: {sentence}.")
 
 
 def _notes(points: list[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
     """Sentences that explain the table."""
-    notes = [f"the band of +-{summary['relative_uncertainty']:.0%} is assumed, not measured"]
+    notes = [
+        "the interval is to hold the median step of a later run with a probability of "
+        f"{summary['interval_level']:.0%}, by the scatter of the calibration and what the files leave to be assumed"
+    ]
     if summary["extrapolated"]:
-        notes[0] += ", and twice as wide where a row is extrapolated"
+        notes[0] += "; it is wider with every step outside of what was measured"
         notes.append("rows marked 'extrapolated' lie beyond the calibrated range: treat them as rough")
     if any(point["memory_bytes"]["activations"] is None for point in points):
         notes.append("activation memory is unknown, because the workload file does not state it: it comes on top (+)")
@@ -99,7 +102,7 @@ def _print_table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> N
     from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
-    batch = "local_batch" if weak else "global_batch"
+    batch, level = "local_batch" if weak else "global_batch", points[0]["interval_level"]
 
     def several(key: str) -> bool:
         return len({point[key] for point in points}) > 1
@@ -116,8 +119,20 @@ def _print_table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> N
         Column(head="buckets", cell=lambda point: str(point["buckets"])),
         Column(head="overlap", cell=lambda point: point["overlap"]),
         Column(head="step", cell=lambda point: format_duration(point["predicted_step_s"])),
-        Column(head="band", cell=lambda point: _band(point["predicted_low_s"], point["predicted_high_s"])),
+        Column(
+            head=f"{level:.0%} interval", cell=lambda point: _band(point["predicted_low_s"], point["predicted_high_s"])
+        ),
         Column(head="exposed", cell=lambda point: format_duration(point["predicted_exposed_communication_s"])),
+        Column(
+            head="communication cost",
+            cell=lambda point: format_duration(point["predicted_communication_cost_s"]),
+            shown=any(point["devices"] > 1 for point in points),
+        ),
+        Column(
+            head="waiting",
+            cell=lambda point: format_duration(point["waiting_for_slowest_s"] + point["waiting_for_input_s"]),
+            shown=any(point["waiting_for_slowest_s"] + point["waiting_for_input_s"] > 0 for point in points),
+        ),
         Column(head="memory", cell=lambda point: _memory(point["memory_bytes"])),
         Column(
             head="",
@@ -149,7 +164,7 @@ def _faster(best: dict[str, Any], others: list[dict[str, Any]], batch: str) -> d
     return min(fewer, key=lambda point: int(point["devices"]), default=None)
 
 
-def _sentence(best: dict[str, Any], uncertainty: float, faster: dict[str, Any] | None) -> str:
+def _sentence(best: dict[str, Any], faster: dict[str, Any] | None) -> str:
     """The advice for one number of devices: the best setting and its speed, or fewer devices that are ``faster``."""
     from dpsim.units import format_duration, format_size
 
@@ -169,12 +184,12 @@ def _sentence(best: dict[str, Any], uncertainty: float, faster: dict[str, Any] |
     if best["speedup"] < 1:
         return f"{setting}: do not use them, they are slower than one device: {speed}."
     if best["any_threshold"]:
-        return f"{setting}: the threshold makes no difference (within {uncertainty:.0%}): {speed}."
+        return f"{setting}: the threshold makes no difference (within its uncertainty): {speed}."
     if best["fusion_threshold_bytes"] is None:
         return f"{setting}: {speed}."
     threshold = format_size(best["fusion_threshold_bytes"])
     if best["thresholds_compared"] == 1:
         return f"{setting}, threshold {threshold}: {speed}."
     near = ", ".join(map(format_size, best["equally_fast_bytes"]))
-    others = f" (no difference within {uncertainty:.0%}: {near})" if near else ""
+    others = f" (no certain difference: {near})" if near else ""
     return f"{setting}: fastest at threshold {threshold}{others}: {speed}."

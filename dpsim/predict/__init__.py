@@ -13,11 +13,13 @@ from dpsim.machine import Machine
 from dpsim.plan import Plan
 from dpsim.predict.compare import choose_overlap, nulls, recommended
 from dpsim.predict.cost import alpha_beta, collective_cost, compute_slowdown
+from dpsim.predict.interval import LEVEL, interval, predict
 from dpsim.predict.memory import Memory, memory
 from dpsim.predict.points import predict_points
-from dpsim.predict.step import Prediction, PricedStep, interval, predict, price, scheduled, step_times, timeline
+from dpsim.predict.step import Prediction, PricedStep, price, scheduled, step_times, timeline
 
 __all__ = [
+    "LEVEL",
     "Memory",
     "Prediction",
     "PricedStep",

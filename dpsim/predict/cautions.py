@@ -10,16 +10,23 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict.cost import sharing, table_for, whole
+from dpsim.predict.prices import waiting_factor
+from dpsim.predict.waiting import EXACT_DEVICES
+from dpsim.workload import Workload
 
 
-def cautions(machine: Machine, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """One sentence for each assumption behind the predictions of these plans on a machine. Pure."""
+def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None = None) -> tuple[str, ...]:
+    """One sentence for each assumption behind the predictions of these plans on a machine. Pure.
+
+    With ``workload`` also for what is assumed of its steps.
+    """
     several = [plan for plan in plans if plan.devices > 1]
     sentences = [
         _shared_cores(machine, [p for p in several if sharing(machine, p.devices, p.layout) > 1]),
         _link(machine, [p for p in several if not _has_table(machine, p)]),
         _halves(machine, several),
         _no_shared_memory([p for p in several if not _has_table(machine, p)]),
+        _waiting(machine, several, workload),
         _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
     ]
     return tuple(sentence for sentence in sentences if sentence)
@@ -80,6 +87,21 @@ def _named(link: Link) -> str:
     return (
         f"a link fitted to {link.fitted_to} devices (residual {link.median_residual:.0%} in the median, "
         f"{link.largest_residual:.0%} at most)"
+    )
+
+
+def _waiting(machine: Machine, plans: Sequence[Plan], workload: Workload | None) -> str:
+    beyond = [
+        p
+        for p in plans
+        if workload is not None and p.devices > EXACT_DEVICES and waiting_factor(machine, workload, p.devices) > 1
+    ]
+    if not beyond:
+        return ""
+    return (
+        f"waiting for the slowest of {_listed(beyond, _layout)} devices is extrapolated: a profile shows what steps "
+        f"last on up to {EXACT_DEVICES} devices, and beyond that the slowest is taken to last longer by as much for "
+        "every doubling as from 4 to 8"
     )
 
 

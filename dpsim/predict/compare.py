@@ -10,7 +10,7 @@ from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict.cost import nearest_line
 from dpsim.predict.speed import speeds
-from dpsim.predict.step import predict, price, scheduled
+from dpsim.predict.step import Prediction, price, scheduled
 from dpsim.schedule import COMMUNICATION_LANE
 from dpsim.workload import Workload
 
@@ -24,7 +24,7 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     alpha_beta_no_overlap    computation on n devices + the sum over buckets of alpha + beta bytes, all exposed
     largest_bucket           the model's own prediction at one bucket a step
     """
-    single = predict(workload, machine, msgspec.structs.replace(plan, devices=1, layout=""))
+    single = _predicted(workload, machine, msgspec.structs.replace(plan, devices=1, layout=""))
     without = msgspec.structs.replace(plan, overlap="off")
     priced = price(scheduled(workload, machine, without), machine)
     off, events = priced.prediction, priced.timeline()
@@ -33,12 +33,18 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     for share, at in speeds(machine, plan.devices):
         alpha_s, beta = nearest_line(at, collective)
         exposed_s += share * sum(alpha_s + beta * size for size in sizes)
-    largest = predict(workload, machine, msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None))
+    one_bucket = msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None)
+    largest = _predicted(workload, machine, one_bucket)
     return {
         "perfect_scaling": (single.step_s / plan.devices, 0.0),
         "alpha_beta_no_overlap": (off.step_s - off.exposed_communication_s + exposed_s, exposed_s),
         "largest_bucket": (largest.step_s, largest.exposed_communication_s),
     }
+
+
+def _predicted(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
+    """The predicted step, without its interval."""
+    return price(scheduled(workload, machine, plan), machine).prediction
 
 
 def choose_overlap(
@@ -69,7 +75,7 @@ def _fastest(workload: Workload, machine: Machine, plans: Sequence[Plan], overla
     """Mean over device counts and layouts of their fastest plan's seconds per step."""
     fastest: dict[tuple[int, str], float] = {}
     for plan in plans:
-        step_s = predict(workload, machine, Plan(**(msgspec.structs.asdict(plan) | {"overlap": overlap}))).step_s
+        step_s = _predicted(workload, machine, Plan(**(msgspec.structs.asdict(plan) | {"overlap": overlap}))).step_s
         where = (plan.devices, plan.layout)
         fastest[where] = min(step_s, fastest.get(where, step_s))
     return sum(fastest.values()) / len(fastest)

@@ -11,7 +11,8 @@ from dpsim.fusion_rules import FUSION_RULES
 from dpsim.kernels.allreduce.shards import largest_shard
 from dpsim.machine import Machine
 from dpsim.plan import Plan
-from dpsim.predict.step import local_share, scheduled
+from dpsim.predict.prices import local_share
+from dpsim.predict.step import scheduled
 from dpsim.schedule import Schedule
 from dpsim.workload import Workload
 

@@ -17,12 +17,14 @@ from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan, Strategy
 from dpsim.predict.cautions import cautions
 from dpsim.predict.compare import choose_overlap
+from dpsim.predict.interval import LEVEL, Interval, equally_fast, predict, predict_with_interval
 from dpsim.predict.memory import memory
-from dpsim.predict.step import RELATIVE_UNCERTAINTY, Prediction, interval, predict
+from dpsim.predict.step import Prediction
 from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
+_Predicted = tuple[Prediction, Interval]
 
 
 def predict_points(
@@ -37,7 +39,6 @@ def predict_points(
     algorithm: str | Sequence[str] | None = None,
     overlap: str = "auto",
     accumulate: int = 1,
-    relative_uncertainty: float = RELATIVE_UNCERTAINTY,
     wire_dtype: WireDtype | None = None,
     cycle_s: float = 1e-3,
     strategy: Strategy = "data-parallel",
@@ -53,8 +54,8 @@ def predict_points(
 
     The summary names the best point of each device count, rule, algorithm and batch, with its speedup (samples/s over
     one device's at the same global batch, or local batch under weak scaling), its scaling efficiency (speedup / n), and
-    the thresholds within the uncertainty of it (``equally_fast_bytes``). It also has the ``cautions``: the assumptions
-    behind the points, in sentences. Raises ``ConfigError``.
+    the thresholds whose difference from it is within its uncertainty (``equally_fast_bytes``). It also has the
+    ``cautions``: the assumptions behind the points, in sentences. Raises ``ConfigError``.
     """
     _check(overlap, global_batch, local_batch)
     weak = global_batch is None
@@ -88,20 +89,21 @@ def predict_points(
             for threshold in thresholds if compared and count > 1 else [None]:
                 plans[plan_of(variant, count, threshold, layout)] = variant
     mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap
-    groups: dict[tuple[_Variant, str], list[Record]] = {}
+    groups: dict[tuple[_Variant, str], list[tuple[Record, _Predicted]]] = {}
     used = []
     for plan, variant in plans.items():
         used.append(Plan(**(msgspec.structs.asdict(plan) | {"overlap": mechanism})))
-        point = _point(workload, machine, used[-1], singles[variant], relative_uncertainty)
-        groups.setdefault((variant, point["layout"]), []).append(point)
-    points = [point for rows in groups.values() for point in rows]
+        predicted = predict_with_interval(workload, machine, used[-1])
+        point = _point(workload, machine, used[-1], singles[variant], predicted[0])
+        groups.setdefault((variant, point["layout"]), []).append((point, predicted))
+    points = [point for rows in groups.values() for point, _ in rows]
     return points, {
         "scaling": "weak" if weak else "strong",
         "wire_dtype": wire_dtype,
-        "best": [_best(rows, relative_uncertainty) for rows in groups.values()],
-        "relative_uncertainty": relative_uncertainty,
+        "best": [_best(rows) for rows in groups.values()],
+        "interval_level": LEVEL,
         "extrapolated": any(point["extrapolated"] for point in points),
-        "cautions": list(cautions(machine, used)),
+        "cautions": list(cautions(machine, used, workload)),
     }
 
 
@@ -129,9 +131,9 @@ def _several(values: Any) -> tuple[Any, ...]:
     return (values,) if values is None or isinstance(values, (str, int)) else tuple(values)
 
 
-def _best(rows: Sequence[Record], relative_uncertainty: float) -> Record:
+def _best(rows: Sequence[tuple[Record, _Predicted]]) -> Record:
     """Return the fastest point of a device count, and the thresholds that cannot be told apart from it."""
-    row = min(rows, key=lambda point: float(point["predicted_step_s"]))
+    row, fastest = min(rows, key=lambda item: item[1][0].step_s)
     keys = (
         "devices",
         "layout",
@@ -147,8 +149,8 @@ def _best(rows: Sequence[Record], relative_uncertainty: float) -> Record:
     )
     near = [
         point["fusion_threshold_bytes"]
-        for point in rows
-        if point is not row and point["predicted_step_s"] <= (1 + relative_uncertainty) * row["predicted_step_s"]
+        for point, predicted in rows
+        if point is not row and equally_fast(predicted, fastest)
     ]
     return {key: row[key] for key in keys} | {
         "speedup": row["predicted_speedup"],
@@ -171,9 +173,7 @@ def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
     return next((name for name in ("auto", "mpi", *names) if name in names), "ring")
 
 
-def _point(workload: Workload, machine: Machine, plan: Plan, single: Prediction, relative_uncertainty: float) -> Record:
-    predicted = predict(workload, machine, plan)
-    low_s, high_s = interval(predicted, relative_uncertainty)
+def _point(workload: Workload, machine: Machine, plan: Plan, single: Prediction, predicted: Prediction) -> Record:
     needed = memory(workload, plan, machine)
     has_threshold = plan.devices > 1 and FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is not None
     speedup = predicted.images_per_s / single.images_per_s
@@ -193,10 +193,13 @@ def _point(workload: Workload, machine: Machine, plan: Plan, single: Prediction,
         "emulated_compute": workload.emulated_compute,
         "emulated_network": machine.emulated_network,
         "predicted_step_s": predicted.step_s,
-        "predicted_low_s": low_s,
-        "predicted_high_s": high_s,
-        "predicted_interval": "assumed",
+        "predicted_low_s": predicted.low_s,
+        "predicted_high_s": predicted.high_s,
+        "interval_level": predicted.interval_level,
         "predicted_exposed_communication_s": predicted.exposed_communication_s,
+        "predicted_communication_cost_s": predicted.communication_cost_s,
+        "waiting_for_slowest_s": predicted.waiting_for_slowest_s,
+        "waiting_for_input_s": predicted.waiting_for_input_s,
         "images_per_s": predicted.images_per_s,
         "predicted_speedup": speedup if math.isfinite(speedup) else float(plan.devices),
         "calibrated_on": machine.calibrated_on,

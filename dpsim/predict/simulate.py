@@ -58,9 +58,10 @@ def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> 
 
 
 class Prices(NamedTuple):
-    """Seconds: ``layers`` (4, L) forward, backward, gradient, launch; ``announces`` (L) which layers have tensors;
-    ``fixed`` (4) overhead_s, update_s, poll_s, rounds; ``solo`` (2, K) and ``beside`` (3, K) curves (``cost.at``) of
-    what adds up gradients, and ``gather`` (2, K) of what brings parameters together."""
+    """Seconds: ``layers`` (5, L) forward, backward, gradient, and the launches of forward and of backward;
+    ``announces`` (L) which layers have tensors; ``fixed`` (4) overhead_s, update_s, poll_s, rounds; ``solo`` (2, K) and
+    ``beside`` (3, K) curves (``cost.at``) of what adds up gradients, and ``gather`` (2, K) of what brings parameters
+    together."""
 
     layers: Any
     announces: Any
@@ -159,7 +160,7 @@ def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
             now = host = now + cost
         elif kind[i] == FORWARD_EVENT or kind[i] == BACKWARD_EVENT:
             layer = operations.layer[i]
-            host += layers[3, layer]
+            host += layers[3, layer] if kind[i] == FORWARD_EVENT else layers[4, layer]
             if host > now:
                 if _engaged(operations, lane, mode):
                     _flow(now, host - now, False, operations, prices, lane)

@@ -6,22 +6,18 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.codec import Noun
-from dpsim.data.sharding import largest_share
-from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.lowering import lower
 from dpsim.machine import Machine
-from dpsim.memo import remember
 from dpsim.plan import Plan
-from dpsim.predict.cost import compute_slowdown, nearest_line, overlapped_curve, solo_curve
-from dpsim.predict.formulas import rounds
+from dpsim.predict.cost import nearest_line
 from dpsim.predict.horovod import joined
-from dpsim.predict.simulate import MODES, Prices, operations_of, simulate
+from dpsim.predict.prices import EXACT, Factors, local_share, prices_of
+from dpsim.predict.simulate import MODES, operations_of, simulate
 from dpsim.predict.speed import speeds
 from dpsim.schedule import (
     BACKWARD_EVENT,
@@ -36,15 +32,23 @@ from dpsim.timeline import EXPOSED_S, Timeline
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
-RELATIVE_UNCERTAINTY = 0.03
 
 
 class Prediction(Noun, frozen=True):
     """One predicted step.
 
-    step_s = overhead + forward_s + backward_s + update_s + exposed communication, plus what the computation waits for
-    the host or for Horovod's cycle. ``backward_s`` contains what communication beside it takes away.
-    ``extrapolated``: outside what the workload or the machine was measured on.
+    step_s = overhead + forward_s + backward_s + update_s + waiting_for_slowest_s + exposed communication +
+    waiting_for_input_s, plus what the computation waits for the host or for Horovod's cycle. ``backward_s`` contains
+    what communication beside it takes away. ``extrapolated``: outside what the workload or the machine was measured on.
+
+    - ``waiting_for_slowest_s``: how much longer the slowest device computes than the workload and the compute slowdown
+      say, where more devices take part than were calibrated together (``dpsim.predict.waiting``).
+    - ``communication_cost_s`` = step_s - the step on a network where every collective takes no time. It is more than
+      the exposed communication where overlap takes compute time away.
+    - ``low_s`` and ``high_s`` are the ends of the interval that holds the median measured step with a probability of
+      ``interval_level`` (``dpsim.predict.interval``).
+
+    The last four are ``None`` where they were not asked for: in ``price(...).prediction``.
     """
 
     step_s: float
@@ -55,6 +59,12 @@ class Prediction(Noun, frozen=True):
     update_s: float
     extrapolated: bool
     images_per_s: float
+    waiting_for_slowest_s: float = 0.0
+    waiting_for_input_s: float = 0.0
+    communication_cost_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    interval_level: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +80,8 @@ class _AtSpeed:
     sums: Floats
     step_s: float
     extrapolated: bool
-
-
-def local_share(plan: Plan) -> float:
-    """Samples the slowest device computes at once; synchronous training waits for it.
-
-    ceil(B / n) / accumulate, or with leaves those of the device that has the most.
-    """
-    return largest_share(plan.global_batch, plan.devices, plan.leaves) / plan.accumulate
+    waiting_s: tuple[float, float, float, float]
+    input_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,16 +110,19 @@ class PricedStep:
             self._mean([float(speed.sums[kind]) for speed in self.speeds])
             for kind in (EXPOSED_S, FORWARD_EVENT, BACKWARD_EVENT, UPDATE_EVENT)
         )
+        waits_s = [self._mean([speed.waiting_s[part] for speed in self.speeds]) for part in range(4)]
         step_s, global_batch = self.step_s, self._longest.schedule.plan.global_batch
         return Prediction(
             step_s=step_s,
             exposed_communication_s=exposed_s,
             buckets=self._longest.schedule.buckets,
-            forward_s=forward_s,
-            backward_s=backward_s,
-            update_s=update_s,
+            forward_s=forward_s - waits_s[0],
+            backward_s=backward_s - waits_s[1],
+            update_s=update_s - waits_s[2],
             extrapolated=any(speed.extrapolated for speed in self.speeds),
             images_per_s=global_batch / step_s if step_s > 0 else math.inf,
+            waiting_for_slowest_s=sum(waits_s),
+            waiting_for_input_s=self._mean([speed.input_s for speed in self.speeds]),
         )
 
     def timeline(self) -> Timeline:
@@ -164,19 +171,16 @@ class PricedStep:
         return float(np.average(values, weights=[speed.share for speed in self.speeds]))
 
 
-def price(schedule: Schedule, machine: Machine) -> PricedStep:
+def price(schedule: Schedule, machine: Machine, factors: Factors = EXACT) -> PricedStep:
     """When each operation of a schedule starts and ends (``dpsim.predict.simulate.simulate``).
 
     Layer times are the Workload's at the largest local batch, times the machine's compute slowdown at this device
-    count (overhead and update too). Raises ``ConfigError`` where the machine does not price the plan's allreduce.
+    count (overhead and update too), and times what waiting for the slowest device adds (``prices.waiting_factor``).
+    The step lasts until its input is prepared. ``factors`` multiply parts of the prices. Raises ``ConfigError`` where
+    the machine does not price the plan's allreduce.
     """
     devices = schedule.groups[0].devices
-    return PricedStep(machine, tuple(_price(schedule, at, share) for share, at in speeds(machine, devices)))
-
-
-def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
-    """The predicted step of a plan: its schedule, priced (``price``)."""
-    return price(scheduled(workload, machine, plan), machine).prediction
+    return PricedStep(machine, tuple(_price(schedule, at, share, factors) for share, at in speeds(machine, devices)))
 
 
 def step_times(workload: Workload, machine: Machine, plans: Iterable[Plan]) -> Floats:
@@ -189,17 +193,6 @@ def timeline(workload: Workload, machine: Machine, plan: Plan) -> Timeline:
     return price(scheduled(workload, machine, plan), machine).timeline()
 
 
-def interval(prediction: Prediction, relative_uncertainty: float = RELATIVE_UNCERTAINTY) -> tuple[float, float]:
-    """(predicted_low_s, predicted_high_s) = step (1 -+ u), u the relative uncertainty of a calibration.
-
-    u is doubled where the prediction is extrapolated. Machine and workload files state no uncertainty.
-    """
-    if not (math.isfinite(relative_uncertainty) and 0 <= relative_uncertainty < 1):
-        raise ConfigError(f"relative uncertainty is {relative_uncertainty}", allowed="from 0 up to 1")
-    u = min(relative_uncertainty * (2 if prediction.extrapolated else 1), 1.0)
-    return prediction.step_s * (1 - u), prediction.step_s * (1 + u)
-
-
 def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
     """The plan's schedule, with alpha and beta from the machine where its fusion rule needs them."""
     if not FUSION_RULES.find(plan.fusion_rule).needs_costs:
@@ -208,53 +201,24 @@ def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
     return lower(workload, plan, alpha_s=alpha_s, beta_s_per_byte=beta)
 
 
-def _price(schedule: Schedule, machine: Machine, share: float) -> _AtSpeed:
+def _price(schedule: Schedule, machine: Machine, share: float, factors: Factors) -> _AtSpeed:
     plan, workload = schedule.plan, schedule.workload
     group = schedule.groups[0]
-    prices, (first_bytes, last_bytes), extrapolated = _prices(workload, machine, plan, schedule)
-    mode = MODES[plan.overlap]
+    priced = prices_of(workload, machine, plan, schedule, factors)
+    (first_bytes, last_bytes), extrapolated, mode = priced.known_bytes, priced.extrapolated, MODES[plan.overlap]
     if schedule.dynamic:
-        schedule, operations = joined(schedule, prices, mode)
+        schedule, operations = joined(schedule, priced.prices, mode)
     else:
         operations = operations_of(schedule)
-    times, sums, step_s = simulate(operations, prices, mode)
+    times, sums, step_s = simulate(operations, priced.prices, mode)
     if group.devices > 1 and schedule.buckets and not extrapolated:
         sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0]
         extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)
-    return _AtSpeed(share, schedule, times, sums, float(step_s), extrapolated)
+    input_s = _waiting_for_input_s(workload, plan, step_s)
+    return _AtSpeed(share, schedule, times, sums, float(step_s) + input_s, extrapolated, priced.waiting_s, input_s)
 
 
-def _prices(
-    workload: Workload, machine: Machine, plan: Plan, schedule: Schedule
-) -> tuple[Prices, tuple[float, float], bool]:
-    """What the kernel charges, the sizes that the machine's tables cover, whether the times are extrapolated.
-
-    A device that updates its shard alone takes as large a part of the time that all parameters take.
-    """
-    group = schedule.groups[0]
-    factor, beyond = compute_slowdown(machine, group.devices, group.layout)
-    samples = local_share(plan)
-    layers, announces = _layer_arrays(workload, samples, factor)
-    collective = machine.priced(plan.collective)
-    solo = solo_curve(machine, collective)
-    overlapped, poll_s = solo, 0.0
-    if group.devices > 1 and plan.overlap in ("poll", "thread"):
-        overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
-    stages = rounds(collective)
-    gather, update_s = solo, workload.update_s * factor
-    if schedule.sharded:
-        gather = solo_curve(machine, msgspec.structs.replace(collective, kind="all-gather"))
-        update_s /= group.devices
-    fixed = np.array((workload.times(samples).overhead_s * factor, update_s, poll_s, stages), np.float64)
-    prices = Prices(layers, announces, fixed, solo.points, overlapped.points, gather.points)
-    curves = (solo, overlapped, gather)
-    known = max(curve.first_bytes for curve in curves), min(curve.last_bytes for curve in curves)
-    return prices, known, beyond or workload.extrapolated(samples)
-
-
-@remember
-def _layer_arrays(workload: Workload, local_batch: float, factor: float) -> tuple[Floats, NDArray[np.bool_]]:
-    times = workload.times(local_batch)
-    launch = np.array([layer.launch_s for layer in workload.layers])
-    rows = [times.forward_s * factor, times.backward_s * factor, times.gradient_ready_s * factor, launch]
-    return np.array(rows), np.array([bool(layer.tensors) for layer in workload.layers])
+def _waiting_for_input_s(workload: Workload, plan: Plan, step_s: float) -> float:
+    """Seconds that a step waits for its samples: for all of them, or for what prefetching beside a step leaves."""
+    input_s = workload.input_s(local_share(plan) * plan.accumulate)
+    return max(0.0, input_s - step_s) if workload.input_prefetch else input_s

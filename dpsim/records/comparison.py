@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
+from dpsim.records.coverage import StratumCoverage
 from dpsim.records.sweep import Experiment
 from dpsim.setting import Setting
 
@@ -31,6 +32,9 @@ class ComparedPoint(Noun, frozen=True):
       known).
     - Where computation is emulated, ``deadline_lateness`` is how late layers ended (median), relative to the step, and
       ``free_cores`` the share of the cores' time in which no rank ran (``dpsim.records.sweep.Emulation``).
+    - ``predicted_low_s`` to ``predicted_high_s`` is to hold the measured step with a probability of ``interval_level``
+      (``None``: a band that was assumed). ``predicted_communication_cost_s`` is the predicted step - the one on a
+      network where collectives take no time.
     - ``group`` names the group in which the point is compared with others, and ``setting`` is the whole setting.
     """
 
@@ -89,6 +93,8 @@ class ComparedPoint(Noun, frozen=True):
     predicted_memory_bytes: int | None = None
     deadline_lateness: float | None = None
     free_cores: float | None = None
+    interval_level: float | None = None
+    predicted_communication_cost_s: float | None = None
 
     @property
     def measured_s_per_sample(self) -> float:
@@ -221,6 +227,8 @@ class Comparison(Noun, frozen=True):
     ``compared`` are the fields in which the settings of a group differ.
     ``cores`` are those of the machine, and ``speeds`` its speeds by the number of devices at work.
     ``compute_slowdown_half_width`` is half the widest 95 % interval of its compute slowdowns, relative to the slowdown.
+    ``intervals`` is the coverage of the predicted intervals for each network and number of devices, ``interval`` that
+    of all points together (none where the predictions state no level); one calibration is behind all of them.
     ``identical`` says whether all trainings with leaves ended with the same bits (``None``: nothing was promised).
     """
 
@@ -245,6 +253,8 @@ class Comparison(Noun, frozen=True):
     speeds: tuple[SpeedRecord, ...] = ()
     compute_slowdown_half_width: float = 0.0
     compared: tuple[str, ...] = ()
+    intervals: tuple[StratumCoverage, ...] = ()
+    interval: StratumCoverage | None = None
 
     @property
     def drift_measured(self) -> bool:

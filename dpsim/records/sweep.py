@@ -89,7 +89,9 @@ class PredictedPoint(Noun, frozen=True):
     null, a constant per device count, is computed in the comparison. ``full_speed_step_s`` and ``slow_speed_step_s``
     are the step at each of the machine's two speeds, while ``step_s`` is the mean over both; they are ``None`` where
     speeds were not observed. ``memory_bytes`` is what a device needs, without communication buffers (0: not known).
-    ``workload`` and ``machine`` are the places of what it was predicted from.
+    ``workload`` and ``machine`` are the places of what it was predicted from. ``low_s`` to ``high_s`` holds the median
+    measured step with a probability of ``interval_level`` (``None``: the band was assumed). ``communication_cost_s`` is
+    ``step_s`` - the step on a network where collectives take no time.
     """
 
     setting: Setting
@@ -107,6 +109,8 @@ class PredictedPoint(Noun, frozen=True):
     memory_bytes: int = 0
     workload: int = 0
     machine: int = 0
+    interval_level: float | None = None
+    communication_cost_s: float | None = None
 
 
 class Predictions(Noun, frozen=True):

@@ -27,7 +27,7 @@ from dpsim.harness.sweep.prepare import Prepared, calibration_kind, profile_kind
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.sweep import declared, free_folder, sweep
 from dpsim.plan import Plan
-from dpsim.predict.step import local_share
+from dpsim.predict.prices import local_share
 from dpsim.records.reproduce import DriftPredictions, ReproduceRecord
 from dpsim.records.sweep import (
     Experiment,

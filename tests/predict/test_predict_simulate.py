@@ -16,7 +16,7 @@ from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict import compute_slowdown, predict, scheduled, step_times, timeline
 from dpsim.predict.cost import at, cost, overlapped_curve
 from dpsim.predict.formulas import rounds
-from dpsim.predict.step import local_share
+from dpsim.predict.prices import local_share
 from dpsim.schedule import COMMUNICATION_LANE
 from dpsim.workload import Workload
 

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +26,6 @@ from dpsim.predict import (
     choose_overlap,
     collective_cost,
     compute_slowdown,
-    interval,
     memory,
     nulls,
     predict,
@@ -131,7 +129,7 @@ def test_what_a_prediction_assumes_is_said() -> None:
     ethernet = Machine(name="e", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
     points, summary = predict_points(workload(), ethernet, [4], [], global_batch=16, algorithm="one-shot")
     messages = " ".join(summary["cautions"])
-    assert points[0]["extrapolated"] and points[0]["predicted_interval"] == "assumed"
+    assert points[0]["extrapolated"] and points[0]["interval_level"] == 0.9
     assert (
         "one-shot works in memory" in messages and "no overlap tables" in messages and "machine file states" in messages
     )
@@ -271,19 +269,6 @@ def test_one_mechanism_is_chosen_for_all_points_that_are_compared() -> None:
     assert single == ["thread", "off"]
 
 
-def test_thresholds_within_the_uncertainty_of_the_best_are_named() -> None:
-    def best(**given: Any) -> dict[str, Any]:
-        _, summary = predict_points(
-            workload(), machine(), [2], [0.0, 100.0, math.inf], global_batch=8, overlap="off", **given
-        )
-        actual: dict[str, Any] = summary["best"][0]
-        return actual
-
-    assert (best()["fusion_threshold_bytes"], best()["equally_fast_bytes"]) == (math.inf, [])
-    rough = best(relative_uncertainty=0.1)
-    assert rough["equally_fast_bytes"] == [0.0, 100.0] and rough["any_threshold"]
-
-
 def test_only_measured_mechanisms_are_tried_where_some_were_measured() -> None:
     table = OverlapCost(
         algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(5.0,), compute_loss_s=(0.0,)
@@ -292,15 +277,6 @@ def test_only_measured_mechanisms_are_tried_where_some_were_measured() -> None:
     assert best == "thread" and steps["thread"] == 18.5 and list(steps) == ["off", "inline", "thread"]
     with pytest.raises(ConfigError, match="thread"):
         choose_overlap(workload(), machine(), [plan()], ["thred"])
-
-
-def test_interval_widens_with_uncertainty_and_with_extrapolation() -> None:
-    inside = predict(workload(), machine(), plan())
-    assert interval(inside) == (20.5 * 0.97, 20.5 * 1.03)
-    outside = predict(workload(), machine(), plan(fusion_rule="one"))
-    assert interval(outside, 0.1) == (19.5 * 0.8, 19.5 * 1.2)
-    with pytest.raises(ConfigError, match="uncertainty"):
-        interval(inside, -1.0)
 
 
 def test_memory_that_nobody_stated_is_unknown() -> None:

@@ -6,10 +6,11 @@ import math
 
 from mpi4py import MPI
 
+from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.harness.calibrate.load import StandIn, nothing
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
-from dpsim.harness.measurement.speed import Visits
+from dpsim.harness.measurement.speed import Visits, later_error
 from dpsim.machine import ComputeSlowdown, Speed
 
 _LEAST_LOAD_S = 1e-3
@@ -32,7 +33,7 @@ class ComputeContention:
                 before_s = reference_s(group)
                 load_s = self._load.run(math.ceil(_LEAST_LOAD_S / self._load.unit_s), nothing)
                 speed_s = self._speeds.visited(count, before_s, reference_s(group))
-                self._visits[count].add([group.allreduce(load_s, MPI.MAX)], speed_s)
+                self._visits[count].add([group.allreduce(load_s, MPI.MAX)], speed_s, now())
 
     def result(self) -> ComputeSlowdown:
         """The slowdown, on rank 0; 1 on the other ranks, which did not compute alone."""
@@ -46,5 +47,6 @@ class ComputeContention:
             return ()
         mixtures = {count: self._speeds.mixture(count) for count in self._visits}
         return tuple(
-            mixture.speed(count, self._visits[count].slow_factor(mixture)) for count, mixture in mixtures.items()
+            mixture.speed(count, self._visits[count].slow_factor(mixture), later_error([self._visits[count]]))
+            for count, mixture in mixtures.items()
         )

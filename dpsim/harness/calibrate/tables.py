@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from typing import Literal, cast
@@ -22,6 +23,7 @@ from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.load import Load, nothing
 from dpsim.harness.measurement.loop import Round
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
+from dpsim.harness.measurement.scatter import median_error
 from dpsim.harness.measurement.speed import factors, slow_factor
 from dpsim.machine import AllreduceCost, OverlapCost
 
@@ -61,6 +63,7 @@ class IdleTable:
         }
         self._rows: list[list[float]] = []
         self._reference_s: list[float] = []
+        self._visits: list[int] = []
         self._warm = False
 
     def visit(self, current: Round) -> None:
@@ -70,6 +73,7 @@ class IdleTable:
         speed_s = self.speeds.visited(self.group.size, before_s, _reference_s(self.group, self.link))
         self._rows += rows
         self._reference_s += [speed_s] * len(rows)
+        self._visits.append(len(rows))
         self._warm = True
 
     def _each_size(self, current: Round, turn: int) -> list[float]:
@@ -95,6 +99,7 @@ class IdleTable:
             wire_dtype=self.wire_dtype,
             slow_factor=factor,
             kind=self.kind,
+            relative_uncertainty=_visits_error(self.group, self._rows, self._visits),
         )
 
 
@@ -159,10 +164,11 @@ class LoadedTable:
         """The table, on every rank of the group. Collective."""
         group, speeds = self._idle.group, self._idle.speeds
         mixture = speeds.mixture(group.size)
-        times, losses = [], []
+        times, losses, errors = [], [], []
         for size, references_s in self._reference_s.items():
             times.append(_slowest(group, self._times[size], references_s, speeds))
-            loss_s = np.mean(group.allgather(self._losses[size]), axis=0)
+            errors.append(_visits_error(group, self._times[size], [1] * len(references_s)))
+            loss_s = self._mean_losses(size)
             losses.append(
                 max(0.0, float(_median_at_full_speed(loss_s, factors(references_s, mixture, mixture.change))))
             )
@@ -177,7 +183,14 @@ class LoadedTable:
             wire_dtype=self._idle.wire_dtype,
             slow_factor=statistics.median(factor for _, factor in times),
             kind=self._idle.kind,
+            relative_uncertainty=float(np.sqrt(np.mean(np.square(errors)))),
+            loss_relative_uncertainty=_losses_error([self._mean_losses(size) for size in self._sizes], losses),
         )
+
+    def _mean_losses(self, size: int) -> NDArray[np.float64]:
+        """Compute seconds lost in each visit, their mean over the ranks. Collective."""
+        mean: NDArray[np.float64] = np.mean(self._idle.group.allgather(self._losses[size]), axis=0)
+        return mean
 
     def close(self) -> None:
         """End the overlap mechanism. Collective."""
@@ -209,6 +222,24 @@ def _slowest(
     factor = slow_factor(relative.ravel(), np.repeat(reference_s, relative.shape[1]).tolist(), mixture)
     full = _median_at_full_speed(slowest, factors(reference_s, mixture, factor)[:, None])
     return tuple(full.tolist()), factor
+
+
+def _visits_error(group: MPI.Intracomm, rows: list[list[float]], visits: list[int]) -> float:
+    """The relative standard error of a table's times: root mean square over sizes, from the medians of visits.
+
+    ``visits`` counts the rows of each visit; those of one visit are not independent. Collective.
+    """
+    slowest = np.max(group.allgather(rows), axis=0)
+    edges = np.cumsum([0, *visits])
+    medians = np.array([np.median(slowest[a:b], axis=0) for a, b in itertools.pairwise(edges) if b > a])
+    return float(np.sqrt(np.mean([median_error(column) ** 2 for column in medians.T])))
+
+
+def _losses_error(losses_s: list[NDArray[np.float64]], medians_s: list[float]) -> float:
+    """The standard error of the compute time lost, over all sizes together, relative to it; at most 1."""
+    squares = sum(float(np.var(of_size)) * math.pi / 2 / len(of_size) for of_size in losses_s)
+    total = sum(medians_s)
+    return min(1.0, math.sqrt(squares) / total) if total > 0 else 1.0
 
 
 def _median_at_full_speed(times_s: ArrayLike, slowdowns: ArrayLike) -> NDArray[np.float64]:

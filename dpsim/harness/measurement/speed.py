@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
+from dpsim.harness.measurement.scatter import later_mean_error
 from dpsim.harness.measurement.statistics import Interval, median_interval
 from dpsim.machine import Speed
 
@@ -41,14 +42,18 @@ class Mixture(Noun, frozen=True):
         """How many times longer the reference computation takes at the slow speed."""
         return self.slow_s / self.full_s
 
-    def speed(self, devices: int, compute_factor: float) -> Speed:
-        """These speeds for a machine file; computation takes ``compute_factor`` times as long at the slow speed."""
+    def speed(self, devices: int, compute_factor: float, relative_uncertainty: float) -> Speed:
+        """These speeds for a machine file; computation takes ``compute_factor`` times as long at the slow speed.
+
+        ``relative_uncertainty`` is that of a later mean of its times (``scatter.later_mean_error``).
+        """
         return Speed(
             devices=devices,
             reference_s=self.full_s,
             slow_reference_s=self.slow_s,
             slow_share=self.slow_share,
             compute_factor=compute_factor,
+            relative_uncertainty=relative_uncertainty,
         )
 
     def slow(self, reference_s: Sequence[float]) -> NDArray[np.bool_]:
@@ -127,10 +132,13 @@ class Visits:
     def __init__(self) -> None:
         self.steps_s: list[list[float]] = []
         self.reference_s: list[float] = []
+        self.at_s: list[float] = []
 
-    def add(self, steps_s: list[float], reference_s: float) -> None:
+    def add(self, steps_s: list[float], reference_s: float, at_s: float = 0.0) -> None:
+        """Keep a visit that ended at the instant ``at_s``."""
         self.steps_s.append(steps_s)
         self.reference_s.append(reference_s)
+        self.at_s.append(at_s)
 
     def samples(self) -> tuple[list[float], list[float]]:
         """(seconds of every step, the reference time of each)."""
@@ -139,6 +147,13 @@ class Visits:
 
     def slow_factor(self, speeds: Mixture) -> float:
         return slow_factor(*self.samples(), speeds)
+
+    def paces(self) -> tuple[Floats, Floats]:
+        """(the instant of each visit, its mean step over the median of all visits)."""
+        means = np.array([np.mean(steps) for steps in self.steps_s if steps])
+        return np.array([at for at, steps in zip(self.at_s, self.steps_s, strict=True) if steps]), means / np.median(
+            means
+        )
 
     def full_speed_s(self, speeds: Mixture) -> Floats:
         """The median step of each visit, divided by how much slower the machine was in it."""
@@ -153,3 +168,13 @@ def slowdown(alone: Visits, together: Visits, alone_speeds: Mixture, together_sp
     The visits i of both were made back to back, so that a longer disturbance of the machine cancels out.
     """
     return median_interval((together.full_speed_s(together_speeds) / alone.full_speed_s(alone_speeds)).tolist())
+
+
+def later_error(cases: Sequence[Visits]) -> float:
+    """One standard error, relative, of the mean step of a later run, from the visits of several settings together."""
+    paces = [case.paces() for case in cases if case.steps_s]
+    if not paces:
+        return 0.0
+    at_s, times = (np.concatenate(columns) for columns in zip(*paces, strict=True))
+    order = np.argsort(at_s, kind="stable")
+    return later_mean_error(at_s[order], times[order])

@@ -10,13 +10,15 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim import codec
+from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.harness import models
 from dpsim.harness.measurement.loop import Round, StopRule, rounds
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
-from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors
+from dpsim.harness.measurement.scatter import median_error
+from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors, later_error
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS
 from dpsim.harness.profile.announcements import check_announcements
 from dpsim.harness.profile.profile import Profile, ProfileConfig
@@ -81,7 +83,7 @@ class _Case:
             seconds.append(marks.end_s - begin_s - exposed_s(marks))
             self.rows.append(_row(begin_s, marks, self.trainer.schedule))
         slowest_s = np.max(self.group.allgather(seconds), axis=0).tolist()
-        self.steps.add(slowest_s, speeds.visited(self.devices, before_s, after_s))
+        self.steps.add(slowest_s, speeds.visited(self.devices, before_s, after_s), now())
 
 
 def _row(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
@@ -152,9 +154,10 @@ class ModelProfiler:
         """The machine's speeds with each number of devices at work; on rank 0."""
         speeds = []
         for devices, mixture in self._speeds.mixtures().items():
-            slow_factors = [case.steps.slow_factor(mixture) for case in self._cases if case.devices == devices]
+            visits = [case.steps for case in self._cases if case.devices == devices]
+            slow_factors = [steps.slow_factor(mixture) for steps in visits]
             if slow_factors:
-                speeds.append(mixture.speed(devices, float(np.median(slow_factors))))
+                speeds.append(mixture.speed(devices, float(np.median(slow_factors)), later_error(visits)))
         return tuple(speeds)
 
     def settled(self) -> bool:
@@ -213,6 +216,7 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
         update_s=update_s,
         overhead_s=overhead_s,
         overhead_per_sample_s=per_sample_s,
+        relative_uncertainty=_error([cases[batch].steps for batch in batches], speeds),
         step_spread=_spread([cases[batch].steps for batch in batches], speeds),
         source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch",
     )
@@ -234,6 +238,11 @@ def _spread(cases: list[Visits], speeds: Mixture) -> tuple[float, ...]:
         ratios.append(full_s / np.median(full_s))
     places = (np.arange(_SPREAD_QUANTILES) + 0.5) / _SPREAD_QUANTILES
     return tuple(np.quantile(np.concatenate(ratios), places).tolist())
+
+
+def _error(cases: list[Visits], speeds: Mixture) -> float:
+    """The relative standard error of the layer times: root mean square over local batches, from visits' medians."""
+    return float(np.sqrt(np.mean([median_error(steps.full_speed_s(speeds)) ** 2 for steps in cases])))
 
 
 def _typical(case: _Case, speeds: Mixture) -> Floats:

@@ -12,6 +12,7 @@ import numpy as np
 from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
+from dpsim.harness.sweep.coverage import coverage_by_stratum, covered
 from dpsim.harness.sweep.equal_speed import RunSpeed, at_mean_speed, predicted_at_run_speed_s, run_speeds, speed_records
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
@@ -94,6 +95,8 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
             default=0.0,
         ),
         compared=compared(experiment),
+        intervals=coverage_by_stratum(covered(points, results.predictions_sha256)),
+        interval=next(iter(coverage_by_stratum(covered(points, results.predictions_sha256, ALL_NETWORKS))), None),
     )
 
 
@@ -173,6 +176,8 @@ def _point(
         predicted_step_s=predicted.step_s,
         predicted_low_s=predicted.low_s,
         predicted_high_s=predicted.high_s,
+        interval_level=predicted.interval_level,
+        predicted_communication_cost_s=predicted.communication_cost_s,
         exposed_communication_s=float(np.median(item.exposed())),
         predicted_exposed_communication_s=predicted.exposed_communication_s,
         error=predicted.step_s / step.median - 1,

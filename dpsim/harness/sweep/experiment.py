@@ -16,7 +16,7 @@ from dpsim.harness.sweep.scores import PROPORTIONAL
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Overlap, Plan
-from dpsim.predict import choose_overlap, interval, memory, nulls, predict, price, recommended, scheduled
+from dpsim.predict import choose_overlap, memory, nulls, predict, price, recommended, scheduled
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
 from dpsim.setting import OVERLAP_CHOICES, Row, Setting, setting_of
@@ -138,8 +138,7 @@ def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Settin
     plan, (of_workload, of_machine) = setting.plan, prepared.place(setting)
     workload, machine = prepared.workloads[of_workload], prepared.machines[of_machine]
     priced = price(scheduled(workload, machine, plan), machine)
-    prediction, (full_s, slow_s) = priced.prediction, priced.speed_steps_s
-    low_s, high_s = interval(prediction)
+    prediction, (full_s, slow_s) = predict(workload, machine, plan), priced.speed_steps_s
     of_nulls = nulls(workload, machine, plan)
     if experiment.weak and plan.devices > 1:  # perfect weak scaling: the step of one device
         alone = _alone(experiment, setting).plan
@@ -151,8 +150,10 @@ def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Settin
         setting=setting,
         buckets=prediction.buckets if plan.devices > 1 else 0,
         step_s=prediction.step_s,
-        low_s=low_s,
-        high_s=high_s,
+        low_s=prediction.low_s or 0.0,
+        high_s=prediction.high_s or 0.0,
+        interval_level=prediction.interval_level,
+        communication_cost_s=prediction.communication_cost_s,
         exposed_communication_s=prediction.exposed_communication_s,
         extrapolated=prediction.extrapolated,
         null_step_s={name: value[0] for name, value in of_nulls.items()},

@@ -21,7 +21,7 @@ from dpsim.harness.measurement.environment import environment
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import ComputeSlowdown, Machine
-from dpsim.predict.step import local_share
+from dpsim.predict.prices import local_share
 from dpsim.predict.waiting import median_slowest
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe

@@ -72,8 +72,8 @@ POINTS = (
     Column("measured_low_s", "float64", "s", "The lower end of its 95 % bootstrap interval."),
     Column("measured_high_s", "float64", "s", "The upper end of its 95 % bootstrap interval."),
     Column("predicted_step_s", "float64", "s", "The time of a step that was predicted before the measurement."),
-    Column("predicted_low_s", "float64", "s", "The lower end of the band that is assumed around the prediction."),
-    Column("predicted_high_s", "float64", "s", "The upper end of the band that is assumed around the prediction."),
+    Column("predicted_low_s", "float64", "s", "The lower end of the predicted interval, or of an assumed band."),
+    Column("predicted_high_s", "float64", "s", "The upper end of the predicted interval, or of an assumed band."),
     Column(
         "exposed_communication_s",
         "float64",
@@ -168,6 +168,18 @@ POINTS = (
         "float64",
         "ratio",
         "Where computation is emulated, the share of the cores' time in which no rank ran; else NaN.",
+    ),
+    Column(
+        "interval_level",
+        "float64",
+        "ratio",
+        "The probability with which the predicted interval is to hold the measured step; NaN for an assumed band.",
+    ),
+    Column(
+        "predicted_communication_cost_s",
+        "float64",
+        "s",
+        "The predicted step minus the one on a network where collectives take no time; NaN in earlier records.",
     ),
 )
 

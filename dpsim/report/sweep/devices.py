@@ -13,6 +13,7 @@ from dpsim.report.sweep.tables import (
     LEGEND,
     PointCells,
     algorithm,
+    band_name,
     best_marks,
     by_network,
     error,
@@ -187,6 +188,7 @@ def points_table(comparison: Comparison) -> Table:
         Column(head="measured ms", cell=cells.measured),
         Column(head="95% interval", cell=cells.interval, left=True, dispensable=7),
         Column(head="predicted ms", cell=cells.predicted),
+        Column(head=f"predicted {band_name(comparison)}", cell=cells.predicted_interval, left=True, dispensable=8),
         Column(head="error", cell=error),
         Column(head="speedup", cell=speedup),
         Column(head="predicted speedup", cell=predicted_speedup),
@@ -272,7 +274,7 @@ REPORT = QuestionReport(
     figure_name="speedup",
     figure_title="Speedup",
     caption="Speedup against the number of devices: samples/s over those of one device. Dots: measured, with the 95% "
-    "interval of the step; line: predicted beforehand, with its assumed band; dashed: predictions of the baselines, of "
+    "interval of the step; line: predicted beforehand, with its {band}; dashed: predictions of the baselines, of "
     "which perfect scaling is the ideal.",
     constant="the network, one device among them",
     effect="device count by samples/s",

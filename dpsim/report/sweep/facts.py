@@ -45,6 +45,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ),
         ("recording", _recording(results)),
         ("A/A noise", "; ".join(noise)),
+        ("predicted intervals", _intervals(comparison)),
         ("predicted at", comparison.predicted_at),
         ("measured", f"{comparison.measured_from} to {comparison.measured_until}"),
         ("predictions' SHA-256", comparison.predictions_sha256),
@@ -68,6 +69,19 @@ def _emulation(comparison: Comparison) -> str:
         f"{len(points)} of {len(comparison.points)} configurations: ranks waited for the profiled times instead of "
         f"computing; layers ended at most {percent(late)} of a step too late (median of a configuration), and the "
         f"cores were free for {percent(free)} of the time or more"
+    )
+
+
+def _intervals(comparison: Comparison) -> str:
+    """What share of the points lies in its predicted interval; one calibration is behind all of them."""
+    all_points = comparison.interval
+    if all_points is None:
+        return "an assumed band of a constant width"
+    inside = ", ".join(f"{part.stratum}: {percent(part.coverage)}" for part in comparison.intervals)
+    return (
+        f"of {percent(all_points.level)}; they hold {percent(all_points.coverage)} of the {all_points.points} measured "
+        f"medians ({inside}), which share errors of one calibration. Interval score {all_points.interval_score:.3g}, "
+        f"that of the best constant width (in hindsight) {all_points.constant_score:.3g}, over the step"
     )
 
 

@@ -20,7 +20,8 @@ class QuestionReport:
 
     ``question`` and ``answers`` are sentences, ``tiles`` the numbers of a group worth seeing at first sight, and
     ``points`` the table of all settings. ``figure`` draws the main figure, wide or narrow, named ``figure_name`` and
-    explained by ``caption``. ``rules`` are added to those of every sweep where the divergence was measured.
+    explained by ``caption``, where ``{band}`` stands for what the predicted intervals are. ``rules`` are added to those
+    of every sweep where the divergence was measured.
     ``constant`` and ``effect`` complete sentences under the table of scores: the constant baseline is the median of the
     measured steps of ..., the effect is that of the worst ... over the best.
     """

@@ -42,6 +42,14 @@ def summary_json(comparison: Comparison) -> dict[str, Any]:
     summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}
     summary |= {name: overall.get(name) for name in ("shape", "exposed_communication", "noise", "effect")}
     summary |= {name: parts[name] for name in names}
+    interval = comparison.interval
+    summary |= {
+        "interval_level": interval.level if interval else None,
+        "coverage": interval.coverage if interval else None,
+        "interval_score": interval.interval_score if interval else None,
+        "constant_interval_score": interval.constant_score if interval else None,
+        "intervals": parts["intervals"],
+    }
     if comparison.experiment.question == "devices":
         first = comparison.points[0]
         summary["scaling"] = {

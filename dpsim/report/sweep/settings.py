@@ -10,6 +10,7 @@ from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.tables import (
     LEGEND,
     PointCells,
+    band_name,
     best_marks,
     error,
     errors_sentence,
@@ -106,6 +107,7 @@ def _points(comparison: Comparison) -> Table:
             Column(head="measured ms", cell=cells.measured),
             Column(head="95% interval", cell=cells.interval, left=True, dispensable=3),
             Column(head="predicted ms", cell=cells.predicted),
+            Column(head=f"predicted {band_name(comparison)}", cell=cells.predicted_interval, left=True, dispensable=8),
             Column(head="error", cell=error),
             Column(head="exposed ms", cell=cells.exposed, dispensable=1),
             Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
@@ -142,7 +144,7 @@ REPORT = QuestionReport(
     figure_name="settings",
     figure_title="Samples per second",
     caption="Samples per second at each setting. Dots: measured medians with their 95% intervals; diamonds: predicted "
-    "beforehand, with their assumed bands.",
+    "beforehand, with their {band}s.",
     constant="the group",
     effect="setting by samples/s",
 )

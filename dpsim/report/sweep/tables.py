@@ -46,11 +46,21 @@ class PointCells:
     def predicted(self, point: ComparedPoint) -> str:
         return milliseconds_to(point.predicted_step_s, self.largest_s) + "*" * point.extrapolated
 
+    def predicted_interval(self, point: ComparedPoint) -> str:
+        low, high = (milliseconds_to(s, self.largest_s) for s in (point.predicted_low_s, point.predicted_high_s))
+        return f"{low} to {high}"
+
     def exposed(self, point: ComparedPoint) -> str:
         return milliseconds_to(point.exposed_communication_s, self.largest_s) if point.devices > 1 else ""
 
     def predicted_exposed(self, point: ComparedPoint) -> str:
         return milliseconds_to(point.predicted_exposed_communication_s, self.largest_s) if point.devices > 1 else ""
+
+
+def band_name(comparison: Comparison) -> str:
+    """Return ``90% interval``, or ``assumed band`` where the predictions state no level."""
+    interval = comparison.interval
+    return "assumed band" if interval is None else f"{percent(interval.level)} interval"
 
 
 def error(point: ComparedPoint) -> str:

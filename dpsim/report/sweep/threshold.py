@@ -11,6 +11,7 @@ from dpsim.report.sweep.tables import (
     LEGEND,
     PointCells,
     algorithm,
+    band_name,
     best_marks,
     by_network,
     error,
@@ -177,6 +178,7 @@ def points_table(comparison: Comparison) -> Table:
             Column(head="measured ms", cell=cells.measured),
             Column(head="95% interval", cell=cells.interval, left=True),
             Column(head="predicted ms", cell=cells.predicted),
+            Column(head=f"predicted {band_name(comparison)}", cell=cells.predicted_interval, left=True, dispensable=8),
             Column(head="error", cell=error),
             Column(head="error at equal speed", cell=_error_at_equal_speed, dispensable=6, shown=at_equal_speed),
             Column(head="exposed ms", cell=cells.exposed, dispensable=1),
@@ -226,7 +228,7 @@ REPORT = QuestionReport(
     figure_name="step_time",
     figure_title="Step time",
     caption="Step time against the fusion threshold. Dots: measured medians with their 95% intervals; line: predicted "
-    "beforehand, with its assumed band; dashed: predictions of the four baselines. Threshold 0 is one allreduce per "
+    "beforehand, with its {band}; dashed: predictions of the four baselines. Threshold 0 is one allreduce per "
     "tensor, inf one per step.",
     constant="the network and device count",
     effect="threshold",

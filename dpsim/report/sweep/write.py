@@ -11,6 +11,7 @@ from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import environment_facts
 from dpsim.report.sweep.content import REPORTS, content
 from dpsim.report.sweep.facts import run_facts
+from dpsim.report.sweep.tables import band_name
 from dpsim.report.sweep.timelines import Timelines
 from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, write_content
 
@@ -52,7 +53,7 @@ def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceReco
     yield ReportFigure(
         name=report.figure_name,
         title=report.figure_title,
-        caption=report.caption,
+        caption=report.caption.format(band=band_name(comparison)),
         wide=report.figure(comparison, False),
         narrow=report.figure(comparison, True),
     )

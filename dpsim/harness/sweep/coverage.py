@@ -1,0 +1,89 @@
+"""How often predicted intervals held what was measured, over many independent calibrations. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.errors import ConfigError
+from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.coverage import CoveredPoint, StratumCoverage
+
+Floats = NDArray[np.float64]
+_RESAMPLES = 2000
+_WIDTHS = 400
+
+
+def covered_points(comparison: Comparison, calibration: str) -> tuple[CoveredPoint, ...]:
+    """The points of a sweep that state the level of their interval; ``calibration`` names what they rest on."""
+    return covered(comparison.points, calibration)
+
+
+def covered(points: Sequence[ComparedPoint], calibration: str, stratum: str = "") -> tuple[CoveredPoint, ...]:
+    """``covered_points`` of some points; their ``stratum`` is network and number of devices unless it is given."""
+    return tuple(
+        CoveredPoint(
+            calibration=calibration,
+            stratum=stratum or f"{point.network}, {point.devices} device{'s' * (point.devices > 1)}",
+            low_s=point.predicted_low_s,
+            high_s=point.predicted_high_s,
+            predicted_s=point.predicted_step_s,
+            measured_s=point.measured_step_s,
+        )
+        for point in points
+        if point.interval_level is not None
+    )
+
+
+def coverage_by_stratum(
+    points: Sequence[CoveredPoint], level: float = 0.9, seed: int = 0
+) -> tuple[StratumCoverage, ...]:
+    """The coverage of each stratum, in the order in which they appear. Raises ``ConfigError`` for a wrong level."""
+    if not 0 < level < 1:
+        raise ConfigError(f"an interval's level is {level}", allowed="above 0 and below 1")
+    strata: dict[str, list[CoveredPoint]] = {}
+    for point in points:
+        strata.setdefault(point.stratum, []).append(point)
+    return tuple(_coverage(name, members, level, seed) for name, members in strata.items())
+
+
+def _coverage(stratum: str, points: Sequence[CoveredPoint], level: float, seed: int) -> StratumCoverage:
+    low, high, predicted, measured = np.array(
+        [[point.low_s, point.high_s, point.predicted_s, point.measured_s] for point in points]
+    ).T
+    inside = ((low <= measured) & (measured <= high)).astype(float)
+    calibrations, members = np.unique([point.calibration for point in points], return_inverse=True)
+    coverage_low, coverage_high = _resampled(inside, members, len(calibrations), seed)
+    widths = np.linspace(0.0, float(np.max(np.abs(np.log(measured / predicted)))), _WIDTHS)
+    constant = [interval_score(predicted * np.exp(-w), predicted * np.exp(w), measured, level) for w in widths]
+    best = int(np.argmin(constant))
+    return StratumCoverage(
+        stratum=stratum,
+        level=level,
+        points=len(points),
+        calibrations=len(calibrations),
+        coverage=float(inside.mean()),
+        coverage_low=coverage_low,
+        coverage_high=coverage_high,
+        interval_score=interval_score(low, high, measured, level),
+        constant_score=constant[best],
+        constant_width=float(widths[best]),
+        median_width=float(np.median(np.log(high / low))) / 2,
+    )
+
+
+def interval_score(low_s: Floats, high_s: Floats, measured_s: Floats, level: float) -> float:
+    """Mean of ((high - low) + 2 / (1 - level) (low - measured where below, measured - high where above)) / measured."""
+    outside = np.maximum(low_s - measured_s, 0) + np.maximum(measured_s - high_s, 0)
+    return float(np.mean((high_s - low_s + 2 / (1 - level) * outside) / measured_s))
+
+
+def _resampled(inside: Floats, calibration: NDArray[np.int64], calibrations: int, seed: int) -> tuple[float, float]:
+    """The 5 % and 95 % quantiles of the coverage over resampled calibrations, each with all of its points."""
+    hits = np.bincount(calibration, inside, calibrations)
+    counts = np.bincount(calibration, minlength=calibrations)
+    drawn = np.random.default_rng(seed).integers(0, calibrations, (_RESAMPLES, calibrations))
+    low, high = np.quantile(hits[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [0.05, 0.95])
+    return float(low), float(high)

@@ -1,0 +1,134 @@
+"""Predictions with the interval that holds the measured step with a probability of 90 %."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.machine import Machine
+from dpsim.plan import Plan
+from dpsim.predict.prices import FREE_NETWORK, Factors
+from dpsim.predict.step import Prediction, PricedStep, price, scheduled
+from dpsim.predict.uncertainty import Uncertainty, uncertainty
+from dpsim.schedule import Schedule
+from dpsim.workload import Workload
+
+Floats = NDArray[np.float64]
+LEVEL = 0.9
+_DEVIATIONS = NormalDist().inv_cdf((1 + LEVEL) / 2)
+COMMON_MODEL_ERROR = 0.02
+"""The relative error of the model that all plans of one workload and machine share; one standard error."""
+OWN_MODEL_ERROR = 0.015
+"""The relative error of the model that differs from plan to plan: the scatter of the errors within one sweep."""
+
+EMULATED_LINK_SHARE = 0.5
+"""The power of the machine's speed by which collectives alone on an emulated link take longer: the link itself does not
+become slower, but ranks wait for each other and for their processors at every message."""
+
+UNPRICED_WAITING = 1.0
+"""On several devices a wandering speed also makes steps longer, because ranks wait for each other at every message,
+which the model prices only once a step: an error to the longer side alone, of so many times that of the speed. On an
+overloaded machine of 2 cores measured steps were longer than predicted in 27 of 36 cases."""
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """The ends of an interval, and how much each uncertainty makes of it.
+
+    ``shifts`` (2, parts): by how much the logarithm of the step changes where the machine's speed, the layer times,
+    the collectives, and the two costs of overlap are one standard error longer (row 0) or shorter (row 1), and at last
+    by unpriced waiting (``UNPRICED_WAITING``).
+    """
+
+    low_s: float
+    high_s: float
+    shifts: Floats
+
+
+def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
+    """The predicted step of a plan: its schedule, priced, with its interval and the cost of communication."""
+    return predict_with_interval(workload, machine, plan)[0]
+
+
+def predict_with_interval(workload: Workload, machine: Machine, plan: Plan) -> tuple[Prediction, Interval]:
+    """(``predict``, the interval of it with its parts)."""
+    schedule = scheduled(workload, machine, plan)
+    priced = price(schedule, machine)
+    ends = interval(priced, schedule)
+    free_s = price(schedule, machine, FREE_NETWORK).step_s if plan.devices > 1 else priced.step_s
+    prediction = msgspec.structs.replace(
+        priced.prediction,
+        communication_cost_s=priced.step_s - free_s,
+        low_s=ends.low_s,
+        high_s=ends.high_s,
+        interval_level=LEVEL,
+    )
+    return prediction, ends
+
+
+def interval(priced: PricedStep, schedule: Schedule) -> Interval:
+    """The interval that is to hold the median step of a later run with a probability of 90 %.
+
+    low = step exp(-z sqrt(sum d_down^2 + m^2)), high = step exp(z sqrt(sum d_up^2 + m^2)), z = 1.645: the schedule is
+    priced again with each of the uncertainties (``dpsim.predict.uncertainty``) one standard error up and one down,
+    where d is the change of the step's logarithm; one more d, upward alone, is ``UNPRICED_WAITING``. m is the model's
+    own error (``COMMON_MODEL_ERROR`` and ``OWN_MODEL_ERROR``). The measured quantity is the median over the samples of
+    a run (scaled to the run's mean speed), whose own sampling error is part of the uncertainty of the machine's speed.
+    """
+    errors, step_s = uncertainty(schedule, priced.machine), priced.step_s
+    steps = _shifted_steps(priced, schedule, errors)
+    if not step_s > 0:
+        return Interval(step_s, step_s, np.zeros_like(steps))
+    waiting = np.array([[UNPRICED_WAITING * errors.speed * (schedule.groups[0].devices > 1)], [0.0]])
+    shifts = np.hstack([np.log(np.maximum(steps, 1e-300) / step_s), waiting])
+    model = math.hypot(COMMON_MODEL_ERROR, OWN_MODEL_ERROR)
+    up = math.hypot(model, *np.maximum(shifts, 0).max(axis=0).tolist())
+    down = math.hypot(model, *np.maximum(-shifts, 0).max(axis=0).tolist())
+    return Interval(step_s * math.exp(-_DEVIATIONS * down), step_s * math.exp(_DEVIATIONS * up), shifts)
+
+
+def equally_fast(slower: tuple[Prediction, Interval], faster: tuple[Prediction, Interval]) -> bool:
+    """Whether a plan that is predicted to be slower may well be as fast as another one, at the same level.
+
+    Both rest on one workload and machine, so what is uncertain about these shifts both: only what brings the two nearer
+    to each other counts, with the model's own error in each.
+    """
+    (slow, of_slow), (fast, of_fast) = slower, faster
+    if not fast.step_s > 0:
+        return slow.step_s <= fast.step_s
+    nearer = np.maximum(of_fast.shifts - of_slow.shifts, 0).max(axis=0)
+    error = math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR, *nearer.tolist())
+    return math.log(slow.step_s / fast.step_s) <= _DEVIATIONS * error
+
+
+def _shifted_steps(priced: PricedStep, schedule: Schedule, errors: Uncertainty) -> Floats:
+    """The step with each uncertainty one standard error up (row 0) and down (row 1)."""
+    machine = priced.machine
+    steps = np.full((2, len(Uncertainty._fields)), priced.step_s)
+    for row, sign in enumerate((1, -1)):
+        for column, factors in enumerate(_factors(errors, machine, sign)):
+            if any(factor != 1 for factor in factors):
+                steps[row, column] = price(schedule, machine, factors).step_s
+    return steps
+
+
+def _factors(errors: Uncertainty, machine: Machine, sign: int) -> tuple[Factors, ...]:
+    """What each uncertainty multiplies.
+
+    A slower machine makes collectives slower too, and those on an emulated link by less (``EMULATED_LINK_SHARE``).
+    """
+    speed, compute, network = (math.exp(sign * error) for error in (errors.speed, errors.compute, errors.network))
+    beside, loss = math.exp(sign * errors.beside), math.exp(sign * errors.loss)
+    of_network = speed**EMULATED_LINK_SHARE if machine.emulated_network else speed
+    return (
+        Factors(compute=speed, network=of_network, beside=speed, loss=speed),
+        Factors(compute=compute),
+        Factors(network=network),
+        Factors(beside=beside),
+        Factors(loss=loss),
+    )

@@ -1,0 +1,142 @@
+"""What the simulation of a step charges: computation, collectives and overlap at one speed of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.data.sharding import largest_share
+from dpsim.machine import Machine
+from dpsim.memo import remember
+from dpsim.plan import Plan
+from dpsim.predict.cost import compute_slowdown, overlapped_curve, solo_curve
+from dpsim.predict.formulas import rounds
+from dpsim.predict.simulate import Prices
+from dpsim.predict.waiting import expected_slowest
+from dpsim.schedule import Schedule
+from dpsim.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+class Factors(NamedTuple):
+    """What parts of the prices are multiplied by: 1 for a prediction, others to see what an error of one does.
+
+    ``compute`` scales computation and the host's launches, ``network`` collectives with nothing else running,
+    ``beside`` those during computation, ``loss`` the compute time that these take away.
+    """
+
+    compute: float = 1.0
+    network: float = 1.0
+    beside: float = 1.0
+    loss: float = 1.0
+
+
+EXACT = Factors()
+FREE_NETWORK = Factors(network=0.0, beside=0.0, loss=0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """What the kernel charges, the sizes that the machine's tables cover, whether the times are extrapolated.
+
+    Waiting for the slowest device makes all computation longer. It is ``waiting_s`` of a step, in parts: what forward,
+    backward, update and the rest of the step contain of it.
+    """
+
+    prices: Prices
+    known_bytes: tuple[float, float]
+    extrapolated: bool
+    waiting_s: tuple[float, float, float, float]
+
+
+def local_share(plan: Plan) -> float:
+    """Samples the slowest device computes at once; synchronous training waits for it.
+
+    ceil(B / n) / accumulate, or with leaves those of the device that has the most.
+    """
+    return largest_share(plan.global_batch, plan.devices, plan.leaves) / plan.accumulate
+
+
+def waiting_factor(machine: Machine, workload: Workload, devices: int) -> float:
+    """How many times as long the slowest of n devices computes as the slowest of those that were calibrated together.
+
+    E[slowest of n] / E[slowest of m] (``dpsim.predict.waiting``), m the most devices with a compute slowdown (1 where
+    the machine has none): a slowdown was measured on the slowest of them, so it contains the waiting. 1 up to m.
+    """
+    calibrated = max((slowdown.devices for slowdown in machine.compute_slowdown), default=1)
+    if devices <= calibrated or not workload.step_spread:
+        return 1.0
+    return max(1.0, _slowest(workload, devices) / _slowest(workload, calibrated))
+
+
+@remember
+def _slowest(workload: Workload, devices: int) -> float:
+    return expected_slowest(workload.step_spread, devices)
+
+
+def prices_of(workload: Workload, machine: Machine, plan: Plan, schedule: Schedule, factors: Factors) -> Priced:
+    """The prices of a schedule on a machine of one speed, each part times its factor.
+
+    A device that updates its shard alone takes as large a part of the time that all parameters take.
+    """
+    group = schedule.groups[0]
+    slowdown, beyond = compute_slowdown(machine, group.devices, group.layout)
+    waits = waiting_factor(machine, workload, group.devices)
+    slowdown *= factors.compute
+    samples = local_share(plan)
+    layers, announces = _layer_arrays(workload, samples, slowdown * waits, factors.compute)
+    collective = machine.priced(plan.collective)
+    solo = solo_curve(machine, collective)
+    overlapped, poll_s = solo, 0.0
+    if group.devices > 1 and plan.overlap in ("poll", "thread"):
+        overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
+    stages = rounds(collective)
+    gather, update_s = solo, workload.update_s * slowdown
+    if schedule.sharded:
+        gather = solo_curve(machine, msgspec.structs.replace(collective, kind="all-gather"))
+        update_s /= group.devices
+    overhead_s = workload.times(samples).overhead_s * slowdown
+    fixed = np.array((overhead_s * waits, update_s * waits, poll_s * factors.loss, stages), np.float64)
+    alone = (1.0, factors.network)
+    prices = Prices(
+        layers,
+        announces,
+        fixed,
+        _scaled(solo.points, alone),
+        _scaled(overlapped.points, (1.0, factors.beside, factors.loss)),
+        _scaled(gather.points, alone),
+    )
+    curves = (solo, overlapped, gather)
+    known = max(curve.first_bytes for curve in curves), min(curve.last_bytes for curve in curves)
+    part = 1 - 1 / waits
+    waiting_s = (
+        part * plan.accumulate * float(layers[0].sum()),
+        part * plan.accumulate * float(layers[1].sum()),
+        part * float(fixed[1]),
+        part * float(fixed[0]),
+    )
+    return Priced(prices, known, beyond or workload.extrapolated(samples), waiting_s)
+
+
+def _scaled(points: Floats, factors: tuple[float, ...]) -> Floats:
+    """A curve's rows times their factors; the curve itself where all are 1."""
+    rows = factors[: len(points)]
+    if all(factor == 1 for factor in rows):
+        return points
+    scaled: Floats = points * np.array(rows)[:, None]
+    return scaled
+
+
+@remember
+def _layer_arrays(
+    workload: Workload, local_batch: float, factor: float, launch_factor: float
+) -> tuple[Floats, NDArray[np.bool_]]:
+    times = workload.times(local_batch)
+    launch = np.array([[layer.launch_s, layer.launched_backward_s] for layer in workload.layers]).T * launch_factor
+    rows = [times.forward_s * factor, times.backward_s * factor, times.gradient_ready_s * factor, *launch]
+    return np.array(rows), np.array([bool(layer.tensors) for layer in workload.layers])

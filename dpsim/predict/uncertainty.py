@@ -1,0 +1,151 @@
+"""How uncertain the prices of a plan are: what was measured, what is assumed, and each step outside what is known."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from dpsim.collective import Collective
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Speed
+from dpsim.memo import remember
+from dpsim.predict.cost import at, compute_slowdown, solo_curve, table_for, tables_of, whole
+from dpsim.predict.prices import local_share
+from dpsim.schedule import Schedule
+from dpsim.uncertainty import (
+    ASSUMED_COMPUTE,
+    ASSUMED_LINK,
+    ASSUMED_LOSS,
+    ASSUMED_OVERLAP,
+    ASSUMED_SLOWDOWN,
+    ASSUMED_SPEED,
+    ASSUMED_TABLE,
+)
+from dpsim.workload import Workload
+
+_NORMAL_95 = 1.96
+BATCH_STEP, SIZE_STEP, DEVICES_STEP = 0.05, 0.10, 0.05
+"""What each doubling adds that a local batch, a message size, or a number of devices lies outside what was measured."""
+
+
+class Uncertainty(NamedTuple):
+    """Relative standard errors, independent of each other.
+
+    ``speed`` is that of the machine's later mean speed, common to computation and whatever processors send;
+    ``compute`` of all computing times, ``network`` of collectives with nothing else running, ``beside`` of their
+    times during computation, ``loss`` of the compute time lost to them.
+    """
+
+    speed: float
+    compute: float
+    network: float
+    beside: float
+    loss: float
+
+
+def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
+    """The uncertainties of a plan's prices on a machine.
+
+    Emulated computation takes the times of the workload, whatever they are: they are not uncertain, and the machine's
+    speed does not change them.
+    """
+    plan, workload = schedule.plan, schedule.workload
+    devices = schedule.groups[0].devices
+    emulated = workload.emulated_compute
+    speed = 0.0 if emulated else _speed(machine, devices)
+    compute = 0.0 if emulated else _compute(workload, local_share(plan))
+    if devices == 1:
+        return Uncertainty(speed, compute, 0.0, 0.0, 0.0)
+    if not emulated:
+        compute = math.hypot(compute, _slowdown(machine, devices, schedule.groups[0].layout))
+    collective = machine.priced(plan.collective)
+    network = _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, schedule)
+    if schedule.sharded:
+        gather = msgspec.structs.replace(collective, kind="all-gather")
+        network = max(network, _network(machine, gather))
+    beside, loss = (0.0, 0.0)
+    if plan.overlap in ("poll", "thread"):
+        beside, loss = _overlap(machine, collective, plan.overlap)
+    return Uncertainty(speed, compute, network, beside, loss)
+
+
+def _compute(workload: Workload, local_batch: float) -> float:
+    """Of layer times at a local batch; more for every doubling (or halving) outside the profile."""
+    stated = workload.relative_uncertainty
+    outside = max(workload.local_batches[0] / local_batch, local_batch / workload.local_batches[-1], 1.0)
+    return (ASSUMED_COMPUTE if stated is None else stated) + BATCH_STEP * math.log2(outside)
+
+
+@remember
+def _speed(machine: Machine, devices: int) -> float:
+    """Of the mean speed, from the nearest number of devices at which it was observed."""
+    nearest: Speed | None = min(machine.speed, key=lambda speed: abs(speed.devices - devices), default=None)
+    stated = nearest.relative_uncertainty if nearest is not None else None
+    return ASSUMED_SPEED if stated is None else stated
+
+
+@remember
+def _slowdown(machine: Machine, devices: int, layout: str) -> float:
+    """Of the compute slowdown; more for every doubling away from the nearest calibrated number of devices.
+
+    Devices that do not share processors need no slowdown to be measured: where the machine states none at all and they
+    have a core each (or nothing is known of cores), it is taken to be 1 with the assumed uncertainty.
+    """
+    nearest: ComputeSlowdown | None = min(
+        machine.compute_slowdown, key=lambda slowdown: abs(math.log2(slowdown.devices / devices)), default=None
+    )
+    if nearest is None:
+        return ASSUMED_SLOWDOWN + DEVICES_STEP * math.log2(max(1.0, compute_slowdown(machine, devices, layout)[0]))
+    stated = nearest.half_width / _NORMAL_95 if nearest.half_width > 0 else ASSUMED_SLOWDOWN
+    return stated + DEVICES_STEP * abs(math.log2(devices / nearest.devices))
+
+
+@remember
+def _network(machine: Machine, collective: Collective) -> float:
+    """Of a collective's cost inside its table, or by what stands for a table that the machine does not have."""
+    table = table_for(tables_of(machine, collective.kind), collective)
+    if table is not None:
+        other_dtype = SIZE_STEP if table.wire_dtype != collective.wire_dtype else 0.0
+        return _stated(table) + other_dtype
+    if collective.kind != "allreduce":
+        return ASSUMED_TABLE + _network(machine, whole(collective))
+    link, known = machine.link, {table.devices for table in machine.allreduce}
+    if link is None or not link.fitted_to:
+        return ASSUMED_LINK
+    away = min((abs(math.log2(collective.devices / count)) for count in known), default=0.0)
+    return max(ASSUMED_LINK / 2, link.median_residual) + DEVICES_STEP * away
+
+
+def _stated(table: AllreduceCost) -> float:
+    return ASSUMED_TABLE if table.relative_uncertainty is None else table.relative_uncertainty
+
+
+def _doublings_outside(machine: Machine, collective: Collective, schedule: Schedule) -> float:
+    """By how many doublings the buckets lie outside the table, on average by their cost; 0 without a table."""
+    curve = solo_curve(machine, collective)
+    sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0].astype(float)
+    if not len(sizes) or not curve.first_bytes <= curve.last_bytes:
+        return 0.0
+    doublings = np.log2(np.maximum(1.0, np.maximum(curve.first_bytes / sizes, sizes / max(curve.last_bytes, 1.0))))
+    if not doublings.any():
+        return 0.0
+    costs = np.array([at(curve.points, 1, size) for size in sizes])
+    return float(np.average(doublings, weights=costs)) if costs.sum() > 0 else float(doublings.mean())
+
+
+@remember
+def _overlap(machine: Machine, collective: Collective, overlap: str) -> tuple[float, float]:
+    """(of the times beside computation, of the compute time lost), by the nearest table of the mechanism."""
+    tables = [t for t in machine.overlap if t.overlap == overlap and t.algorithm == collective.algorithm]
+    if not tables:
+        return ASSUMED_OVERLAP, ASSUMED_LOSS
+    nearest = min(tables, key=lambda t: (t.kind != collective.kind, abs(math.log2(t.devices / collective.devices))))
+    away = DEVICES_STEP * abs(math.log2(nearest.devices / collective.devices))
+    away += ASSUMED_TABLE if nearest.kind != collective.kind else 0.0
+    beside, loss = nearest.relative_uncertainty, nearest.loss_relative_uncertainty
+    return (
+        (ASSUMED_OVERLAP if beside is None else beside) + away,
+        (ASSUMED_LOSS if loss is None else loss) + away,
+    )

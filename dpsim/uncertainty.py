@@ -1,0 +1,38 @@
+"""How uncertain the numbers of workload and machine files are: relative standard errors, stated or assumed.
+
+A relative uncertainty is one standard error of a number over the number. A file that states none was written by hand
+or imported from measurements without their scatter; the wider ``ASSUMED_`` values below then hold.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dpsim.errors import ConfigError
+
+ASSUMED_COMPUTE = 0.08
+"""Of the layer times of a workload that states no uncertainty."""
+ASSUMED_SPEED = 0.05
+"""Of the later mean speed of a machine whose speed was not observed."""
+ASSUMED_SLOWDOWN = 0.05
+"""Of a compute slowdown whose half width is not known."""
+ASSUMED_TABLE = 0.10
+"""Of a table of collectives that states no uncertainty."""
+ASSUMED_LINK = 0.20
+"""Of the formula for a link that was not fitted to tables; the least uncertainty of a fitted one is half of it."""
+ASSUMED_OVERLAP = 0.20
+"""Of the times in an overlap table that states no uncertainty, or where there is no table."""
+ASSUMED_LOSS = 0.50
+"""Of the compute time lost to overlap, where its uncertainty is not stated."""
+_MOST = 10.0
+
+
+def check_uncertainty(what: str, **values: float | None) -> None:
+    """Refuse relative uncertainties that are no number from 0 to 10. Raises ``ConfigError``."""
+    for name, value in values.items():
+        if value is not None and not (math.isfinite(value) and 0 <= value <= _MOST):
+            raise ConfigError(
+                f"{what} has {name} {value}",
+                allowed=f"a number from 0 to {_MOST:g}: one standard error over the value",
+                remedy="leave it out if it is not known",
+            )

@@ -1,0 +1,186 @@
+"""The interval of a prediction: what widens it, what it is made of, and which thresholds it cannot tell apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from small_step import machine, plan, workload
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, OverlapCost, Speed
+from dpsim.plan import Plan
+from dpsim.predict import LEVEL, predict, predict_points, step_times
+from dpsim.predict.interval import COMMON_MODEL_ERROR, OWN_MODEL_ERROR
+from dpsim.workload import Workload
+
+DEVIATIONS = 1.6449
+
+
+def certain(**changes: Any) -> tuple[Workload, Machine]:
+    """A workload and a machine that state uncertainties of 0, with some values changed."""
+    stated = msgspec.structs.replace(workload(), relative_uncertainty=changes.pop("compute", 0.0))
+    speed = changes.pop("speed", 0.0)
+    table = AllreduceCost(
+        algorithm="mpi",
+        devices=2,
+        sizes_bytes=(4, 400),
+        time_s=(4.0, 5.0),
+        relative_uncertainty=changes.pop("table", 0.0),
+    )
+    fields: dict[str, Any] = {
+        "allreduce": (table,),
+        "compute_slowdown": (ComputeSlowdown(devices=2, factor=1.0, half_width=changes.pop("half_width", 1e-12)),),
+        "speed": tuple(
+            Speed(
+                devices=n,
+                reference_s=1.0,
+                slow_reference_s=1.0,
+                slow_share=0.0,
+                compute_factor=1.0,
+                relative_uncertainty=speed,
+            )
+            for n in (1, 2)
+        ),
+        "link": Link(latency_s=1.0, bandwidth_bytes_per_s=100.0),
+    }
+    return stated, Machine(name="certain", **(fields | changes))
+
+
+def width(workload: Workload, machine: Machine, of: Plan) -> float:
+    """Half the width of the interval, as a logarithm."""
+    prediction = predict(workload, machine, of)
+    assert prediction.low_s is not None and prediction.high_s is not None
+    assert prediction.low_s <= prediction.step_s <= prediction.high_s and prediction.interval_level == LEVEL == 0.9
+    return math.log(prediction.high_s / prediction.low_s) / 2
+
+
+def test_only_the_models_own_error_is_left_where_everything_is_certain() -> None:
+    floor = DEVIATIONS * math.hypot(COMMON_MODEL_ERROR, OWN_MODEL_ERROR)
+    assert width(*certain(), plan()) == pytest.approx(floor, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["compute", "speed", "table", "half_width"])
+def test_every_stated_uncertainty_widens_the_interval(name: str) -> None:
+    widths = [width(*certain(**{name: value}), plan()) for value in (1e-12, 0.05, 0.1, 0.3)]
+    assert widths == sorted(widths) and widths[0] < 0.9 * widths[-1] and len(set(widths)) == 4
+
+
+def test_one_standard_error_of_the_speed_is_carried_through_as_a_factor() -> None:
+    """All of a step on one device scales with the speed: 1.645 standard errors, with the model's own error."""
+    alone = plan(devices=1, global_batch=4)
+    expected = DEVIATIONS * math.hypot(0.1, COMMON_MODEL_ERROR, OWN_MODEL_ERROR)
+    assert width(*certain(speed=0.1), alone) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_emulated_link_does_not_slow_down_with_the_machine() -> None:
+    node, emulated = (width(*certain(speed=0.1, emulated_network=flag), plan()) for flag in (False, True))
+    assert emulated < 0.9 * node
+
+
+def test_a_file_that_states_no_uncertainty_gets_a_wider_interval() -> None:
+    stated, known = certain(compute=0.02, speed=0.02, table=0.02)
+    unknown = msgspec.structs.replace(stated, relative_uncertainty=None)
+    assert width(unknown, known, plan()) > 1.3 * width(stated, known, plan())
+    without = msgspec.structs.replace(known, speed=())
+    assert width(stated, without, plan()) > width(stated, known, plan())
+    table = msgspec.structs.replace(known.allreduce[0], relative_uncertainty=None)
+    assert width(stated, msgspec.structs.replace(known, allreduce=(table,)), plan()) > width(stated, known, plan())
+
+
+def test_every_step_outside_the_profile_widens_the_interval() -> None:
+    """The profile is at a local batch of 4."""
+    trained, known = certain()
+    larger = [width(trained, known, plan(devices=1, global_batch=batch)) for batch in (4, 8, 16, 64)]
+    smaller = [width(trained, known, plan(devices=1, global_batch=batch)) for batch in (4, 2, 1)]
+    for widths in (larger, smaller):
+        assert all(b > a for a, b in itertools.pairwise(widths))
+
+
+def test_every_step_beyond_the_largest_message_widens_the_interval() -> None:
+    """One bucket of 800 bytes, by tables that go up to ever smaller sizes at the same cost a byte."""
+    widths = []
+    for last in (800, 400, 200, 100):
+        table = AllreduceCost(
+            algorithm="mpi", devices=2, sizes_bytes=(4, last), time_s=(0.04, last / 100), relative_uncertainty=0.0
+        )
+        widths.append(width(*certain(allreduce=(table,)), plan(fusion_rule="one")))
+    assert all(b > a for a, b in itertools.pairwise(widths))
+
+
+def test_every_doubling_of_the_devices_beyond_the_calibration_widens_the_interval() -> None:
+    widths = [width(*certain(), plan(devices=n, global_batch=4 * n, algorithm="ring")) for n in (4, 8, 16)]
+    assert widths[0] > width(*certain(), plan()) and all(b > a for a, b in itertools.pairwise(widths))
+
+
+def test_an_uncertain_overlap_widens_what_overlaps() -> None:
+    widths = []
+    for uncertain in (0.0, 0.3, None):
+        table = OverlapCost(
+            algorithm="mpi",
+            devices=2,
+            overlap="thread",
+            sizes_bytes=(400,),
+            time_s=(5.0,),
+            compute_loss_s=(2.0,),
+            relative_uncertainty=uncertain,
+            loss_relative_uncertainty=uncertain,
+        )
+        widths.append(width(*certain(overlap=(table,)), plan(overlap="thread")))
+    assert widths[0] < widths[1] and widths[0] < widths[2]
+
+
+def test_the_interval_is_wider_above_than_below() -> None:
+    prediction = predict(*certain(speed=0.2), plan())
+    assert prediction.low_s is not None and prediction.high_s is not None
+    assert prediction.high_s - prediction.step_s > prediction.step_s - prediction.low_s > 0
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_an_uncertainty_that_is_no_standard_error_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"relative_uncertainty[\s\S]*one standard error"):
+        msgspec.structs.replace(workload(), relative_uncertainty=value).__post_init__()
+
+
+def test_files_with_and_without_uncertainty_are_read() -> None:
+    trained, known = certain(compute=0.02)
+    for value, kind in ((trained, Workload), (known, Machine), (workload(), Workload), (machine(), Machine)):
+        assert codec.decode(codec.to_builtins(value), kind, "file") == value
+    plain = codec.to_builtins(workload())
+    del plain["relative_uncertainty"]
+    assert codec.decode(plain, Workload, "file") == workload()
+
+
+def test_thresholds_whose_difference_is_uncertain_are_named_and_others_are_not() -> None:
+    """Two buckets cost 10 s of 20.5, one costs 9 of 19.5; what makes all of them slower cancels."""
+
+    def best(**given: Any) -> dict[str, Any]:
+        trained, known = certain(**given)
+        table = msgspec.structs.replace(known.allreduce[0], sizes_bytes=(100, 800), time_s=(2.0, 9.0))
+        known = msgspec.structs.replace(known, allreduce=(table,))
+        _, summary = predict_points(trained, known, [2], [0.0, 100.0, math.inf], global_batch=8, overlap="off")
+        actual: dict[str, Any] = summary["best"][0]
+        return actual
+
+    assert best()["equally_fast_bytes"] == []
+    assert best(speed=0.5, compute=0.1)["equally_fast_bytes"] == []
+    rough = best(table=1.0)
+    assert rough["equally_fast_bytes"] == [0.0, 100.0] and rough["any_threshold"]
+
+
+def test_step_times_take_no_time_for_intervals() -> None:
+    trained, known = certain()
+    plans = [plan(fusion_rule="tarantella", fusion_threshold_bytes=float(i)) for i in range(400)]
+    step_times(trained, known, plans[:1])
+    begin_s = time.perf_counter()
+    step_times(trained, known, plans)
+    alone_s = time.perf_counter() - begin_s
+    begin_s = time.perf_counter()
+    for each in plans:
+        predict(trained, known, each)
+    assert alone_s < time.perf_counter() - begin_s
