@@ -37,6 +37,7 @@ class Factors(NamedTuple):
 
 
 EXACT = Factors()
+_NO_WAITING = (0.0, 0.0, 0.0, 0.0)
 FREE_NETWORK = Factors(network=0.0, beside=0.0, loss=0.0)
 
 
@@ -68,8 +69,10 @@ def waiting_factor(machine: Machine, workload: Workload, devices: int) -> float:
     E[slowest of n] / E[slowest of m] (``dpsim.predict.waiting``), m the most devices with a compute slowdown (1 where
     the machine has none): a slowdown was measured on the slowest of them, so it contains the waiting. 1 up to m.
     """
+    if devices == 1 or not workload.step_spread:
+        return 1.0
     calibrated = max((slowdown.devices for slowdown in machine.compute_slowdown), default=1)
-    if devices <= calibrated or not workload.step_spread:
+    if devices <= calibrated:
         return 1.0
     return max(1.0, _slowest(workload, devices) / _slowest(workload, calibrated))
 
@@ -102,24 +105,18 @@ def prices_of(workload: Workload, machine: Machine, plan: Plan, schedule: Schedu
         update_s /= group.devices
     overhead_s = workload.times(samples).overhead_s * slowdown
     fixed = np.array((overhead_s * waits, update_s * waits, poll_s * factors.loss, stages), np.float64)
-    alone = (1.0, factors.network)
-    prices = Prices(
-        layers,
-        announces,
-        fixed,
-        _scaled(solo.points, alone),
-        _scaled(overlapped.points, (1.0, factors.beside, factors.loss)),
-        _scaled(gather.points, alone),
-    )
+    points = solo.points, overlapped.points, gather.points
+    if factors is not EXACT:
+        alone, beside = (1.0, factors.network), (1.0, factors.beside, factors.loss)
+        points = _scaled(points[0], alone), _scaled(points[1], beside), _scaled(points[2], alone)
+    prices = Prices(layers, announces, fixed, *points)
     curves = (solo, overlapped, gather)
     known = max(curve.first_bytes for curve in curves), min(curve.last_bytes for curve in curves)
-    part = 1 - 1 / waits
-    waiting_s = (
-        part * plan.accumulate * float(layers[0].sum()),
-        part * plan.accumulate * float(layers[1].sum()),
-        part * float(fixed[1]),
-        part * float(fixed[0]),
-    )
+    waiting_s = _NO_WAITING
+    if waits > 1:
+        part = 1 - 1 / waits
+        forward_s, backward_s = (part * plan.accumulate * float(layers[row].sum()) for row in (0, 1))
+        waiting_s = forward_s, backward_s, part * float(fixed[1]), part * float(fixed[0])
     return Priced(prices, known, beyond or workload.extrapolated(samples), waiting_s)
 
 
