@@ -6,6 +6,7 @@ A gap is log(loss with local batch b) - log(loss with the global batch's statist
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 
 Values = NDArray[np.float64]
-_Shape = Callable[[Values, int, float], Values]
+_Shape = Callable[[Values, int, Any], Values]
 FORM = "saturating"
 LEAST_POINTS = 2
 _SHAPES = np.geomspace(1e-3, 1e3, 4001)
@@ -83,13 +84,16 @@ def fit_gap(gaps: Mapping[int, float], global_batch: int, form: str = FORM) -> G
         )
     batches, logs = np.array(list(fitted), np.float64), np.log(np.array(list(fitted.values())))
     function, has_shape = FORMS[form]
-    best = (np.inf, 0.0, 0.0)
-    for shape in _SHAPES if has_shape else (0.0,):
-        with np.errstate(divide="ignore", invalid="ignore"):  # a large power may be 0: it is then never the best
-            residuals = logs - np.log(function(batches, global_batch, float(shape)))
-            variance = float(np.var(residuals))
-        best = min(best, (variance, float(np.exp(residuals.mean())), float(shape)))
-    return GapFit(form=form, global_batch=global_batch, scale=best[1], shape=best[2])
+    shapes_K1 = _SHAPES[:, None] if has_shape else np.zeros((1, 1))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a large power may be 0: it is then never the best
+        residuals_KN = np.atleast_2d(logs - np.log(function(batches, global_batch, shapes_K1)))
+        best = int(np.nanargmin(np.var(residuals_KN, axis=1)))
+    return GapFit(
+        form=form,
+        global_batch=global_batch,
+        scale=float(np.exp(residuals_KN[best].mean())),
+        shape=float(shapes_K1[best, 0]),
+    )
 
 
 def interpolated_gap(gaps: Mapping[int, float], global_batch: int, local_batch: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.harness.quality.divergence import measured, of_samples
+from dpsim.harness.quality.divergence_on_ranks import measured, of_samples
 from dpsim.harness.quality.runs import path_of
 from dpsim.harness.quality.task import share
 from dpsim.harness.quality.training import train

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpsim.predict.critical_batch import StepsFit, power_law
 from dpsim.predict.norm_gap import FORM, GapFit
@@ -41,15 +42,15 @@ def gap_panel(axis: Axes, result: GapResult) -> None:
     for point in result.points:
         gap = point.gap
         _dot(axis, point.local_batch, gap.mean, gap.low, gap.high, held_out=point.held_out)
-    heading(axis, study.name, "log(training loss / that with global statistics)")
+    heading(axis, f"{study.model}, global batch {study.global_batch}", f"gap in log(training loss), {study.dataset}")
 
 
 def divergence_panel(axis: Axes, result: DivergenceResult) -> None:
     """Draw predicted against measured divergences, and those of independent rows."""
-    measured = [value for value in result.measured if value > 0]
+    study, measured = result.study, [value for value in result.measured if value > 0]
     pairs = [(p, value) for p, value in zip(result.points, result.measured, strict=True) if value > 0]
-    axis.set_xscale("log")
-    axis.set_yscale("log")
+    _log(axis, "x")
+    _log(axis, "y")
     grid(axis)
     ends = (min(measured) / 1.5, max(measured) * 1.5)
     axis.plot(ends, ends, color=FAINT, linewidth=1.0, zorder=1)
@@ -67,15 +68,15 @@ def divergence_panel(axis: Axes, result: DivergenceResult) -> None:
         axis.plot(x, y, linestyle="none", marker=marker, markersize=4, color=PREDICTED, label=f"{statistic}s")
     axis.set_xlabel("measured")
     axis.legend(frameon=False, fontsize=8.5, loc="best")
-    heading(axis, result.study.name, "predicted divergence of local statistics (RMS)")
+    heading(axis, f"{study.model}, after {study.steps} steps", f"predicted divergence (RMS), {study.dataset}")
 
 
 def steps_panel(axis: Axes, result: StepsResult) -> None:
     """Draw measured steps, the fit and the power law."""
-    reached = [point for point in result.points if point.median is not None]
+    study, reached = result.study, [point for point in result.points if point.median is not None]
     batches = [point.global_batch for point in result.points]
     _batch_axis(axis, batches, "global batch")
-    axis.set_yscale("log")
+    _log(axis, "y")
     x = np.geomspace(min(batches), max(batches), _CURVE)
     if result.predicted.parameters:
         fit = StepsFit(**result.predicted.parameters)
@@ -85,7 +86,16 @@ def steps_panel(axis: Axes, result: StepsResult) -> None:
     for point in reached:
         assert point.median is not None
         _dot(axis, point.global_batch, point.median, min(point.steps), max(point.steps), held_out=point.held_out)
-    heading(axis, result.study.name, "steps to the target loss")
+    heading(axis, study.model, f"steps to a training loss of {study.target_loss:g}, {study.dataset}")
+
+
+def _log(axis: Axes, name: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5."""
+    (axis.set_xscale if name == "x" else axis.set_yscale)("log")
+    ticks = axis.xaxis if name == "x" else axis.yaxis
+    ticks.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+    ticks.set_minor_locator(NullLocator())
+    ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _batch_axis(axis: Axes, batches: Sequence[int], name: str) -> None:

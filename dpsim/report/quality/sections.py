@@ -106,9 +106,9 @@ def gap_table(result: GapResult) -> Table:
         Column(head="accuracy", cell=lambda point: _share(point.accuracy)),
     )
     return table(
-        title=f"Gap of batch norm: {result.study.name}",
+        title="Gap of batch norm",
         columns=columns,
-        sections={"": list(result.points)},
+        sections={result.study.name: list(result.points)},
         note="A gap is the log of the loss over that with the global batch's statistics, paired by seed, with its 95 % "
         f"interval. The training loss is that of the last epoch. {EMULATED.capitalize()}.",
     )
@@ -123,9 +123,9 @@ def others_table(result: GapResult) -> Table:
         Column(head="accuracy", cell=lambda other: _share(other.accuracy)),
     )
     return table(
-        title=f"Instead of batch norm: {result.study.name}",
+        title="Instead of batch norm",
         columns=columns,
-        sections={"": list(result.others)},
+        sections={result.study.name: list(result.others)},
         note="The same at any local batch. Gaps are against batch norm with the global batch's statistics.",
     )
 
@@ -165,9 +165,9 @@ def steps_table(result: StepsResult) -> Table:
     )
     study = result.study
     return table(
-        title=f"Steps to target: {study.name}",
+        title="Steps to target",
         columns=columns,
-        sections={"": list(result.points)},
+        sections={result.study.name: list(result.points)},
         note=f"Learning rate {study.learning_rate:g} at batch {study.reference_batch}, growing with the batch; "
         f"momentum {study.momentum:g}; loss on the whole training set.",
     )
