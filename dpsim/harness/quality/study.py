@@ -37,10 +37,9 @@ def study_quality(study: QualityStudy, folder: Path, progress: Progress) -> Qual
 
     Raises ``FileFormatError`` where the folder holds another study, ``ConfigError`` for an impossible setting.
     """
-    if (folder / RECORD).exists():
-        record = read_quality(folder)
-        _check_same(record.predictions.study == study, folder / RECORD)
-        return results(record)
+    if (finished := read_results(folder)) is not None:
+        _check_same(finished.record.predictions.study == study, folder / RECORD)
+        return finished
     fitted = run_all(cases(study, held_out=False), folder, progress)
     predictions = _predictions(study, fitted, folder, progress)
     runs = fitted | run_all(cases(study, held_out=True), folder, progress)
@@ -56,6 +55,11 @@ def study_quality(study: QualityStudy, folder: Path, progress: Progress) -> Qual
     codec.write(folder / CONVERGENCE, derived.convergence)
     codec.write(folder / RECORD, record)
     return derived
+
+
+def read_results(folder: Path) -> QualityResults | None:
+    """The results of a finished study in a folder, ``None`` where there is none. Raises ``FileFormatError``."""
+    return results(read_quality(folder)) if (folder / RECORD).exists() else None
 
 
 def _check_same(same: bool, path: Path) -> None:

@@ -11,6 +11,7 @@ from dpsim.report.quality.sections import (
     divergence_table,
     gap_sentences,
     gap_table,
+    gaps_together,
     others_table,
     steps_sentences,
     steps_table,
@@ -35,6 +36,7 @@ def answers(results: QualityResults) -> Iterator[str]:
     """Yield every figure of the study with its baseline, as sentences."""
     for gap in results.gap:
         yield from gap_sentences(gap)
+    yield from gaps_together(results.gap)
     yield from divergence_sentences(results.divergence)
     for steps in results.steps_to_target:
         yield from steps_sentences(steps)

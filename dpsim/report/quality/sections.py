@@ -43,8 +43,22 @@ def gap_sentences(result: GapResult) -> Iterator[str]:
     for other in result.others:
         yield (
             f"Without statistics of a batch, {other.model}: training loss {_ratio(other.gap)}, test loss "
-            f"{_ratio(other.test_gap)}, accuracy {_share(other.accuracy)}, at any local batch."
+            f"{_ratio(other.test_gap)}, accuracy {_share(other.accuracy)}, at any local batch: "
+            f"{_better(result, other)}."
         )
+
+
+def gaps_together(results: Sequence[GapResult]) -> Iterator[str]:
+    """Yield the errors over the held-out local batches of all studies, and where a baseline did better."""
+    judged = [result for result in results if result.errors]
+    if len(judged) < 2:
+        return
+    together = {name: tuple(v for result in judged for v in result.errors[name]) for name in judged[0].errors}
+    yield f"Gap, all {len(judged)} settings: {_errors(together, 'held-out local batches', FORM)}"
+    straight = "linear interpolation in log b"
+    worse = [r.study.name for r in judged if (median(r.errors[straight]) or 0) < (median(r.errors["predicted"]) or 0)]
+    if worse:
+        yield f"Linear interpolation in log b was better than the model at {'; '.join(worse)}."
 
 
 def divergence_sentences(results: Sequence[DivergenceResult]) -> Iterator[str]:
@@ -183,6 +197,16 @@ def _errors(errors: dict[str, tuple[float, ...]], where: str, name: str) -> str:
     )
     typical = percent(statistics.median(finite["predicted"]))
     return f"{name}: median error at {where} {typical} (worst {percent(worst)}); baselines: {nulls}."
+
+
+def _better(result: GapResult, other: WayOut) -> str:
+    """Return at which of the measured local batches the training loss is below batch norm's."""
+    batches = [str(point.local_batch) for point in result.points if point.gap.mean > other.gap.mean]
+    if other.gap.mean < 0:
+        return "a lower training loss than batch norm's even with the global batch"
+    if not batches:
+        return "at no measured local batch a lower training loss than batch norm's"
+    return f"a lower training loss than batch norm's at local batch {', '.join(batches)}"
 
 
 def _interval(value: MeanInterval) -> str:
