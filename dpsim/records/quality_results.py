@@ -24,13 +24,17 @@ class MeanInterval(Noun, frozen=True):
 
 
 class GapPoint(Noun, frozen=True):
-    """A local batch: gaps in the log of the training loss and of the test loss, and the accuracy itself."""
+    """A local batch: gaps in the log of the training loss and of the test loss, and the accuracy itself.
+
+    ``training_set_gap`` is of the whole training set, evaluated at the end with running statistics.
+    """
 
     local_batch: int
     held_out: bool
     predicted: float | None
     gap: MeanInterval
     test_gap: MeanInterval
+    training_set_gap: MeanInterval
     accuracy: MeanInterval
     training_loss: MeanInterval
 

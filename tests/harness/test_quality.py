@@ -13,7 +13,7 @@ from dpsim.errors import ConfigError, FileFormatError
 from dpsim.harness.quality.runs import Runs, path_of, run_all
 from dpsim.harness.quality.statistics import mean_interval
 from dpsim.harness.quality.steps_to_target import compare_steps, predict_steps, steps_of
-from dpsim.harness.quality.study import CONVERGENCE, study_quality
+from dpsim.harness.quality.study import CONVERGENCE, results, study_quality
 from dpsim.harness.quality.task import cases, gap_cases, share, steps_cases
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.train import train
@@ -31,6 +31,7 @@ from dpsim.records.quality import (
     read_quality,
     read_study,
 )
+from dpsim.records.quality_results import median
 from dpsim.report.quality.content import answers
 from dpsim.report.quality.write import write_quality_report
 
@@ -56,6 +57,32 @@ STUDY = QualityStudy(
 )
 
 
+REPORT = Path(__file__).parents[2] / "reports" / "quality"
+
+
+def test_the_committed_report_meets_its_targets_and_damage_is_refused() -> None:
+    record = read_quality(REPORT)
+    derived = results(record)
+    for gap in derived.gap:
+        assert gap.points[0].gap.visible and median(gap.errors["predicted"]) <= 0.25
+    for each in derived.divergence:
+        assert median(each.errors()) <= 0.2 and median(each.errors()) < median(each.errors("independent_rows"))
+    for steps in derived.steps_to_target:
+        inside = [p.held_out and not p.outside for p in steps.points if p.held_out]
+        for error, power_law, within in zip(steps.errors["predicted"], steps.errors["power law"], inside, strict=True):
+            assert error <= (0.1 if within else 0.2) and error < power_law
+    replace = msgspec.structs.replace
+    early = replace(record.runs[-1], measured_at="2000-01-01T00:00:00.000Z")
+    for damaged, reason in (
+        (replace(record, predictions_sha256="0"), "the digest"),
+        (replace(record, runs=record.runs[:-1]), "1 of its runs are missing"),
+        (replace(record, runs=(*record.runs[:-1], early)), "1 held-out runs are older"),
+        (replace(record, divergence=record.divergence[:-1]), "not one prediction and one measurement"),
+    ):
+        with pytest.raises(FileFormatError, match=reason):
+            results(damaged)
+
+
 @pytest.mark.parametrize("devices", [2, 4])
 def test_leaves_of_one_rank_train_as_so_many_devices_with_local_statistics(devices: int) -> None:
     common = {"model": "cnn:4,8", "global_batch": 16, "steps": 6, "network": "node"}
@@ -72,7 +99,7 @@ def test_a_study_predicts_before_it_trains_what_is_held_out_and_keeps_finished_r
     first = cases(STUDY, held_out=False)[0]
     run_all([first], tmp_path, no_progress)
     kept = path_of(tmp_path, first).stat().st_mtime_ns
-    results = study_quality(STUDY, tmp_path, no_progress)
+    actual = study_quality(STUDY, tmp_path, no_progress)
     assert path_of(tmp_path, first).stat().st_mtime_ns == kept
     record = read_quality(tmp_path)
     by_case = {run.case: run for run in record.runs}
@@ -80,14 +107,14 @@ def test_a_study_predicts_before_it_trains_what_is_held_out_and_keeps_finished_r
     assert all(by_case[c].measured_at <= record.predictions.predicted_at for c in cases(STUDY, held_out=False))
     assert record.predictions_sha256 == codec.digest(record.predictions)
     assert "emulated" in record.emulation
-    assert [point.local_batch for point in results.gap[0].points] == [2, 4, 8]
-    assert all(value > 0 for value in results.divergence[0].measured) and len(results.divergence[0].measured) == 4
-    assert all(point.median for point in results.steps_to_target[0].points)
-    assert study_quality(STUDY, tmp_path, no_progress) == results
+    assert [point.local_batch for point in actual.gap[0].points] == [2, 4, 8]
+    assert all(value > 0 for value in actual.divergence[0].measured) and len(actual.divergence[0].measured) == 4
+    assert all(point.median for point in actual.steps_to_target[0].points)
+    assert study_quality(STUDY, tmp_path, no_progress) == actual
     assert (tmp_path / CONVERGENCE).exists()
-    text = " ".join(answers(results))
+    text = " ".join(answers(actual))
     assert "Divergence of statistics" in text and "Steps to target" in text and "leaves of one rank" in text
-    written = {path.name for path in write_quality_report(tmp_path, results)}
+    written = {path.name for path in write_quality_report(tmp_path, actual)}
     assert {"report.md", "index.html", "gap.svg", "divergence.svg", "steps_to_target.svg"} <= written
     other = msgspec.structs.replace(STUDY, name="other")
     with pytest.raises(FileFormatError, match="is of another study"):

@@ -1,8 +1,8 @@
 """The gap of batch norm: fitted on some local batches, judged on others.
 
-The primary outcome is the mean training loss of the last epoch, with batch statistics, as it is trained: it is the loss
-that the noise of the statistics raises, and paired by seed its logarithm varies several times less between seeds than
-an evaluation of the training set, in which running statistics, another model, add an error of their own.
+The primary outcome is the mean training loss of the last epoch, with batch statistics, as it is trained. Noisy
+statistics raise it in every step, so that it tells local batches apart where an evaluation with running statistics does
+not. It contains the noise of its own forward passes: the gap of an evaluation of the training set is shown beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def predict_gap(study: GapStudy, runs: Runs) -> PredictedCurve:
     try:
         fits = {form: fit_gap(gaps, study.global_batch, form) for form in FORMS}
     except ConfigError as error:
-        return PredictedCurve(reason=str(error))
+        return PredictedCurve(reason=f"{error.given}; {error.remedy}")
     baselines = {form: tuple(fit.gap(b) for b in study.held_out) for form, fit in fits.items() if form != FORM}
     baselines |= {
         "linear interpolation in log b": tuple(interpolated_gap(gaps, study.global_batch, b) for b in study.held_out),
@@ -59,6 +59,7 @@ def compare_gap(study: GapStudy, predicted: PredictedCurve, runs: Runs) -> GapRe
                 predicted=by_batch.get(b),
                 gap=mean_interval(_paired(own, reference, _log_final_loss)),
                 test_gap=mean_interval(_paired(own, reference, lambda run: math.log(run.test_loss))),
+                training_set_gap=mean_interval(_paired(own, reference, lambda run: math.log(run.training_set_loss))),
                 accuracy=mean_interval([run.test_accuracy for run in own]),
                 training_loss=mean_interval([run.final_loss for run in own]),
             )

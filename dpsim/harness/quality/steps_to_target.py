@@ -46,7 +46,7 @@ def predict_steps(study: StepsStudy, runs: Runs) -> PredictedCurve:
     except ConfigError as error:
         never = [str(b) for b in study.fitted if b not in medians]
         missing = f"Global batch {', '.join(never)}: not every run reached the target. " if never else ""
-        return PredictedCurve(reason=missing + str(error))
+        return PredictedCurve(reason=f"{missing}{error.given}; {error.remedy}")
     return PredictedCurve(
         parameters={"min_steps": fit.min_steps, "noise_batch": fit.noise_batch},
         batches=study.held_out,

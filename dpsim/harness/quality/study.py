@@ -115,15 +115,32 @@ def _measured_divergence(
     )
 
 
+def _damage(record: QualityRecord, runs: Runs) -> str | None:
+    """What shows that a record is not as it was written; ``None`` if nothing does."""
+    predictions, study = record.predictions, record.predictions.study
+    if codec.digest(predictions) != record.predictions_sha256:
+        return "the digest of its predictions differs"
+    if [len(points) for points in predictions.divergence] != [len(values) for values in record.divergence] or [
+        len(predictions.gap),
+        len(predictions.divergence),
+        len(predictions.steps_to_target),
+    ] != [len(study.gap), len(study.divergence), len(study.steps_to_target)]:
+        return "it has not one prediction and one measurement for each part of its study"
+    held_out = cases(study, held_out=True)
+    missing = [case for case in (*cases(study, held_out=False), *held_out) if case not in runs]
+    if missing:
+        return f"{len(missing)} of its runs are missing"
+    late = [case for case in held_out if runs[case].measured_at < predictions.predicted_at]
+    return f"{len(late)} held-out runs are older than their predictions" if late else None
+
+
 def results(record: QualityRecord) -> QualityResults:
     """What a record comes to. Raises ``FileFormatError`` where predictions are not those before its held-out runs."""
     predictions, study = record.predictions, record.predictions.study
     runs = {run.case: run for run in record.runs}
-    late = [case for case in cases(study, held_out=True) if runs[case].measured_at < predictions.predicted_at]
-    if codec.digest(predictions) != record.predictions_sha256 or late:
+    if (reason := _damage(record, runs)) is not None:
         raise FileFormatError(
-            "the record of quality does not belong to its predictions: their digest differs"
-            + (f", or {len(late)} held-out runs are older than they are" if late else ""),
+            f"the record of quality is damaged: {reason}",
             allowed="the record as dpsim wrote it",
             remedy="run the study again in an empty folder",
         )

@@ -22,9 +22,10 @@ RULES = (
     "Devices are emulated as leaves of one rank: batch norm with B / b leaves takes the statistics that B / b devices "
     "with b samples each take. No number here is a time.",
     "Fitted runs came first; the predictions were then written and hashed, and only then were the others trained.",
-    "The gap is in the log of the mean training loss of the last epoch, with batch statistics, paired by seed: it is "
-    "the loss that noisy statistics raise, and it varies less between seeds than test loss or accuracy. Intervals are "
-    "Student's 95 % intervals of the mean over seeds.",
+    "The gap is in the log of the mean training loss of the last epoch, with batch statistics, paired by seed. "
+    "Noisy statistics raise it in every step, so it tells local batches apart where other losses do not; a part of it is "
+    "the noise of the forward passes themselves, which an evaluation with running statistics does not have: see the gap "
+    "there, in test loss and in accuracy. Intervals are Student's 95 % intervals of the mean over seeds.",
     "The divergence is predicted from the spread of samples in one forward pass with the global batch's statistics, "
     "and scaled at each norm by a pass at one small local batch. It is measured on other batches.",
     "Steps to the target are interpolated in the log of the loss on the whole training set. The gradient noise scale "

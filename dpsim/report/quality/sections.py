@@ -33,7 +33,8 @@ def gap_sentences(result: GapResult) -> Iterator[str]:
     yield (
         f"Batch norm, {study.name}: with local batch {smallest.local_batch} the training loss is "
         f"{math.exp(smallest.gap.mean):.2f} times that with the global batch's statistics "
-        f"(95 % interval {math.exp(smallest.gap.low):.2f} to {math.exp(smallest.gap.high):.2f}); test loss: "
+        f"(95 % interval {math.exp(smallest.gap.low):.2f} to {math.exp(smallest.gap.high):.2f}); the training "
+        f"set, evaluated with running statistics: {_ratio(smallest.training_set_gap)}; test loss: "
         f"{_ratio(smallest.test_gap)}; accuracy {_share(smallest.accuracy)} against "
         f"{_share(result.accuracy)} ({seeds})."
     )
@@ -116,6 +117,7 @@ def gap_table(result: GapResult) -> Table:
         Column(head="training loss", cell=lambda point: digits(point.training_loss.mean, 3)),
         Column(head="gap", cell=lambda point: _interval(point.gap)),
         Column(head="predicted", cell=lambda point: digits(point.predicted, 3)),
+        Column(head="gap, evaluated", cell=lambda point: _interval(point.training_set_gap)),
         Column(head="gap in test loss", cell=lambda point: _interval(point.test_gap)),
         Column(head="accuracy", cell=lambda point: _share(point.accuracy)),
     )
@@ -124,7 +126,8 @@ def gap_table(result: GapResult) -> Table:
         columns=columns,
         sections={result.study.name: list(result.points)},
         note="A gap is the log of the loss over that with the global batch's statistics, paired by seed, with its 95 % "
-        f"interval. The training loss is that of the last epoch. {EMULATED.capitalize()}.",
+        f"interval. The training loss is that of the last epoch, with batch statistics; evaluated: the training "
+        f"set, with running statistics. {EMULATED.capitalize()}.",
     )
 
 
