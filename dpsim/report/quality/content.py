@@ -23,9 +23,9 @@ RULES = (
     "with b samples each take. No number here is a time.",
     "Fitted runs came first; the predictions were then written and hashed, and only then were the others trained.",
     "The gap is in the log of the mean training loss of the last epoch, with batch statistics, paired by seed. "
-    "Noisy statistics raise it in every step, so it tells local batches apart where other losses do not; a part of it is "
-    "the noise of the forward passes themselves, which an evaluation with running statistics does not have: see the gap "
-    "there, in test loss and in accuracy. Intervals are Student's 95 % intervals of the mean over seeds.",
+    "Noisy statistics raise it in every step, so it tells local batches apart where other losses do not; a part of it "
+    "is the noise of the forward passes themselves, which an evaluation with running statistics does not have: see the "
+    "gap there, in test loss and in accuracy. Intervals are Student's 95 % intervals of the mean over seeds.",
     "The divergence is predicted from the spread of samples in one forward pass with the global batch's statistics, "
     "and scaled at each norm by a pass at one small local batch. It is measured on other batches.",
     "Steps to the target are interpolated in the log of the loss on the whole training set. The gradient noise scale "
