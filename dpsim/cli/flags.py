@@ -33,8 +33,8 @@ DataSet = Annotated[
     str | None,
     Parameter(
         name="--dataset",
-        help="digits, synthetic:HxWxC,classes=K,train=N, cifar10:DIR, mnist:DIR, fashion-mnist:DIR, npz:FILE"
-        " or npy:X.npy,Y.npy.",
+        help="digits, digits:noise=SD,samples=N, synthetic:HxWxC,classes=K,train=N, cifar10:DIR, mnist:DIR,"
+        " fashion-mnist:DIR, npz:FILE or npy:X.npy,Y.npy.",
     ),
 ]
 Devices = Annotated[

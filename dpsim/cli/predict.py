@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
+
+if TYPE_CHECKING:
+    from dpsim.records.convergence import Convergence
 
 EXAMPLES = """\
 Examples:
@@ -37,6 +40,12 @@ def predict(
     overlap: flags.Overlap = None,
     wire_dtype: flags.WireDtype = None,
     strategy: flags.StrategyName = None,
+    target_loss: Annotated[
+        float | None, Parameter(help="A training loss to reach: also predict the time to it, with --convergence.")
+    ] = None,
+    convergence: Annotated[
+        Path | None, Parameter(help="The file of steps to target losses, from the quality experiment.")
+    ] = None,
     output: Annotated[Path | None, Parameter(help="Also write what --json prints to this file.")] = None,
     json: flags.Json = False,
 ) -> None:
@@ -49,8 +58,9 @@ def predict(
     from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.predict import predict_points
+    from dpsim.predict.time_to_target import add_time_to_target
 
-    flags.writable(output, inputs=(workload, machine))
+    flags.writable(output, inputs=tuple(path for path in (workload, machine, convergence) if path))
     profiled, calibrated = workloads.read(workload), machines.read(machine)
     whole = flags.whole("--global-batch"), flags.whole("--local-batch")
     fields = flags.provided(
@@ -66,7 +76,10 @@ def predict(
     )
     counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold) or ()
+    fit = _convergence(target_loss, convergence)
     points, summary = predict_points(profiled, calibrated, counts, thresholds, **fields)
+    if fit is not None:
+        add_time_to_target(points, summary, fit)
     summary |= {"workload": str(workload), "machine": str(machine), "machine_name": calibrated.name}
     if output is not None or json:
         shown = show.json_object("predict", points, summary)
@@ -80,8 +93,24 @@ def predict(
     for best in summary["best"]:
         faster = _faster(best, summary["best"], "local_batch" if weak else "global_batch")
         print(_sentence(best, faster))
+    for sentence in summary.get("time_to_target", []):
+        print(sentence)
     for sentence in [*_notes(points, summary), *summary["cautions"]]:
         print(f"Note: {sentence}.")
+
+
+def _convergence(target_loss: float | None, path: Path | None) -> Convergence | None:
+    """The fit of steps to the target loss, ``None`` where none is asked for. Raises ``ConfigError``."""
+    from dpsim.errors import ConfigError
+    from dpsim.records import convergence
+
+    if (target_loss is None) != (path is None):
+        raise ConfigError(
+            "--target-loss without --convergence" if path is None else "--convergence without --target-loss",
+            allowed="both, or neither",
+            remedy="python -m dpsim.experiments.quality --output FOLDER writes FOLDER/convergence.json",
+        )
+    return None if target_loss is None or path is None else convergence.read(path).find(target_loss)
 
 
 def _notes(points: list[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
@@ -132,6 +161,11 @@ def _print_table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> N
             head="waiting",
             cell=lambda point: format_duration(point["waiting_for_slowest_s"] + point["waiting_for_input_s"]),
             shown=any(point["waiting_for_slowest_s"] + point["waiting_for_input_s"] > 0 for point in points),
+        ),
+        Column(
+            head="to target",
+            cell=lambda point: format_duration(point["time_to_target_s"]),
+            shown="time_to_target_s" in points[0],
         ),
         Column(head="memory", cell=lambda point: _memory(point["memory_bytes"])),
         Column(

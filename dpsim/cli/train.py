@@ -169,7 +169,8 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
         f"seed {config.seed}, {fusion}, algorithm {config.algorithm}, overlap {config.overlap}, "
         f"{type(optimizer).__name__} at learning rate {optimizer.learning_rate:g}"
     )
-    print(f"test accuracy {result.test_accuracy:.2%}, final loss {result.final_loss:.4g}")
+    test_loss = "" if result.test_loss is None else f"test loss {result.test_loss:.4g}, "
+    print(f"test accuracy {result.test_accuracy:.2%}, {test_loss}final loss {result.final_loss:.4g}")
     run = f"{result.steps} steps, {show.count_devices(result.devices)}"
     if result.first_step == result.steps:
         print(f"{run}, all of them trained before")

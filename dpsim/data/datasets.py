@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +11,15 @@ from numpy.typing import DTypeLike, NDArray
 from dpsim import rng
 from dpsim.data.arrays import from_npy, from_npz
 from dpsim.data.cifar import cifar10
-from dpsim.data.dataset import Dataset, stratified
+from dpsim.data.dataset import Dataset
+from dpsim.data.digits import DIGITS_FORM, digits
 from dpsim.data.idx import IDX_SETS, idx_set
-from dpsim.errors import ConfigError, FileFormatError, unknown
+from dpsim.errors import ConfigError, unknown
 
 _SYNTHETIC_FORM = "synthetic:HxWxC,classes=K,train=N,test=M"
 _SYNTHETIC_DEFAULTS = {"classes": 10, "train": 2048, "test": 512}
-_DIGITS_PIXELS = (8, 8, 1)
-_DIGITS_MEAN = 0.305  # of pixels / 16
 _FORMS = {
-    "digits": "digits",
+    "digits": DIGITS_FORM,
     "synthetic": _SYNTHETIC_FORM,
     "cifar10": "cifar10:DIR",
     "mnist": "mnist:DIR",
@@ -35,19 +31,20 @@ DATASETS = tuple(_FORMS)
 
 
 def load_dataset(token: str, seed: int = 0, dtype: DTypeLike = np.float32) -> Dataset:
-    """The data set a token names, the same on every rank. ``seed`` moves synthetic data only.
+    """The data set a token names, the same on every rank. ``seed`` moves synthetic data and the noise of digits only.
 
-    ``digits``: 1797 pictures of 8x8x1, one fixed stratified 80/20 split. ``synthetic:HxWxC,classes=K,train=N,test=M``
+    ``digits``: 1797 pictures of 8x8x1, one fixed stratified 80/20 split; ``digits:noise=0.35,samples=640`` adds noise
+    and trains on fewer, see ``dpsim.data.digits``. ``synthetic:HxWxC,classes=K,train=N,test=M``
     (classes, train and test may be left out): a prototype a class plus noise of the same size. The others are read
     from files; everything after the first colon is the path: see ``cifar10``, ``idx_set``, ``from_npz``, ``from_npy``.
     Raises ``ConfigError`` for an unknown token, ``FileFormatError`` for a file that is missing or damaged.
     """
     kind, colon, text = token.partition(":")
-    if token == "digits":
-        return _digits(dtype)
+    if token == "digits" or token.startswith("digits:"):
+        return digits(token, text if colon else None, seed, dtype)
     if kind == "synthetic":
         return _synthetic(token, text, seed, dtype)
-    if kind not in _FORMS or kind == "digits":
+    if kind not in _FORMS:
         near = unknown("data set", kind.lower(), DATASETS, remedy="write one of these forms").remedy
         raise ConfigError(f"unknown data set {token!r}", allowed=", ".join(_FORMS.values()), remedy=near)
     if not colon or not text:
@@ -57,29 +54,6 @@ def load_dataset(token: str, seed: int = 0, dtype: DTypeLike = np.float32) -> Da
     if kind in IDX_SETS:
         return idx_set(kind, token, text, dtype)
     return from_npz(token, text, dtype) if kind == "npz" else from_npy(token, text, dtype)
-
-
-def _digits(dtype: DTypeLike) -> Dataset:
-    table = _read_digits()
-    x = (table[:, :-1] / 16.0 - _DIGITS_MEAN).astype(dtype).reshape(-1, *_DIGITS_PIXELS)
-    y = table[:, -1].astype(np.int64)
-    test = stratified(y, 0.2)
-    return Dataset(name="digits", train_x=x[~test], train_y=y[~test], test_x=x[test], test_y=y[test], classes=10)
-
-
-def _read_digits() -> NDArray[np.float64]:
-    """1797 rows of 64 pixels (0 to 16) and a label, from the file bundled with scikit-learn (whose import is slow)."""
-    package = importlib.util.find_spec("sklearn")
-    folder = Path(package.origin).parent if package and package.origin else Path("sklearn")
-    path = folder / "datasets" / "data" / "digits.csv.gz"
-    if not path.is_file():
-        raise FileFormatError(
-            f"the data set digits is not at {path}",
-            allowed="the file bundled with scikit-learn",
-            remedy=f"pip install scikit-learn, or use {_SYNTHETIC_FORM}",
-        )
-    text = gzip.decompress(path.read_bytes()).decode("ascii")
-    return np.array(text.replace("\n", ",").rstrip(",").split(","), np.float64).reshape(1797, 65)
 
 
 _MOST_ELEMENTS = 2**30

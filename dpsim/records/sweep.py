@@ -205,7 +205,8 @@ class TrainResult(Noun, frozen=True):
     slowest rank's end (0 where there is no such step); ``images_per_s`` is the batch over it. A resumed run did
     ``first_step`` steps before; it has their losses but not their times. ``checkpoint_failure`` says why the last
     checkpoint could not be written (empty where it could). ``optimizer_state_bytes`` is the memory allocated for
-    optimizer state on the device with the most (0: not known).
+    optimizer state on the device with the most (0: not known). ``test_loss`` is the mean cross-entropy of the test
+    samples in nats (``None`` in records of earlier versions).
     """
 
     devices: int
@@ -220,3 +221,4 @@ class TrainResult(Noun, frozen=True):
     first_step: int = 0
     checkpoint_failure: str = ""
     optimizer_state_bytes: int = 0
+    test_loss: float | None = None

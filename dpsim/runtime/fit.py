@@ -95,6 +95,7 @@ def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) 
         devices=trainer.plan.devices,
         steps=total_steps,
         test_accuracy=test.correct / test.samples,
+        test_loss=test.loss / test.samples,
         final_loss=log.losses[-1],
         step_s=step_s,
         images_per_s=images_per_s,

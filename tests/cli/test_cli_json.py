@@ -162,7 +162,7 @@ def test_train(dpsim: Dpsim, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     run = ("train", "--model", "mlp:16", "--devices", "2", "--global-batch", "64", "--steps", "3", "--output", output)
     shown = _object(dpsim, *run)
-    assert {"test_accuracy", "final_loss", "images_per_s", "step_s", "digest"} <= set(shown["summary"])
+    assert {"test_accuracy", "test_loss", "final_loss", "images_per_s", "step_s", "digest"} <= set(shown["summary"])
     assert shown["summary"]["steps"] == 3
     written = json.loads(output.read_text())
     assert len(written["losses"]) == 3 and written["command"] == "train"

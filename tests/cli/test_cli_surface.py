@@ -34,7 +34,8 @@ SURFACE = {
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
     " --wire-dtype --strategy --from --format --out-of-place",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
-    " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --strategy --output --json",
+    " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --strategy --target-loss --convergence --output"
+    " --json",
     "report": "FOLDER --output --format --json",
     "compare": "RUNS --label --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",

@@ -60,6 +60,18 @@ def test_synthetic_data_have_the_shape_asked_for_and_depend_on_the_seed_alone() 
     assert data.train_x.tobytes() == again.train_x.tobytes() != other.train_x.tobytes()
 
 
+def test_noise_and_fewer_samples_of_digits_depend_on_the_seed_alone() -> None:
+    token = "digits:noise=0.35,samples=640"
+    data, again, other = load_dataset(token), load_dataset(token), load_dataset(token, seed=1)
+    assert data.train_x.shape == (640, 8, 8, 1) and len(data.test_y) == 359 and data.name == token
+    for part in ("train_x", "train_y", "test_x"):
+        assert getattr(data, part).tobytes() == getattr(again, part).tobytes() != getattr(other, part).tobytes()
+    clean = load_dataset("digits")
+    noise = data.test_x - clean.test_x
+    assert abs(noise.std() - 0.35) < 0.01 and abs(noise.mean()) < 0.01
+    assert load_dataset("digits:samples=1438").train_x.tobytes() == clean.train_x.tobytes()
+
+
 def test_synthetic_classes_can_be_told_apart() -> None:
     data = load_dataset("synthetic:6x6x2,train=500,test=200")
     means = np.stack([data.train_x[data.train_y == k].mean(axis=0) for k in range(data.classes)])
@@ -72,7 +84,13 @@ def test_synthetic_classes_can_be_told_apart() -> None:
     [
         ("digit", "did you mean 'digits'"),
         ("imagenet", "synthetic:HxWxC,classes=K"),
-        ("digits:8", "did you mean 'digits'"),
+        ("digits:8", "allowed: noise, samples"),
+        ("digits:", "allowed: noise, samples"),
+        ("digits:noise=-1", "a standard deviation from 0"),
+        ("digits:noise=loud", "a standard deviation from 0"),
+        ("digits:noise=0.1,noise=0.2", "noise once"),
+        ("digits:samples=1439", "from 2 to 1438"),
+        ("digits:sample=640", "did you mean 'samples'"),
         ("synthetic", "for example synthetic:32x32x3"),
         ("synthetic:32x32", "for example synthetic:32x32x3"),
         ("synthetic:8x8x0", "whole numbers > 0"),

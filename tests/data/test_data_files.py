@@ -125,7 +125,7 @@ def test_paths_may_be_relative_to_the_current_or_the_home_folder_and_hold_colons
     assert len(load_dataset("mnist:~/a,b:c").train_y) == 50
 
 
-@pytest.mark.parametrize("token", ["imagenet", "cifar100:/data", "CIFAR10:/data", "digits:8"])
+@pytest.mark.parametrize("token", ["imagenet", "cifar100:/data", "CIFAR10:/data"])
 def test_an_unknown_data_set_is_answered_with_every_form(token: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_dataset(token)

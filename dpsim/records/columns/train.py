@@ -26,6 +26,9 @@ POINTS = (
     Column(
         "test_accuracy", "float64", "ratio", "The share of the test samples that are classified correctly at the end."
     ),
+    Column(
+        "test_loss", "float64", "ratio", "The mean cross-entropy of the test samples at the end, in nats; NaN: unknown."
+    ),
     Column("final_loss", "float64", "ratio", "The training loss of the last step."),
     Column("images_per_s", "float64", "1/s", "The samples of a step over step_s, so samples per second."),
     Column(

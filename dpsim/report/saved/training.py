@@ -28,9 +28,10 @@ class SavedTraining(SavedResult):
     def title(self) -> str:
         """What was trained, and how well."""
         record = self.record
+        loss = "" if record.test_loss is None else f", test loss {record.test_loss:.4g}"
         return (
             f"training of {record.model} on {record.dataset}, {counted(record.devices, 'device')}, "
-            f"{counted(record.steps, 'step')}: test accuracy {record.test_accuracy:.2%}"
+            f"{counted(record.steps, 'step')}: test accuracy {record.test_accuracy:.2%}{loss}"
         )
 
     def points(self) -> list[dict[str, Any]]:

@@ -1,0 +1,78 @@
+"""The report of a study of training quality: its answers, tables and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dpsim.records.quality_results import QualityResults
+from dpsim.report.content import Content, Facts, environment_facts
+from dpsim.report.quality.sections import (
+    divergence_sentences,
+    divergence_table,
+    gap_sentences,
+    gap_table,
+    gaps_together,
+    others_table,
+    steps_sentences,
+    steps_table,
+)
+from dpsim.report.words import counted
+
+RULES = (
+    "Devices are emulated as leaves of one rank: batch norm with B / b leaves takes the statistics that B / b devices "
+    "with b samples each take. No number here is a time.",
+    "Fitted runs came first; the predictions were then written and hashed, and only then were the others trained.",
+    "The gap is in the log of the mean training loss of the last epoch, with batch statistics, paired by seed. "
+    "Noisy statistics raise it in every step, so it tells local batches apart where other losses do not; a part of it "
+    "is the noise of the forward passes themselves, which an evaluation with running statistics does not have: see the "
+    "gap there, in test loss and in accuracy. Intervals are Student's 95 % intervals of the mean over seeds.",
+    "The divergence is predicted from the spread of samples in one forward pass with the global batch's statistics, "
+    "and scaled at each norm by a pass at one small local batch. It is measured on other batches.",
+    "Steps to the target are interpolated in the log of the loss on the whole training set. The gradient noise scale "
+    "is from the gradients of the eighths of a global batch and of the whole, each averaged over the training.",
+)
+
+
+def answers(results: QualityResults) -> Iterator[str]:
+    """Yield every figure of the study with its baseline, as sentences."""
+    for gap in results.gap:
+        yield from gap_sentences(gap)
+    yield from gaps_together(results.gap)
+    yield from divergence_sentences(results.divergence)
+    for steps in results.steps_to_target:
+        yield from steps_sentences(steps)
+
+
+def content(results: QualityResults) -> Content:
+    """Return what the report says."""
+    name = results.record.predictions.study.name
+    tables = [
+        table(gap) for gap in results.gap for table in (gap_table, others_table) if gap.others or table is gap_table
+    ]
+    tables += [divergence_table(each) for each in results.divergence]
+    tables += [steps_table(each) for each in results.steps_to_target]
+    return Content(
+        name=name,
+        heading="What local batch, batch norm and global batch do to the quality of training",
+        question="How much worse does training become with small local batches and large global ones, and can it be "
+        "predicted?",
+        answers=tuple(answers(results)),
+        cards=(),
+        tables=tuple(tables),
+        warnings=(),
+        rules=RULES,
+        facts=_facts(results),
+        environment=environment_facts(results.record.environment),
+    )
+
+
+def _facts(results: QualityResults) -> Facts:
+    record = results.record
+    return (
+        ("study", record.predictions.study.name),
+        ("trainings", counted(len(record.runs), "run")),
+        ("emulation", record.emulation),
+        ("predicted at", record.predictions.predicted_at),
+        ("predictions' SHA-256", record.predictions_sha256),
+        ("measured until", record.measured_until),
+    )

@@ -1,0 +1,1 @@
+"""The quality of training against the local batch, batch norm and the global batch, as a declared study."""
