@@ -57,7 +57,7 @@ STUDY = QualityStudy(
 )
 
 
-REPORT = Path(__file__).parents[2] / "reports" / "quality"
+REPORT = Path(__file__).parents[2] / "reports" / "accuracy" / "quality"
 
 
 def test_the_committed_report_meets_its_targets_and_damage_is_refused() -> None:

@@ -1,0 +1,1 @@
+"""How right dpsim's predictions are, measured: ``make accuracy``."""

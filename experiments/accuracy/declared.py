@@ -1,0 +1,111 @@
+"""What ``make accuracy`` sweeps: rounds of small experiments, each with a profile and a calibration of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpsim.records.sweep import Experiment
+
+ROUNDS, QUICK_ROUNDS = 20, 3
+_BUDGET_S, _QUICK_BUDGET_S = 12.0, 6.0
+_NORM_EVERY = 5
+"""Rounds from one sweep over batch norm to the next."""
+_SGD = {"kind": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.001}
+_MODELS: tuple[tuple[str, tuple[int, ...], int], ...] = (
+    ("mlp:64x20", (32, 64, 128, 256), 512),
+    ("cnn:16,32", (4, 8, 16, 32), 64),
+    ("mlp:256x4", (16, 32, 64, 128), 256),
+)
+"""Models with their local batches, of which the third is not profiled, and the global batch of their thresholds."""
+_THRESHOLDS = (0.0, 16384.0, 131072.0, "inf")
+_LINKS = ("paced:50us,1gbit", "paced:200us,500mbit")
+_EMULATED_LINK = "paced:1ms,200mbit"
+_EMULATED_MODELS: tuple[tuple[str, tuple[int, ...], int], ...] = (("cnn", (8, 16, 24, 32), 128), _MODELS[1])
+
+
+def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
+    """Every experiment, in the order of the rounds. Names are unique: a finished one is never run again."""
+    rounds = range(QUICK_ROUNDS if quick else ROUNDS)
+    return tuple(each for number in rounds for each in _round(number, _QUICK_BUDGET_S if quick else _BUDGET_S))
+
+
+def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
+    """A sweep with real and one with emulated computation, in turn over batches and thresholds; at times over norms."""
+    model = _MODELS[number % len(_MODELS)]
+    networks = ("node", _LINKS[number % len(_LINKS)])
+    of_batches = number % 2 == 0
+    swept = [
+        _experiment(
+            f"real-{number:02d}", number, budget_s, model, of_batches, {"network": networks, "devices": (1, 2)}
+        ),
+        _experiment(
+            f"emulated-{number:02d}",
+            number,
+            budget_s,
+            _EMULATED_MODELS[number % len(_EMULATED_MODELS)],
+            number // 2 % 2 == 0,
+            {"network": (_EMULATED_LINK,), "devices": (1, 4, 8)},
+            {"compute": "emulated"},
+        ),
+    ]
+    if number % _NORM_EVERY == 0:
+        axes = {"network": networks, "devices": (1, 2), "local_batch": (8, 32)}
+        swept.append(
+            Experiment(
+                name=f"batch-norm-{number:02d}",
+                question="batch-norm",
+                base={"model": "cnn:16,32", "overlap": "off", "optimizer": _SGD},
+                axes=axes,
+                seed=number,
+                budget_s=2 * budget_s,
+            )
+        )
+        axes = {"compute": ("real", "emulated"), "fusion_threshold_bytes": (65536.0, "inf")}
+        swept.append(
+            Experiment(
+                name=f"both-{number:02d}",
+                base={
+                    "model": "cnn",
+                    "devices": 2,
+                    "global_batch": 64,
+                    "overlap": "thread",
+                    "network": _EMULATED_LINK,
+                    "optimizer": _SGD,
+                },
+                axes=axes,
+                seed=number,
+                budget_s=2 * budget_s,
+                interval=0.01,
+            )
+        )
+    return tuple(swept)
+
+
+def _experiment(
+    name: str,
+    seed: int,
+    budget_s: float,
+    model: tuple[str, tuple[int, ...], int],
+    of_batches: bool,
+    axes: dict[str, Any],
+    base: dict[str, Any] | None = None,
+) -> Experiment:
+    token, batches, global_batch = model
+    base = {"model": token, "overlap": "auto", "optimizer": _SGD} | (base or {})
+    if of_batches:
+        return Experiment(
+            name=name,
+            question="local-batch",
+            base=base,
+            axes=axes | {"local_batch": batches},
+            seed=seed,
+            budget_s=budget_s,
+        )
+    return Experiment(
+        name=name,
+        question="fusion-threshold",
+        base=base | {"global_batch": global_batch},
+        axes=axes | {"fusion_threshold_bytes": _THRESHOLDS},
+        seed=seed,
+        budget_s=budget_s,
+    )
