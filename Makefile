@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-input
 
-.PHONY: help sweep test test-slow check gpu-check format clean
+.PHONY: help sweep accuracy test test-slow check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
+	@echo "make accuracy   how right are the predictions? many sweeps, at most an hour; continues where it was interrupted"
 	@echo "make test    run the tests (under 8 minutes on 2 cores)"
 	@echo "make test-slow   run long tests and every command of the documentation (under 15 minutes)"
 	@echo "make check   static checks: ruff, mypy"
@@ -21,6 +22,9 @@ help:
 
 sweep: $(VENV)/.ready
 	$(BIN)/dpsim sweep fusion-threshold
+
+accuracy: $(VENV)/.ready
+	$(BIN)/python -m dpsim.experiments.accuracy
 
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m alone

@@ -90,6 +90,10 @@ class EmulatedReplica:
             events.backward_done(layer)
         return BatchSums(loss=0.0, correct=0, samples=samples)
 
+    def replay(self, workload: Workload) -> None:
+        """Wait for the times of another workload of the same layers from the next step on."""
+        self._workload = workload
+
     def begin_anew(self) -> None:
         """Let the next step begin when it is called, whatever was before it."""
         self._step, self._end_s = None, -math.inf

@@ -9,15 +9,24 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from dpsim import codec
 from dpsim.errors import DpsimError
+from dpsim.experiments import emulation
 from dpsim.experiments.accuracy import declared, store
-from dpsim.experiments.accuracy.lines import lines
+from dpsim.experiments.accuracy.lines import Line, emulation_lines, lines
 from dpsim.experiments.accuracy.quality import quality_lines, study
 from dpsim.experiments.accuracy.table import into, markdown
 from dpsim.harness.measurement.environment import environment
+
+EMULATION = "emulation.json"
+
+
+def _emulation(path: Path) -> Iterator[Line]:
+    if path.exists():
+        yield from emulation_lines(codec.read(path, emulation.EmulationRecord, "record of emulation", emulation.SCHEMA))
 
 
 def main() -> int:
@@ -35,10 +44,16 @@ def main() -> int:
     experiments = declared.experiments(quick=arguments.quick)
     try:
         if not arguments.no_run:
+            if not (arguments.output / EMULATION).exists():
+                codec.write(arguments.output / EMULATION, emulation.measure(emulation.CASES, progress))
             store.run(experiments, arguments.output / "sweeps", progress)
             study(arguments.output / "quality", progress, quick=arguments.quick)
         comparisons = dict(store.finished(experiments, arguments.output / "sweeps"))
-        measured = (*lines(comparisons), *quality_lines(arguments.output / "quality"))
+        measured = (
+            *lines(comparisons),
+            *_emulation(arguments.output / EMULATION),
+            *quality_lines(arguments.output / "quality"),
+        )
         if not measured:
             parser.error(f"{arguments.output} has no finished sweep")
         table = markdown(measured, environment().processor)

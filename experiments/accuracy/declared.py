@@ -7,7 +7,7 @@ from typing import Any
 from dpsim.records.sweep import Experiment
 
 ROUNDS, QUICK_ROUNDS = 20, 3
-_BUDGET_S, _QUICK_BUDGET_S = 12.0, 6.0
+_BUDGET_S, _QUICK_BUDGET_S = 6.0, 5.0
 _NORM_EVERY = 5
 """Rounds from one sweep over batch norm to the next."""
 _SGD = {"kind": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.001}
@@ -58,24 +58,6 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
                 axes=axes,
                 seed=number,
                 budget_s=2 * budget_s,
-            )
-        )
-        axes = {"compute": ("real", "emulated"), "fusion_threshold_bytes": (65536.0, "inf")}
-        swept.append(
-            Experiment(
-                name=f"both-{number:02d}",
-                base={
-                    "model": "cnn",
-                    "devices": 2,
-                    "global_batch": 64,
-                    "overlap": "thread",
-                    "network": _EMULATED_LINK,
-                    "optimizer": _SGD,
-                },
-                axes=axes,
-                seed=number,
-                budget_s=2 * budget_s,
-                interval=0.01,
             )
         )
     return tuple(swept)

@@ -81,12 +81,12 @@ class _Case:
                 continue
             begin_s, marks = previous.marks.end_s, outcome.marks
             seconds.append(marks.end_s - begin_s - exposed_s(marks))
-            self.rows.append(_row(begin_s, marks, self.trainer.schedule))
+            self.rows.append(computing_times(begin_s, marks, self.trainer.schedule))
         slowest_s = np.max(self.group.allgather(seconds), axis=0).tolist()
         self.steps.add(slowest_s, speeds.visited(self.devices, before_s, after_s), now())
 
 
-def _row(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
+def computing_times(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
     """Forward, backward and gradient-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
 
     Times of several micro-batches are added. The step began at ``begin_s``, when the step before it ended.

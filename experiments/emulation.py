@@ -1,0 +1,215 @@
+"""``python -m dpsim.experiments.emulation`` shows what emulated computation changes: real steps, and the same replayed.
+
+Two ranks train for real over an emulated link. Then they wait for exactly the times that their own layers just took,
+while gradients, allreduces and updates stay real. Visits of both take turns, so that a machine that changes its speed
+changes both alike. Prints the replayed step over the real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.comm.group import quiet_barrier
+from dpsim.data import load_dataset
+from dpsim.errors import DpsimError
+from dpsim.harness import models
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.measurement.statistics import median_interval
+from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
+from dpsim.harness.profile.on_ranks import computing_times
+from dpsim.launch.jobs import on_ranks
+from dpsim.machine import Network
+from dpsim.plan import Overlap, Plan
+from dpsim.progress import Progress
+from dpsim.records.sweep import Environment
+from dpsim.runtime.describe import describe
+from dpsim.runtime.emulated import EmulatedReplica
+from dpsim.runtime.recorder import exposed_s
+from dpsim.runtime.step import StepOutcome
+from dpsim.runtime.trainer import Trainer
+from dpsim.workload import Workload
+
+SCHEMA = "dpsim.emulation/1"
+_STEPS = 8
+_LINK = "paced:1ms,200mbit"
+
+
+class Case(Noun, frozen=True):
+    """A model that is trained on two ranks; ``fusion_threshold_bytes`` as in ``Plan``."""
+
+    model: str
+    local_batch: int
+    overlap: Overlap
+    fusion_threshold_bytes: float
+    network: str = _LINK
+    rounds: int = 22
+
+
+class Replayed(Noun, frozen=True):
+    """Seconds of each real step, of the step replayed from it, and the exposed communication of both."""
+
+    case: Case
+    real_s: tuple[float, ...]
+    replayed_s: tuple[float, ...]
+    real_exposed_s: tuple[float, ...]
+    replayed_exposed_s: tuple[float, ...]
+
+    @property
+    def change(self) -> float:
+        """Median replayed step / median real step - 1."""
+        return float(np.median(self.replayed_s) / np.median(self.real_s)) - 1
+
+
+class EmulationRecord(Noun, frozen=True):
+    """All cases, with every sample."""
+
+    environment: Environment
+    measured_until: str
+    replayed: tuple[Replayed, ...]
+    schema: str = SCHEMA
+
+
+CASES = tuple(
+    Case(model="cnn", local_batch=32, overlap=overlap, fusion_threshold_bytes=threshold)
+    for overlap, threshold in itertools.product(("off", "thread", "poll"), (65536.0, float("inf")))
+)
+
+
+def measure(cases: Sequence[Case], progress: Progress) -> EmulationRecord:
+    """Measure each case in a job of two pinned ranks."""
+    replayed = []
+    for case in cases:
+        progress(f"{case.model}, overlap {case.overlap}, threshold {case.fusion_threshold_bytes:g}")
+        argument = dict(codec.to_builtins(case))
+        plain = on_ranks("dpsim.experiments.emulation:replay_on_ranks", argument, devices=2, pin=True)
+        replayed.append(codec.decode(plain, Replayed, "replayed steps"))
+    return EmulationRecord(environment=environment(), measured_until=stamp(), replayed=tuple(replayed))
+
+
+def replay_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """The samples of one ``Case``; rank 0 returns a ``Replayed`` (plain values)."""
+    case = codec.decode(argument, Case, "case")
+    data = load_dataset("digits")
+    plan = Plan(
+        devices=comm.size,
+        global_batch=case.local_batch * comm.size,
+        algorithm="ring",
+        overlap=case.overlap,
+        fusion_threshold_bytes=case.fusion_threshold_bytes,
+    )
+    network = Network.parse(case.network)
+    trained, waiting = (models.load(case.model, data.input_shape, data.classes).replica() for _ in range(2))
+    bare = msgspec.structs.replace(describe(trained, case.model), local_batches=(case.local_batch,))
+    real = Trainer(trained, data, plan, comm, network)
+    replica = EmulatedReplica(waiting, bare, seed=0, rank=comm.rank)
+    emulated = Trainer(replica, data, plan, comm, network)
+    gc.collect()
+    gc.freeze()
+    samples: list[list[tuple[float, float, float, float]]] = []
+    for number in range(case.rounds):
+        quiet_barrier(comm)
+        outcomes = [real.step() for _ in range(_STEPS)]
+        times = [_times(*pair, real) for pair in itertools.pairwise(outcomes)]
+        quiet_barrier(comm)
+        replica.begin_anew()
+        again: list[StepOutcome] = []
+        for row in (times[0], *times):
+            replica.replay(_workload(bare, row))
+            again.append(emulated.step())
+        rows = comm.gather((_seen(outcomes), _seen(again)))
+        if rows is not None and number >= WARM_UP_STEPS:
+            samples.append(_steps(rows))
+    real.close()
+    emulated.close()
+    if comm.rank:
+        return None
+    columns = np.concatenate([np.array(each) for each in samples]).T.tolist()
+    names = ("real_s", "replayed_s", "real_exposed_s", "replayed_exposed_s")
+    return dict(codec.to_builtins(Replayed(case=case, **{n: tuple(c) for n, c in zip(names, columns, strict=True)})))
+
+
+def _times(before: StepOutcome, outcome: StepOutcome, trainer: Trainer) -> NDArray[np.float64]:
+    """``computing_times`` of a step, without the communication that the rank did or waited for."""
+    row = computing_times(before.marks.end_s, outcome.marks, trainer.schedule)
+    row[-1] -= exposed_s(outcome.marks)
+    return np.maximum(row, 0.0)
+
+
+def _workload(bare: Workload, row: NDArray[np.float64]) -> Workload:
+    """The workload whose layers take the computing times of one step."""
+    forward, backward, ready = row[:-2].reshape(3, -1)
+    layers = tuple(
+        msgspec.structs.replace(
+            layer,
+            forward_s=(float(forward[place]),),
+            backward_s=(float(backward[place]),),
+            gradient_ready_s=(float(min(ready[place], backward[place])),),
+        )
+        for place, layer in enumerate(bare.layers)
+    )
+    return msgspec.structs.replace(bare, layers=layers, update_s=float(row[-2]), overhead_s=float(row[-1]))
+
+
+def _seen(outcomes: Sequence[StepOutcome]) -> list[tuple[float, float]]:
+    """When each step ended on this rank, and its exposed communication."""
+    return [(outcome.marks.end_s, exposed_s(outcome.marks)) for outcome in outcomes]
+
+
+def _steps(
+    rows: Sequence[tuple[list[tuple[float, float]], list[tuple[float, float]]]],
+) -> list[tuple[float, float, float, float]]:
+    """(real step, replayed step, exposed in the real one, in the replayed one) of the counted steps of a visit."""
+    columns = []
+    for kind in (0, 1):
+        columns.append(step_times_s([[end_s for end_s, _ in of_rank[kind]] for of_rank in rows]))
+    for kind in (0, 1):
+        exposed = np.min([[waited_s for _, waited_s in of_rank[kind]] for of_rank in rows], axis=0)
+        columns.append(exposed[WARM_UP_STEPS:].tolist())
+    return list(zip(*columns, strict=True))
+
+
+def lines(record: EmulationRecord) -> list[str]:
+    """A line for each case: both steps, their ratio with its 95 % interval, and exposed communication."""
+    text = []
+    for each in record.replayed:
+        ratio = median_interval([again / real for real, again in zip(each.real_s, each.replayed_s, strict=True)])
+        exposed = (1e3 * float(np.median(values)) for values in (each.real_exposed_s, each.replayed_exposed_s))
+        text.append(
+            f"{each.case.model}, overlap {each.case.overlap}, threshold {each.case.fusion_threshold_bytes:g}, "
+            f"{each.case.network}: real {1e3 * float(np.median(each.real_s)):.2f} ms, replayed {each.change:+.1%} "
+            f"(paired: {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}); "
+            "exposed {:.2f} and {:.2f} ms".format(*exposed)
+        )
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.emulation", description=__doc__)
+    parser.add_argument("--output", type=Path, help="file for the record (.json)")
+    arguments = parser.parse_args()
+    try:
+        record = measure(CASES, lambda line: print(line, file=sys.stderr, flush=True))
+        if arguments.output is not None:
+            codec.write(arguments.output, record)
+    except DpsimError as error:
+        print(f"emulation: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines(record)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
