@@ -82,9 +82,10 @@ class EmulationRecord(Noun, frozen=True):
     schema: str = SCHEMA
 
 
+_OVERLAPS: tuple[Overlap, ...] = ("off", "thread", "poll")
 CASES = tuple(
     Case(model="cnn", local_batch=32, overlap=overlap, fusion_threshold_bytes=threshold)
-    for overlap, threshold in itertools.product(("off", "thread", "poll"), (65536.0, float("inf")))
+    for overlap, threshold in itertools.product(_OVERLAPS, (65536.0, float("inf")))
 )
 
 

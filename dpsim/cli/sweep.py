@@ -198,6 +198,9 @@ def local_batch(
     fusion_threshold: flags.Threshold = None,
     overlap: Overlap = None,
     batch_norm: flags.BatchNorm = None,
+    target_loss: Annotated[
+        float | None, Parameter(help="Train to this loss on the training set too: how many steps, how much time?")
+    ] = None,
 ) -> None:
     """How fast is training at each local batch, and when is a device busy?
 
@@ -205,6 +208,8 @@ def local_batch(
     Reports samples per second, speedup, exposed communication and memory, the
     batch from which a device is busy, and from which communication hides.
     """
+    import msgspec
+
     from dpsim.harness.sweep.questions import check_question
 
     flags.writable(common.output, folder=True)
@@ -216,7 +221,9 @@ def local_batch(
         batch_norm=batch_norm,
     )
     values |= _batches(base, scaling, local_batch, global_batch)
-    _sweep(common.changed(base, **values), common, command="sweep local-batch")
+    experiment = common.changed(base, **values)
+    experiment = msgspec.structs.replace(experiment, **flags.provided(target_loss=target_loss))
+    _sweep(experiment, common, command="sweep local-batch")
 
 
 def batch_norm(
@@ -227,11 +234,16 @@ def batch_norm(
     global_batch: flags.GlobalBatches = None,
     scaling: Scaling = None,
     overlap: OneOverlap = None,
+    seeds: Annotated[
+        int | None, Parameter(help="Also train from so many seeds (10 or more): what do small batches do to the loss?")
+    ] = None,
+    epochs: Annotated[int | None, Parameter(help="Epochs of these trainings (8).")] = None,
 ) -> None:
     """What does batch norm cost, by whose statistics and what is in its place?
 
     Predicts, then measures the step with each norm, at each local batch and on
-    each number of devices, interleaved.
+    each number of devices, interleaved. With --seeds it also predicts and then
+    measures how much worse training becomes with small local batches.
     """
     import msgspec
 
@@ -248,6 +260,7 @@ def batch_norm(
         cases = norm_cases(experiment, norms)
         cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
         experiment = msgspec.structs.replace(experiment, **(cleared | {"cases": cases}))
+    experiment = msgspec.structs.replace(experiment, **flags.provided(seeds=seeds, epochs=epochs))
     _sweep(experiment, common, command="sweep batch-norm")
 
 

@@ -9,6 +9,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.bench.result import result
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import read_drift
+from dpsim.harness.sweep.quality import read_quality
 from dpsim.records import bench, reproduce, train
 from dpsim.records.sweep import PREDICTIONS_SCHEMA, RESULTS_SCHEMA, read_predictions, read_results
 from dpsim.report.saved import SavedBench, SavedReproduction, SavedResult, SavedSweep, SavedTraining
@@ -74,5 +75,5 @@ def load_sweep(folder: Path) -> SavedSweep:
         )
     predictions, results = read_predictions(folder / _PREDICTIONS), read_results(folder / _RESULTS)
     drift = read_drift(predictions, folder)
-    comparison = compare(predictions, results, drift)
+    comparison = compare(predictions, results, drift, read_quality(predictions.experiment, folder))
     return SavedSweep(predictions=predictions, results=results, comparison=comparison, drift=drift)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dpsim.codec import Noun
 from dpsim.records.coverage import StratumCoverage
+from dpsim.records.quality_results import QualityResults
 from dpsim.records.sweep import Experiment
 from dpsim.setting import Setting
 
@@ -229,6 +230,7 @@ class Comparison(Noun, frozen=True):
     ``compute_slowdown_half_width`` is half the widest 95 % interval of its compute slowdowns, relative to the slowdown.
     ``intervals`` is the coverage of the predicted intervals for each network and number of devices, ``interval`` that
     of all points together (none where the predictions state no level); one calibration is behind all of them.
+    ``quality`` is what the sweep learnt of the quality of training, where it declared that.
     ``identical`` says whether all trainings with leaves ended with the same bits (``None``: nothing was promised).
     """
 
@@ -253,6 +255,7 @@ class Comparison(Noun, frozen=True):
     speeds: tuple[SpeedRecord, ...] = ()
     compute_slowdown_half_width: float = 0.0
     compared: tuple[str, ...] = ()
+    quality: QualityResults | None = None
     intervals: tuple[StratumCoverage, ...] = ()
     interval: StratumCoverage | None = None
 

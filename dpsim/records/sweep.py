@@ -26,7 +26,9 @@ class Experiment(Grid, frozen=True):
     ``dpsim.harness.sweep.questions``; it fills in what the grid leaves out. ``compared`` are the fields whose values
     are compared with each other (empty: the question decides). ``budget_s`` bounds the measuring. A point needs no more
     samples once the 95 % interval of its median is within +- ``interval`` of the median. With ``steps`` every number of
-    devices also trains so many steps, and the divergence from one device is measured.
+    devices also trains so many steps, and the divergence from one device is measured. With ``seeds`` a sweep over batch
+    norm also trains from so many seeds for ``epochs`` epochs, to measure what the local batch does to the loss; with
+    ``target_loss`` one over the local batch trains to it at several global batches, to measure how many steps it takes.
     """
 
     name: str = "sweep"
@@ -37,6 +39,9 @@ class Experiment(Grid, frozen=True):
     budget_s: float = 45.0
     interval: float = 0.02
     steps: int = 0
+    seeds: int = 0
+    epochs: int = 8
+    target_loss: float = 0.0
     schema: str = EXPERIMENT_SCHEMA
 
     @property
@@ -59,6 +64,11 @@ class Experiment(Grid, frozen=True):
                 raise unknown("field of a setting", name, FIELDS)
         if self.steps < 0:
             raise ConfigError(f"steps is {self.steps}", allowed="1 or more, or 0: train no steps apart from the timing")
+        for name in ("seeds", "target_loss"):
+            if not (0 <= getattr(self, name) < math.inf):
+                raise ConfigError(f"{name} is {getattr(self, name)}", allowed="a finite number > 0, or 0 for none")
+        if self.epochs < 1:
+            raise ConfigError(f"epochs is {self.epochs}", allowed="1 or more")
         if not self.budget_s >= 0:
             raise ConfigError(f"budget_s is {self.budget_s}", allowed="seconds >= 0")
         if not (math.isfinite(self.interval) and self.interval > 0):

@@ -50,9 +50,10 @@ SURFACE = {
     "sweep fusion-threshold": f"{RUN} --compute --budget --experiment --output --json",
     "sweep devices": f"{RUN} --compute --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget"
     " --experiment --output --json",
-    "sweep local-batch": f"{RUN} --compute --batch-norm --scaling --local-batch --budget --experiment --output --json",
-    "sweep batch-norm": f"{RUN} --compute --batch-norm --scaling --local-batch --budget --experiment --output"
-    " --json".replace(" --fusion-threshold", ""),
+    "sweep local-batch": f"{RUN} --compute --batch-norm --scaling --local-batch --target-loss --budget --experiment"
+    " --output --json",
+    "sweep batch-norm": f"{RUN} --compute --batch-norm --scaling --local-batch --seeds --epochs --budget --experiment"
+    " --output --json".replace(" --fusion-threshold", ""),
 }
 
 

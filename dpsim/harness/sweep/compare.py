@@ -20,16 +20,23 @@ from dpsim.machine import NODE
 from dpsim.plan import Plan
 from dpsim.predict import recommended
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
+from dpsim.records.quality_results import QualityResults
 from dpsim.records.reproduce import Configuration, ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
 
 SLOW = 1.5
 
 
-def compare(predictions: Predictions, results: Results, drift: ReproduceRecord | None = None) -> Comparison:
+def compare(
+    predictions: Predictions,
+    results: Results,
+    drift: ReproduceRecord | None = None,
+    quality: QualityResults | None = None,
+) -> Comparison:
     """Compare measured with predicted: flat points, and scores for each group, each network and overall.
 
-    ``drift`` is the drift that a sweep over the number of devices measured (``dpsim.harness.sweep.drift``). Raises
+    ``drift`` is the drift that a sweep over the number of devices measured (``dpsim.harness.sweep.drift``), ``quality``
+    what others learnt of the quality of training (``dpsim.harness.sweep.quality``). Raises
     ``FileFormatError`` when the records are damaged or do not belong together (see ``pairing``).
     """
     pairs, missing = pair(predictions, results)
@@ -95,6 +102,7 @@ def compare(predictions: Predictions, results: Results, drift: ReproduceRecord |
             default=0.0,
         ),
         compared=compared(experiment),
+        quality=quality,
         intervals=coverage_by_stratum(covered(points, results.predictions_sha256)),
         interval=next(iter(coverage_by_stratum(covered(points, results.predictions_sha256, ALL_NETWORKS))), None),
     )

@@ -13,11 +13,13 @@ from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, drift
 from dpsim.harness.sweep.experiment import predict_experiment, prepare_experiment
+from dpsim.harness.sweep.quality import QUALITY, measure_quality, study_of
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, MeasureTask, Samples
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
+from dpsim.records.quality import RECORD
 from dpsim.records.sweep import (
     Environment,
     Experiment,
@@ -41,6 +43,7 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
     """
     experiment = completed(experiment)
     settings_of(experiment.rows)  # raises before anything runs
+    study_of(experiment)
     with locked(folder):
         return _swept(experiment, folder, progress)
 
@@ -74,7 +77,7 @@ def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparis
         progress(f"{folder} holds this experiment already; nothing is measured again")
     predictions, results = _measured_before(experiment, folder, progress)
     record = drift(predictions, folder, progress)
-    comparison = compare(predictions, results, record)
+    comparison = compare(predictions, results, record, measure_quality(experiment, folder, progress))
     progress("writing the report")
     write_report(folder, predictions, results, comparison, record)
     return comparison
@@ -82,7 +85,8 @@ def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparis
 
 def _complete(folder: Path, experiment: Experiment) -> bool:
     """Return whether the folder, if it is of this experiment, has all its measurements."""
-    names = ["results.json", DRIFT] if experiment.measures_drift else ["results.json"]
+    names = ["results.json", *[DRIFT] * experiment.measures_drift]
+    names += [f"{QUALITY}/{RECORD}"] * (study_of(experiment) is not None)
     return all((folder / name).exists() for name in names)
 
 

@@ -16,6 +16,7 @@ from dpsim.report.quality.sections import (
     steps_sentences,
     steps_table,
 )
+from dpsim.report.table import Table
 from dpsim.report.words import counted
 
 RULES = (
@@ -43,22 +44,24 @@ def answers(results: QualityResults) -> Iterator[str]:
         yield from steps_sentences(steps)
 
 
-def content(results: QualityResults) -> Content:
-    """Return what the report says."""
-    name = results.record.predictions.study.name
-    tables = [
+def tables(results: QualityResults) -> tuple[Table, ...]:
+    """Return a table for each part of the study."""
+    of_gaps = [
         table(gap) for gap in results.gap for table in (gap_table, others_table) if gap.others or table is gap_table
     ]
-    tables += [divergence_table(each) for each in results.divergence]
-    tables += [steps_table(each) for each in results.steps_to_target]
+    return (*of_gaps, *map(divergence_table, results.divergence), *map(steps_table, results.steps_to_target))
+
+
+def content(results: QualityResults) -> Content:
+    """Return what the report says."""
     return Content(
-        name=name,
+        name=results.record.predictions.study.name,
         heading="What local batch, batch norm and global batch do to the quality of training",
         question="How much worse does training become with small local batches and large global ones, and can it be "
         "predicted?",
         answers=tuple(answers(results)),
         cards=(),
-        tables=tuple(tables),
+        tables=tables(results),
         warnings=(),
         rules=RULES,
         facts=_facts(results),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dpsim.records.comparison import Comparison
 from dpsim.report.content import Card, Content, Facts
+from dpsim.report.quality.content import RULES as QUALITY_RULES
+from dpsim.report.quality.content import answers as quality_answers
+from dpsim.report.quality.content import tables as quality_tables
 from dpsim.report.sweep import batch_norm, devices, local_batch, settings, threshold
 from dpsim.report.sweep.facts import RULES
 from dpsim.report.sweep.tables import group_title, score_tables
+from dpsim.report.sweep.target import time_to_target
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
@@ -40,19 +44,27 @@ def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content
         warnings=warnings(comparison),
         facts=facts,
         environment=environment,
-        rules=RULES if not comparison.drift_measured else RULES + report.rules,
+        rules=(
+            *RULES,
+            *(report.rules if comparison.drift_measured else ()),
+            *(QUALITY_RULES if comparison.quality is not None else ()),
+        ),
     )
 
 
 def answers(comparison: Comparison) -> tuple[str, ...]:
-    """Return the answers of a sweep, in sentences."""
-    return REPORTS[comparison.experiment.question].answers(comparison)
+    """Return the answers of a sweep, in sentences, of its times and then of the quality of training."""
+    of_times = REPORTS[comparison.experiment.question].answers(comparison)
+    if comparison.quality is None:
+        return of_times
+    return (*of_times, *quality_answers(comparison.quality), *time_to_target(comparison))
 
 
 def tables(comparison: Comparison) -> tuple[Table, ...]:
     """Return the points, the scores, and what overlap does."""
     report = REPORTS[comparison.experiment.question]
-    return report.points(comparison), *score_tables(comparison, report)
+    of_quality = quality_tables(comparison.quality) if comparison.quality is not None else ()
+    return report.points(comparison), *score_tables(comparison, report), *of_quality
 
 
 def for_terminal(comparison: Comparison) -> TerminalReport:

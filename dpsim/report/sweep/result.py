@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from dpsim.codec import to_builtins
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.records.comparison import Comparison
@@ -22,7 +24,7 @@ def points_json(comparison: Comparison) -> list[dict[str, Any]]:
 
 def summary_json(comparison: Comparison) -> dict[str, Any]:
     """Return the summary of ``--json``: the overall scores, then those of the parts."""
-    parts: dict[str, Any] = to_builtins(comparison)
+    parts: dict[str, Any] = to_builtins(msgspec.structs.replace(comparison, quality=None))
     overall: dict[str, Any] = parts["overall"] or {}
     step: dict[str, Any] = overall.get("step", {})
     names = [

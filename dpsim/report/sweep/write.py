@@ -9,6 +9,7 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import environment_facts
+from dpsim.report.quality.write import quality_figures
 from dpsim.report.sweep.content import REPORTS, content
 from dpsim.report.sweep.facts import run_facts
 from dpsim.report.sweep.tables import band_name
@@ -73,6 +74,8 @@ def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceReco
             wide=drift.draw(record),
             narrow=drift.draw(record, narrow=True),
         )
+    if comparison.quality is not None:
+        yield from quality_figures(comparison.quality)
     wide, narrow = timeline.draw(comparison, timelines), timeline.draw(comparison, timelines, narrow=True)
     if wide is not None and narrow is not None:
         yield ReportFigure(

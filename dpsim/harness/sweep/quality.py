@@ -1,0 +1,117 @@
+"""The quality of training beside the times of a sweep: the gap of batch norm, and steps to a target loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpsim.errors import ConfigError
+from dpsim.harness.quality.study import read_results, study_quality
+from dpsim.harness.sweep.norms import NORM_FIELDS
+from dpsim.nn.tokens import MODELS, parse_model
+from dpsim.optimizer import Optimizer, Sgd
+from dpsim.progress import Progress
+from dpsim.records.quality import DivergenceStudy, GapStudy, QualityStudy, StepsStudy
+from dpsim.records.quality_results import QualityResults
+from dpsim.records.sweep import Experiment
+from dpsim.setting import setting_of
+
+QUALITY = "quality"
+"""The folder of the study inside that of the sweep."""
+_GLOBAL_BATCH = 64
+_FITTED, _HELD_OUT = (2, 16), (4, 8, 32)
+_STEPS_FITTED, _STEPS_HELD_OUT = (32, 128, 256), (16, 64, 512)
+_STEPS_SEEDS = 5
+
+
+def study_of(experiment: Experiment) -> QualityStudy | None:
+    """What a sweep trains for its quality; ``None`` where it declares neither seeds nor a target loss.
+
+    A sweep over batch norm with ``seeds`` measures the gap of batch norm and the divergence of its statistics, one over
+    the local batch with ``target_loss`` the steps to it. Raises ``ConfigError`` for what cannot be studied.
+    """
+    if experiment.question == "batch-norm" and experiment.seeds:
+        return QualityStudy(name=experiment.name, gap=(_gap(experiment),), divergence=(_divergence(experiment),))
+    if experiment.question == "local-batch" and experiment.target_loss:
+        return QualityStudy(name=experiment.name, steps_to_target=(_steps(experiment),))
+    if experiment.seeds or experiment.target_loss:
+        raise ConfigError(
+            f"seeds {experiment.seeds} and target_loss {experiment.target_loss:g} in a sweep over another question",
+            allowed='seeds with question = "batch-norm", target_loss with question = "local-batch"',
+            remedy="leave them out",
+        )
+    return None
+
+
+def measure_quality(experiment: Experiment, folder: Path, progress: Progress) -> QualityResults | None:
+    """The quality that a sweep declares, measured into its folder or read from there; ``None`` where it declares none.
+
+    Raises ``FileFormatError`` where the folder holds another study.
+    """
+    study = study_of(experiment)
+    return None if study is None else study_quality(study, folder / QUALITY, progress)
+
+
+def read_quality(experiment: Experiment, folder: Path) -> QualityResults | None:
+    """The quality in the folder of a sweep, ``None`` where there is none. Raises ``FileFormatError``."""
+    return None if study_of(experiment) is None else read_results(folder / QUALITY)
+
+
+def _gap(experiment: Experiment) -> GapStudy:
+    model = _with_batch_norm(experiment)
+    others = [str(row["model"]) for row in experiment.rows if "model" in row and str(row["model"]) != model]
+    optimizer = _sgd(experiment)
+    return GapStudy(
+        model=model,
+        dataset=experiment.dataset,
+        fitted=_FITTED,
+        held_out=_HELD_OUT,
+        others=tuple(dict.fromkeys(others)),
+        global_batch=_GLOBAL_BATCH,
+        epochs=experiment.epochs,
+        learning_rate=optimizer.learning_rate,
+        momentum=optimizer.momentum,
+        seeds=experiment.seeds,
+    )
+
+
+def _divergence(experiment: Experiment) -> DivergenceStudy:
+    return DivergenceStudy(
+        model=_with_batch_norm(experiment), dataset=experiment.dataset, global_batch=_GLOBAL_BATCH, seed=experiment.seed
+    )
+
+
+def _steps(experiment: Experiment) -> StepsStudy:
+    optimizer = _sgd(experiment)
+    return StepsStudy(
+        model=setting_of(experiment.rows[0]).model,
+        dataset=experiment.dataset,
+        target_loss=experiment.target_loss,
+        fitted=_STEPS_FITTED,
+        held_out=_STEPS_HELD_OUT,
+        learning_rate=optimizer.learning_rate,
+        momentum=optimizer.momentum,
+        seeds=max(experiment.seeds, _STEPS_SEEDS),
+    )
+
+
+def _with_batch_norm(experiment: Experiment) -> str:
+    """The model with batch norm among those compared. Raises ``ConfigError``."""
+    models = dict.fromkeys(setting_of(row).model for row in experiment.rows)
+    for model in models:
+        if model.partition(":")[0] not in MODELS or parse_model(model).norm == "batch":
+            return model
+    raise ConfigError(
+        f"seeds {experiment.seeds} in a sweep over batch norm without a model that has it: {', '.join(models)}",
+        allowed=f"a model with batch norm among the values of {NORM_FIELDS[0]}",
+    )
+
+
+def _sgd(experiment: Experiment) -> Sgd:
+    optimizer: Optimizer = setting_of(experiment.rows[0]).plan.optimizer
+    if not isinstance(optimizer, Sgd):
+        raise ConfigError(
+            f"the quality of training with {type(optimizer).__name__}",
+            allowed="SGD, for whose rates the rules are known",
+            remedy="leave seeds and the target loss out, or choose SGD",
+        )
+    return optimizer
