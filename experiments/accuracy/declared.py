@@ -11,7 +11,8 @@ _BUDGET_S, _QUICK_BUDGET_S = 6.0, 5.0
 _NORM_EVERY = 5
 """Rounds from one sweep over batch norm to the next."""
 _SGD = {"kind": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.001}
-_MODELS: tuple[tuple[str, tuple[int, ...], int], ...] = (
+_Model = tuple[str, tuple[int, ...], int]
+_MODELS: tuple[_Model, ...] = (
     ("mlp:64x20", (32, 64, 128, 256), 512),
     ("cnn:16,32", (4, 8, 16, 32), 64),
     ("mlp:256x4", (16, 32, 64, 128), 256),
@@ -19,8 +20,9 @@ _MODELS: tuple[tuple[str, tuple[int, ...], int], ...] = (
 """Models with their local batches, of which the third is not profiled, and the global batch of their thresholds."""
 _THRESHOLDS = (0.0, 16384.0, 131072.0, "inf")
 _LINKS = ("paced:50us,1gbit", "paced:200us,500mbit")
-_EMULATED_LINK = "paced:1ms,200mbit"
-_EMULATED_MODELS: tuple[tuple[str, tuple[int, ...], int], ...] = (("cnn", (8, 16, 24, 32), 128), _MODELS[1])
+_EMULATED_LINK = "paced:1ms,500mbit"
+"""Slow enough for 8 ranks on 2 cores, by an algorithm with few rounds."""
+_EMULATED_THRESHOLDS = (65536.0, 131072.0, 262144.0, "inf")
 
 
 def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
@@ -63,31 +65,33 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
     return tuple(swept)
 
 
-def _experiment(
+def _over_batches(
+    name: str, seed: int, budget_s: float, model: _Model, axes: dict[str, Any], base: dict[str, Any]
+) -> Experiment:
+    return Experiment(
+        name=name,
+        question="local-batch",
+        base={"model": model[0], "optimizer": _SGD} | base,
+        axes=axes | {"local_batch": model[1]},
+        seed=seed,
+        budget_s=budget_s,
+    )
+
+
+def _over_thresholds(
     name: str,
     seed: int,
     budget_s: float,
-    model: tuple[str, tuple[int, ...], int],
-    of_batches: bool,
+    model: _Model,
     axes: dict[str, Any],
-    base: dict[str, Any] | None = None,
+    base: dict[str, Any],
+    thresholds: tuple[float | str, ...],
 ) -> Experiment:
-    token, batches, global_batch = model
-    base = {"model": token, "overlap": "auto", "optimizer": _SGD} | (base or {})
-    if of_batches:
-        return Experiment(
-            name=name,
-            question="local-batch",
-            base=base,
-            axes=axes | {"local_batch": batches},
-            seed=seed,
-            budget_s=budget_s,
-        )
     return Experiment(
         name=name,
         question="fusion-threshold",
-        base=base | {"global_batch": global_batch},
-        axes=axes | {"fusion_threshold_bytes": _THRESHOLDS},
+        base={"model": model[0], "optimizer": _SGD, "global_batch": model[2]} | base,
+        axes=axes | {"fusion_threshold_bytes": thresholds},
         seed=seed,
         budget_s=budget_s,
     )
