@@ -17,7 +17,7 @@ _MODELS: tuple[_Model, ...] = (
     ("cnn:16,32", (4, 8, 16, 32), 64),
     ("mlp:256x4", (16, 32, 64, 128), 256),
 )
-"""Models with their local batches, of which the third is not profiled, and the global batch of their thresholds."""
+"""Models with their local batches, of which the second is not profiled, and the global batch of their thresholds."""
 _THRESHOLDS = (0.0, 16384.0, 131072.0, "inf")
 _LINKS = ("paced:50us,1gbit", "paced:200us,500mbit")
 _EMULATED_LINK = "paced:1ms,500mbit"
@@ -33,65 +33,56 @@ def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
 
 def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
     """A sweep with real and one with emulated computation, in turn over batches and thresholds; at times over norms."""
-    model = _MODELS[number % len(_MODELS)]
     networks = ("node", _LINKS[number % len(_LINKS)])
-    of_batches = number % 2 == 0
-    swept = [
-        _experiment(
-            f"real-{number:02d}", number, budget_s, model, of_batches, {"network": networks, "devices": (1, 2)}
-        ),
-        _experiment(
-            f"emulated-{number:02d}",
-            number,
-            budget_s,
-            _EMULATED_MODELS[number % len(_EMULATED_MODELS)],
-            number // 2 % 2 == 0,
-            {"network": (_EMULATED_LINK,), "devices": (1, 4, 8)},
-            {"compute": "emulated"},
-        ),
-    ]
-    if number % _NORM_EVERY == 0:
-        axes = {"network": networks, "devices": (1, 2), "local_batch": (8, 32)}
-        swept.append(
-            Experiment(
-                name=f"batch-norm-{number:02d}",
-                question="batch-norm",
-                base={"model": "cnn:16,32", "overlap": "off", "optimizer": _SGD},
-                axes=axes,
-                seed=number,
-                budget_s=2 * budget_s,
-            )
-        )
-    return tuple(swept)
-
-
-def _over_batches(
-    name: str, seed: int, budget_s: float, model: _Model, axes: dict[str, Any], base: dict[str, Any]
-) -> Experiment:
-    return Experiment(
-        name=name,
-        question="local-batch",
-        base={"model": model[0], "optimizer": _SGD} | base,
-        axes=axes | {"local_batch": model[1]},
-        seed=seed,
-        budget_s=budget_s,
+    real = _of_round(
+        f"real-{number:02d}",
+        number,
+        budget_s,
+        _MODELS[number % len(_MODELS)],
+        {"network": networks, "devices": (1, 2)},
+        {"overlap": "auto"},
+        _THRESHOLDS,
     )
+    emulated = _of_round(
+        f"emulated-{number:02d}",
+        number,
+        budget_s,
+        _MODELS[1] if number % 2 == 0 else _MODELS[0],
+        {"network": (_EMULATED_LINK,), "devices": (1, 4, 8)},
+        {"compute": "emulated", "algorithm": "halving-doubling", "overlap": ("off", "thread")[number // 2 % 2]},
+        _EMULATED_THRESHOLDS,
+    )
+    if number % _NORM_EVERY:
+        return real, emulated
+    norms = Experiment(
+        name=f"batch-norm-{number:02d}",
+        question="batch-norm",
+        base={"model": "cnn:16,32", "overlap": "off", "optimizer": _SGD},
+        axes={"network": networks, "devices": (1, 2), "local_batch": (8, 32)},
+        seed=number,
+        budget_s=2 * budget_s,
+    )
+    return real, emulated, norms
 
 
-def _over_thresholds(
+def _of_round(
     name: str,
-    seed: int,
+    number: int,
     budget_s: float,
     model: _Model,
     axes: dict[str, Any],
     base: dict[str, Any],
     thresholds: tuple[float | str, ...],
 ) -> Experiment:
+    """A sweep over the local batch in even rounds, over the fusion threshold in odd ones."""
+    token, batches, global_batch = model
+    of_batches = number % 2 == 0
+    base = base | {"model": token, "optimizer": _SGD}
     return Experiment(
         name=name,
-        question="fusion-threshold",
-        base={"model": model[0], "optimizer": _SGD, "global_batch": model[2]} | base,
-        axes=axes | {"fusion_threshold_bytes": thresholds},
-        seed=seed,
+        question="local-batch" if of_batches else "fusion-threshold",
+        base=base if of_batches else base | {"global_batch": global_batch},
+        axes=axes | ({"local_batch": batches} if of_batches else {"fusion_threshold_bytes": thresholds}),
+        seed=number,
         budget_s=budget_s,
     )
