@@ -132,7 +132,6 @@ def _check_emulated(plan: Plan, network: str) -> None:
         )
     for name, value, only in (
         ("leaves", plan.leaves, 0),
-        ("batch_norm", plan.batch_norm, "local"),
         ("strategy", plan.strategy, "data-parallel"),
     ):
         if value != only:

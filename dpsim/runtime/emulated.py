@@ -8,14 +8,14 @@ not add up. Gradients are written to memory and communicated, parameters are upd
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
-from dpsim.replica import Array, Batch, BatchSums, LayerSpec, Replica, StepEvents
+from dpsim.replica import Array, Batch, BatchSums, LayerSpec, OrderedSum, Replica, Rounding, Slot, StepEvents
 from dpsim.rng import random_words
 from dpsim.workload import Workload
 
@@ -35,7 +35,9 @@ class EmulatedReplica:
     """Waits for the times that ``workload`` has of ``model``'s layers; implements ``dpsim.replica.EmulatedCompute``.
 
     All times of a step are multiplied by a factor that is drawn from the workload's ``step_spread`` for this seed, rank
-    and step; 1 where the spread is not known. ``lateness_s`` holds how late each moment of the last step was met.
+    and step; 1 where the spread is not known. ``lateness_s`` holds how late each moment of the last step was met. Batch
+    norm over the global batch really sums over the ranks, and what follows begins when the sum is there; leaves are not
+    emulated.
     """
 
     def __init__(self, model: Replica, workload: Workload, *, seed: int, rank: int, clock: Clock | None = None) -> None:
@@ -49,6 +51,7 @@ class EmulatedReplica:
         self._factor = 1.0
         self._end_s = -math.inf  # of what is computed so far
         self._update_s = 0.0  # what is still to be added to it
+        self._sum: OrderedSum | None = None
         self.lateness_s: list[float] = []
 
     @property
@@ -58,9 +61,25 @@ class EmulatedReplica:
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         return self._model.initial_parameters(seed)
 
-    def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+    def bind(
+        self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], extra_slots: Sequence[Slot] = ()
+    ) -> None:
         self._model.bind(parameters, gradients)
         self._gradients = [[gradients[tensor.name] for tensor in layer.tensors] for layer in self.layers]
+
+    def train_in_leaves(self, in_leaves: bool, rounding: Rounding | None) -> None:
+        """Leaves are not emulated (``Setting`` refuses them), so there is nothing to choose."""
+
+    def normalise_batches(self, mode: str, ordered_sum: OrderedSum) -> None:
+        """See ``BatchNormReplica``; only ``global`` communicates."""
+        self._sum = ordered_sum if mode == "global" else None
+
+    def leaf_statistics(self) -> list[Array]:
+        """Nothing: without leaves there are none."""
+        return []
+
+    def update_statistics(self, total: Array) -> None:
+        """Running statistics stay as they are, for nothing is learnt."""
 
     def state(self) -> dict[str, Array]:
         return self._model.state()
@@ -75,6 +94,7 @@ class EmulatedReplica:
         factor = self._begin(batch.step, times.overhead_s) if samples else 0.0
         for layer, forward_s in enumerate(times.forward_s.tolist()):
             self._wait(factor * forward_s)
+            self._sum_statistics(1 + 2 * self.layers[layer].batch_norm_channels, np.float64)
             events.forward_done(layer)
         events.loss_done()
         ready_s, backward_s = times.gradient_ready_s.tolist(), times.backward_s.tolist()
@@ -87,12 +107,19 @@ class EmulatedReplica:
                 rest_s -= ready_s[layer]
                 events.gradients_ready(layer)
             self._wait(factor * rest_s)
+            self._sum_statistics(2 * self.layers[layer].batch_norm_channels, np.float32)
             events.backward_done(layer)
         return BatchSums(loss=0.0, correct=0, samples=samples)
 
     def replay(self, workload: Workload) -> None:
         """Wait for the times of another workload of the same layers from the next step on."""
         self._workload = workload
+
+    def _sum_statistics(self, values: int, dtype: DTypeLike) -> None:
+        """Sum as many values over the ranks as global batch norm does; the next layer begins then."""
+        if self._sum is not None and values > 1:
+            self._sum([np.zeros(values, dtype)])
+            self._end_s = max(self._end_s, self._clock.now())
 
     def begin_anew(self) -> None:
         """Let the next step begin when it is called, whatever was before it."""

@@ -91,7 +91,8 @@ class Trainer:
         mine = rank_status.Board(comm) if watched else None
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Compression(str(plan.wire_dtype)), comm)
-        exact = transport(comm, network) if comm.size > 1 and (plan.leaves or plan.batch_norm == "global") else None
+        sums = comm.size > 1 and (plan.leaves or plan.batch_norm == "global")
+        exact = transport(comm, network, sleeps=sleeps) if sums else None
         status = mine.status if mine else None
         self.runner = StepRunner(replica, self.schedule, self.transport, control, status, rate, exact)
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None

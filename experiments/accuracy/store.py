@@ -36,9 +36,14 @@ def run(experiments: Sequence[Experiment], folder: Path, progress: Progress) -> 
         progress(f"{number} of {len(experiments)}: {experiment.name}")
         working = folder / f"{experiment.name}.running"
         predictions, results = measure(experiment, working, progress)
-        text = codec.to_json(Swept(predictions=predictions, results=results), indent=None)
-        codec.write_output(path, lzma.compress(text.encode()))
+        keep(path, predictions, results)
         shutil.rmtree(working)
+
+
+def keep(path: Path, predictions: Predictions, results: Results) -> None:
+    """Write the record of a finished sweep."""
+    text = codec.to_json(Swept(predictions=predictions, results=results), indent=None)
+    codec.write_output(path, lzma.compress(text.encode()))
 
 
 def finished(experiments: Sequence[Experiment], folder: Path) -> Iterator[tuple[str, Comparison]]:

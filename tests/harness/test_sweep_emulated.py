@@ -34,7 +34,7 @@ GOOD = Emulation(lateness_s=1e-5, lateness_p95_s=1e-3, lateness_most_s=2e-3, fre
         ({"compute": "imagined"}, "compute"),
         ({"strategy": "zero1"}, "strategy is zero1 with emulated compute"),
         ({"leaves": 8}, "leaves is 8 with emulated compute"),
-        ({"model": "cnn", "batch_norm": "global"}, "batch_norm is global with emulated compute"),
+        ({"model": "cnn", "leaves": 8, "batch_norm": "leaf"}, "leaves is 8 with emulated compute"),
     ],
 )
 def test_what_emulated_compute_cannot_run_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -133,6 +133,37 @@ def test_every_layer_ends_when_the_workload_says(samples: int, scale: float) -> 
     assert all(np.all(gradient != 0) and np.isfinite(gradient).all() for gradient in gradients.values())
 
 
+def test_global_batch_norm_sums_over_the_ranks_and_what_follows_begins_then() -> None:
+    time, sums = Time(), list[tuple[int, str]]()
+    normalised = build_model("cnn:2,3", (4, 4, 1), 3)
+    bare = describe(normalised, "cnn")
+    layers = tuple(
+        type(layer)(name=layer.name, tensors=layer.tensors, forward_s=(FORWARD_S,), backward_s=(BACKWARD_S,))
+        for layer in bare.layers
+    )
+    timed = Workload(name="cnn", local_batches=(2,), layers=layers, overhead_s=OVERHEAD_S)
+    replica = EmulatedReplica(normalised, timed, seed=0, rank=0, clock=time.clock)
+    parameters = replica.initial_parameters(0)
+    replica.bind(parameters, {name: np.zeros_like(value) for name, value in parameters.items()})
+    added_s = 5e-3
+
+    def summed(arrays: Any) -> Any:
+        sums.append((len(arrays[0]), str(arrays[0].dtype)))
+        time.now_s += added_s
+        return arrays[0]
+
+    replica.normalise_batches("global", summed)
+    begin_s = time.now_s
+    x = np.zeros((2, 4, 4, 1), np.float32)
+    replica.forward_backward(Batch(x=x, labels=np.zeros(2, np.int64), leaves=(0, 2)), Heard(time))
+    assert sums == [(5, "float64"), (7, "float64"), (6, "float32"), (4, "float32")]
+    computing_s = OVERHEAD_S + len(layers) * (FORWARD_S + BACKWARD_S)
+    assert time.now_s - begin_s == pytest.approx(computing_s + 4 * added_s)
+    replica.normalise_batches("local", summed)
+    replica.forward_backward(Batch(x=x, labels=np.zeros(2, np.int64), leaves=(0, 2), step=1), Heard(time))
+    assert len(sums) == 4
+
+
 def test_waking_late_does_not_add_up() -> None:
     late_s = 0.2e-3
     ends_s = {}

@@ -1,0 +1,109 @@
+"""``make accuracy``: what it declares, the lines it derives from comparisons, and the table it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from report_factory import sweep
+
+from dpsim import codec
+from dpsim.errors import ConfigError, FileFormatError
+from dpsim.experiments.accuracy import store
+from dpsim.experiments.accuracy.declared import experiments
+from dpsim.experiments.accuracy.lines import Line, lines
+from dpsim.experiments.accuracy.table import BEGIN, END, into, markdown
+from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.questions import completed
+from dpsim.records.comparison import Comparison
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_experiment_has_a_name_of_its_own_and_can_be_run() -> None:
+    declared = experiments()
+    assert len({experiment.name for experiment in declared}) == len(declared)
+    for experiment in declared:
+        assert completed(completed(experiment)) == completed(experiment)
+    assert {e.name for e in experiments(quick=True)} < {e.name for e in declared}
+    of_eight = [e for e in declared if 8 in e.values("devices")]
+    assert len(of_eight) >= 20 and all(e.value("compute") == "emulated" for e in of_eight)
+
+
+def compared(factor: float = 1.0) -> Comparison:
+    """A sweep whose measured steps are ``factor`` times as long as they were."""
+    predictions, results = sweep()
+    points = [
+        msgspec.structs.replace(point, low_s=0.9 * point.step_s, high_s=1.1 * point.step_s, interval_level=0.9)
+        for point in predictions.points
+    ]
+    predictions = msgspec.structs.replace(predictions, points=tuple(points))
+    slower = [
+        msgspec.structs.replace(run, step_s=tuple(factor * s for s in run.step_s), reference_s=())
+        for run in results.points
+    ]
+    results = msgspec.structs.replace(results, points=tuple(slower), predictions_sha256=codec.digest(predictions))
+    return compare(predictions, results)
+
+
+def of(measured: tuple[Line, ...], where: str, quantity: str) -> Line:
+    return next(line for line in measured if line.where == where and line.quantity.startswith(quantity))
+
+
+def test_lines_hold_errors_coverage_and_shape_of_each_place() -> None:
+    right, wrong = lines({"a": compared(), "b": compared()}), lines({"a": compared(2.0), "b": compared(2.0)})
+    place = "this machine, 2 devices"
+    assert {line.where for line in right} == {
+        f"{network}, {devices}"
+        for network in ("this machine", "emulated link")
+        for devices in ("1 device", "2 devices")
+    }
+    first = of(right, place, "median error")
+    assert first.calibrations == 2 and first.points == 2 * len(
+        [p for p in compared().scored if p.network == "node" and p.devices == 2]
+    )
+    assert of(wrong, place, "median error").value == pytest.approx(0.5, abs=0.1)
+    assert of(wrong, place, "median error").met is False
+    assert of(wrong, place, "coverage").value == 0.0 and of(wrong, place, "coverage").met is False
+    assert of(right, place, "coverage").value == pytest.approx(
+        sum(
+            p.predicted_low_s <= p.measured_step_s <= p.predicted_high_s
+            for p in compared().scored
+            if p.network == "node" and p.devices == 2
+        )
+        / (first.points / 2)
+    )
+    assert of(wrong, place, "skill on the shape").value == pytest.approx(of(right, place, "skill on the shape").value)
+
+
+def test_the_table_is_put_between_the_marks(tmp_path: Path) -> None:
+    table = markdown(lines({"a": compared()}), "a processor")
+    assert "| this machine, 2 devices | median error of the step |" in table and "a processor" in table
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    into(readme, table)
+    into(readme, table)
+    assert readme.read_text(encoding="utf-8") == f"before\n{BEGIN}\n{table}\n{END}\nafter\n"
+    readme.write_text("nothing\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="has no place for the table"):
+        into(readme, table)
+
+
+def test_a_finished_sweep_is_kept_with_all_samples_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    predictions, results = sweep()
+    experiment = msgspec.structs.replace(predictions.experiment, name="kept")
+    store.keep(tmp_path / f"kept{store.SUFFIX}", predictions, results)
+    ((name, comparison),) = store.finished([experiment], tmp_path)
+    assert name == "kept" and comparison == compare(predictions, results)
+    store.run([experiment], tmp_path, lambda _: pytest.fail("a finished sweep ran again"))
+    (tmp_path / f"kept{store.SUFFIX}").write_bytes(b"cut off")
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        list(store.finished([experiment], tmp_path))
+
+
+def test_the_readmes_table_is_that_of_the_committed_report() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split(BEGIN)[1].split(END)[0].strip()
+    report = (ROOT / "reports" / "accuracy" / "report.md").read_text(encoding="utf-8")
+    assert table and table in report
