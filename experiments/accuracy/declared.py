@@ -8,7 +8,7 @@ from dpsim.records.sweep import Experiment
 
 ROUNDS, QUICK_ROUNDS = 20, 3
 _BUDGET_S, _QUICK_BUDGET_S = 6.0, 5.0
-_NORM_EVERY = 5
+_NORM_EVERY = 10
 """Rounds from one sweep over batch norm to the next."""
 _SGD = {"kind": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.001}
 _Model = tuple[str, tuple[int, ...], int]
@@ -60,7 +60,7 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
         base={"model": "cnn:16,32", "overlap": "off", "optimizer": _SGD},
         axes={"network": networks, "devices": (1, 2), "local_batch": (8, 32)},
         seed=number,
-        budget_s=2 * budget_s,
+        budget_s=budget_s,
     )
     return real, emulated, norms
 
