@@ -10,7 +10,7 @@ ROUNDS, QUICK_ROUNDS = 20, 3
 _BUDGET_S, _QUICK_BUDGET_S = 6.0, 5.0
 _NORM_EVERY = 10
 """Rounds from one sweep over batch norm to the next."""
-_SGD = {"kind": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.001}
+_SGD = {"kind": "sgd", "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.001}
 _Model = tuple[str, tuple[int, ...], int]
 _MODELS: tuple[_Model, ...] = (
     ("mlp:64x20", (32, 64, 128, 256), 512),

@@ -42,8 +42,11 @@ def score(errors: Sequence[float], null_errors: Mapping[str, Sequence[float]]) -
 
 
 def step_score(points: Sequence[ComparedPoint]) -> Score:
-    """Score the errors of step time, predicted / measured - 1, against the nulls that know no measurement."""
-    names = [name for name in points[0].null_step_s if name != HINDSIGHT]
+    """Score the errors of step time, predicted / measured - 1, against the nulls that know no measurement.
+
+    Nulls count that all points have: those of different questions differ.
+    """
+    names = [name for name in _common_nulls(points) if name != HINDSIGHT]
     nulls = {name: [p.null_step_s[name] / p.measured_step_s - 1 for p in points] for name in names}
     return score([p.error for p in points], nulls)
 
@@ -59,7 +62,7 @@ def shape_score(panels: Sequence[Sequence[ComparedPoint]]) -> Score | None:
     panels = [panel for panel in panels if len(panel) > 1]
     if not panels:
         return None
-    names = list(panels[0][0].null_step_s)
+    names = _common_nulls([point for panel in panels for point in panel])
     model: list[float] = []
     nulls: dict[str, list[float]] = {name: [] for name in names}
     for points in panels:
@@ -69,6 +72,10 @@ def shape_score(panels: Sequence[Sequence[ComparedPoint]]) -> Score | None:
         for name in names:
             nulls[name] += (_shape([p.null_step_s[name] for p in points], units) / measured - 1).tolist()
     return score(model, nulls)
+
+
+def _common_nulls(points: Sequence[ComparedPoint]) -> list[str]:
+    return [name for name in points[0].null_step_s if all(name in point.null_step_s for point in points)]
 
 
 def _units(points: Sequence[ComparedPoint]) -> list[float]:
