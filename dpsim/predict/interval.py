@@ -25,6 +25,8 @@ COMMON_MODEL_ERROR = 0.02
 """The relative error of the model that all plans of one workload and machine share; one standard error."""
 OWN_MODEL_ERROR = 0.015
 """The relative error of the model that differs from plan to plan: the scatter of the errors within one sweep."""
+EMULATED_MODEL_ERROR = 0.01
+"""Both of them where computation is emulated: its times are those of the workload by definition."""
 
 EMULATED_LINK_SHARE = 0.5
 """The power of the machine's speed by which collectives alone on an emulated link take longer: the link itself does not
@@ -77,7 +79,7 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
     low = step exp(-z sqrt(sum d_down^2 + m^2)), high = step exp(z sqrt(sum d_up^2 + m^2)), z = 1.645: the schedule is
     priced again with each of the uncertainties (``dpsim.predict.uncertainty``) one standard error up and one down,
     where d is the change of the step's logarithm; one more d, upward alone, is ``UNPRICED_WAITING``. m is the model's
-    own error (``COMMON_MODEL_ERROR`` and ``OWN_MODEL_ERROR``). The measured quantity is the median over the samples of
+    own error (``COMMON_MODEL_ERROR`` and ``OWN_MODEL_ERROR``, or ``EMULATED_MODEL_ERROR``). The measured quantity is the median over the samples of
     a run (scaled to the run's mean speed), whose own sampling error is part of the uncertainty of the machine's speed.
     """
     errors, step_s = uncertainty(schedule, priced.machine), priced.step_s
@@ -86,7 +88,8 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
         return Interval(step_s, step_s, np.zeros_like(steps))
     waiting = np.array([[UNPRICED_WAITING * errors.speed * (schedule.groups[0].devices > 1)], [0.0]])
     shifts = np.hstack([np.log(np.maximum(steps, 1e-300) / step_s), waiting])
-    model = math.hypot(COMMON_MODEL_ERROR, OWN_MODEL_ERROR)
+    emulated = schedule.workload.emulated_compute
+    model = math.hypot(*((EMULATED_MODEL_ERROR,) * 2 if emulated else (COMMON_MODEL_ERROR, OWN_MODEL_ERROR)))
     up = math.hypot(model, *np.maximum(shifts, 0).max(axis=0).tolist())
     down = math.hypot(model, *np.maximum(-shifts, 0).max(axis=0).tolist())
     return Interval(step_s * math.exp(-_DEVIATIONS * down), step_s * math.exp(_DEVIATIONS * up), shifts)

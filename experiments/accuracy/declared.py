@@ -7,7 +7,7 @@ from typing import Any
 from dpsim.records.sweep import Experiment
 
 ROUNDS, QUICK_ROUNDS = 20, 3
-_BUDGET_S, _QUICK_BUDGET_S = 6.0, 5.0
+_BUDGET_S, _QUICK_BUDGET_S = 8.0, 5.0
 _NORM_EVERY = 10
 """Rounds from one sweep over batch norm to the next."""
 _SGD = {"kind": "sgd", "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.001}
@@ -46,7 +46,7 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
     emulated = _of_round(
         f"emulated-{number:02d}",
         number,
-        budget_s,
+        0.75 * budget_s,
         _MODELS[1] if number % 2 == 0 else _MODELS[0],
         {"network": (_EMULATED_LINK,), "devices": (1, 4, 8)},
         {"compute": "emulated", "algorithm": "halving-doubling", "overlap": ("off", "thread")[number // 2 % 2]},

@@ -12,9 +12,9 @@ from dpsim.errors import ConfigError
 Floats = NDArray[np.float64]
 _BLOCKS = (4, 6, 8, 12, 16)
 """Into how many blocks of equal length a calibration is cut."""
-_USUAL_DECAY, _DECAY_ERROR = 0.23, 0.2
-"""The scatter of means falls with length^-0.23 where one training ran for 200 s on a shared machine (11 % over 5 s, 8 %
-over 20 s); +- 0.2 in the prior."""
+_USUAL_DECAY, _DECAY_ERROR = 0.15, 0.15
+"""How the scatter of means falls with their length: on shared machines it was length^-0.23 where one training ran alone
+for 200 s (11 % over 5 s, 8 % over 20 s), and length^-0.05 beside others; the prior lies between."""
 _LEAST_DECAY, _MOST_DECAY = -0.25, 0.5
 _FEW_BLOCKS = 2.015 / 1.645
 """The scatter of so few blocks is itself uncertain: 90 % of Student's t with 5 degrees of freedom over the normal."""
