@@ -38,6 +38,11 @@ class Network(Noun, frozen=True):
     def emulated(self) -> bool:
         return self.token != NODE
 
+    @property
+    def wire_latency_s(self) -> float | None:
+        """The latency of an emulated link; ``None`` for this machine as it is, whose latency is not stated."""
+        return self.latency_s if self.emulated else None
+
     def default_algorithm(self, wire_dtype: str | None = None) -> str:
         """The algorithm when none is named: the fastest by size; on a link ``ring``, or one that can send 16 bits."""
         if not self.emulated:
@@ -81,13 +86,16 @@ def check_algorithm(algorithm: str, network: Network) -> None:
 class Link(Noun, frozen=True):
     """Alpha, beta and gamma of ``reference formulas``: what prices an allreduce that no table covers.
 
-    ``fitted_to`` names the tables that it was derived from (empty: it was given), with the median and the largest
-    relative residual of that fit.
+    ``latency_s`` is the wire's; ``message_overhead_s`` is what the host adds to every message that waits for the one
+    before it, and ``bucket_overhead_s`` to every collective. ``fitted_to`` names the tables that the link was derived
+    from (empty: it was given), with the median and the largest relative residual of that fit.
     """
 
     latency_s: float
     bandwidth_bytes_per_s: float
     reduce_s_per_byte: float = 0.0
+    message_overhead_s: float = 0.0
+    bucket_overhead_s: float = 0.0
     fitted_to: str = ""
     median_residual: float = 0.0
     largest_residual: float = 0.0
@@ -98,8 +106,9 @@ class Link(Noun, frozen=True):
                 f"link with latency_s {self.latency_s}, bandwidth_bytes_per_s {self.bandwidth_bytes_per_s}",
                 allowed="latency_s >= 0, bandwidth_bytes_per_s > 0",
             )
-        if not (math.isfinite(self.reduce_s_per_byte) and self.reduce_s_per_byte >= 0):
-            raise ConfigError(f"reduce_s_per_byte is {self.reduce_s_per_byte}", allowed="finite, >= 0")
+        for key in ("reduce_s_per_byte", "message_overhead_s", "bucket_overhead_s"):
+            if not (math.isfinite(getattr(self, key)) and getattr(self, key) >= 0):
+                raise ConfigError(f"{key} is {getattr(self, key)}", allowed="finite, >= 0")
         for key in ("median_residual", "largest_residual"):
             if not (math.isfinite(getattr(self, key)) and getattr(self, key) >= 0):
                 raise ConfigError(f"{key} of a link is {getattr(self, key)}", allowed="finite, >= 0")

@@ -179,6 +179,9 @@ def link_sentence(machine: Machine) -> str:
         f"link for settings that no table covers: {format_duration(machine.link.latency_s)}, "
         f"{format_size(machine.link.bandwidth_bytes_per_s)}/s"
     )
+    for seconds, of in ((machine.link.message_overhead_s, "message"), (machine.link.bucket_overhead_s, "bucket")):
+        if seconds:
+            text += f", and {format_duration(seconds)} of the host for each {of}"
     if not machine.link.fitted_to:
         return text
     return (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpsim.errors import ConfigError
-from dpsim.machine import Machine
+from dpsim.machine import Machine, Network
 from dpsim.predict.link_fit import fitted_link
 
 
@@ -62,7 +62,12 @@ def merged(machines: Sequence[Machine]) -> Machine:
         overlap=overlap,
         compute_slowdown=tuple(slowdown[devices] for devices in sorted(slowdown)),
         selection=tuple(selection[devices] for devices in sorted(selection)),
-        link=declared_link or fitted_link(tables, emulated=first.emulated_network),
+        link=declared_link
+        or fitted_link(
+            tables,
+            emulated=first.emulated_network,
+            wire_latency_s=Network.parse(first.network).wire_latency_s,
+        ),
         link_in_node=first.link_in_node,
         memory_bytes=first.memory_bytes,
         cores=first.cores,

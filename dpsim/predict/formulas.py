@@ -47,10 +47,16 @@ def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
 def _seconds(line: Line, link: Link, in_node: Link, *, shared: bool) -> tuple[float, float]:
     """(seconds, seconds per byte) of a line; ``shared`` says that the devices of a node share one link."""
     senders = line.senders if shared else 1
-    base = line.alpha * link.latency_s + line.alpha_in_node * in_node.latency_s
+    base = line.alpha * _message_s(link) + line.alpha_in_node * _message_s(in_node)
+    base += link.bucket_overhead_s if line.alpha else in_node.bucket_overhead_s
     slope = line.beta * senders / link.bandwidth_bytes_per_s + line.gamma * link.reduce_s_per_byte
     slope += line.beta_in_node / in_node.bandwidth_bytes_per_s + line.gamma_in_node * in_node.reduce_s_per_byte
     return base, slope
+
+
+def _message_s(link: Link) -> float:
+    """What a message costs whatever its size: on the wire, and on the host."""
+    return link.latency_s + link.message_overhead_s
 
 
 def _lowest(lines: list[tuple[float, float]]) -> Floats:

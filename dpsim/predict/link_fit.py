@@ -16,12 +16,15 @@ Floats = NDArray[np.float64]
 _MOST_ROUNDS = 20
 
 
-def fitted_link(tables: Sequence[AllreduceCost], *, emulated: bool = False) -> Link | None:
+def fitted_link(
+    tables: Sequence[AllreduceCost], *, emulated: bool = False, wire_latency_s: float | None = None
+) -> Link | None:
     """The latency and bandwidth nearest to all tables, by the formulas of their algorithms; ``None`` without a time.
 
     Non-negative least squares of the relative error over all points, where seconds = alpha latency + beta M / bandwidth
     (reducing is part of the bandwidth). Where an algorithm costs the lowest of several lines, each point belongs
     to the line that is lowest there; this is repeated until no point changes. ``emulated``: each device has a link.
+    What a message takes beyond ``wire_latency_s``, where that is known (an emulated link), is overhead of the host.
     """
     points = [
         (ALGORITHMS.find(table.algorithm).lines(*node_counts(table.layout, table.devices)), sent_bytes, time_s)
@@ -43,9 +46,11 @@ def fitted_link(tables: Sequence[AllreduceCost], *, emulated: bool = False) -> L
             break
         choices = lowest
     residuals = np.abs(rows @ solution / times - 1)
-    latency_s, seconds_per_byte = solution.tolist()
+    message_s, seconds_per_byte = solution.tolist()
+    latency_s = message_s if wire_latency_s is None else min(wire_latency_s, message_s)
     return Link(
         latency_s=latency_s,
+        message_overhead_s=message_s - latency_s,
         bandwidth_bytes_per_s=1 / seconds_per_byte if seconds_per_byte else float("inf"),
         fitted_to=", ".join(dict.fromkeys(f"{table.algorithm} on {table.layout or table.devices}" for table in tables)),
         median_residual=float(np.median(residuals)),

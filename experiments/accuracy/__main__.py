@@ -20,6 +20,7 @@ from dpsim.experiments.accuracy.lines import Line, emulation_lines, lines
 from dpsim.experiments.accuracy.quality import quality_lines, study
 from dpsim.experiments.accuracy.table import into, markdown
 from dpsim.harness.measurement.environment import environment
+from dpsim.records.comparison import Comparison
 
 EMULATION = "emulation.json"
 
@@ -27,6 +28,12 @@ EMULATION = "emulation.json"
 def _emulation(path: Path) -> Iterator[Line]:
     if path.exists():
         yield from emulation_lines(codec.read(path, emulation.EmulationRecord, "record of emulation", emulation.SCHEMA))
+
+
+def _processor(comparisons: dict[str, Comparison]) -> str:
+    """The processors on which the sweeps ran."""
+    calibrated = {point.calibrated_on.split(",")[0] for each in comparisons.values() for point in each.points}
+    return " and ".join(sorted(calibrated - {""})) or environment().processor
 
 
 def main() -> int:
@@ -56,7 +63,8 @@ def main() -> int:
         )
         if not measured:
             parser.error(f"{arguments.output} has no finished sweep")
-        table = markdown(measured, environment().processor)
+        finished = f"; {len(comparisons)} of {len(experiments)} sweeps have finished"
+        table = markdown(measured, _processor(comparisons), finished)
         codec.write_text(arguments.output / "report.md", f"# How right the predictions are\n\n{table}\n")
         if arguments.readme is not None:
             into(arguments.readme, table)

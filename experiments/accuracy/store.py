@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.errors import FileFormatError
+from dpsim.errors import DpsimError, FileFormatError
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.sweep import measure
 from dpsim.progress import Progress
@@ -28,14 +28,22 @@ class Swept(Noun, frozen=True):
 
 
 def run(experiments: Sequence[Experiment], folder: Path, progress: Progress) -> None:
-    """Run the experiments that the folder does not have yet. What is interrupted goes on where it stopped."""
+    """Run the experiments that the folder does not have yet. What is interrupted goes on where it stopped.
+
+    One that fails, such as a machine too busy to emulate computation, is named and left out; it is tried again by the
+    next run.
+    """
     for number, experiment in enumerate(experiments, 1):
         path = folder / f"{experiment.name}{SUFFIX}"
         if path.exists():
             continue
         progress(f"{number} of {len(experiments)}: {experiment.name}")
         working = folder / f"{experiment.name}.running"
-        predictions, results = measure(experiment, working, progress)
+        try:
+            predictions, results = measure(experiment, working, progress)
+        except DpsimError as error:
+            progress(f"{experiment.name} is left out: {error}")
+            continue
         keep(path, predictions, results)
         shutil.rmtree(working)
 

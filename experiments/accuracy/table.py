@@ -14,8 +14,8 @@ BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 _NUMBERS = ("skill on the shape", "interval score")
 
 
-def markdown(lines: Sequence[Line], processor: str) -> str:
-    """A table with a row for each line; equal places are written once."""
+def markdown(lines: Sequence[Line], processor: str, finished: str = "") -> str:
+    """A table with a row for each line; equal places are written once. ``finished`` says how many sweeps it is from."""
     rows = ["| where | what | measured | target | met | best null | points |", "|---|---|---|---|---|---|---|"]
     for place, members in itertools.groupby(lines, lambda line: line.where):
         for number, line in enumerate(members):
@@ -40,7 +40,8 @@ def markdown(lines: Sequence[Line], processor: str) -> str:
         [
             *rows,
             "",
-            f"Measured on {processor}. Points: of so many sweeps, each with its own profile and calibration.{noise}",
+            f"Measured on {processor}{finished}. Points: of so many sweeps, each with its own profile and "
+            f"calibration.{noise}",
         ]
     )
 

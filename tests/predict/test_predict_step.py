@@ -179,6 +179,22 @@ def test_the_fitted_link_is_the_one_that_made_the_tables(algorithm: str) -> None
     assert actual.bandwidth_bytes_per_s == pytest.approx(link.bandwidth_bytes_per_s)
 
 
+def test_what_the_host_adds_to_messages_and_buckets_stands_apart_from_the_wire() -> None:
+    bare = Machine(name="m", link=Link(latency_s=1e-4, bandwidth_bytes_per_s=1e9))
+    link = Link(latency_s=1e-4, message_overhead_s=3e-5, bucket_overhead_s=7e-5, bandwidth_bytes_per_s=1e9)
+    host = Machine(name="m", link=link)
+    for devices, messages in ((2, 2), (4, 6)):
+        costs = [collective_cost(each, "ring", devices, 4096)[0] for each in (bare, host)]
+        assert costs[1] - costs[0] == pytest.approx(messages * 3e-5 + 7e-5)
+    sizes = (4, 1024, 65536)
+    slower = Machine(name="m", link=Link(latency_s=1.3e-4, bandwidth_bytes_per_s=1e9))
+    times = tuple(collective_cost(slower, "ring", 4, size)[0] for size in sizes)
+    tables = [AllreduceCost(algorithm="ring", devices=4, sizes_bytes=sizes, time_s=times)]
+    actual = fitted_link(tables, emulated=True, wire_latency_s=1e-4)
+    assert actual is not None and actual.latency_s == pytest.approx(1e-4)
+    assert actual.message_overhead_s == pytest.approx(3e-5)
+
+
 def test_costs_within_below_and_beyond_a_table() -> None:
     m = machine()
     for size, expected in ((0, 0.0), (10, 1.1), (100, 2.0), (150, 2.5), (400, 5.0), (800, 9.0)):

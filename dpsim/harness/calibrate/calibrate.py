@@ -114,14 +114,14 @@ def machine(network: str, tables: dict[str, Any], ranks: int, measured_in: Envir
     Its link is fitted to the tables (``fitted_link``) and prices, as an extrapolation, what they do not cover.
     """
     allreduce = tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["allreduce"])
-    emulated = Network.parse(network).emulated
+    link = Network.parse(network)
     return Machine(
         name=f"{measured_in.processor}, {measured_in.cores} cores",
         network=network,
-        emulated_network=emulated,
+        emulated_network=link.emulated,
         allreduce=allreduce,
         halves=tuple(codec.decode(t, AllreduceCost, "calibration") for t in tables["halves"]),
-        link=fitted_link(allreduce, emulated=emulated),
+        link=fitted_link(allreduce, emulated=link.emulated, wire_latency_s=link.wire_latency_s),
         overlap=tuple(codec.decode(t, OverlapCost, "calibration") for t in tables["overlap"]),
         compute_slowdown=tuple(codec.decode(t, ComputeSlowdown, "calibration") for t in tables["compute_slowdown"]),
         selection=tuple(codec.decode(t, Selection, "calibration") for t in tables["selection"]),

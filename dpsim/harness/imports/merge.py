@@ -94,13 +94,13 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
         f"{table.benchmark.split(',')[0]} on {table.cost.layout or table.cost.devices} devices" for table in tables
     ]
     allreduce = tuple(table.cost for table in tables)
-    emulated = Network.parse(config.network).emulated
+    link = Network.parse(config.network)
     machine = Machine(
         name="; ".join(named) or ", ".join(Path(file).stem for file in config.files),
         network=config.network,
-        emulated_network=emulated,
+        emulated_network=link.emulated,
         allreduce=allreduce,
-        link=fitted_link(allreduce, emulated=emulated),
+        link=fitted_link(allreduce, emulated=link.emulated, wire_latency_s=link.wire_latency_s),
         calibrated_on="; ".join([*named, *dict.fromkeys(measured_on)]),
         source="dpsim calibrate --from " + "; ".join(made_by),
     )

@@ -153,7 +153,8 @@ class BatchNorm:
         cases = tuple({name: row[name] for name in NORM_FIELDS if name in row} for row in experiment.rows)
         distinct = tuple(case for place, case in enumerate(cases) if case not in cases[:place])
         if len(distinct) == 1:
-            distinct = norm_cases(experiment, NORMS_COMPARED)
+            emulated = experiment.value("compute") == "emulated"  # which cannot have leaves
+            distinct = norm_cases(experiment, [n for n in NORMS_COMPARED if n != "leaf" or not emulated])
         batch = "local_batch" if experiment.weak else "global_batch"
         rest = msgspec.structs.replace(experiment, **experiment.changed(**dict.fromkeys(NORM_FIELDS)))
         return of_devices(rest, one_threshold(rest), (batch,), distinct)

@@ -20,10 +20,11 @@ def time_to_target(comparison: Comparison) -> Iterator[str]:
         return
     for convergence in comparison.quality.convergence.convergence:
         for network, points in by_network(comparison.scored).items():
-            yield _sentence(network, points, convergence)
+            yield sentence(network, points, convergence)
 
 
-def _sentence(network: str, points: Sequence[ComparedPoint], convergence: Convergence) -> str:
+def sentence(network: str, points: Sequence[ComparedPoint], convergence: Convergence) -> str:
+    """Return where training to a target is fastest among these points, and how many devices pay."""
     fit = StepsFit(min_steps=convergence.min_steps, noise_batch=convergence.noise_batch)
 
     def measured_s(point: ComparedPoint) -> float:

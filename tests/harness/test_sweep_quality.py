@@ -1,0 +1,114 @@
+"""The quality of training beside the times of a sweep: what is declared, what is refused, and the time to a target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from report_factory import sweep
+
+from dpsim.errors import ConfigError
+from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.quality import QUALITY, study_of
+from dpsim.harness.sweep.questions import completed
+from dpsim.records.convergence import Convergence
+from dpsim.records.sweep import Experiment
+from dpsim.report.sweep.target import sentence
+
+Dpsim = Callable[..., tuple[int, str, str]]
+NORMS = {"model": "cnn:2,2", "overlap": "off", "optimizer": {"kind": "sgd", "learning_rate": 0.03, "momentum": 0.8}}
+
+
+def experiment(question: str, **fields: Any) -> Experiment:
+    return completed(
+        Experiment(question=question, base=NORMS | fields.pop("base", {}), axes={"local_batch": (4, 8, 16)}, **fields)
+    )
+
+
+def test_a_sweep_over_batch_norm_with_seeds_studies_the_gap_and_the_statistics() -> None:
+    study = study_of(experiment("batch-norm", seeds=10, epochs=3))
+    assert study is not None
+    (gap,), (divergence,) = study.gap, study.divergence
+    assert (gap.model, gap.seeds, gap.epochs, gap.learning_rate, gap.momentum) == ("cnn:2,2", 10, 3, 0.03, 0.8)
+    assert gap.others == ("cnn:2,2,norm=none", "cnn:2,2,norm=group")
+    assert divergence.model == "cnn:2,2"
+    assert study_of(experiment("batch-norm")) is None
+
+
+def test_a_sweep_over_the_local_batch_with_a_target_studies_the_steps_to_it() -> None:
+    study = study_of(experiment("local-batch", target_loss=0.5))
+    assert study is not None and not study.gap
+    (steps,) = study.steps_to_target
+    assert (steps.model, steps.target_loss, steps.learning_rate) == ("cnn:2,2", 0.5, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("question", "fields", "message"),
+    [
+        ("batch-norm", {"seeds": 3}, "a gap from 3 seeds"),
+        ("batch-norm", {"seeds": 10, "base": {"optimizer": {"kind": "adamw"}}}, "quality of training with AdamW"),
+        ("batch-norm", {"target_loss": 0.5}, "target_loss 0.5 in a sweep over another question"),
+        ("local-batch", {"seeds": 10}, "seeds 10 and target_loss 0 in a sweep over another question"),
+    ],
+)
+def test_a_study_that_cannot_be_made_is_refused(question: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        study_of(experiment(question, **fields))
+
+
+def test_the_flags_declare_it_and_are_refused_before_anything_runs(dpsim: Dpsim, tmp_path: Path) -> None:
+    code, _, err = dpsim("sweep", "batch-norm", "--seeds", "2", "--output", tmp_path / "out")
+    assert code == 2 and "a gap from 2 seeds" in err and not (tmp_path / "out").exists()
+    code, _, err = dpsim("sweep", "local-batch", "--target-loss", "-1", "--output", tmp_path / "out")
+    assert code == 2 and "target_loss is -1" in err
+
+
+def test_time_to_target_is_steps_times_step_and_names_the_devices_that_pay() -> None:
+    comparison = compare(*sweep(networks=("node",)))
+    convergence = Convergence(
+        model="cnn",
+        dataset="digits",
+        target_loss=0.5,
+        min_steps=10.0,
+        noise_batch=100.0,
+        batches=(32, 128),
+        learning_rate=0.1,
+        reference_batch=64,
+        momentum=0.9,
+    )
+    alone, together = (
+        [msgspec.structs.replace(p, measured_step_s=s, predicted_step_s=s, global_batch=b, local_batch=b / p.devices)]
+        for p, s, b in zip(
+            (next(p for p in comparison.scored if p.devices == d) for d in (1, 2)), (1.0, 0.5), (100, 100), strict=True
+        )
+    )
+    text = sentence("node", [*alone, *together], convergence)
+    assert "training to loss 0.5 is fastest with local batch 50 on 2 devices: 20 steps, 10 s" in text
+    assert "goodput 100 of 200 samples/s" in text and "All 2 devices pay (predicted: 2)" in text
+    slow = [msgspec.structs.replace(together[0], measured_step_s=0.99)]
+    assert "Beyond 1 device more do not pay (predicted: 2)" in sentence("node", [*alone, *slow], convergence)
+    large = [msgspec.structs.replace(together[0], global_batch=400, measured_step_s=0.1)]
+    assert "global batch 400 is outside the batches" in sentence("node", [*alone, *large], convergence)
+
+
+@pytest.mark.slow
+def test_the_report_of_a_sweep_shows_what_the_norm_does_to_training(dpsim: Dpsim, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpsim.harness.sweep.prepare._LEAST_S", 0.1)
+        code, _, err = dpsim(
+            *("sweep", "batch-norm", "--model", "cnn:2,2", "--network", "paced:50us,1gbit", "--local-batch", "4"),
+            *("--budget", "0", "--batch-norm", "local,group", "--dataset", "digits:noise=0.2,samples=128"),
+            *("--seeds", "10", "--epochs", "1", "--output", tmp_path / "out"),
+        )
+    assert code == 0, err
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "Batch norm, cnn:2,2 on digits:noise=0.2,samples=128, B = 64" in text
+    assert "Divergence of statistics, cnn:2,2" in text and (tmp_path / "out" / "gap.svg").exists()
+    assert (tmp_path / "out" / QUALITY / "quality.json").exists()
+    code, out, _ = dpsim("report", tmp_path / "out", "--json")
+    assert code == 0 and len(json.loads(out)["points"]) == 4
+    assert "Divergence of statistics" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
