@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from dpsim.cli import flags, show
-
-if TYPE_CHECKING:
-    from dpsim.records.comparison import Comparison
-    from dpsim.records.sweep import Experiment
+from dpsim.cli import flags
+from dpsim.cli.sweep_flags import (
+    DEFAULTS,
+    OneOverlap,
+    Overlap,
+    Scaling,
+    SweepFlags,
+    batches,
+    declared,
+    run,
+    strong_or_weak,
+)
 
 EXAMPLES = """\
 Examples:
@@ -48,61 +54,7 @@ Examples:
   dpsim sweep batch-norm --network paced:200us,1gbit --local-batch 8,32"""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class SweepFlags:
-    """The flags that every sweep has."""
-
-    model: flags.Model = None
-    dataset: flags.DataSet = None
-    devices: flags.DevicesList = None
-    fusion_rule: flags.FusionRule = None
-    algorithm: flags.Algorithms = None
-    network: flags.Networks = None
-    compute: flags.Compute = None
-    seed: flags.Seed = None
-    wire_dtype: flags.WireDtype = None
-    budget: Annotated[
-        str | None,
-        Parameter(help="Time to spend on measuring, like 60s; calibration gets as much, at most 12s."),
-    ] = None
-    experiment: Annotated[
-        Path | None, Parameter(help="A file (.toml) that declares an experiment; flags override it.")
-    ] = None
-    output: Annotated[Path | None, Parameter(help="Folder of the report [reports/NAME, or the next that is free].")] = (
-        None
-    )
-    json: flags.Json = False
-
-    def changed(self, base: Experiment, **values: Any) -> Experiment:
-        """``base`` with these flags, and with other ``values`` of its settings. Raises ``ConfigError``."""
-        import msgspec
-
-        of_settings = flags.provided(
-            model=self.model,
-            devices=flags.listed("--devices", self.devices, flags.devices_or_layout),
-            fusion_rule=self.fusion_rule,
-            algorithm=flags.listed("--algorithm", self.algorithm, str),
-            network=flags.networks(self.network),
-            compute=self.compute,
-            wire_dtype=self.wire_dtype,
-        )
-        of_run = flags.provided(dataset=self.dataset, seed=self.seed, budget_s=flags.budget(self.budget))
-        return msgspec.structs.replace(base, **base.changed(**(of_settings | values)), **of_run)
-
-
-_DEFAULTS = SweepFlags()
 COMMANDS = ("fusion-threshold", "devices", "local-batch", "batch-norm")
-OneOverlap = Annotated[
-    str | None, Parameter(name="--overlap", help="auto: measure the predicted-best mode; or off, inline, poll, thread.")
-]
-Overlap = Annotated[
-    str | None, Parameter(help="auto: measure the predicted-best mode; or all, off, inline, poll, thread.")
-]
-Scaling = Annotated[
-    Literal["strong", "weak"] | None,
-    Parameter(help="strong (the same global batch on all), or weak (the same local batch on all)."),
-]
 
 
 def group() -> App:
@@ -119,7 +71,7 @@ def group() -> App:
 
 def fusion_threshold(
     *,
-    common: SweepFlags = _DEFAULTS,
+    common: SweepFlags = DEFAULTS,
     global_batch: flags.GlobalBatch = None,
     fusion_threshold: flags.Thresholds = None,
     overlap: Annotated[
@@ -136,16 +88,16 @@ def fusion_threshold(
     from dpsim.harness.sweep.questions import check_question
 
     flags.writable(common.output, folder=True)
-    base = _declared("fusion_threshold", common.experiment)
+    base = declared("fusion_threshold", common.experiment)
     check_question(base, "fusion-threshold")
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold)
     of_flags = flags.provided(global_batch=global_batch, fusion_threshold_bytes=thresholds, overlap=overlap)
-    _sweep(common.changed(base, **of_flags), common, command="sweep fusion-threshold")
+    run(common.changed(base, **of_flags), common, command="sweep fusion-threshold")
 
 
 def devices(
     *,
-    common: SweepFlags = _DEFAULTS,
+    common: SweepFlags = DEFAULTS,
     global_batch: flags.GlobalBatch = None,
     fusion_threshold: flags.Threshold = None,
     overlap: Overlap = None,
@@ -171,7 +123,7 @@ def devices(
     from dpsim.records.checks import check_steps
 
     flags.writable(common.output, folder=True)
-    base = _declared("devices", common.experiment)
+    base = declared("devices", common.experiment)
     check_question(base, "devices")
     flags.reproducible_leaves(reproducible, leaves)
     if reproducible and leaves is None:
@@ -180,18 +132,18 @@ def devices(
     values = flags.provided(fusion_threshold_bytes=thresholds, overlap=overlap, batch_norm=batch_norm, leaves=leaves)
     if leaves is not None and batch_norm is None:
         values["batch_norm"] = None  # the default for this number of leaves
-    values |= _batch(base, scaling, local_batch, global_batch)
+    values |= strong_or_weak(base, scaling, local_batch, global_batch)
     experiment = common.changed(base, **values)
     if steps is not None:
         check_steps(steps)
         experiment = msgspec.structs.replace(experiment, steps=steps)
-    comparison = _sweep(experiment, common, command="sweep devices")
+    comparison = run(experiment, common, command="sweep devices")
     return 1 if comparison.identical is False else 0
 
 
 def local_batch(
     *,
-    common: SweepFlags = _DEFAULTS,
+    common: SweepFlags = DEFAULTS,
     local_batch: flags.LocalBatches = None,
     global_batch: flags.GlobalBatches = None,
     scaling: Scaling = None,
@@ -213,22 +165,22 @@ def local_batch(
     from dpsim.harness.sweep.questions import check_question
 
     flags.writable(common.output, folder=True)
-    base = _declared("local_batch", common.experiment)
+    base = declared("local_batch", common.experiment)
     check_question(base, "local-batch")
     values = flags.provided(
         fusion_threshold_bytes=None if fusion_threshold is None else (flags.threshold(fusion_threshold),),
         overlap=overlap,
         batch_norm=batch_norm,
     )
-    values |= _batches(base, scaling, local_batch, global_batch)
+    values |= batches(base, scaling, local_batch, global_batch)
     experiment = common.changed(base, **values)
     experiment = msgspec.structs.replace(experiment, **flags.provided(target_loss=target_loss))
-    _sweep(experiment, common, command="sweep local-batch")
+    run(experiment, common, command="sweep local-batch")
 
 
 def batch_norm(
     *,
-    common: SweepFlags = _DEFAULTS,
+    common: SweepFlags = DEFAULTS,
     batch_norm: flags.Norms = None,
     local_batch: flags.LocalBatches = None,
     global_batch: flags.GlobalBatches = None,
@@ -251,9 +203,9 @@ def batch_norm(
     from dpsim.harness.sweep.questions import check_question
 
     flags.writable(common.output, folder=True)
-    base = _declared("batch_norm", common.experiment)
+    base = declared("batch_norm", common.experiment)
     check_question(base, "batch-norm")
-    values = flags.provided(overlap=overlap) | _batches(base, scaling, local_batch, global_batch)
+    values = flags.provided(overlap=overlap) | batches(base, scaling, local_batch, global_batch)
     experiment = common.changed(base, **values)
     norms = flags.listed("--batch-norm", batch_norm, str)
     if norms is not None:
@@ -261,7 +213,7 @@ def batch_norm(
         cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
         experiment = msgspec.structs.replace(experiment, **(cleared | {"cases": cases}))
     experiment = msgspec.structs.replace(experiment, **flags.provided(seeds=seeds, epochs=epochs))
-    _sweep(experiment, common, command="sweep batch-norm")
+    run(experiment, common, command="sweep batch-norm")
 
 
 def _of_file(
@@ -270,7 +222,7 @@ def _of_file(
     ] = None,
     /,
     *,
-    common: SweepFlags = _DEFAULTS,
+    common: SweepFlags = DEFAULTS,
     global_batch: flags.GlobalBatch = None,
 ) -> int:
     """Which of the settings in FILE trains fastest, and does the model predict it?
@@ -294,82 +246,5 @@ def _of_file(
         )
     flags.writable(common.output, folder=True, inputs=(file,))
     experiment = common.changed(read_experiment(file), **flags.provided(global_batch=global_batch))
-    comparison = _sweep(experiment, common, command="sweep")
+    comparison = run(experiment, common, command="sweep")
     return 1 if comparison.identical is False else 0
-
-
-def _batch(
-    base: Experiment, scaling: str | None, local_batch: int | None, global_batch: int | None
-) -> dict[str, int | None]:
-    """The global batch under strong scaling; under weak scaling the local batch, which --global-batch may give too.
-
-    Raises ``ConfigError``.
-    """
-    from dpsim.errors import ConfigError
-
-    weak = base.weak if scaling is None else scaling == "weak"
-    if local_batch is not None and (not weak or global_batch is not None):
-        conflict = "under strong scaling" if not weak else f"and --global-batch {global_batch}"
-        raise ConfigError(
-            f"--local-batch {local_batch} {conflict}",
-            allowed="--local-batch with --scaling weak, --global-batch without",
-            remedy="give one of the two",
-        )
-    before = base.value("local_batch") or base.value("global_batch")
-    batch = local_batch or global_batch or before
-    return {"local_batch": batch, "global_batch": None} if weak else {"local_batch": None, "global_batch": batch}
-
-
-def _batches(
-    base: Experiment, scaling: str | None, local_batches: str | None, global_batches: str | None
-) -> dict[str, tuple[int, ...] | None]:
-    """The local batches under weak scaling, the global ones under strong scaling. Raises ``ConfigError``."""
-    from dpsim.errors import ConfigError
-
-    local = flags.listed("--local-batch", local_batches, flags.whole("--local-batch"))
-    whole = flags.listed("--global-batch", global_batches, flags.whole("--global-batch"))
-    if scaling is None:
-        scaling = "weak" if local or (base.weak and not whole) else "strong"
-    if (local and whole) or (local and scaling == "strong") or (whole and scaling == "weak"):
-        given = " and ".join(name for name, there in (("--local-batch", local), ("--global-batch", whole)) if there)
-        raise ConfigError(
-            f"{given} under {scaling} scaling",
-            allowed="--local-batch under weak scaling, --global-batch under strong scaling",
-            remedy="give one of the two, or leave --scaling out",
-        )
-    kept = base.values("local_batch" if scaling == "weak" else "global_batch")
-    values = local or whole or kept
-    if not values:
-        raise ConfigError(
-            f"{scaling} scaling of an experiment without such batches",
-            allowed=f"--{'local' if scaling == 'weak' else 'global'}-batch 16,32,64",
-        )
-    return {
-        "local_batch": values if scaling == "weak" else None,
-        "global_batch": values if scaling == "strong" else None,
-    }
-
-
-def _declared(name: str, file: Path | None) -> Experiment:
-    """The experiment that ``file`` declares; without a file, dpsim's own experiment ``name``."""
-    from dpsim.harness.sweep.sweep import declared
-    from dpsim.records.sweep import read_experiment
-
-    return declared(name) if file is None else read_experiment(file)
-
-
-def _sweep(experiment: Experiment, common: SweepFlags, *, command: str) -> Comparison:
-    """Run a sweep and print its result."""
-    from dpsim.harness.sweep.sweep import free_folder, sweep
-    from dpsim.report.sweep.content import for_terminal
-    from dpsim.report.sweep.result import points_json, summary_json
-
-    folder = common.output if common.output is not None else free_folder(Path("reports"), experiment)
-    with show.progress() as progress:
-        comparison = sweep(experiment, folder, progress)
-    if common.json:
-        show.print_json(command, points_json(comparison), summary_json(comparison))
-    else:
-        show.rich(for_terminal(comparison))
-        print(f"report: {folder / 'index.html'}")
-    return comparison
