@@ -139,7 +139,8 @@ def _check_factor(what: str, name: str, value: float) -> None:
 class AllreduceCost(Noun, frozen=True):
     """Seconds of one allreduce against its size, with nothing else running: measured, or published.
 
-    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all.
+    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, or an ordered
+    sum.
     ``layout`` is as in a ``Plan``. At the slow speed of the machine (``Speed``) it takes ``slow_factor`` times as long.
     ``relative_uncertainty`` is one standard error of the times over them (``dpsim.uncertainty``; ``None``: not known).
     """
@@ -308,7 +309,8 @@ class Machine(Noun, frozen=True, dict=True):
 
     ``link`` connects all devices. In a layout of several nodes it connects the nodes, and the devices of a node share
     it; ``link_in_node``, if there is one, connects the devices of a node. ``cores`` are those of a node (0: unknown).
-    ``halves`` are tables of reduce-scatters and all-gathers alone; ``overlap`` may have some of reduce-scatters.
+    ``halves`` are tables of other collectives: reduce-scatters and all-gathers alone, and ordered sums; ``overlap`` may
+    have some of reduce-scatters.
     """
 
     name: str
@@ -333,7 +335,7 @@ class Machine(Noun, frozen=True, dict=True):
             if any((table.kind != "allreduce") != halves for table in tables):
                 raise ConfigError(
                     f"machine {self.name!r} has a table of another kind in {name}",
-                    allowed="reduce-scatter and all-gather" if halves else "allreduce",
+                    allowed="reduce-scatter, all-gather and ordered-sum" if halves else "allreduce",
                 )
         if not self.allreduce and self.link is None:
             raise ConfigError(

@@ -23,6 +23,8 @@ from dpsim.predict.link_fit import nonnegative
 
 Floats = NDArray[np.float64]
 Table = TypeVar("Table", AllreduceCost, OverlapCost)
+ORDERED_SUM_ALGORITHM = "direct"
+"""What tables of ordered sums are called by: every rank sends to every other."""
 _NOTHING = (math.inf, -1.0)
 
 
@@ -149,6 +151,15 @@ def tables_of(machine: Machine, kind: CollectiveKind) -> tuple[AllreduceCost, ..
 def whole(collective: Collective) -> Collective:
     """The allreduce that a reduce-scatter or an all-gather is half of."""
     return msgspec.structs.replace(collective, kind="allreduce")
+
+
+def sums_curve(machine: Machine, collective: Collective) -> Curve:
+    """The cost curve of ordered sums on the devices of ``collective``: by a table of them, or else as an allreduce."""
+    sums = msgspec.structs.replace(
+        collective, kind="ordered-sum", algorithm=ORDERED_SUM_ALGORITHM, wire_dtype="float32"
+    )
+    has_table = table_for(machine.halves, sums) is not None
+    return solo_curve(machine, sums if has_table else whole(collective))
 
 
 def _halved(points: Floats) -> Floats:

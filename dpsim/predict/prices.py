@@ -13,7 +13,7 @@ from dpsim.data.sharding import largest_share
 from dpsim.machine import Machine
 from dpsim.memo import remember
 from dpsim.plan import Plan
-from dpsim.predict.cost import compute_slowdown, overlapped_curve, solo_curve
+from dpsim.predict.cost import compute_slowdown, overlapped_curve, solo_curve, sums_curve
 from dpsim.predict.formulas import rounds
 from dpsim.predict.simulate import Prices
 from dpsim.predict.waiting import expected_slowest
@@ -103,12 +103,17 @@ def prices_of(workload: Workload, machine: Machine, plan: Plan, schedule: Schedu
     if schedule.sharded:
         gather = solo_curve(machine, msgspec.structs.replace(collective, kind="all-gather"))
         update_s /= group.devices
+    sums = solo
+    if plan.batch_norm != "local" and group.devices > 1:
+        sums = sums_curve(machine, collective)
     overhead_s = workload.times(samples).overhead_s * slowdown
     fixed = np.array((overhead_s * waits, update_s * waits, poll_s * factors.loss, stages), np.float64)
-    points = solo.points, overlapped.points, gather.points
+    points = solo.points, overlapped.points, gather.points, sums.points
     if factors is not EXACT:
         alone, beside = (1.0, factors.network), (1.0, factors.beside, factors.loss)
-        points = _scaled(points[0], alone), _scaled(points[1], beside), _scaled(points[2], alone)
+        scales = alone, beside, alone, alone
+        first, second, third, fourth = map(_scaled, points, scales)
+        points = first, second, third, fourth
     prices = Prices(layers, announces, fixed, *points)
     curves = (solo, overlapped, gather)
     known = max(curve.first_bytes for curve in curves), min(curve.last_bytes for curve in curves)

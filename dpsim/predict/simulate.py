@@ -60,8 +60,8 @@ def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> 
 class Prices(NamedTuple):
     """Seconds: ``layers`` (5, L) forward, backward, gradient, and the launches of forward and of backward;
     ``announces`` (L) which layers have tensors; ``fixed`` (4) overhead_s, update_s, poll_s, rounds; ``solo`` (2, K) and
-    ``beside`` (3, K) curves (``cost.at``) of what adds up gradients, and ``gather`` (2, K) of what brings parameters
-    together."""
+    ``beside`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` (2, K) of what brings parameters
+    together, and ``sums`` (2, K) of the sums for which computation stops."""
 
     layers: Any
     announces: Any
@@ -69,6 +69,7 @@ class Prices(NamedTuple):
     solo: Any
     beside: Any
     gather: Any
+    sums: Any
 
 
 class Lane(NamedTuple):
@@ -107,11 +108,9 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
       that have tensors, and the end of each layer's backward. A poll with something under way costs poll_s of
       compute, a start costs loss of compute. After the last computation stages follow one another at once.
 
-    A synchronisation stops the compute lane for its solo cost, where it stands among the computation; that of no layer
-    follows the last allreduce. It counts as exposed communication. All-gathers follow the update one after another.
-
-    ``operations`` is an ``Operations``, ``prices`` a ``Prices``, ``mode`` a value of ``MODES``.
-    Returns times (3, operations): start, end, ready; ``dpsim.timeline.step_sums``; the seconds of the step.
+    A synchronisation stops the compute lane for the cost of its sum, where it stands among the computation; that of no
+    layer follows the last allreduce. It counts as exposed communication. All-gathers follow the update one after
+    another.
     """
     kind, lane_of = operations.kind, operations.lane
     times = np.zeros((3, len(kind)))
@@ -131,7 +130,7 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
             if kind[i] == UPDATE_EVENT:
                 now += prices.fixed[1]
             else:
-                now += at(prices.solo if late else prices.gather, 1, operations.size_bytes[i])
+                now += at(prices.sums if late else prices.gather, 1, operations.size_bytes[i])
             times[1, i] = now
     return times, step_sums(kind, lane_of, times[0], times[1], mode in (OFF, INLINE)), now
 
@@ -153,7 +152,7 @@ def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
             host = max(host, now)
         elif kind[i] == SYNCHRONISE_EVENT and operations.layer[i] >= 0:
             now = host = max(now, host)
-            cost = at(prices.solo, 1, operations.size_bytes[i])
+            cost = at(prices.sums, 1, operations.size_bytes[i])
             times[0, i] = now
             if _engaged(operations, lane, mode):
                 _flow(now, cost, False, operations, prices, lane)

@@ -37,6 +37,22 @@ def with_batch_norm(workload: Workload, channels: int = 5) -> Workload:
     return msgspec.structs.replace(workload, layers=(workload.layers[0], norm, *workload.layers[1:]))
 
 
+def test_ordered_sums_cost_what_their_table_says_and_without_one_what_an_allreduce_does() -> None:
+    tensors = (Tensor(name="w", shape=(4,)),)
+    layer = Layer(name="dense", forward_s=(1e-3,), backward_s=(2e-3,), tensors=tensors)
+    workload = with_batch_norm(
+        Workload(name="w", local_batches=(8,), layers=(layer, msgspec.structs.replace(layer, name="last", tensors=())))
+    )
+    allreduce = AllreduceCost(algorithm="auto", devices=2, sizes_bytes=(4, 1024), time_s=(1e-5, 1e-5))
+    sums = AllreduceCost(algorithm="direct", devices=2, sizes_bytes=(4, 1024), time_s=(7e-5, 7e-5), kind="ordered-sum")
+    plan = msgspec.structs.replace(GLOBAL, algorithm="auto", overlap="off", fusion_rule="one")
+    without, own = Machine(name="m", allreduce=(allreduce,)), Machine(name="m", allreduce=(allreduce,), halves=(sums,))
+    costs = [predict(workload, machine, plan).step_s for machine in (without, own)]
+    assert costs[1] - costs[0] == pytest.approx(2 * (7e-5 - 1e-5))
+    local = msgspec.structs.replace(plan, batch_norm="local")
+    assert predict(workload, own, local).step_s == predict(workload, without, local).step_s
+
+
 def test_a_schedule_has_the_sums_that_the_layers_ask_for() -> None:
     workload = describe(build_model("cnn:4,6", (8, 8, 1), 3), "cnn")
     schedule = lower(workload, GLOBAL)

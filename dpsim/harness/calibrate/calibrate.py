@@ -41,7 +41,7 @@ class CalibrateConfig(Noun, frozen=True):
     ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload`` the model's computation is
     emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``. With
     ``strategy`` zero1 the reduce-scatters and all-gathers are measured beside the allreduces, where an algorithm has
-    them.
+    them. With ``sums`` ordered sums are measured too, as global batch norm needs them.
     """
 
     network: str = "node"
@@ -55,6 +55,7 @@ class CalibrateConfig(Noun, frozen=True):
     local_batch: int = 0
     wire_dtype: WireDtype | None = None
     strategy: Strategy = "data-parallel"
+    sums: bool = False
     workload: Workload | None = None
 
     def __post_init__(self) -> None:

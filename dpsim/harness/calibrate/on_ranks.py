@@ -21,6 +21,7 @@ from dpsim.harness.measurement.reference import SpeedLog
 from dpsim.harness.measurement.speed import NARROW
 from dpsim.layout import node_counts
 from dpsim.machine import Network, Selection
+from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
 from dpsim.progress import Progress
 from dpsim.sharded import sharded_algorithms
 
@@ -69,6 +70,10 @@ class NetworkCalibrator:
                     for overlap in config.overlaps if kind != "all-gather" else ():
                         beside = transport(group, network, devices_per_node, selection, sleeps=emulated)
                         self._loaded.append(LoadedTable(table, beside, overlap, load))
+            if config.sums and group is not None:
+                link = transport(group, network, devices_per_node, sleeps=emulated)
+                table = IdleTable(group, link, ORDERED_SUM_ALGORITHM, layout, config, speeds, "ordered-sum")
+                self._idle.append(table)
             quiet_barrier(comm)
 
     def _select(self, group: MPI.Intracomm) -> Selection:

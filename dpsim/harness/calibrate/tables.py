@@ -16,6 +16,7 @@ from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
 from dpsim.comm.group import quiet_start
+from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.progress import BucketAllreduce, progress
 from dpsim.comm.selection import sizes
 from dpsim.comm.transport import Transport
@@ -26,11 +27,16 @@ from dpsim.harness.measurement.reference import SpeedLog, reference_s
 from dpsim.harness.measurement.scatter import median_error
 from dpsim.harness.measurement.speed import factors, slow_factor
 from dpsim.machine import AllreduceCost, OverlapCost
+from dpsim.plan import Plan
+from dpsim.replica import Array
+from dpsim.runtime.micro_batches import plan_partial_sums
 
 _LEAST_LOAD_S = 1e-3
 _LOADED_S = 4e-3
 _MOST_AT_ONCE = 20
 _IDLE_SAMPLES = 3
+_MOST_SUMMED_BYTES = 2**16
+"""Statistics of batch norm are small; larger ordered sums are extrapolated."""
 """Allreduces of each size in a visit of an idle table."""
 _GLOBAL_BATCH = 64  # float16 is scaled for one; which one costs nothing
 
@@ -53,12 +59,16 @@ class IdleTable:
     ) -> None:
         self.group, self.link, self.algorithm, self.layout, self.kind = group, link, algorithm, layout, kind
         self.compression = compression(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
-        self.wire_dtype = config.wire_dtype or "float32"
-        self.sizes = sizes(config.max_bytes)
+        sums = kind == "ordered-sum"
+        self.wire_dtype = config.wire_dtype if config.wire_dtype and not sums else "float32"
+        self.sizes = sizes(min(config.max_bytes, _MOST_SUMMED_BYTES) if sums else config.max_bytes)
         self.speeds = speeds
         buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
         self._allreduces = {
-            size: (buffer, prepare(link, buffer, algorithm, self.compression, kind=kind))
+            size: (
+                buffer,
+                _OrderedSum(link, buffer) if sums else prepare(link, buffer, algorithm, self.compression, kind=kind),
+            )
             for size, buffer in buffers.items()
         }
         self._rows: list[list[float]] = []
@@ -101,6 +111,17 @@ class IdleTable:
             kind=self.kind,
             relative_uncertainty=_visits_error(self.group, self._rows, self._visits),
         )
+
+
+class _OrderedSum:
+    """A sum for which every rank waits, to be run again and again."""
+
+    def __init__(self, link: Transport, buffer: Array) -> None:
+        plan = Plan(devices=link.size, global_batch=link.size)
+        self._sum, self._buffer = ordered_sum(link, plan_partial_sums(plan)), buffer
+
+    def run(self) -> None:
+        self._sum([self._buffer])
 
 
 class LoadedTable:

@@ -228,5 +228,6 @@ class _Data:
             local_batch=math.ceil(local_share(most.plan)),
             max_bytes=max(size, 1024),
             wire_dtype=first.plan.wire_dtype,
+            sums=any(setting.plan.batch_norm != "local" for setting in settings),
             strategy="zero1" if any(setting.plan.strategy == "zero1" for setting in settings) else "data-parallel",
         )
