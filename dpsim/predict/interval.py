@@ -26,7 +26,8 @@ COMMON_MODEL_ERROR = 0.02
 OWN_MODEL_ERROR = 0.015
 """The relative error of the model that differs from plan to plan: the scatter of the errors within one sweep."""
 EMULATED_MODEL_ERROR = 0.01
-"""Both of them where computation is emulated: its times are those of the workload by definition."""
+"""Both of them where computation is emulated, whose times are those of the workload by definition; so many times for
+every doubling of the devices, whose messages share the cores."""
 
 EMULATED_LINK_SHARE = 0.5
 """The power of the machine's speed by which collectives alone on an emulated link take longer: the link itself does not
@@ -89,11 +90,18 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
         return Interval(step_s, step_s, np.zeros_like(steps))
     waiting = np.array([[UNPRICED_WAITING * errors.speed * (schedule.groups[0].devices > 1)], [0.0]])
     shifts = np.hstack([np.log(np.maximum(steps, 1e-300) / step_s), waiting])
-    emulated = schedule.workload.emulated_compute
-    model = math.hypot(*((EMULATED_MODEL_ERROR,) * 2 if emulated else (COMMON_MODEL_ERROR, OWN_MODEL_ERROR)))
+    model = math.hypot(*_model_errors(schedule))
     up = math.hypot(model, *np.maximum(shifts, 0).max(axis=0).tolist())
     down = math.hypot(model, *np.maximum(-shifts, 0).max(axis=0).tolist())
     return Interval(step_s * math.exp(-_DEVIATIONS * down), step_s * math.exp(_DEVIATIONS * up), shifts)
+
+
+def _model_errors(schedule: Schedule) -> tuple[float, float]:
+    """(the error that all plans share, that of each plan)."""
+    if not schedule.workload.emulated_compute:
+        return COMMON_MODEL_ERROR, OWN_MODEL_ERROR
+    error = EMULATED_MODEL_ERROR * max(1.0, math.log2(schedule.groups[0].devices))
+    return error, error
 
 
 def equally_fast(slower: tuple[Prediction, Interval], faster: tuple[Prediction, Interval]) -> bool:
