@@ -77,6 +77,18 @@ def _of_strata(comparisons: Comparisons) -> Iterable[Line]:
             place, "median error of the step", float(np.median(errors)), 0.06, points, calibrations, nulls, noise
         )
         yield _line(place, "90th percentile", float(np.percentile(errors, 90)), 0.15, points, calibrations)
+        at_equal_speed = [abs(p.error_at_equal_speed) for p in points if p.error_at_equal_speed is not None]
+        if at_equal_speed:
+            yield Line(
+                where=place,
+                quantity="median error at equal speed",
+                value=float(np.median(at_equal_speed)),
+                target="",
+                met=None,
+                points=len(at_equal_speed),
+                calibrations=calibrations,
+                note="of what the same tables predict for the speeds that the run turned out to have",
+            )
         yield _shape_line(place, members, calibrations)
         regrets = [
             (group.regret, comparison.members(group))
