@@ -74,6 +74,11 @@ def _hiding(points: Sequence[ComparedPoint]) -> str:
         )
     if hidden.measured is None:
         return f"Communication hides at none of these batches; it was predicted to, from {hidden.predicted:g} on."
+    if hidden.measured == min(point.local_batch for point in points):
+        expected = "as predicted" if hidden.predicted == hidden.measured else f"predicted: from {hidden.predicted:g} on"
+        return (
+            f"Communication hides at all of these batches ({expected}): at most {HIDDEN:.0%} of the step are exposed."
+        )
     return f"Below a local batch of {_batch(hidden).replace(' on', '')} more than {HIDDEN:.0%} of the step are exposed."
 
 
