@@ -59,7 +59,7 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
         with contextlib.ExitStack() as stack:
             if name == "tree":
                 tree_transport = TreeTransport(comm.Dup())
-                stack.enter_context(mock.patch.object(trainer_module, "transport", lambda *_: tree_transport))  # noqa: B023
+                stack.enter_context(mock.patch.object(trainer_module, "transport", lambda *_, **__: tree_transport))  # noqa: B023
             if name == "flags":
                 access = Access(way=open_device(comm.rank).ways[0], mode="flags")
                 stack.enter_context(mock.patch.object(transport_module, "find_access", lambda *_: access))  # noqa: B023
