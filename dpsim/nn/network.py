@@ -36,7 +36,7 @@ _EVALUATION_SAMPLES = 128
 """Samples of one pass of an evaluation; they bound the work arrays whatever the size of the test set."""
 
 
-class _NoEvents:
+class NoEvents:
     """Step events that have no listener."""
 
     def forward_done(self, layer: int) -> None: ...
@@ -140,7 +140,7 @@ class Network:
         x, labels = np.zeros((1, *self.input_shape), self.dtype), np.zeros(1, np.int64)
         leaves = (0, *[1] * self.least_leaves)
         with self._alone_without_trace():
-            self.forward_backward(Batch(x=x, labels=labels, leaves=leaves), _NoEvents())
+            self.forward_backward(Batch(x=x, labels=labels, leaves=leaves), NoEvents())
 
     def first_nonfinite_layer(self, x: Array, labels: NDArray[np.int64]) -> str | None:
         """See ``DiagnosticReplica``; random layers draw the numbers of the last batch that was trained on.

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from dpsim import codec, rng
 from dpsim.errors import ConfigError
-from dpsim.harness.quality.training import NoEvents, bound_copy, open_training
+from dpsim.harness.quality.training import bound_copy, open_training
 from dpsim.nn.layer import tree_sum
+from dpsim.nn.network import NoEvents
 from dpsim.predict.statistics_divergence import STATISTICS, Spread, rms_difference, spread
 from dpsim.records.quality import DivergenceStudy, TrainingCase
 from dpsim.replica import Array, Batch

@@ -12,7 +12,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.measurement.environment import stamp
 from dpsim.machine import Network as Link
 from dpsim.nn import build_model
-from dpsim.nn.network import Network
+from dpsim.nn.network import Network, NoEvents
 from dpsim.optimizer import Sgd
 from dpsim.plan import Plan
 from dpsim.records.quality import Evaluation, TrainingCase, TrainingRun
@@ -23,18 +23,6 @@ _SHARES = 8
 """Parts of a global batch whose gradients are compared with that of the whole."""
 _EVALUATE_EVERY = 0.03
 """The training set is evaluated each time the steps have grown by this share: the target's step is interpolated."""
-
-
-class NoEvents:
-    """Step events that have no listener."""
-
-    def forward_done(self, layer: int) -> None: ...
-
-    def loss_done(self) -> None: ...
-
-    def gradients_ready(self, layer: int) -> None: ...
-
-    def backward_done(self, layer: int) -> None: ...
 
 
 def open_training(case: TrainingCase) -> tuple[Trainer, Network]:

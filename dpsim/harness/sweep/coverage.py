@@ -22,11 +22,11 @@ def covered_points(comparison: Comparison, calibration: str) -> tuple[CoveredPoi
 
 
 def covered(points: Sequence[ComparedPoint], calibration: str, stratum: str = "") -> tuple[CoveredPoint, ...]:
-    """``covered_points`` of some points; their ``stratum`` is network and number of devices unless it is given."""
+    """``covered_points`` of some points; their ``stratum`` is where they ran and on how many devices, unless given."""
     return tuple(
         CoveredPoint(
             calibration=calibration,
-            stratum=stratum or f"{point.network}, {point.devices} device{'s' * (point.devices > 1)}",
+            stratum=stratum or f"{point.setting.where}, {point.devices} device{'s' * (point.devices > 1)}",
             low_s=point.predicted_low_s,
             high_s=point.predicted_high_s,
             predicted_s=point.predicted_step_s,
