@@ -25,18 +25,13 @@ COMMON_MODEL_ERROR = 0.02
 """The relative error of the model that all plans of one workload and machine share; one standard error."""
 OWN_MODEL_ERROR = 0.015
 """The relative error of the model that differs from plan to plan: the scatter of the errors within one sweep."""
-EMULATED_MODEL_ERROR = 0.01
-"""Both of them where computation is emulated, whose times are those of the workload by definition; so many times for
-every doubling of the devices, whose messages share the cores."""
+EMULATED_MODEL_ERROR = 0.005
+"""The model's error for each device where computation is emulated: layers take the times of the workload by definition,
+but the messages of all devices share the processors of one machine."""
 
 EMULATED_LINK_SHARE = 0.5
 """The power of the machine's speed by which collectives alone on an emulated link take longer: the link itself does not
 become slower, but ranks wait for each other and for their processors at every message."""
-
-UNPRICED_WAITING = 1.0
-"""On several devices a wandering speed also makes steps longer, because ranks wait for each other at every message,
-which the model prices only once a step: an error to the longer side alone, of so many times that of the speed. On an
-overloaded machine of 2 cores measured steps were longer than predicted in 33 of 44 cases."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +39,7 @@ class Interval:
     """The ends of an interval, and how much each uncertainty makes of it.
 
     ``shifts`` (2, parts): by how much the logarithm of the step changes where the machine's speed, the layer times,
-    the collectives, and the two costs of overlap are one standard error longer (row 0) or shorter (row 1), and at last
-    by unpriced waiting (``UNPRICED_WAITING``).
+    the collectives, and the two costs of overlap are one standard error longer (row 0) or shorter (row 1).
     """
 
     low_s: float
@@ -79,17 +73,15 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
 
     low = step exp(-z sqrt(sum d_down^2 + m^2)), high = step exp(z sqrt(sum d_up^2 + m^2)), z = 1.645: the schedule is
     priced again with each of the uncertainties (``dpsim.predict.uncertainty``) one standard error up and one down,
-    where d is the change of the step's logarithm; one more d, upward alone, is ``UNPRICED_WAITING``. m is the model's
-    own error (``COMMON_MODEL_ERROR`` and ``OWN_MODEL_ERROR``, or ``EMULATED_MODEL_ERROR``). What is to be held is the
-    median over the samples of a run (scaled to the run's mean speed); its own sampling error is part of the uncertainty
-    of the machine's speed.
+    where d is the change of the step's logarithm. m is the model's own error (``COMMON_MODEL_ERROR`` and
+    ``OWN_MODEL_ERROR``, or ``EMULATED_MODEL_ERROR``). What is to be held is the median over the samples of a run
+    (scaled to the run's mean speed); its own sampling error is part of the uncertainty of the machine's speed.
     """
     errors, step_s = uncertainty(schedule, priced.machine), priced.step_s
     steps = _shifted_steps(priced, schedule, errors)
     if not step_s > 0:
         return Interval(step_s, step_s, np.zeros_like(steps))
-    waiting = np.array([[UNPRICED_WAITING * errors.speed * (schedule.groups[0].devices > 1)], [0.0]])
-    shifts = np.hstack([np.log(np.maximum(steps, 1e-300) / step_s), waiting])
+    shifts = np.log(np.maximum(steps, 1e-300) / step_s)
     model = math.hypot(*_model_errors(schedule))
     up = math.hypot(model, *np.maximum(shifts, 0).max(axis=0).tolist())
     down = math.hypot(model, *np.maximum(-shifts, 0).max(axis=0).tolist())
@@ -100,8 +92,7 @@ def _model_errors(schedule: Schedule) -> tuple[float, float]:
     """(the error that all plans share, that of each plan)."""
     if not schedule.workload.emulated_compute:
         return COMMON_MODEL_ERROR, OWN_MODEL_ERROR
-    error = EMULATED_MODEL_ERROR * max(1.0, math.log2(schedule.groups[0].devices))
-    return error, error
+    return EMULATED_MODEL_ERROR * schedule.groups[0].devices, EMULATED_MODEL_ERROR
 
 
 def equally_fast(slower: tuple[Prediction, Interval], faster: tuple[Prediction, Interval]) -> bool:

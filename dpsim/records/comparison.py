@@ -26,9 +26,9 @@ class ComparedPoint(Noun, frozen=True):
       are the same), and the statistics' drift is that of local batch norm's means (``dpsim.records.reproduce``); each
       is ``None`` where it was not measured. ``digest`` is the digest of the trained state.
     - Where the machine's speed changed, ``measured_step_s`` is the median of steps that were scaled to the mean speed
-      of the run, by the times of the reference computation. ``predicted_at_run_speed_s`` is the prediction for the
-      speeds that the run had, and ``error_at_equal_speed`` compares it with the measured step (``None`` in records that
-      did not observe the speed).
+      of the run, by the times of the reference computation. ``error_at_equal_speed`` is the median over the samples of
+      the prediction for the speed of the sample's visit / the sample - 1, and ``predicted_at_run_speed_s`` the measured
+      step with that error (``None`` in records that did not observe the speed).
     - ``memory_bytes`` is what the device with the most has allocated, without communication buffers (``None``: not
       known).
     - Where computation is emulated, ``deadline_lateness`` is how late layers ended (median), relative to the step, and

@@ -32,8 +32,9 @@ class StratumCoverage(Noun, frozen=True):
     - ``interval_score`` is the mean of (high - low) + 2 / (1 - level) (distance of the measured step outside), over
       the measured step: less is better, and no interval scores better in the long run by stating another width than it
       believes (Gneiting and Raftery 2007).
-    - ``constant_width`` is the relative half width w of the intervals predicted exp(-+ w) that would have scored best,
-      chosen with hindsight for this stratum; ``constant_score`` is their score.
+    - ``constant_width`` is the relative half width w of the intervals predicted exp(-+ w) that would have scored best
+      in this stratum. ``constant_score`` is the score of constant widths where that of each calibration is the best one
+      of the other calibrations; with hindsight where there is only one calibration.
     - ``median_width`` is the median of the predicted half widths, log(high / low) / 2.
     """
 

@@ -7,7 +7,7 @@ from typing import Any
 from dpsim.records.sweep import Experiment
 
 ROUNDS, QUICK_ROUNDS = 20, 3
-_BUDGET_S, _QUICK_BUDGET_S = 8.0, 5.0
+_BUDGET_S, _QUICK_BUDGET_S = 10.0, 5.0
 _NORM_EVERY = 10
 """Rounds from one sweep over batch norm to the next."""
 _SGD = {"kind": "sgd", "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.001}
@@ -18,7 +18,7 @@ _MODELS: tuple[_Model, ...] = (
     ("mlp:256x4", (16, 32, 64, 128), 256),
 )
 """Models with their local batches, of which the second is not profiled, and the global batch of their thresholds."""
-_EMULATED_MODEL: _Model = ("cnn", (8, 16, 32, 64), 128)
+_EMULATED_MODEL: _Model = ("cnn", (16, 32, 64, 128), 128)
 """A model whose steps take long enough for ranks to keep their times."""
 _THRESHOLDS = (0.0, 16384.0, 131072.0, "inf")
 _LINKS = ("paced:50us,1gbit", "paced:200us,500mbit")
@@ -48,7 +48,7 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
     emulated = _of_round(
         f"emulated-{number:02d}",
         number,
-        0.75 * budget_s,
+        0.6 * budget_s,
         _EMULATED_MODEL if number % 2 == 0 else _MODELS[0],
         {"network": (_EMULATED_LINK,), "devices": (1, 4, 8)},
         {"compute": "emulated", "algorithm": "halving-doubling", "overlap": ("off", "thread")[number // 2 % 2]},

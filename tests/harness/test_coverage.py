@@ -12,7 +12,7 @@ from report_factory import sweep
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points, interval_score
+from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points, interval_scores
 from dpsim.records.coverage import CoveredPoint, StratumCoverage
 
 DEVIATIONS = 1.6449
@@ -76,7 +76,21 @@ def test_intervals_that_follow_the_errors_beat_the_best_constant_width() -> None
 
 def test_the_score_is_the_width_and_ten_times_the_miss() -> None:
     low, high, measured = np.array([1.0, 1.0]), np.array([2.0, 2.0]), np.array([1.5, 4.0])
-    assert interval_score(low, high, measured, 0.8) == pytest.approx(np.mean([1 / 1.5, (1 + 10 * 2) / 4]))
+    assert interval_scores(low, high, measured, 0.8) == pytest.approx([1 / 1.5, (1 + 10 * 2) / 4])
+
+
+def test_a_constant_width_is_chosen_on_the_other_calibrations() -> None:
+    made = [
+        msgspec.structs.replace(points(1.0)[0], calibration=name, measured_s=math.exp(error))
+        for name, error in (("a", 0.1), ("b", 0.1), ("c", 0.5))
+    ]
+    coverage = only(made)
+    assert coverage.constant_width == pytest.approx(0.5, rel=0.01)
+    by_others = [2 * math.sinh(0.5) / math.exp(0.1)] * 2
+    missed = (2 * math.sinh(0.1) + 20 * (math.exp(0.5) - math.exp(0.1))) / math.exp(0.5)
+    assert coverage.constant_score == pytest.approx(np.mean([*by_others, missed]), rel=0.01)
+    alone = only([msgspec.structs.replace(point, calibration="one") for point in made])
+    assert alone.constant_score < coverage.constant_score
 
 
 def test_strata_are_apart_and_a_wrong_level_is_refused() -> None:

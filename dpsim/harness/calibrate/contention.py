@@ -46,7 +46,7 @@ class ComputeContention:
         if self._comm.rank:
             return ()
         mixtures = {count: self._speeds.mixture(count) for count in self._visits}
+        error = later_error(list(self._visits.values()))
         return tuple(
-            mixture.speed(count, self._visits[count].slow_factor(mixture), later_error([self._visits[count]]))
-            for count, mixture in mixtures.items()
+            mixture.speed(count, self._visits[count].slow_factor(mixture), error) for count, mixture in mixtures.items()
         )

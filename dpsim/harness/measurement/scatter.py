@@ -12,7 +12,7 @@ from dpsim.errors import ConfigError
 Floats = NDArray[np.float64]
 _BLOCKS = (4, 6, 8, 12, 16)
 """Into how many blocks of equal length a calibration is cut."""
-_USUAL_DECAY, _DECAY_ERROR = 0.15, 0.15
+_USUAL_DECAY, _DECAY_ERROR = 0.1, 0.15
 """How the scatter of means falls with their length: on shared machines it was length^-0.23 where one training ran alone
 for 200 s (11 % over 5 s, 8 % over 20 s), and length^-0.05 beside others; the prior lies between."""
 _LEAST_DECAY, _MOST_DECAY = -0.25, 0.5

@@ -151,13 +151,18 @@ class ModelProfiler:
         )
 
     def speed(self) -> tuple[Speed, ...]:
-        """The machine's speeds with each number of devices at work; on rank 0."""
+        """The machine's speeds with each number of devices at work; on rank 0.
+
+        How far a later mean lies from these is estimated from all visits together: what slows a machine down does so
+        to any number of devices, and each number alone has too few visits.
+        """
+        error = later_error([case.steps for case in self._cases])
         speeds = []
         for devices, mixture in self._speeds.mixtures().items():
             visits = [case.steps for case in self._cases if case.devices == devices]
             slow_factors = [steps.slow_factor(mixture) for steps in visits]
             if slow_factors:
-                speeds.append(mixture.speed(devices, float(np.median(slow_factors)), later_error(visits)))
+                speeds.append(mixture.speed(devices, float(np.median(slow_factors)), error))
         return tuple(speeds)
 
     def settled(self) -> bool:

@@ -13,7 +13,7 @@ from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered
-from dpsim.harness.sweep.equal_speed import RunSpeed, at_mean_speed, predicted_at_run_speed_s, run_speeds, speed_records
+from dpsim.harness.sweep.equal_speed import at_mean_speed, predicted_at_run_speed_s, run_speeds, speed_records
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
 from dpsim.machine import NODE
@@ -23,6 +23,7 @@ from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Gr
 from dpsim.records.quality_results import QualityResults
 from dpsim.records.reproduce import Configuration, ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
+from dpsim.setting import Setting
 
 SLOW = 1.5
 
@@ -43,6 +44,7 @@ def compare(
     if not pairs:
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
     speeds = run_speeds(pairs)
+    raw = {item.setting: item for item in pairs}
     pairs = at_mean_speed(pairs, speeds)
     experiment = results.experiment
     question = QUESTIONS.find(experiment.question)
@@ -62,7 +64,7 @@ def compare(
             or p.setting.plan.overlap == chosen[p.setting.where]
         ]
         noise = scores.aa_noise(everyone)
-        of_group = _points(name, everyone, scored, noise, predictions, speeds, question)
+        of_group = _points(name, everyone, scored, noise, predictions, raw, question)
         points += of_group
         if any(p.null_step_s for p in of_group):
             groups.append(scores.group([p for p in of_group if p.scored], scored, noise))
@@ -133,11 +135,11 @@ def _points(
     scored: Sequence[Pair],
     noise: float | None,
     predictions: Predictions,
-    speeds: dict[int, RunSpeed],
+    raw: dict[Setting, Pair],
     question: Question,
 ) -> list[ComparedPoint]:
     """Return the points of a group, with the nulls of those that the question scores, and the best of them marked."""
-    points = [_point(item, group, item in scored, noise, predictions, speeds) for item in everyone]
+    points = [_point(item, group, item in scored, noise, predictions, raw[item.setting]) for item in everyone]
     nulls_of = {item.setting: _nulls_of(item.setting.plan, question) for item in scored}
     several = [item for item in scored if nulls_of[item.setting]]
     for number, item in enumerate(everyone):
@@ -160,12 +162,12 @@ def _nulls_of(plan: Plan, question: Question) -> tuple[str, ...]:
 
 
 def _point(
-    item: Pair, group: str, scored: bool, noise: float | None, predictions: Predictions, speeds: dict[int, RunSpeed]
+    item: Pair, group: str, scored: bool, noise: float | None, predictions: Predictions, raw: Pair
 ) -> ComparedPoint:
     setting, predicted, samples = item.setting, item.predicted, item.samples()
     plan, machine = setting.plan, predictions.machines[predicted.machine]
     step = median_interval(samples)
-    at_run_speed_s = predicted_at_run_speed_s(predicted, [machine], speeds)
+    at_run_speed_s = predicted_at_run_speed_s(raw, machine, step.median)
     emulations = [run.emulation for run in item.runs if run.emulation is not None]
     return ComparedPoint(
         devices=plan.devices,

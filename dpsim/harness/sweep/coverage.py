@@ -56,9 +56,7 @@ def _coverage(stratum: str, points: Sequence[CoveredPoint], level: float, seed: 
     inside = ((low <= measured) & (measured <= high)).astype(float)
     calibrations, members = np.unique([point.calibration for point in points], return_inverse=True)
     coverage_low, coverage_high = _resampled(inside, members, len(calibrations), seed)
-    widths = np.linspace(0.0, float(np.max(np.abs(np.log(measured / predicted)))), _WIDTHS)
-    constant = [interval_score(predicted * np.exp(-w), predicted * np.exp(w), measured, level) for w in widths]
-    best = int(np.argmin(constant))
+    constant_width, constant_score = _constant(predicted, measured, members, level)
     return StratumCoverage(
         stratum=stratum,
         level=level,
@@ -67,17 +65,38 @@ def _coverage(stratum: str, points: Sequence[CoveredPoint], level: float, seed: 
         coverage=float(inside.mean()),
         coverage_low=coverage_low,
         coverage_high=coverage_high,
-        interval_score=interval_score(low, high, measured, level),
-        constant_score=constant[best],
-        constant_width=float(widths[best]),
+        interval_score=float(interval_scores(low, high, measured, level).mean()),
+        constant_score=constant_score,
+        constant_width=constant_width,
         median_width=float(np.median(np.log(high / low))) / 2,
     )
 
 
-def interval_score(low_s: Floats, high_s: Floats, measured_s: Floats, level: float) -> float:
-    """Mean of ((high - low) + 2 / (1 - level) (low - measured where below, measured - high where above)) / measured."""
+def interval_scores(low_s: Floats, high_s: Floats, measured_s: Floats, level: float) -> Floats:
+    """((high - low) + 2 / (1 - level) (low - measured where below, measured - high where above)) / measured."""
     outside = np.maximum(low_s - measured_s, 0) + np.maximum(measured_s - high_s, 0)
-    return float(np.mean((high_s - low_s + 2 / (1 - level) * outside) / measured_s))
+    scores: Floats = (high_s - low_s + 2 / (1 - level) * outside) / measured_s
+    return scores
+
+
+def _constant(predicted: Floats, measured: Floats, calibration: NDArray[np.int64], level: float) -> tuple[float, float]:
+    """(the half width that scores best for all points, the score where each calibration has the best of the others).
+
+    A width that is chosen on the points that it is scored on knows their errors. One calibration alone has no others:
+    its score is then that of hindsight.
+    """
+    widths = np.linspace(0.0, float(np.max(np.abs(np.log(measured / predicted)))), _WIDTHS)
+    scores = np.array([interval_scores(predicted * np.exp(-w), predicted * np.exp(w), measured, level) for w in widths])
+    best = int(np.argmin(scores.sum(axis=1)))
+    calibrations = np.unique(calibration)
+    if len(calibrations) == 1:
+        return float(widths[best]), float(scores[best].mean())
+    total = 0.0
+    for number in calibrations:
+        own = calibration == number
+        chosen = int(np.argmin(scores[:, ~own].sum(axis=1)))
+        total += float(scores[chosen, own].sum())
+    return float(widths[best]), total / len(measured)
 
 
 def _resampled(inside: Floats, calibration: NDArray[np.int64], calibrations: int, seed: int) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from dpsim.harness.measurement.speed import ORDINARY, Mixture, factors, mixture,
 from dpsim.harness.sweep.pairing import Pair
 from dpsim.machine import Machine, Speed
 from dpsim.records.comparison import SpeedRecord
-from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions
+from dpsim.records.sweep import MeasuredPoint, Predictions
 
 _ENOUGH = 12
 """The fewest samples at either speed from which a pair's own slow factor is taken."""
@@ -92,22 +92,22 @@ def _scaled(run: MeasuredPoint, of_run: RunSpeed, factor: float) -> MeasuredPoin
     )
 
 
-def predicted_at_run_speed_s(
-    predicted: PredictedPoint, machines: Sequence[Machine], speeds: dict[int, RunSpeed]
-) -> float | None:
-    """Return the mean step that is predicted for the speeds of the run; ``None`` where speeds were not observed.
+def predicted_at_run_speed_s(pair: Pair, machine: Machine, step_s: float) -> float | None:
+    """Return ``step_s`` with the error of what is predicted for the speeds of the run; ``None`` where none are known.
 
-    full-speed step x mean of (reference time in the run / at full speed in the calibration)^e, where e is such that the
-    calibration's slow speed gives the step predicted for it (1 where the calibration observed one speed).
+    For each sample of the pair, not scaled, full-speed step x (reference time of its visit / at full speed in the
+    calibration)^e is predicted, where e is such that the calibration's slow speed gives the step predicted for it (1
+    where the calibration observed one speed). The error is the median over the samples of predicted / measured: each
+    sample is compared with the speed of its own visit, so that a few disturbed visits do not matter.
     """
-    devices = predicted.setting.plan.devices
-    calibrated, of_run = calibrated_speed(machines, devices), speeds.get(devices)
-    full_s, slow_s = predicted.full_speed_step_s, predicted.slow_speed_step_s
-    if calibrated is None or of_run is None or full_s is None or slow_s is None:
+    calibrated, references = calibrated_speed([machine], pair.setting.plan.devices), pair.references()
+    full_s, slow_s = pair.predicted.full_speed_step_s, pair.predicted.slow_speed_step_s
+    if calibrated is None or len(references) != len(pair.samples()) or full_s is None or slow_s is None:
         return None
     change = calibrated.slow_reference_s / calibrated.reference_s
     exponent = math.log(slow_s / full_s) / math.log(change) if change > 1 else 1.0
-    return float(full_s * np.mean((np.array(of_run.reference_s) / calibrated.reference_s) ** exponent))
+    predicted_s = full_s * (np.array(references) / calibrated.reference_s) ** exponent
+    return float(step_s * np.median(predicted_s / np.array(pair.samples())))
 
 
 def calibrated_speed(machines: Sequence[Machine], devices: int) -> Speed | None:

@@ -144,7 +144,7 @@ POINTS = (
         "error_at_equal_speed",
         "float64",
         "ratio",
-        "The error at those speeds: predicted_at_run_speed_s / measured_step_s - 1.",
+        "The error at those speeds: the median over the samples, each against the prediction for its visit's speed.",
     ),
     _MODEL,
     *_TRAINING,
