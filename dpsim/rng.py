@@ -24,9 +24,12 @@ _ROUNDS = 10
 _CHUNK = 8192  # counters at a time, so that the work arrays stay in the L2 cache
 
 
-def philox(counters_N4: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.uint32]:
-    """Philox4x32-10 of each counter: N counters of 4 words, and a key of 2 words, give N x 4 words of 32 bits."""
-    words = np.empty(counters_N4.shape, np.uint32)
+def philox(counters_N4: NDArray[np.uint32], key: tuple[int, int], xp: Any = np) -> NDArray[np.uint32]:
+    """Philox4x32-10 of each counter: N counters of 4 words, and a key of 2 words, give N x 4 words of 32 bits.
+
+    ``xp`` is the module of the arrays, NumPy or one with its functions.
+    """
+    words: NDArray[np.uint32] = xp.empty(counters_N4.shape, np.uint32)
     for start in range(0, len(counters_N4), _CHUNK):
         c0, c1, c2, c3 = counters_N4[start : start + _CHUNK].T.astype(np.uint64)
         k0, k1 = key
@@ -62,20 +65,20 @@ def random_words(purpose: str, seed: int, count: int, *, stream: int = 0) -> NDA
 
 
 def sample_bits(
-    purpose: str, seed: int, shape: tuple[int, int], *, stream: int, first_sample: int = 0
+    purpose: str, seed: int, shape: tuple[int, int], *, stream: int, first_sample: int = 0, xp: Any = np
 ) -> NDArray[np.uint16]:
     """[samples, elements] numbers of 16 bits, of samples ``first_sample``, ``first_sample + 1``, ...
 
     Sample s has the words of the stream from counter ``s * 2**32`` on, two elements a word, the lower half first.
     """
     samples, elements = shape
-    counters = np.empty((samples, (elements + 7) // 8, 4), np.uint32)
-    counters[..., 0] = np.arange(counters.shape[1])
-    counters[..., 1] = np.arange(first_sample, first_sample + samples)[:, None]
+    counters = xp.empty((samples, (elements + 7) // 8, 4), np.uint32)
+    counters[..., 0] = xp.arange(counters.shape[1])
+    counters[..., 1] = xp.arange(first_sample, first_sample + samples)[:, None]
     counters[..., 2] = stream & 0xFFFFFFFF
     counters[..., 3] = (seed >> 32) & 0xFFFFFFFF
-    words = philox(counters.reshape(-1, 4), (zlib.crc32(purpose.encode()), seed & 0xFFFFFFFF))
-    halves = words.astype("<u4", copy=False).view("<u2")
+    words = philox(counters.reshape(-1, 4), (zlib.crc32(purpose.encode()), seed & 0xFFFFFFFF), xp)
+    halves: NDArray[np.uint16] = words.astype("<u4", copy=False).view("<u2")
     return halves.reshape(samples, 8 * counters.shape[1])[:, :elements]
 
 

@@ -88,27 +88,31 @@ class BatchNorm(Layer):
                 self.ops.channel_moments(x[start:stop], mean[parts], squares_GC=var[parts])
             else:
                 mean[parts], var[parts] = 0, 0
-        rows = np.array([[max(stop - start, 1) * self._rows_a_sample] for start, stop in self._parts], self.dtype)
+        rows = self.ops.xp.asarray(
+            [[max(stop - start, 1) * self._rows_a_sample] for start, stop in self._parts], self.dtype
+        )
         var /= rows
         return mean, var, rows
 
     def _samples_L1(self) -> NDArray[np.float64]:
-        return np.array([[stop - start] for start, stop in self._parts], np.float64)
+        samples: NDArray[np.float64] = self.ops.xp.asarray([[stop - start] for start, stop in self._parts], np.float64)
+        return samples
 
     def _join_ranks(self) -> None:
         """Replace the leaves' moments by those of all ranks' samples, as one group, and update the running statistics.
 
         Adds x and x^2 in float64, in which the square of a float32 number is exact.
         """
+        xp = self.ops.xp
         samples, mean, var = self._samples_L1(), self._mean_GC.astype(np.float64), self._var_GC.astype(np.float64)
-        sums_L = np.hstack([samples, samples * mean, samples * (var + mean * mean)])
+        sums_L = xp.hstack([samples, samples * mean, samples * (var + mean * mean)])
         total = self.ordered_sum([tree_sum(slot) for slot in slot_parts(sums_L, self.extra_slots)])
         channels = mean.shape[1]
         means = total[1 : 1 + channels] / total[0]
-        variances = np.maximum(total[1 + channels :] / total[0] - means * means, 0)
+        variances = xp.maximum(total[1 + channels :] / total[0] - means * means, 0)
         rows = float(total[0]) * self._rows_a_sample
         self._mean_GC, self._var_GC = means[None].astype(self.dtype), variances[None].astype(self.dtype)
-        self._rows_G1 = np.array([[rows]], self.dtype)
+        self._rows_G1 = xp.asarray([[rows]], self.dtype)
         self._update_running(self._mean_GC[0], self._var_GC[0], rows)
 
     def _update_running(self, mean: Array, var: Array, rows: float) -> None:
@@ -122,19 +126,20 @@ class BatchNorm(Layer):
     def leaf_statistics(self) -> NDArray[np.float64]:
         """[L, 1 + 2 C]: each leaf's samples, and its mean and unbiased variance times these."""
         samples, rows = self._samples_L1(), self._rows_G1.astype(np.float64)
-        unbiased = self._var_GC * (rows / np.maximum(rows - 1, 1))
-        return np.hstack([samples, samples * self._mean_GC, samples * unbiased])
+        unbiased = self._var_GC * (rows / self.ops.xp.maximum(rows - 1, 1))
+        statistics: NDArray[np.float64] = self.ops.xp.hstack([samples, samples * self._mean_GC, samples * unbiased])
+        return statistics
 
     def update_statistics(self, total: NDArray[np.float64]) -> None:
         """Move the running statistics by the sum of ``leaf_statistics`` over all leaves, [1 + 2 C]."""
-        mean, unbiased = np.split((total[1:] / total[0]).astype(self.dtype), 2)
+        mean, unbiased = self.ops.xp.split((total[1:] / total[0]).astype(self.dtype), 2)
         self._move_running(mean, unbiased)
 
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         # input_gradient needs these sums of this rank, and by then the bound arrays may hold those of all ranks.
         shape = (len(self._parts), len(self.parameters["gamma"]))
         self._d_gamma, self._d_beta = self.buffers.take("d_gamma", shape), self.buffers.take("d_beta", shape)
-        mean = np.repeat(self._mean_GC, len(self._parts), axis=0) if self.mode == "global" else self._mean_GC
+        mean = self.ops.xp.repeat(self._mean_GC, len(self._parts), axis=0) if self.mode == "global" else self._mean_GC
         for parts, (start, stop) in self._blocks:
             self.ops.channel_normalise_sums(
                 grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts]
@@ -157,7 +162,7 @@ class BatchNorm(Layer):
         """dx = a (g - dbeta/M - (x - mean) inverse_std dgamma/M), a = gamma inverse_std, M rows; in place of g."""
         d_gamma_GC, d_beta_GC = self._d_gamma, self._d_beta
         if self.mode == "global":
-            both = np.hstack([d_gamma_GC, d_beta_GC])
+            both = self.ops.xp.hstack([d_gamma_GC, d_beta_GC])
             total = self.ordered_sum([tree_sum(slot) for slot in slot_parts(both, self.extra_slots)])
             d_gamma_GC, d_beta_GC = total.reshape(2, 1, -1)
         scale = self.parameters["gamma"] * self._inverse_std_GC

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpsim.choices import CONVOLUTIONS, Operation, Problem
 from dpsim.kernels import conv, matmul, weight_gradient
-from dpsim.nn.numpy_ops import NumpyOps
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.ops import Workspace
 from dpsim.replica import Array, Leaves
 

@@ -19,7 +19,7 @@ from dpsim.kernels.scratch import aligned
 from dpsim.nn import candidates
 from dpsim.nn.candidates import CANDIDATES, INDEPENDENT_OF_THE_BATCH
 from dpsim.nn.kernel_table import committed
-from dpsim.nn.numpy_ops import NumpyOps
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, CodeTable, Leaves, Rounding
 
@@ -45,6 +45,7 @@ class CpuOps(NumpyOps):
     """See ``Ops`` for what each operation computes, and ``dpsim.kernels`` for the code."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._choices = Choices()
         self._in_leaves = LeafOps(committed())
         self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
@@ -170,6 +171,7 @@ class LeafOps(CpuOps):
     """
 
     def __init__(self, table: CodeTable) -> None:
+        NumpyOps.__init__(self)
         self._table = table
         self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
 

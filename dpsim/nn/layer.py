@@ -30,15 +30,21 @@ def slot_parts(values_L: Array, extra_slots: Sequence[Slot]) -> list[Array]:
     return [values_L[first:stop] for first, stop in itertools.pairwise(edges)]
 
 
-def tree_sum(values_L: Array | Sequence[Array], each: Callable[[Array], Array] = np.asarray) -> Array:
+def _itself(values: Array) -> Array:
+    return values
+
+
+def tree_sum(values_L: Array | Sequence[Array], each: Callable[[Array], Array] = _itself) -> Array:
     """The sum of the values of one leaf or more, [L, ...], along the tree: of pairs, of pairs of pairs, and so on.
 
     ``each`` is applied to the values and to every sum, many at a time.
     """
-    sums = each(np.asarray(values_L))
+    sums = each(np.stack(values_L) if isinstance(values_L, Sequence) else values_L)
     while len(sums) > 1:
-        pairs = len(sums) // 2 * 2
-        sums = np.concatenate([each(sums[:pairs:2] + sums[1:pairs:2]), sums[pairs:]])
+        pairs = len(sums) // 2
+        halves = sums[::2].copy()  # with the last one, if their number is odd
+        halves[:pairs] = each(sums[: 2 * pairs : 2] + sums[1 : 2 * pairs : 2])
+        sums = halves
     total: Array = sums[0]
     return total
 

@@ -27,7 +27,14 @@ class Workspace(Protocol):
 
 
 class Ops(Protocol):
-    """The operations of a backend. Legend: b samples, H W height and width, C channels, K kernel size."""
+    """The operations of a backend. Legend: b samples, H W height and width, C channels, K kernel size.
+
+    ``xp`` is the module of its arrays, NumPy or one with its functions: what layers compute of a few numbers a channel
+    they write with it.
+    """
+
+    @property
+    def xp(self) -> Any: ...
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 

@@ -15,7 +15,7 @@ from dpsim.choices import CONVOLUTIONS, Problem
 from dpsim.kernels.scratch import aligned
 from dpsim.nn.candidates import Candidate, arguments, candidates
 from dpsim.nn.layer import Buffers
-from dpsim.nn.numpy_ops import NumpyOps
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.replica import Array
 
 _POOL_BYTES = 1 << 26

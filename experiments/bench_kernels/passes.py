@@ -16,7 +16,7 @@ import numpy as np
 
 from dpsim.kernels import update
 from dpsim.nn.cpu_ops import CpuOps
-from dpsim.nn.numpy_ops import NumpyOps
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.replica import Array
 
 CPU, NUMPY = CpuOps(), NumpyOps()

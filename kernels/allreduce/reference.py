@@ -43,14 +43,17 @@ def allreduce(
     return total if scale == 1.0 else total * total.dtype.type(scale)
 
 
-def rounded(values: NDArray[np.float32], dtype: str, scale: float) -> NDArray[np.float32]:
-    """``values * scale`` to the nearest float16 or bfloat16, ties to even, and back; ``scale`` is a power of two."""
+def rounded(values: NDArray[np.float32], dtype: str, scale: float, xp: Any = np) -> NDArray[np.float32]:
+    """``values * scale`` to the nearest float16 or bfloat16, ties to even, and back; ``scale`` is a power of two.
+
+    ``xp`` is the module of the arrays, NumPy or one with its functions.
+    """
     scaled = values * np.float32(scale)
     if dtype == "float16":
         with np.errstate(over="ignore", invalid="ignore"):  # what it cannot hold becomes infinite
             scaled = scaled.astype(np.float16).astype(np.float32)
     else:
-        scaled = from_bfloat16(round_to_bfloat16(scaled))
+        scaled = from_bfloat16(round_to_bfloat16(scaled, xp))
     return scaled * np.float32(1 / scale)
 
 
@@ -63,11 +66,12 @@ def sgd(
     return w - v * kind(rate), v
 
 
-def round_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def round_to_bfloat16(values: NDArray[np.float32], xp: Any = np) -> NDArray[np.uint16]:
     """bfloat16 codes, to nearest, ties to even; a NaN stays one."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(values), (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
+    codes: NDArray[np.uint16] = xp.where(xp.isnan(values), (bits >> np.uint32(16)) | np.uint32(0x40), rounded)
+    return codes.astype(np.uint16)
 
 
 def from_bfloat16(codes: NDArray[np.uint16]) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from dpsim.nn.conv import Conv2D
 from dpsim.nn.dense import Dense
 from dpsim.nn.dropout import Dropout
 from dpsim.nn.layer import Layer
-from dpsim.nn.numpy_ops import NumpyOps
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.relu import ReLU
 from dpsim.nn.residual import Subsample, residual
 from dpsim.nn.sample_norm import GroupNorm

@@ -14,7 +14,7 @@ from dpsim.nn.conv import Conv2D
 from dpsim.nn.dense import Dense
 from dpsim.nn.layer import Buffers
 from dpsim.nn.losses import softmax_cross_entropy
-from dpsim.nn.numpy_ops import NumpyOps
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.residual import residual
 from dpsim.nn.sample_norm import GroupNorm
 from dpsim.nn.shape import GlobalAveragePool

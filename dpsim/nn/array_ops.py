@@ -1,4 +1,7 @@
-"""``NumpyOps``: the operations of ``dpsim.nn.ops.Ops`` in NumPy and BLAS; it defines what they mean."""
+"""``ArrayOps``: the operations of ``dpsim.nn.ops.Ops`` over an array module; with NumPy it defines what they mean.
+
+``NumpyOps`` is it with NumPy and its BLAS.
+"""
 
 from __future__ import annotations
 
@@ -48,56 +51,19 @@ def _by_sample(groups: int, *arrays_nPC: Array) -> tuple[int, int, list[Array]]:
     return positions * channels // groups, t, [array.reshape(n, -1, t * channels) for array in arrays_nPC]
 
 
-def _group_sums(rows_nRI: Array, others_nRI: Array | None, channels: int, groups: int) -> Array:
-    """[n, G] sums of each row's elements (or products with those of the others), from rows of ``_grouped``."""
-    n = len(rows_nRI)
-    factors = [rows_nRI] if others_nRI is None else [rows_nRI, others_nRI]
-    if groups == 1:
-        flat = [factor.reshape(n, -1) for factor in factors]
-        sums: Array = np.einsum(",".join(["ni"] * len(flat)) + "->n", *flat)
-        return sums[:, None]
-    sums = np.einsum(",".join(["nri"] * len(factors)) + "->ni", *factors)
-    sums = np.add.reduce(sums.reshape(n, -1, channels), axis=1)  # channel by channel first: short rows add slowly
-    sums = np.add.reduce(sums.reshape(n, groups, -1), axis=2)
-    return sums
+class ArrayOps:
+    """See ``Ops`` for what each operation computes. ``xp`` is an array module with NumPy's functions."""
 
-
-def _spread(values_nG: Array, channels: int, t: int) -> Array:
-    """[n, 1, t C] values to combine with rows of ``_grouped``: each group's for its channels."""
-    groups = values_nG.shape[1]
-    if groups == 1:
-        return values_nG[:, None]
-    return np.tile(np.repeat(values_nG, channels // groups, axis=1), t)[:, None]
-
-
-def _unfold(name: str, x_bHWC: Array, kernel: int, stride: int, work: Workspace) -> Array:
-    """The windows of x as rows of K * K * C elements, one an output pixel (im2col), zero outside the picture."""
-    samples, height, width, channels = x_bHWC.shape
-    border, positions = kernel // 2, (samples, -(-height // stride), -(-width // stride))
-    # Only ever written inside, so the border stays zero.
-    padded = work.take(f"{name} padded", (samples, height + kernel - 1, width + kernel - 1, channels))
-    np.copyto(padded[:, border : border + height, border : border + width], x_bHWC)
-    # The K pixels of a kernel row are neighbours in memory: one overlapping view copies runs of K * C elements.
-    by_sample, by_row, by_pixel, _ = padded.strides
-    windows: Array = np.ndarray(
-        (*positions, kernel, kernel * channels),
-        padded.dtype,
-        buffer=padded,
-        strides=(by_sample, stride * by_row, stride * by_pixel, by_row, padded.itemsize),
-    )
-    columns = work.take(f"{name} columns", (math.prod(positions), kernel * kernel * channels))
-    np.copyto(columns.reshape(windows.shape), windows)
-    return columns
-
-
-class NumpyOps:
-    """Stateless; see ``Ops`` for what each operation computes."""
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        return np.zeros(shape, dtype)
+        zeros: Array = self.xp.zeros(shape, dtype)
+        return zeros
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
-        return np.errstate(over="ignore", invalid="ignore", divide="ignore")
+        tolerant: AbstractContextManager[Any] = self.xp.errstate(over="ignore", invalid="ignore", divide="ignore")
+        return tolerant
 
     def in_leaves(self) -> Ops:
         return self
@@ -107,18 +73,18 @@ class NumpyOps:
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         for start, stop in itertools.pairwise(leaves):
-            np.matmul(x[start:stop], weight, out=out[start:stop])
+            self.xp.matmul(x[start:stop], weight, out=out[start:stop])
 
     def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         for start, stop in itertools.pairwise(leaves):
-            np.matmul(grad[start:stop], weight.T, out=out[start:stop])
+            self.xp.matmul(grad[start:stop], weight.T, out=out[start:stop])
 
     def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
         return 1
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
         start, stop = leaves
-        np.matmul(x[start:stop].T, grad[start:stop], out=out)
+        self.xp.matmul(x[start:stop].T, grad[start:stop], out=out)
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
         start, stop = leaves
@@ -128,36 +94,36 @@ class NumpyOps:
         return 1
 
     def add(self, a: Array, b: Array, out: Array) -> None:
-        np.add(a, b, out=out)
+        self.xp.add(a, b, out=out)
 
     def round(self, x: Array, to: Rounding, out: Array) -> None:
-        out[...] = rounded(x, *to)
+        out[...] = rounded(x, *to, self.xp)
 
     def add_rounded(self, a: Array, b: Array, to: Rounding, out: Array) -> None:
-        out[...] = rounded(a + b, *to)
+        out[...] = rounded(a + b, *to, self.xp)
 
     def channel_sum(self, x: Array, out: Array) -> None:
         rows, t = _grouped(x)
-        np.add.reduce(np.add.reduce(rows, axis=0).reshape(t, -1), axis=0, out=out)
+        self.xp.add.reduce(self.xp.add.reduce(rows, axis=0).reshape(t, -1), axis=0, out=out)
 
     def channel_dot(self, x: Array, y: Array, out: Array) -> None:
         rows, t = _grouped(x)
-        np.add.reduce(np.einsum("ri,ri->i", rows, y.reshape(rows.shape)).reshape(t, -1), axis=0, out=out)
+        self.xp.add.reduce(self.xp.einsum("ri,ri->i", rows, y.reshape(rows.shape)).reshape(t, -1), axis=0, out=out)
 
     def channel_add(self, x: Array, shift_C: Array, out: Array) -> None:
         rows, t = _grouped(x)
-        np.add(rows, np.tile(shift_C, t), out=out.reshape(rows.shape))
+        self.xp.add(rows, self.xp.tile(shift_C, t), out=out.reshape(rows.shape))
 
     def channel_multiply(self, x: Array, scale_C: Array, out: Array) -> None:
         rows, t = _grouped(x)
-        np.multiply(rows, np.tile(scale_C, t), out=out.reshape(rows.shape))
+        self.xp.multiply(rows, self.xp.tile(scale_C, t), out=out.reshape(rows.shape))
 
     def relu(self, x: Array, out: Array, mask: Array) -> None:
-        np.greater(x, 0, out=mask)
-        np.maximum(x, 0, out=out)
+        self.xp.greater(x, 0, out=mask)
+        self.xp.maximum(x, 0, out=out)
 
     def keep_where(self, x: Array, mask: Array) -> None:
-        np.multiply(x, mask, out=x)
+        self.xp.multiply(x, mask, out=x)
 
     def channel_moments(self, x: Array, mean_GC: Array, squares_GC: Array) -> None:
         for rows, mean_C, squares_C in _groups([x], [mean_GC, squares_GC]):
@@ -182,7 +148,7 @@ class NumpyOps:
     ) -> None:
         for grad_rows, rows, mean_C, a_C, b_C, c_C in _groups([grad, x], [mean_GC, a_GC, b_GC, c_GC]):
             self.channel_multiply(grad_rows, a_C, out=grad_rows)
-            np.add(grad_rows, (rows - mean_C) * b_C + c_C, out=grad_rows)
+            self.xp.add(grad_rows, (rows - mean_C) * b_C + c_C, out=grad_rows)
 
     def conv2d(
         self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
@@ -195,16 +161,16 @@ class NumpyOps:
     ) -> None:
         """``conv2d`` of one leaf."""
         kernel, _, _, outputs = weight_KKio.shape
-        columns = _unfold("x", x_bHWi, kernel, stride, work)
-        np.matmul(columns, weight_KKio.reshape(-1, outputs), out=out_bhwo.reshape(-1, outputs))
+        columns = self._unfold("x", x_bHWi, kernel, stride, work)
+        self.xp.matmul(columns, weight_KKio.reshape(-1, outputs), out=out_bhwo.reshape(-1, outputs))
 
     def conv2d_weight_gradient(
         self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
     ) -> None:
         start, stop = leaves
         kernel, _, _, outputs = out_KKio.shape
-        columns = _unfold("x", x_bHWi[start:stop], kernel, stride, work)
-        np.matmul(columns.T, grad_bhwo[start:stop].reshape(-1, outputs), out=out_KKio.reshape(-1, outputs))
+        columns = self._unfold("x", x_bHWi[start:stop], kernel, stride, work)
+        self.xp.matmul(columns.T, grad_bhwo[start:stop].reshape(-1, outputs), out=out_KKio.reshape(-1, outputs))
 
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
@@ -225,49 +191,49 @@ class NumpyOps:
             full = work.take("full gradient", (*out_bHWi.shape[:3], outputs))
             full[:, ::stride, ::stride] = grad_bhwo
             grad_bhwo = full
-        columns = _unfold("gradient", grad_bhwo, kernel, 1, work)
+        columns = self._unfold("gradient", grad_bhwo, kernel, 1, work)
         flipped = weight_KKio[::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, inputs)
-        np.matmul(columns, flipped, out=out_bHWi.reshape(-1, inputs))
+        self.xp.matmul(columns, flipped, out=out_bHWi.reshape(-1, inputs))
 
     def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
         height, width = 2 * out.shape[1], 2 * out.shape[2]
         left, right = x_bHWC[:, :height, 0:width:2], x_bHWC[:, :height, 1:width:2]
-        np.greater_equal(left, right, out=pick_left)
-        np.maximum(left, right, out=row_max)
+        self.xp.greater_equal(left, right, out=pick_left)
+        self.xp.maximum(left, right, out=row_max)
         upper, lower = row_max[:, 0::2], row_max[:, 1::2]
-        np.greater_equal(upper, lower, out=pick_upper)
-        np.maximum(upper, lower, out=out)
+        self.xp.greater_equal(upper, lower, out=pick_upper)
+        self.xp.maximum(upper, lower, out=out)
 
     def max_pool_backward(self, grad: Array, pick_left: Array, pick_upper: Array, row_grad: Array, out: Array) -> None:
         height, width = 2 * grad.shape[1], 2 * grad.shape[2]
         upper, lower = row_grad[:, 0::2], row_grad[:, 1::2]
-        np.multiply(grad, pick_upper, out=upper)
-        np.subtract(grad, upper, out=lower)
+        self.xp.multiply(grad, pick_upper, out=upper)
+        self.xp.subtract(grad, upper, out=lower)
         left, right = out[:, :height, 0:width:2], out[:, :height, 1:width:2]
-        np.multiply(row_grad, pick_left, out=left)
-        np.subtract(row_grad, left, out=right)
+        self.xp.multiply(row_grad, pick_left, out=left)
+        self.xp.subtract(row_grad, left, out=right)
         out[:, height:] = 0
         out[:, :, width:] = 0
 
     def spatial_mean(self, x_bHWC: Array, out_bC: Array) -> None:
-        np.add.reduce(x_bHWC, axis=(1, 2), out=out_bC)
-        np.multiply(out_bC, 1.0 / (x_bHWC.shape[1] * x_bHWC.shape[2]), out=out_bC)
+        self.xp.add.reduce(x_bHWC, axis=(1, 2), out=out_bC)
+        self.xp.multiply(out_bC, 1.0 / (x_bHWC.shape[1] * x_bHWC.shape[2]), out=out_bC)
 
     def spatial_mean_backward(self, grad_bC: Array, out_bHWC: Array) -> None:
-        np.multiply(grad_bC[:, None, None], 1.0 / (out_bHWC.shape[1] * out_bHWC.shape[2]), out=out_bHWC)
+        self.xp.multiply(grad_bC[:, None, None], 1.0 / (out_bHWC.shape[1] * out_bHWC.shape[2]), out=out_bHWC)
 
     def softmax_cross_entropy(
         self, logits_bC: Array, labels_b: NDArray[np.int64], losses_b: Array, grad_bC: Array
     ) -> int:
-        rows = np.arange(len(labels_b))
-        np.subtract(logits_bC, logits_bC.max(axis=1, keepdims=True), out=grad_bC)
+        rows = self.xp.arange(len(labels_b))
+        self.xp.subtract(logits_bC, logits_bC.max(axis=1, keepdims=True), out=grad_bC)
         losses_b[:] = grad_bC[rows, labels_b]
-        np.exp(grad_bC, out=grad_bC)
+        self.xp.exp(grad_bC, out=grad_bC)
         total = grad_bC.sum(axis=1, keepdims=True)
-        np.subtract(np.log(total[:, 0]), losses_b, out=losses_b)
-        np.divide(grad_bC, total, out=grad_bC)
+        self.xp.subtract(self.xp.log(total[:, 0]), losses_b, out=losses_b)
+        self.xp.divide(grad_bC, total, out=grad_bC)
         grad_bC[rows, labels_b] -= 1
-        return int(np.count_nonzero(logits_bC.argmax(axis=1) == labels_b))
+        return int(self.xp.count_nonzero(logits_bC.argmax(axis=1) == labels_b))
 
     def subsample(self, x_bHWC: Array, stride: int, out: Array) -> None:
         front = (out.shape[3] - x_bHWC.shape[3]) // 2
@@ -282,25 +248,25 @@ class NumpyOps:
     def normalise(self, x_nPC: Array, epsilon: float, out: Array, inverse_std: Array) -> None:
         channels, groups = x_nPC.shape[2], inverse_std.shape[1]
         count, t, (rows, centred) = _by_sample(groups, x_nPC, out)
-        mean = _group_sums(rows, None, channels, groups) / count
-        np.subtract(rows, _spread(mean, channels, t), out=centred)
-        var = _group_sums(centred, centred, channels, groups) / count
-        np.power(var + epsilon, -0.5, out=inverse_std)
-        np.multiply(centred, _spread(inverse_std, channels, t), out=centred)
+        mean = self._group_sums(rows, None, channels, groups) / count
+        self.xp.subtract(rows, self._spread(mean, channels, t), out=centred)
+        var = self._group_sums(centred, centred, channels, groups) / count
+        self.xp.power(var + epsilon, -0.5, out=inverse_std)
+        self.xp.multiply(centred, self._spread(inverse_std, channels, t), out=centred)
 
     def normalise_backward(self, grad_nPC: Array, normalised: Array, inverse_std: Array) -> None:
         channels, groups = grad_nPC.shape[2], inverse_std.shape[1]
         count, t, (rows, others) = _by_sample(groups, grad_nPC, normalised)
-        mean = _group_sums(rows, None, channels, groups) / count
-        slope = _group_sums(rows, others, channels, groups) / count
-        np.subtract(rows, _spread(mean, channels, t), out=rows)
-        np.subtract(rows, others * _spread(slope, channels, t), out=rows)
-        np.multiply(rows, _spread(inverse_std, channels, t), out=rows)
+        mean = self._group_sums(rows, None, channels, groups) / count
+        slope = self._group_sums(rows, others, channels, groups) / count
+        self.xp.subtract(rows, self._spread(mean, channels, t), out=rows)
+        self.xp.subtract(rows, others * self._spread(slope, channels, t), out=rows)
+        self.xp.multiply(rows, self._spread(inverse_std, channels, t), out=rows)
 
     def random_mask(self, purpose: str, seed: int, step: int, first_sample: int, dropped: int, out: Array) -> None:
         flat = out.reshape(len(out), math.prod(out.shape[1:]))
-        bits = rng.sample_bits(purpose, seed, flat.shape, stream=step, first_sample=first_sample)
-        np.greater_equal(bits, dropped, out=flat)
+        bits = rng.sample_bits(purpose, seed, flat.shape, stream=step, first_sample=first_sample, xp=self.xp)
+        self.xp.greater_equal(bits, dropped, out=flat)
 
     def move_pictures(
         self, x_bHWC: Array, most: int, places_b2: Array, flipped_b: Array, out: Array, work: Workspace
@@ -314,13 +280,67 @@ class NumpyOps:
             moved[...] = window[:, ::-1] if flipped else window
 
     def scale_where(self, x: Array, mask: Array, scale: float, out: Array) -> None:
-        np.multiply(x, mask, out=out)
-        np.multiply(out, scale, out=out)
+        self.xp.multiply(x, mask, out=out)
+        self.xp.multiply(out, scale, out=out)
 
     def smooth_labels(
         self, logits_bC: Array, labels_b: NDArray[np.int64], smoothing: float, losses_b: Array, grad_bC: Array
     ) -> None:
-        rows = np.arange(len(labels_b))
+        rows = self.xp.arange(len(labels_b))
         losses_b += smoothing * (logits_bC[rows, labels_b] - logits_bC.mean(axis=1))
         grad_bC[rows, labels_b] += smoothing
         grad_bC -= smoothing / logits_bC.shape[1]
+
+    def _group_sums(self, rows_nRI: Array, others_nRI: Array | None, channels: int, groups: int) -> Array:
+        """[n, G] sums of each row's elements (or products with those of the others), from rows of ``_grouped``."""
+        xp, n = self.xp, len(rows_nRI)
+        factors = [rows_nRI] if others_nRI is None else [rows_nRI, others_nRI]
+        if groups == 1:
+            flat = [factor.reshape(n, -1) for factor in factors]
+            sums: Array = xp.einsum(",".join(["ni"] * len(flat)) + "->n", *flat)
+            return sums[:, None]
+        sums = xp.einsum(",".join(["nri"] * len(factors)) + "->ni", *factors)
+        sums = xp.add.reduce(sums.reshape(n, -1, channels), axis=1)  # channel by channel first: short rows add slowly
+        sums = xp.add.reduce(sums.reshape(n, groups, -1), axis=2)
+        return sums
+
+    def _spread(self, values_nG: Array, channels: int, t: int) -> Array:
+        """[n, 1, t C] values to combine with rows of ``_grouped``: each group's for its channels."""
+        groups = values_nG.shape[1]
+        if groups == 1:
+            return values_nG[:, None]
+        spread: Array = self.xp.tile(self.xp.repeat(values_nG, channels // groups, axis=1), t)
+        return spread[:, None]
+
+    def _unfold(self, name: str, x_bHWC: Array, kernel: int, stride: int, work: Workspace) -> Array:
+        """The windows of x as rows of K * K * C elements, one an output pixel (im2col), zero outside the picture."""
+        samples, height, width, channels = x_bHWC.shape
+        border, positions = kernel // 2, (samples, -(-height // stride), -(-width // stride))
+        # Only ever written inside, so the border stays zero.
+        padded = work.take(f"{name} padded", (samples, height + kernel - 1, width + kernel - 1, channels))
+        self.xp.copyto(padded[:, border : border + height, border : border + width], x_bHWC)
+        # The K pixels of a kernel row are neighbours in memory: one overlapping view copies runs of K * C elements.
+        by_sample, by_row, by_pixel, by_channel = padded.strides
+        windows = self._view(
+            padded,
+            (*positions, kernel, kernel * channels),
+            (by_sample, stride * by_row, stride * by_pixel, by_row, by_channel),
+        )
+        columns = work.take(f"{name} columns", (math.prod(positions), kernel * kernel * channels))
+        self.xp.copyto(columns.reshape(windows.shape), windows)
+        return columns
+
+    def _view(self, x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        """A view of the same memory with another shape and other strides, which may overlap."""
+        view: Array = self.xp.lib.stride_tricks.as_strided(x, shape, strides)
+        return view
+
+
+class NumpyOps(ArrayOps):
+    """The operations in NumPy and BLAS, on the host."""
+
+    def __init__(self) -> None:
+        super().__init__(np)
+
+    def _view(self, x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        return np.ndarray(shape, x.dtype, buffer=x, strides=strides)  # as_strided takes ten times as long to make it
