@@ -271,13 +271,19 @@ class ArrayOps:
     def move_pictures(
         self, x_bHWC: Array, most: int, places_b2: Array, flipped_b: Array, out: Array, work: Workspace
     ) -> None:
+        xp, (samples, height, width, _) = self.xp, x_bHWC.shape
+        framed, places_b2 = self._framed(x_bHWC, most, work), xp.asarray(places_b2)
+        rows_bH = places_b2[:, :1] + xp.arange(height)
+        columns_bW = xp.where(xp.asarray(flipped_b)[:, None], xp.arange(width)[::-1], xp.arange(width))
+        columns_bW = columns_bW + places_b2[:, 1:]
+        out[...] = framed[xp.arange(samples)[:, None, None], rows_bH[:, :, None], columns_bW[:, None, :]]
+
+    def _framed(self, x_bHWC: Array, most: int, work: Workspace) -> Array:
+        """The pictures with a border of ``most`` zeros on every side."""
         samples, height, width, channels = x_bHWC.shape
         framed = work.take("framed", (samples, height + 2 * most, width + 2 * most, channels))
         framed[:, most : most + height, most : most + width] = x_bHWC
-        moves = zip(framed, places_b2.tolist(), flipped_b.tolist(), out, strict=True)
-        for picture, (top, left), flipped, moved in moves:
-            window = picture[top : top + height, left : left + width]
-            moved[...] = window[:, ::-1] if flipped else window
+        return framed
 
     def scale_where(self, x: Array, mask: Array, scale: float, out: Array) -> None:
         self.xp.multiply(x, mask, out=out)
@@ -344,3 +350,15 @@ class NumpyOps(ArrayOps):
 
     def _view(self, x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
         return np.ndarray(shape, x.dtype, buffer=x, strides=strides)  # as_strided takes ten times as long to make it
+
+    def move_pictures(
+        self, x_bHWC: Array, most: int, places_b2: Array, flipped_b: Array, out: Array, work: Workspace
+    ) -> None:
+        """Picture by picture, which copies runs of neighbouring pixels."""
+        _, height, width, _ = x_bHWC.shape
+        framed = self._framed(x_bHWC, most, work)
+        for picture, (top, left), flipped, moved in zip(
+            framed, places_b2.tolist(), flipped_b.tolist(), out, strict=True
+        ):
+            window = picture[top : top + height, left : left + width]
+            moved[...] = window[:, ::-1] if flipped else window

@@ -67,7 +67,7 @@ class BatchNorm(Layer):
         if self.mode == "global":
             self._join_ranks()
         elif self.mode == "local":
-            self._update_running(self._mean_GC[0], self._var_GC[0], float(self._rows_G1[0, 0]))
+            self._update_running(self._mean_GC[0], self._var_GC[0], float(max(len(x), 1) * self._rows_a_sample))
         self._inverse_std_GC = (self._var_GC + self.epsilon) ** -0.5
         scale_GC = gamma * self._inverse_std_GC
         for groups, (start, stop) in self._groups:

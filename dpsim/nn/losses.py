@@ -33,7 +33,9 @@ def softmax_cross_entropy(
     correct = ops.softmax_cross_entropy(logits_bC, labels_b, losses_b, grad_bC)
     if label_smoothing:
         ops.smooth_labels(logits_bC, labels_b, label_smoothing, losses_b, grad_bC)
-    sums = ops.xp.stack([losses_b[start:stop].sum(dtype=np.float64) for start, stop in leaf_ranges(leaves)])
+    sums = ops.xp.empty(len(leaves) - 1, np.float64)
+    for leaf, (start, stop) in enumerate(leaf_ranges(leaves)):
+        sums[leaf] = losses_b[start:stop].sum(dtype=np.float64)
     slots = tuple(float(tree_sum(of_slot)) for of_slot in slot_parts(sums, extra_slots))
     return BatchSums(loss=sum(slots), correct=correct, samples=len(labels_b), slot_losses=slots), grad_bC
 

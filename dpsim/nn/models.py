@@ -30,9 +30,15 @@ _NORM_NAMES = {"batch": "bn", "layer": "ln", "instance": "in", "group": "gn"}
 
 
 def build_model(
-    token: str, input_shape: Shape, classes: int, dtype: DTypeLike = np.float32, *, label_smoothing: float = 0.0
+    token: str,
+    input_shape: Shape,
+    classes: int,
+    dtype: DTypeLike = np.float32,
+    *,
+    label_smoothing: float = 0.0,
+    ops: Ops | None = None,
 ) -> Network:
-    """The model a token names, for samples of ``input_shape`` (H, W, C).
+    """The model a token names, for samples of ``input_shape`` (H, W, C), computed with ``ops`` (default: ``CpuOps``).
 
     ``mlp``: Flatten, then Dense-ReLU a width, then Dense. ``cnn``: Conv3x3-BatchNorm-ReLU a width, a maximum pool
     before a block that is wider than the last one (if the picture has 4 pixels a side) and after every block while it
@@ -50,7 +56,7 @@ def build_model(
             f"model {token!r} for samples of shape {input_shape} and {classes} classes",
             allowed="samples of (height, width, channels), and 2 classes or more",
         )
-    ops = CpuOps()
+    ops = CpuOps() if ops is None else ops
     layers = _BUILDERS[parsed.kind](parsed, input_shape, classes, dtype, ops)
     if parsed.crop or parsed.flip:
         layers.insert(0, Augment("augment", ops, input_shape, dtype, parsed.crop, parsed.flip))

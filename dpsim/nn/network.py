@@ -137,7 +137,7 @@ class Network:
 
     def warm_up(self) -> None:
         """Forward and backward of one sample of zeros, which compiles every kernel."""
-        x, labels = np.zeros((1, *self.input_shape), self.dtype), np.zeros(1, np.int64)
+        x, labels = self.ops.zeros((1, *self.input_shape), self.dtype), self.ops.zeros((1,), np.int64)
         leaves = (0, *[1] * self.least_leaves)
         with self._alone_without_trace():
             self.forward_backward(Batch(x=x, labels=labels, leaves=leaves), NoEvents())
@@ -168,12 +168,12 @@ class Network:
                 setattr(layer, operation, _observed(operation, layer, observer))
 
     def leaf_statistics(self) -> list[Array]:
-        statistics_L = np.hstack([layer.leaf_statistics() for layer in self._batch_norms])
+        statistics_L = self.ops.xp.hstack([layer.leaf_statistics() for layer in self._batch_norms])
         return [tree_sum(slot) for slot in slot_parts(statistics_L, self._extra_slots)]
 
     def update_statistics(self, total: Array) -> None:
         ends = np.cumsum([1 + 2 * layer.batch_norm_channels for layer in self._batch_norms])
-        for layer, part in zip(self._batch_norms, np.split(total, ends[:-1]), strict=True):
+        for layer, part in zip(self._batch_norms, self.ops.xp.split(total, ends[:-1]), strict=True):
             layer.update_statistics(part)
 
     def state(self) -> dict[str, Array]:
