@@ -33,7 +33,8 @@ def load(path: Path | str) -> SavedResult:
     """Read a result of dpsim: tables with ``.frame()``, ``.samples()`` and ``.timeline()``, a figure with ``.plot()``.
 
     ``path`` is the folder of a sweep, of ``bench allreduce``, of ``reproduce`` or of a study of training quality, the
-    record in it, or the file of ``train --output``. Raises ``ConfigError`` where it is something else, ``FileFormatError`` where it is damaged.
+    record in it, or the file of ``train --output``.
+    Raises ``ConfigError`` where it is something else, ``FileFormatError`` where it is damaged.
     """
     path = Path(path)
     if path.is_dir():
