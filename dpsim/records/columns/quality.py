@@ -27,7 +27,7 @@ POINTS = (
     Column("held_out", "boolean", "yes or no", "Whether it was predicted before it was measured, not fitted."),
     Column("predicted", "float64", "ratio", "The prediction, or the fitted curve; NaN where there is none."),
     Column("measured", "float64", "ratio", "What was measured: the mean gap, the RMS, or the median number of steps."),
-    Column("error", "float64", "ratio", "predicted / measured - 1."),
+    Column("error", "float64", "ratio", "The relative error: predicted / measured - 1."),
 )
 
 SAMPLES = (
