@@ -263,12 +263,15 @@ def _collective(table: AllreduceCost | OverlapCost) -> Collective:
 class ComputeSlowdown(Noun, frozen=True):
     """How much longer computation takes when this many devices of a node compute at once (1 = no longer).
 
-    ``half_width`` is half of the factor's 95 % interval over the factor; 0 where it is not known.
+    A step's computation takes ``factor`` times as long as on one device, and ``added_s`` more whatever the batch: what
+    communication leaves cold in the caches, and what the devices wait for the slowest. ``half_width`` is half of the
+    factor's 95 % interval over the factor; 0 where it is not known.
     """
 
     devices: int
     factor: float
     half_width: float = 0.0
+    added_s: float = 0.0
 
     def __post_init__(self) -> None:
         what = f"a compute slowdown at {self.devices} devices"
@@ -276,6 +279,8 @@ class ComputeSlowdown(Noun, frozen=True):
         _check_factor(what, "factor", self.factor)
         if not (math.isfinite(self.half_width) and self.half_width >= 0):
             raise ConfigError(f"{what} has half_width {self.half_width}", allowed="a finite number >= 0")
+        if not (math.isfinite(self.added_s) and self.added_s >= 0):
+            raise ConfigError(f"{what} has added_s {self.added_s}", allowed="finite seconds >= 0")
 
 
 class Speed(Noun, frozen=True):

@@ -22,6 +22,10 @@ KINDS = {
     "sweep": ("A sweep", "`dpsim sweep fusion-threshold` and `dpsim sweep devices`"),
     "bench": ("A benchmark of the allreduce", "`dpsim bench allreduce`"),
     "reproduce": ("A check of reproducibility", "`dpsim reproduce`"),
+    "quality": (
+        "A study of training quality",
+        "`python -m dpsim.experiments.quality` and sweeps with `--seeds` or `--target-loss`",
+    ),
     "train": ("A training", "`dpsim train --output FILE`"),
 }
 TABLES = {

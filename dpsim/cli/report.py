@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from dpsim.cli import bench, flags, reproduce, show
 
 if TYPE_CHECKING:
-    from dpsim.report.saved import SavedSweep
+    from dpsim.report.saved import SavedQuality, SavedSweep
 
 EXAMPLES = """\
 Examples:
@@ -19,7 +19,7 @@ Examples:
   dpsim report reports/fusion-threshold --json
   dpsim report reports/fusion-threshold --format csv,parquet"""
 
-_KINDS = "a sweep, of bench allreduce or of reproduce"
+_KINDS = "a sweep, of bench allreduce, of reproduce or of a study of quality"
 
 
 def report(
@@ -40,7 +40,7 @@ def report(
     from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
     from dpsim.harness.load import load
-    from dpsim.report.saved import SavedBench, SavedReproduction, SavedSweep
+    from dpsim.report.saved import SavedBench, SavedQuality, SavedReproduction, SavedSweep
     from dpsim.report.saved.write import check_tables, write_tables
     from dpsim.report.write import table_files
 
@@ -59,6 +59,8 @@ def report(
             bench.show_record(saved.record, target, json=json, command="report", pages=pages)
         elif isinstance(saved, SavedReproduction):
             reproduce.show_record(saved.record, target, json=json, command="report", pages=pages)
+        elif isinstance(saved, SavedQuality):
+            _show_quality(saved, target, json=json, pages=pages)
         elif isinstance(saved, SavedSweep):
             _show_sweep(saved, target, json=json, pages=pages)
         if written and not json:
@@ -89,5 +91,22 @@ def _show_sweep(saved: SavedSweep, folder: Path, *, json: bool, pages: Sequence[
         show.print_json("report", saved.points(), summary_json(saved.comparison))
         return
     show.rich(for_terminal(saved.comparison))
+    if pages:
+        print(f"report: {folder / PAGES[pages[0]]}")
+
+
+def _show_quality(saved: SavedQuality, folder: Path, *, json: bool, pages: Sequence[str]) -> None:
+    from dpsim.report.quality.content import content
+    from dpsim.report.quality.write import write_quality_report
+    from dpsim.report.terminal import TerminalReport
+    from dpsim.report.write import PAGES
+
+    if pages:
+        write_quality_report(folder, saved.results, pages)
+    if json:
+        show.print_json("report", saved.points(), {"title": saved.title})
+        return
+    shown = content(saved.results)
+    show.rich(TerminalReport(tables=shown.tables, warnings=shown.warnings, answers=shown.answers))
     if pages:
         print(f"report: {folder / PAGES[pages[0]]}")

@@ -7,22 +7,34 @@ from pathlib import Path
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.bench.result import result
+from dpsim.harness.quality.study import read_results as read_study_results
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import read_drift
 from dpsim.harness.sweep.quality import read_quality
-from dpsim.records import bench, reproduce, train
+from dpsim.records import bench, quality, reproduce, train
 from dpsim.records.sweep import PREDICTIONS_SCHEMA, RESULTS_SCHEMA, read_predictions, read_results
-from dpsim.report.saved import SavedBench, SavedReproduction, SavedResult, SavedSweep, SavedTraining
+from dpsim.report.saved import (
+    SavedBench,
+    SavedQuality,
+    SavedReproduction,
+    SavedResult,
+    SavedSweep,
+    SavedTraining,
+)
 
 _PREDICTIONS, _RESULTS = "predictions.json", "results.json"
-_ALLOWED = "the folder of a sweep, of bench allreduce or of reproduce, the record in it, or a file of train --output"
+_ALLOWED = (
+    "the folder of a sweep, of bench allreduce, of reproduce or of a study of quality, the record in it, or a file of "
+    "train --output"
+)
 
 
 def load(path: Path | str) -> SavedResult:
     """Read a result of dpsim: tables with ``.frame()``, ``.samples()`` and ``.timeline()``, a figure with ``.plot()``.
 
-    ``path`` is the folder of a sweep, of ``bench allreduce`` or of ``reproduce``, the record in it, or the file of
-    ``train --output``. Raises ``ConfigError`` where it is something else, ``FileFormatError`` where it is damaged.
+    ``path`` is the folder of a sweep, of ``bench allreduce``, of ``reproduce`` or of a study of training quality, the
+    record in it, or the file of ``train --output``.
+    Raises ``ConfigError`` where it is something else, ``FileFormatError`` where it is damaged.
     """
     path = Path(path)
     if path.is_dir():
@@ -37,6 +49,8 @@ def load(path: Path | str) -> SavedResult:
         return _bench(path)
     if schema == reproduce.SCHEMA:
         return SavedReproduction(record=reproduce.read(path))
+    if schema == quality.SCHEMA:
+        return _quality(path.parent)
     if schema == train.SCHEMA and "points" not in raw and raw.get("command") == "train":
         return SavedTraining(record=train.read(path))
     if schema == train.SCHEMA:
@@ -55,6 +69,8 @@ def _folder(folder: Path) -> SavedResult:
         return SavedReproduction(record=reproduce.read(folder))
     if (folder / _PREDICTIONS).is_file() or (folder / _RESULTS).is_file():
         return load_sweep(folder)
+    if (folder / quality.RECORD).is_file():
+        return _quality(folder)
     names = sorted(path.name for path in folder.iterdir())
     inside = f"it has {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}" if names else "it is empty"
     raise ConfigError(f"the folder {folder} holds no result of dpsim: {inside}", allowed=_ALLOWED)
@@ -63,6 +79,13 @@ def _folder(folder: Path) -> SavedResult:
 def _bench(path: Path) -> SavedBench:
     record = bench.read(path)
     return SavedBench(record=record, result=result(record))
+
+
+def _quality(folder: Path) -> SavedQuality:
+    results = read_study_results(folder)
+    if results is None:
+        raise ConfigError(f"{folder} has no {quality.RECORD}", allowed=_ALLOWED)
+    return SavedQuality(results=results)
 
 
 def load_sweep(folder: Path) -> SavedSweep:

@@ -285,6 +285,17 @@ def compute_slowdown(machine: Machine, devices: int, layout: str = "") -> tuple[
     return max(factor, oversubscription) if oversubscription > 1 else factor, beyond
 
 
+@remember
+def added_s(machine: Machine, devices: int) -> float:
+    """Seconds that a step's computation takes longer on ``devices`` devices, beside the factor.
+
+    Linear between calibrated device counts, 0 for one device unless it is given, the largest count's beyond it.
+    """
+    seconds = {1: 0.0} | {slowdown.devices: slowdown.added_s for slowdown in machine.compute_slowdown}
+    counts = sorted(seconds)
+    return float(np.interp(devices, counts, [seconds[count] for count in counts]))
+
+
 def sharing(machine: Machine, devices: int, layout: str = "") -> float:
     """Devices that compute on the cores of one node, over those cores; 1 where each has one, or nothing is known.
 

@@ -25,9 +25,9 @@ COMMON_MODEL_ERROR = 0.02
 """The relative error of the model that all plans of one workload and machine share; one standard error."""
 OWN_MODEL_ERROR = 0.015
 """The relative error of the model that differs from plan to plan: the scatter of the errors within one sweep."""
-EMULATED_MODEL_ERROR = 0.005
-"""The model's error for each device where computation is emulated: layers take the times of the workload by definition,
-but the messages of all devices share the processors of one machine."""
+EMULATED_MODEL_ERROR, EMULATED_OWN_ERROR = 0.006, 0.01
+"""The model's errors where computation is emulated, for each device and for each plan: layers take the times of the
+workload by definition, but the messages of all devices share the processors of one machine."""
 
 EMULATED_LINK_SHARE = 0.5
 """The power of the machine's speed by which collectives alone on an emulated link take longer: the link itself does not
@@ -74,7 +74,7 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
     low = step exp(-z sqrt(sum d_down^2 + m^2)), high = step exp(z sqrt(sum d_up^2 + m^2)), z = 1.645: the schedule is
     priced again with each of the uncertainties (``dpsim.predict.uncertainty``) one standard error up and one down,
     where d is the change of the step's logarithm. m is the model's own error (``COMMON_MODEL_ERROR`` and
-    ``OWN_MODEL_ERROR``, or ``EMULATED_MODEL_ERROR``). What is to be held is the median over the samples of a run
+    ``OWN_MODEL_ERROR``, or the two of emulated computation). What is to be held is the median over the samples of a run
     (scaled to the run's mean speed); its own sampling error is part of the uncertainty of the machine's speed.
     """
     errors, step_s = uncertainty(schedule, priced.machine), priced.step_s
@@ -92,7 +92,7 @@ def _model_errors(schedule: Schedule) -> tuple[float, float]:
     """(the error that all plans share, that of each plan)."""
     if not schedule.workload.emulated_compute:
         return COMMON_MODEL_ERROR, OWN_MODEL_ERROR
-    return EMULATED_MODEL_ERROR * schedule.groups[0].devices, EMULATED_MODEL_ERROR
+    return EMULATED_MODEL_ERROR * schedule.groups[0].devices, EMULATED_OWN_ERROR
 
 
 def equally_fast(slower: tuple[Prediction, Interval], faster: tuple[Prediction, Interval]) -> bool:

@@ -13,7 +13,7 @@ from dpsim.data.sharding import largest_share
 from dpsim.machine import Machine
 from dpsim.memo import remember
 from dpsim.plan import Plan
-from dpsim.predict.cost import compute_slowdown, overlapped_curve, solo_curve, sums_curve
+from dpsim.predict.cost import added_s, compute_slowdown, overlapped_curve, solo_curve, sums_curve
 from dpsim.predict.formulas import rounds
 from dpsim.predict.simulate import Prices
 from dpsim.predict.waiting import expected_slowest
@@ -106,7 +106,7 @@ def prices_of(workload: Workload, machine: Machine, plan: Plan, schedule: Schedu
     sums = solo
     if plan.batch_norm != "local" and group.devices > 1:
         sums = sums_curve(machine, collective)
-    overhead_s = workload.times(samples).overhead_s * slowdown
+    overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, group.devices) * factors.compute
     fixed = np.array((overhead_s * waits, update_s * waits, poll_s * factors.loss, stages), np.float64)
     points = solo.points, overlapped.points, gather.points, sums.points
     if factors is not EXACT:

@@ -34,8 +34,9 @@ def speeds(machine: Machine, devices: int) -> tuple[tuple[float, Machine], ...]:
 
 def slowed(machine: Machine, devices: int, factor: float) -> Machine:
     """The machine at its slow speed, where ``devices`` compute for ``factor`` times as long."""
-    alone = {1: 1.0} if machine.compute_slowdown else {devices: 1.0}
-    factors = alone | {slowdown.devices: slowdown.factor for slowdown in machine.compute_slowdown}
+    known = machine.compute_slowdown or (ComputeSlowdown(devices=devices, factor=1.0),)
+    slowdowns = {1: ComputeSlowdown(devices=1, factor=1.0)} if machine.compute_slowdown else {}
+    slowdowns |= {slowdown.devices: slowdown for slowdown in known}
     return msgspec.structs.replace(
         machine,
         allreduce=tuple(
@@ -55,7 +56,8 @@ def slowed(machine: Machine, devices: int, factor: float) -> Machine:
             for table in machine.overlap
         ),
         compute_slowdown=tuple(
-            ComputeSlowdown(devices=count, factor=value * factor) for count, value in sorted(factors.items())
+            ComputeSlowdown(devices=count, factor=each.factor * factor, added_s=each.added_s * factor)
+            for count, each in sorted(slowdowns.items())
         ),
     )
 

@@ -200,6 +200,10 @@ def _of_norms(comparisons: Comparisons) -> Iterable[Line]:
     yield _line(
         "batch norm", "median error of the step", float(np.median(errors)), 0.1, points, len(members), nulls, noise
     )
+    at_equal_speed = [abs(point.error_at_equal_speed) for point in points if point.error_at_equal_speed is not None]
+    if at_equal_speed:
+        value = float(np.median(at_equal_speed))
+        yield _line("batch norm", "median error at equal speed", value, 0.1, points, len(members))
     added = []
     for comparison in members.values():
         for group in comparison.groups:

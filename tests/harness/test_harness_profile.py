@@ -9,7 +9,9 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.harness.profile.on_ranks import joined_slowdown
 from dpsim.harness.profile.profile import Profile, ProfileConfig, profile
+from dpsim.machine import ComputeSlowdown
 from dpsim.optimizer import AdamW
 from dpsim.workload import Workload
 
@@ -76,3 +78,16 @@ def test_a_local_batch_above_the_data_set_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="32"):
         profile(config, quiet)
+
+
+def test_a_slowdown_at_two_lengths_of_a_step_is_a_factor_and_seconds() -> None:
+    def slowdown(alone_s: float, together_s: float) -> tuple[float, ComputeSlowdown]:
+        return alone_s, ComputeSlowdown(devices=2, factor=together_s / alone_s, half_width=0.02)
+
+    joined = joined_slowdown([slowdown(10.0, 12.5), slowdown(1.0, 1.7)])
+    assert (joined.factor, joined.added_s, joined.half_width) == (pytest.approx(1.2), pytest.approx(0.5), 0.02)
+    growing = joined_slowdown([slowdown(1.0, 1.1), slowdown(10.0, 12.0)])
+    assert (growing.factor, growing.added_s) == (1.2, 0.0)
+    assert joined_slowdown([slowdown(3.0, 3.9)]) == slowdown(3.0, 3.9)[1]
+    steep = joined_slowdown([slowdown(9.0, 12.0), slowdown(10.0, 12.0)])
+    assert (steep.factor, steep.added_s) == (1.0, pytest.approx(2.0))

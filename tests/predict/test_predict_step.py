@@ -32,7 +32,7 @@ from dpsim.predict import (
     predict_points,
     timeline,
 )
-from dpsim.predict.cost import at, overlapped_curve
+from dpsim.predict.cost import added_s, at, overlapped_curve
 from dpsim.predict.formulas import rounds
 from dpsim.predict.link_fit import fitted_link
 from dpsim.workload import Workload
@@ -96,6 +96,18 @@ def test_the_slowest_device_has_the_largest_share_and_accumulation_splits_it() -
         p = predict(workload(), free, plan(global_batch=batch, devices=devices, accumulate=accumulate))
         assert p.forward_s == pytest.approx(accumulate * 3 * share / 4)
         assert p.step_s == pytest.approx(0.5 + accumulate * 9 * share / 4 + 1)
+
+
+def test_seconds_that_several_devices_lose_come_once_a_step_whatever_the_batch() -> None:
+    slowdowns = (ComputeSlowdown(devices=2, factor=1.5, added_s=2.0), ComputeSlowdown(devices=4, factor=1.5))
+    m = machine(compute_slowdown=slowdowns)
+    assert [added_s(m, n) for n in (1, 2, 3, 4, 8)] == [0.0, 2.0, 1.0, 0.0, 0.0]
+    without = machine(compute_slowdown=tuple(msgspec.structs.replace(each, added_s=0.0) for each in slowdowns))
+    for global_batch in (2, 16):
+        p = plan(global_batch=global_batch)
+        assert predict(workload(), m, p).step_s == pytest.approx(predict(workload(), without, p).step_s + 2.0)
+    alone = plan(devices=1)
+    assert predict(workload(), m, alone).step_s == predict(workload(), without, alone).step_s
 
 
 def test_compute_slowdown_between_and_beyond_calibrated_device_counts() -> None:

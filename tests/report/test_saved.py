@@ -42,6 +42,7 @@ FOLDERS = (
     "reproducibility/cnn",
     "reproducibility/plain",
     "reproducibility/mlp",
+    "accuracy/quality",
 )
 TRAINED = {
     "schema": "dpsim.output/1",

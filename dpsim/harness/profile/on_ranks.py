@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
@@ -144,11 +146,14 @@ class ModelProfiler:
 
     def compute_slowdown(self) -> tuple[ComputeSlowdown, ...]:
         """How much longer each of several devices computes than one alone; on rank 0."""
-        return tuple(
-            self._speeds.compute_slowdown(case.devices, self._alone[case.local_batch].steps, case.steps)
-            for case in self._cases
-            if case.devices > 1
-        )
+        slowdowns: dict[int, list[tuple[float, ComputeSlowdown]]] = {}
+        for case in self._cases:
+            if case.devices > 1:
+                alone = self._alone[case.local_batch].steps
+                alone_s = float(np.median(alone.full_speed_s(self._speeds.mixture(1))))
+                slowdown = self._speeds.compute_slowdown(case.devices, alone, case.steps)
+                slowdowns.setdefault(case.devices, []).append((alone_s, slowdown))
+        return tuple(joined_slowdown(of_devices) for of_devices in slowdowns.values())
 
     def speed(self) -> tuple[Speed, ...]:
         """The machine's speeds with each number of devices at work; on rank 0.
@@ -225,6 +230,20 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
         step_spread=_spread([cases[batch].steps for batch in batches], speeds),
         source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch",
     )
+
+
+def joined_slowdown(measured: Sequence[tuple[float, ComputeSlowdown]]) -> ComputeSlowdown:
+    """The slowdown f t + a of a step that takes t alone, from those measured at steps of several lengths t.
+
+    The line through the shortest and the longest step. A slowdown that does not fall with the length is a factor alone:
+    that of the longest step, whose uncertainty is stated.
+    """
+    (short_s, of_short), (long_s, of_long) = (choose(measured, key=lambda each: each[0]) for choose in (min, max))
+    if of_short.factor <= of_long.factor or long_s <= short_s:
+        return of_long
+    factor = (of_long.factor * long_s - of_short.factor * short_s) / (long_s - short_s)
+    factor = max(factor, min(1.0, of_long.factor))
+    return msgspec.structs.replace(of_long, factor=factor, added_s=(of_long.factor - factor) * long_s)
 
 
 def _line(batches: list[int], seconds: Floats) -> tuple[float, float]:

@@ -178,6 +178,11 @@ def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting
     return msgspec.structs.replace(link, compute_slowdown=slowest, speed=(), cores=0)
 
 
+def _ends(batches: set[int]) -> tuple[int, ...]:
+    """The smallest and the largest of some local batches; the one if they are the same."""
+    return tuple(sorted({min(batches), max(batches)}))
+
+
 @dataclass(frozen=True)
 class _Data:
     """The data set on which settings are profiled and calibrated."""
@@ -189,23 +194,24 @@ class _Data:
     def profile(self, settings: Sequence[Setting]) -> ProfileConfig:
         """The profile of settings with one computation, at the local batches that they compute.
 
-        Several devices compute at once only where computation is real.
+        Several devices compute at once only where computation is real: at their smallest and largest local batch.
         """
         first, plans = settings[0], [setting.plan for setting in settings]
-        shares: dict[int, int] = {}
+        shares: dict[int, set[int]] = {}
         for plan in (setting.plan for setting in settings if not setting.emulated_compute):
-            shares[plan.devices] = max(shares.get(plan.devices, 0), math.ceil(local_share(plan)))
+            shares.setdefault(plan.devices, set()).add(math.ceil(local_share(plan)))
+        together = [(devices, batch) for devices, of_devices in shares.items() for batch in _ends(of_devices)]
         batches = {math.ceil(local_share(plan)) for plan in plans}
         if self.interpolates:
             ascending = sorted(batches)
-            batches = {*ascending[::2], ascending[-1], *shares.values()}
+            batches = {*ascending[::2], ascending[-1], *(batch for _, batch in together)}
         whole = largest_share(first.plan.global_batch, 1, first.plan.leaves) / first.plan.accumulate
         return ProfileConfig(
             model=first.model,
             dataset=self.name,
             local_batches=tuple(sorted(batches)),
             optimizer=first.plan.optimizer,
-            concurrent=tuple(shares.items()),
+            concurrent=tuple(together),
             seed=self.seed,
             leaves=math.ceil(first.plan.leaves * max(batches) / whole),
             batch_norm=first.plan.batch_norm,

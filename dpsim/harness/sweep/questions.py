@@ -5,8 +5,8 @@ What the report says to each stands in ``dpsim.report.sweep.questions``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -23,7 +23,8 @@ _PROBLEM = ("network", "compute", "model", "devices", "global_batch", "local_bat
 """Fields that set the problem rather than solve it: their values are not compared where anything else varies."""
 
 
-class Question(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Question(ABC):
     """What a sweep asks. ``nulls`` are the predicted ones that the model is scored against on several devices.
 
     ``single_nulls``: those on one device; without them it is not scored, for its prediction repeats the profile.
@@ -32,22 +33,18 @@ class Question(Protocol):
     ``alternatives_apart``: only settings with the recommended overlap are compared with each other.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def nulls(self) -> tuple[str, ...]: ...
-    @property
-    def single_nulls(self) -> tuple[str, ...]: ...
-    @property
-    def interpolates(self) -> bool: ...
-    @property
-    def alternatives(self) -> bool: ...
-    @property
-    def alternatives_apart(self) -> bool: ...
+    name: str
+    nulls: tuple[str, ...]
+    single_nulls: tuple[str, ...] = ()
+    interpolates: bool = False
+    alternatives: bool = False
+    alternatives_apart: bool = True
 
+    @abstractmethod
     def completed(self, experiment: Experiment) -> Experiment:
         """The experiment with what the question fills in. Raises ``ConfigError`` where it cannot be asked."""
 
+    @abstractmethod
     def apart(self, experiment: Experiment) -> tuple[str, ...]:
         """The fields that divide the settings into groups: only settings of one group are compared with each other."""
 
@@ -56,15 +53,12 @@ QUESTIONS: Registry[Question] = Registry("question")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusionThreshold:
+class FusionThreshold(Question):
     """Which fusion threshold makes a step fastest, on each network and number of devices?"""
 
     name: str = "fusion-threshold"
     nulls: tuple[str, ...] = PREDICTED_NULLS
-    single_nulls: tuple[str, ...] = ()
-    interpolates: bool = False
     alternatives: bool = True
-    alternatives_apart: bool = True
 
     def completed(self, experiment: Experiment) -> Experiment:
         given = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
@@ -75,15 +69,11 @@ class FusionThreshold:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices:
+class Devices(Question):
     """How fast is training on more devices? Compares samples/s on all of them, on each network."""
 
     name: str = "devices"
     nulls: tuple[str, ...] = DEVICES_NULLS
-    single_nulls: tuple[str, ...] = ()
-    interpolates: bool = False
-    alternatives: bool = False
-    alternatives_apart: bool = True
 
     def completed(self, experiment: Experiment) -> Experiment:
         thresholds = one_threshold(experiment)
@@ -100,7 +90,7 @@ class Devices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalBatch:
+class LocalBatch(Question):
     """How fast is training at each local batch, and when is a device busy? Compares samples/s.
 
     No null knows how time depends on the batch: a sum of computation and allreduces would be the model itself.
@@ -113,8 +103,6 @@ class LocalBatch:
     nulls: tuple[str, ...] = (PERFECT_SCALING, PROPORTIONAL)
     single_nulls: tuple[str, ...] = (PROPORTIONAL,)
     interpolates: bool = True
-    alternatives: bool = False
-    alternatives_apart: bool = True
 
     def completed(self, experiment: Experiment) -> Experiment:
         if experiment.value("leaves"):
@@ -138,14 +126,11 @@ class LocalBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchNorm:
+class BatchNorm(Question):
     """What does batch norm cost, by whose statistics it takes and what stands in its place? Compares samples/s."""
 
     name: str = "batch-norm"
     nulls: tuple[str, ...] = (PERFECT_SCALING,)
-    single_nulls: tuple[str, ...] = ()
-    interpolates: bool = False
-    alternatives: bool = False
     alternatives_apart: bool = False
 
     def completed(self, experiment: Experiment) -> Experiment:
@@ -164,14 +149,11 @@ class BatchNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Question):
     """Which of these settings trains fastest? For any grid; compares samples/s."""
 
     name: str = "settings"
     nulls: tuple[str, ...] = PREDICTED_NULLS
-    single_nulls: tuple[str, ...] = ()
-    interpolates: bool = False
-    alternatives: bool = False
     alternatives_apart: bool = False
 
     def completed(self, experiment: Experiment) -> Experiment:

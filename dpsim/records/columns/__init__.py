@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dpsim.records.columns import bench, reproduce, sweep, train
+from dpsim.records.columns import bench, quality, reproduce, sweep, train
 from dpsim.records.columns.column import Column
 
 FRAMES: Mapping[str, Mapping[str, tuple[Column, ...]]] = {
     "sweep": {"points": sweep.POINTS, "samples": sweep.SAMPLES, "timeline": sweep.TIMELINE},
     "bench": {"points": bench.POINTS, "samples": bench.SAMPLES},
     "reproduce": {"points": reproduce.POINTS, "samples": reproduce.SAMPLES},
+    "quality": {"points": quality.POINTS, "samples": quality.SAMPLES},
     "train": {"points": train.POINTS, "samples": train.SAMPLES},
 }
 """Columns by kind of result and by table; a table that a kind lacks is not there."""
