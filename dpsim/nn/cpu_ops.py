@@ -17,9 +17,9 @@ from dpsim.choices import Choices, Operation, Problem
 from dpsim.kernels import batch_norm, elementwise, rounding, weight_gradient
 from dpsim.kernels.scratch import aligned
 from dpsim.nn import candidates
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.candidates import CANDIDATES, INDEPENDENT_OF_THE_BATCH
 from dpsim.nn.kernel_table import committed
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, CodeTable, Leaves, Rounding
 

@@ -172,9 +172,11 @@ class Network:
         return [tree_sum(slot) for slot in slot_parts(statistics_L, self._extra_slots)]
 
     def update_statistics(self, total: Array) -> None:
-        ends = np.cumsum([1 + 2 * layer.batch_norm_channels for layer in self._batch_norms])
-        for layer, part in zip(self._batch_norms, self.ops.xp.split(total, ends[:-1]), strict=True):
-            layer.update_statistics(part)
+        start = 0
+        for layer in self._batch_norms:
+            stop = start + 1 + 2 * layer.batch_norm_channels
+            layer.update_statistics(total[start:stop])
+            start = stop
 
     def state(self) -> dict[str, Array]:
         return {name: array for layer in self.chain for name, array in layer.state().items()}

@@ -13,9 +13,9 @@ import numpy as np
 
 from dpsim.choices import CONVOLUTIONS, Problem
 from dpsim.kernels.scratch import aligned
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.candidates import Candidate, arguments, candidates
 from dpsim.nn.layer import Buffers
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.replica import Array
 
 _POOL_BYTES = 1 << 26

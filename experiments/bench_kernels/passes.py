@@ -15,8 +15,8 @@ from functools import partial
 import numpy as np
 
 from dpsim.kernels import update
-from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.array_ops import NumpyOps
+from dpsim.nn.cpu_ops import CpuOps
 from dpsim.replica import Array
 
 CPU, NUMPY = CpuOps(), NumpyOps()

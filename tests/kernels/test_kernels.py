@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dpsim.kernels import update
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.layer import Buffers
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.replica import Array
 
 CPU, NUMPY = CpuOps(), NumpyOps()

@@ -19,7 +19,7 @@ MODELS = (
     "cnn:4,6",
     "cnn:4,6,norm=group,crop=1,flip=0.5",
     "cnn:4,norm=instance",
-    "resnet20:4,4,8",
+    "resnet20",
 )
 SHAPE, CLASSES = (8, 8, 1), 10
 

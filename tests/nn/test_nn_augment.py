@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nn_setup import Recorder, batch_for, bound
 
 from dpsim.nn import build_model
-from dpsim.nn.augment import Augment
 from dpsim.nn.array_ops import NumpyOps
+from dpsim.nn.augment import Augment
 from dpsim.replica import Array, Batch
 
 SHAPE = (6, 5, 2)

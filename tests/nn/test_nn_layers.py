@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.conv import Conv2D
 from dpsim.nn.dense import Dense
 from dpsim.nn.dropout import Dropout
 from dpsim.nn.layer import Layer
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.relu import ReLU
 from dpsim.nn.residual import Subsample
 from dpsim.nn.sample_norm import GroupNorm, InstanceNorm, LayerNorm

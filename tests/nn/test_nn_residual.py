@@ -11,12 +11,12 @@ from nn_setup import Recorder, batch_for, bound, gradients_of
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.nn import Network, build_model, update
+from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.conv import Conv2D
 from dpsim.nn.dense import Dense
 from dpsim.nn.dropout import Dropout
 from dpsim.nn.layer import Layer
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.relu import ReLU
 from dpsim.nn.residual import Subsample, residual
 from dpsim.nn.sample_norm import GroupNorm

@@ -1,125 +1,158 @@
 """An array module that behaves as one of a GPU does towards code written for NumPy: what CuPy refuses, it refuses.
 
-Its arrays are NumPy's in the host's memory, of a class of their own. Mixing them with host arrays, or turning one into a
-host array or a number without saying so, is an error; reductions to one element stay arrays; and the module has only
-functions that CuPy has too.
+Its arrays are NumPy's in the host's memory, of a class of their own. Mixing them with host arrays, or turning one into
+a host array without saying so, is an error; reductions to one element stay arrays; and the module has only functions
+that CuPy has too.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-IN_CUPY = frozenset(
-    """
-    abs add all any arange argmax asarray copyto count_nonzero cumsum divide einsum empty exp greater greater_equal
-    hstack isfinite isnan less log matmul maximum minimum multiply negative ones power repeat split sqrt square stack
-    subtract sum tile where zeros
-    """.split()
-)
+IN_CUPY = {
+    "abs",
+    "add",
+    "all",
+    "any",
+    "arange",
+    "argmax",
+    "asarray",
+    "copyto",
+    "count_nonzero",
+    "cumsum",
+    "divide",
+    "einsum",
+    "empty",
+    "exp",
+    "greater",
+    "greater_equal",
+    "hstack",
+    "isfinite",
+    "isnan",
+    "less",
+    "log",
+    "matmul",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negative",
+    "ones",
+    "power",
+    "repeat",
+    "split",
+    "sqrt",
+    "square",
+    "stack",
+    "subtract",
+    "sum",
+    "tile",
+    "where",
+    "zeros",
+}
 """Functions of CuPy that the operations use, with the same arguments there (CuPy 13 and 14, API reference)."""
 
 
-class StrictArray(np.ndarray):  # type: ignore[type-arg]
-    """An array that pretends to be in the memory of a GPU."""
+class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that pretends to be in the memory of a GPU. Not one of NumPy's: nothing takes it for a host array."""
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self._host = values
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **settings: Any) -> Any:
-        outs = settings.get("out", ())
-        _refuse_host((*inputs, *outs), f"{ufunc.__name__}.{method}")
-        plain = {name: value for name, value in settings.items() if name != "out"}
+        outs = settings.pop("out", ())
+        _refuse_host((*inputs, *outs, *settings.values()), f"{ufunc.__name__}.{method}")
         if outs:
-            plain["out"] = tuple(map(host, outs))
-        result = getattr(ufunc, method)(*map(host, inputs), **plain)
+            settings["out"] = tuple(map(host, outs))
+        result = getattr(ufunc, method)(*map(host, inputs), **settings)
         return outs[0] if outs else strict(result)
 
-    def __array_function__(self, function: Any, types: Any, args: Any, settings: Any) -> Any:
+    def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, settings: Any) -> Any:
         return _called(function, args, settings)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("an implicit conversion to a host array")
 
     def __getitem__(self, index: Any) -> Any:
-        _refuse_host(index if isinstance(index, tuple) else (index,), "an index")
-        return strict(host(self)[_host_of(index)])
+        _refuse_host(_parts(index), "an index")
+        return strict(self._host[_deep(index)])
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        _refuse_host((*(index if isinstance(index, tuple) else (index,)), value), "an assignment")
-        host(self)[_host_of(index)] = host(value)
+        _refuse_host((*_parts(index), value), "an assignment")
+        self._host[_deep(index)] = host(value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _CONVERSIONS:
+            raise TypeError(f"{name} fetches element by element")
+        value = getattr(self._host, name)
+        if not callable(value):
+            return strict(value)
+
+        def called(*args: Any, **settings: Any) -> Any:
+            _refuse_host((*args, *settings.values()), name)
+            return strict(value(*_deep(args), **{key: host(each) for key, each in settings.items()}))
+
+        return called
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(strict, self._host)
+
+    def __float__(self) -> float:
+        return float(self._host)
+
+    def __int__(self) -> int:
+        return int(self._host)
+
+    def __bool__(self) -> bool:
+        return bool(self._host)
 
 
-def _method(name: str) -> Callable[..., Any]:
-    def method(self: StrictArray, *args: Any, **settings: Any) -> Any:
-        _refuse_host((*args, *settings.values()), name)
-        return strict(getattr(host(self), name)(*map(host, args), **{key: host(v) for key, v in settings.items()}))
-
-    return method
-
-
-for _name in ("sum", "max", "min", "mean", "argmax", "all", "any"):
-    setattr(StrictArray, _name, _method(_name))
-
-
-def _conversion(name: str) -> Callable[[StrictArray], Any]:
-    def convert(self: StrictArray) -> Any:
-        global synchronisations
-        synchronisations += 1
-        return getattr(host(self), name)()
-
-    return convert
-
-
-synchronisations = 0
-"""How often a value was fetched: each would wait for a GPU."""
-for _name in ("__float__", "__int__", "__bool__", "__index__", "item"):
-    setattr(StrictArray, _name, _conversion(_name))
-
-
-def _listed(self: StrictArray) -> list[Any]:
-    raise TypeError("tolist fetches element by element")
-
-
-setattr(StrictArray, "tolist", _listed)
+_CONVERSIONS = ("tolist", "tobytes", "ctypes", "data", "__array_interface__", "__array_struct__")
 
 
 def strict(value: Any) -> Any:
     """The same array as a ``StrictArray``; NumPy's scalars become arrays of one element, as CuPy's reductions are."""
-    if isinstance(value, list | tuple):
-        return type(value)(map(strict, value))
-    return np.asarray(value).view(StrictArray) if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, list):
+        return [strict(each) for each in value]
+    return StrictArray(np.asarray(value)) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def host(value: Any) -> Any:
     """The same array as NumPy's own."""
-    return np.ndarray.view(value, np.ndarray) if isinstance(value, StrictArray) else value
+    return value._host if isinstance(value, StrictArray) else value
 
 
-def _host_of(index: Any) -> Any:
-    return tuple(map(host, index)) if isinstance(index, tuple) else host(index)
+def _deep(value: Any) -> Any:
+    return type(value)(map(_deep, value)) if isinstance(value, list | tuple) else host(value)
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
 
 
 def _refuse_host(values: Iterable[Any], where: str) -> None:
     for value in values:
         if isinstance(value, list | tuple):
             _refuse_host(value, where)
-        elif isinstance(value, np.ndarray) and not isinstance(value, StrictArray):
+        elif isinstance(value, np.ndarray):
             raise TypeError(f"a host array of shape {value.shape} in {where}")
 
 
-def _called(function: Any, args: Any, settings: Any) -> Any:
-    _refuse_host((*args, *settings.values()), getattr(function, "__name__", str(function)))
-    if function.__name__ not in IN_CUPY | {"as_strided"}:
-        raise AttributeError(f"CuPy has no {function.__name__}, or the list of what it has lacks it")
+def _called(function: Callable[..., Any], args: Any, settings: Any) -> Any:
+    name = getattr(function, "__name__", str(function))
+    if name not in IN_CUPY:
+        raise AttributeError(f"CuPy has no {name}, or the list of what it has lacks it")
+    _refuse_host((*args, *settings.values()), name)
     out = settings.get("out")
-    plain = {name: _deep(value) for name, value in settings.items()}
-    result = function(*map(_deep, args), **plain)
-    return out if out is not None else strict(result)
-
-
-def _deep(value: Any) -> Any:
-    return type(value)(map(_deep, value)) if isinstance(value, list | tuple) else host(value)
+    result = function(*_deep(args), **{key: _deep(value) for key, value in settings.items()})
+    return strict(result) if out is None else out
 
 
 class _StrideTricks:
@@ -146,7 +179,7 @@ class StrictModule:
             raise AttributeError(f"CuPy has no {name}, or the list of what it has lacks it")
         function = getattr(np, name)
         if isinstance(function, np.ufunc):
-            return function
+            return _Ufunc(function)
 
         def called(*args: Any, **settings: Any) -> Any:
             return _called(function, args, settings)
@@ -156,3 +189,18 @@ class StrictModule:
     @staticmethod
     def errstate(**_: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+
+class _Ufunc:
+    """A ufunc that refuses host arrays even where all of its arguments are."""
+
+    def __init__(self, function: np.ufunc) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        _refuse_host((*args, *settings.values()), self._function.__name__)
+        return strict(self._function(*args, **settings))
+
+    def reduce(self, *args: Any, **settings: Any) -> Any:
+        _refuse_host((*args, *settings.values()), f"{self._function.__name__}.reduce")
+        return self._function.reduce(*args, **settings)
