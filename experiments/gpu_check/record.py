@@ -95,6 +95,15 @@ class Gpus(Noun, frozen=True):
     simulated: bool
 
 
+class Probe(Noun, frozen=True):
+    """A library that measuring needs: whether it works, its version or the reason, and what to do if it does not."""
+
+    name: str
+    works: bool
+    text: str
+    remedy: str = ""
+
+
 class Tests(Noun, frozen=True):
     """The tests marked ``gpu``: whether they passed, and the last line that pytest printed."""
 
@@ -103,7 +112,10 @@ class Tests(Noun, frozen=True):
 
 
 class Summary(Noun, frozen=True):
-    """``claims_met`` of ``claims``; ``wrong`` elements of all points; what was left out, and what failed, and why."""
+    """``claims_met`` of ``claims``; ``wrong`` elements of all points; what was left out, and what failed, and why.
+
+    ``running``: the part that ran when the record was written; empty once all are done.
+    """
 
     claims: int
     claims_met: int
@@ -111,6 +123,7 @@ class Summary(Noun, frozen=True):
     seconds: float
     left_out: tuple[str, ...]
     failed: tuple[str, ...]
+    running: str = ""
 
 
 class GpuCheck(Noun, frozen=True):
@@ -124,6 +137,7 @@ class GpuCheck(Noun, frozen=True):
     points: tuple[Point, ...]
     claims: tuple[Claim, ...]
     summary: Summary
+    probes: tuple[Probe, ...] = ()
     command: str = COMMAND
     schema: str = SCHEMA
 
@@ -131,6 +145,23 @@ class GpuCheck(Noun, frozen=True):
 def kept(times_s: Iterable[float]) -> tuple[float, ...]:
     """To a tenth of a nanosecond: no clock here tells more, and the file stays small."""
     return tuple(round(time_s, 10) for time_s in times_s)
+
+
+def keep(path: Path, samples: Iterable[Samples]) -> None:
+    """Append samples to the file of a part, a line each, so that they stay whatever becomes of the process."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(codec.to_json(each, indent=None) + "\n" for each in samples))
+
+
+def kept_in(folder: Path) -> tuple[Samples, ...]:
+    """The samples that parts have left in ``folder``. A last line that is cut off is not counted."""
+    lines = [
+        line
+        for path in sorted(folder.glob("*.jsonl"))
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+    return tuple(codec.decode(codec.parse_json(line), Samples, "samples") for line in lines)
 
 
 def point(of: Samples) -> Point:
@@ -205,8 +236,10 @@ def assemble(
     gpus: Gpus,
     tests: Tests,
     seconds: float,
+    probes: Sequence[Probe] = (),
     left_out: Sequence[str] = (),
     failed: Sequence[str] = (),
+    running: str = "",
 ) -> GpuCheck:
     """The record of a run from its raw samples."""
     points = tuple(point(of) for of in samples)
@@ -226,7 +259,9 @@ def assemble(
             seconds=seconds,
             left_out=tuple(left_out),
             failed=tuple(failed),
+            running=running,
         ),
+        probes=tuple(probes),
     )
 
 
@@ -250,6 +285,8 @@ def check_contribution(record: GpuCheck) -> None:
         reason = "it was taken in numba's CUDA simulator"
     elif not record.points:
         reason = "it has no measurement"
+    elif record.summary.running:
+        reason = f"it ended during: {record.summary.running}"
     elif tuple(point(of) for of in record.samples) != record.points or claims(record.points) != record.claims:
         reason = "its points or claims do not follow from its samples"
     if reason:
@@ -286,5 +323,6 @@ def table(record: GpuCheck) -> str:
         )
     lines += [f"left out: {reason}" for reason in record.summary.left_out]
     lines += [f"FAILED: {reason}" for reason in record.summary.failed]
+    lines += [f"CUT OFF during: {record.summary.running}"] if record.summary.running else []
     lines.append(f"tests: {record.tests.line}")
     return "\n".join(lines)
