@@ -34,8 +34,8 @@ def numba_steps() -> Iterator[str]:
         cuda.cg.this_grid().sync()  # what makes the launch cooperative
         array[cuda.grid(1)] = 1
 
-    yield f"{metadata.version('numba-cuda')}, cuda-bindings {metadata.version('cuda-bindings')}"
     capability = cuda.get_current_device().compute_capability
+    yield f"{metadata.version('numba-cuda')}, cuda-bindings {metadata.version('cuda-bindings')}"
     cuda.compile_ptx(one, (types.float32[::1],), cc=capability)
     yield f"compiles for sm_{capability[0]}{capability[1]}"
     for kernel in (one, meet):

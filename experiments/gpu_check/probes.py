@@ -27,6 +27,7 @@ PROBE_S = 90.0
 _MPI_S = 60.0
 _TEST_MODULES = ("pytest", "pytest_timeout", "hypothesis", "safetensors", "scipy")
 _TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
+_IN_TOOLKITS = ("NVVM", "cudadevrt")
 _NVVM = "nvvm/lib64/libnvvm.so*"
 
 Run = Callable[[str], tuple[Probe, ...]]
@@ -111,7 +112,8 @@ def of_numba(
     ``folders`` helps, ``variables`` gets CUDA_HOME for the rest of this run.
     """
     probes = run("numba")
-    if all(probe.works for probe in probes) or any(variables.get(name) for name in _TOOLKIT_VARIABLES):
+    failing = next((probe.name for probe in probes if not probe.works), "")
+    if failing not in _IN_TOOLKITS or any(variables.get(name) for name in _TOOLKIT_VARIABLES):
         return probes
     for home in toolkits(driver, _usual_folders() if folders is None else folders):
         variables["CUDA_HOME"] = str(home)

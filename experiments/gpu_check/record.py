@@ -14,7 +14,6 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.records.sweep import Environment
-from dpsim.units import format_size
 
 SCHEMA = "dpsim.gpu-check/1"
 COMMAND = "gpu_check"
@@ -147,23 +146,6 @@ def kept(times_s: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(time_s, 10) for time_s in times_s)
 
 
-def keep(path: Path, samples: Iterable[Samples]) -> None:
-    """Append samples to the file of a part, a line each, so that they stay whatever becomes of the process."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(codec.to_json(each, indent=None) + "\n" for each in samples))
-
-
-def kept_in(folder: Path) -> tuple[Samples, ...]:
-    """The samples that parts have left in ``folder``. A last line that is cut off is not counted."""
-    lines = [
-        line
-        for path in sorted(folder.glob("*.jsonl"))
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
-        if line.endswith("\n")
-    ]
-    return tuple(codec.decode(codec.parse_json(line), Samples, "samples") for line in lines)
-
-
 def point(of: Samples) -> Point:
     """The numbers of one size: medians; busbw as nccl-tests has it, algbw 2(n-1)/n."""
     time_s = statistics.median(of.samples_s)
@@ -294,35 +276,3 @@ def check_contribution(record: GpuCheck) -> None:
             f"this gpu-check record is no contribution: {reason}",
             allowed="the file that make gpu-check wrote on a machine with a GPU, unchanged",
         )
-
-
-def table(record: GpuCheck) -> str:
-    """One line a size, devices and mode, of the fastest algorithm; then the targets."""
-    lines = []
-    if record.gpus.simulated:
-        lines.append("numba's CUDA simulator: the times mean nothing")
-    lines.append(
-        f"{'size':>9} {'devices':>7} {'mode':<10} {'algorithm':<16} {'time':>11} {'busbw':>11} {'of bound':>8}"
-        f" {'wrong':>6}"
-    )
-    groups: dict[tuple[str, int, int, int], list[Point]] = {}
-    for row in record.points:
-        groups.setdefault((row.mode, row.processes, row.devices, row.size_bytes), []).append(row)
-    for (mode, _, devices, size_bytes), group in groups.items():
-        best = min(group, key=lambda row: row.time_s)
-        share = "" if best.fraction_of_bound is None else f"{best.fraction_of_bound:.0%}"
-        lines.append(
-            f"{format_size(size_bytes):>9} {devices:>7} {mode:<10} {best.algorithm:<16} {best.time_s * 1e6:>8.2f} us"
-            f" {best.busbw_bytes_per_s / 1e9:>6.1f} GB/s {share:>8} {sum(p.wrong for p in group):>6}"
-        )
-    for claim in record.claims:
-        lines.append(
-            f"{'met   ' if claim.met else 'MISSED'} {claim.name}, {claim.devices} devices of"
-            f" {format_size(claim.size_bytes)} ({claim.algorithm}): {claim.measured:.2f}, {claim.better}"
-            f" {claim.target:g}"
-        )
-    lines += [f"left out: {reason}" for reason in record.summary.left_out]
-    lines += [f"FAILED: {reason}" for reason in record.summary.failed]
-    lines += [f"CUT OFF during: {record.summary.running}"] if record.summary.running else []
-    lines.append(f"tests: {record.tests.line}")
-    return "\n".join(lines)

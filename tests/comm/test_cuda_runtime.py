@@ -67,7 +67,7 @@ def of_where(asked: dict[str, Any], where: str) -> dict[str, Any]:
 
 WHERE = [
     pytest.param("simulator", marks=needs_numba_cuda, id="simulator"),
-    pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.ranks], id="gpu"),
+    pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.ranks, pytest.mark.xdist_group("ranks on GPUs")], id="gpu"),
 ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.connection
 import signal
 import sys
 import warnings
@@ -83,6 +84,13 @@ def run_rank(rank: int, ranks: int, rounds: int, pipe: Connection, barrier: Any)
     pipe.send(actual)
 
 
+def received(pipe: Connection, process: Any) -> Any:
+    """What a rank sends. Ends this process, and with it the other ranks, if the rank has ended instead."""
+    if pipe not in multiprocessing.connection.wait([pipe, process.sentinel]):
+        raise SystemExit(f"a rank ended with exit code {process.exitcode}")
+    return pipe.recv()
+
+
 def main() -> None:
     ranks, rounds = max(2, len(cuda.gpus)), int(sys.argv[1])
     context = multiprocessing.get_context("spawn")
@@ -94,10 +102,10 @@ def main() -> None:
     ]
     for process in processes:
         process.start()
-    handles = [pipe.recv() for pipe, _ in pipes]
+    handles = [received(pipe, process) for (pipe, _), process in zip(pipes, processes, strict=True)]
     for pipe, _ in pipes:
         pipe.send(handles)
-    actual = [pipe.recv() for pipe, _ in pipes]
+    actual = [received(pipe, process) for (pipe, _), process in zip(pipes, processes, strict=True)]
     for process in processes:
         process.join()
     wrong = {f"{name} rank {rank}": count for rank, each in enumerate(actual) for name, count in each.items()}
