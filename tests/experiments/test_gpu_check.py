@@ -14,7 +14,8 @@ import pytest
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check import versions
-from dpsim.experiments.gpu_check.__main__ import _without_paths
+from dpsim.experiments.gpu_check.__main__ import without_paths
+from dpsim.experiments.gpu_check.table import table
 from dpsim.harness.measurement.environment import environment
 from dpsim.kernels.allreduce import registry
 
@@ -96,7 +97,7 @@ def test_claims_are_of_the_fastest_right_algorithm() -> None:
 
 
 def test_the_table_names_the_fastest_of_each_size_and_every_target() -> None:
-    text = r.table(record(samples("ring", 64 * MIB, 2e-3), samples("two-shot", 64 * MIB, 1.3e-3, wrong=3)))
+    text = table(record(samples("ring", 64 * MIB, 2e-3), samples("two-shot", 64 * MIB, 1.3e-3, wrong=3)))
     assert [" ".join(line.split()) for line in text.splitlines()] == [
         "size devices mode algorithm time busbw of bound wrong",
         "64 MiB 2 one-launch two-shot 1300.00 us 51.6 GB/s 77% 3",
@@ -137,6 +138,7 @@ def test_what_is_no_contribution_is_refused() -> None:
     for refused, reason in (
         (record(samples("ring", 4, 1e-5), simulated=True), "simulator"),
         (record(), "no measurement"),
+        (msgspec.structs.replace(real, summary=msgspec.structs.replace(real.summary, running="tests")), "ended during"),
         (msgspec.structs.replace(real, claims=better), "do not follow"),
         (msgspec.structs.replace(real, points=faster), "do not follow"),
     ):
@@ -153,7 +155,7 @@ def test_contributed_files_are_contributions_under_their_own_name() -> None:
 
 def test_no_path_of_a_machine_is_kept() -> None:
     here = msgspec.structs.replace(environment(), variables={"NUMBA_CACHE_DIR": "/home/x", "OMP_NUM_THREADS": "1"})
-    assert _without_paths(here).variables == {"OMP_NUM_THREADS": "1"}
+    assert without_paths(here).variables == {"OMP_NUM_THREADS": "1"}
 
 
 def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(python: Python) -> None:
@@ -165,9 +167,9 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(python: Python) -
 def test_the_drivers_version_is_read_from_the_kernels_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = tmp_path / "version"
     monkeypatch.setattr(versions, "_DRIVER", version)
-    assert versions.driver() == "unknown"
+    assert versions.kernel_driver() == "unknown"
     version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
-    assert versions.driver() == "580.95.05"
+    assert versions.kernel_driver() == "580.95.05"
 
 
 @pytest.mark.slow
