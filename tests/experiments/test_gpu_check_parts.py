@@ -260,7 +260,7 @@ def test_a_rank_of_a_job_that_never_answers_ends_the_job_with_what_was_measured(
     assert len(actual.samples) == 1 and "not done after 0 s; the job was ended" in actual.summary.failed[0]
 
 
-def tests_of(tmp_path: Path, text: str, seconds: float) -> r.Tests:
+def outcome_of(tmp_path: Path, text: str, seconds: float) -> r.Tests:
     path = tmp_path / "test_of_the_test.py"
     path.write_text(text)
     command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "-c", "/dev/null", str(path)]
@@ -268,15 +268,15 @@ def tests_of(tmp_path: Path, text: str, seconds: float) -> r.Tests:
 
 
 def test_tests_that_pass_and_tests_that_fail_are_told_apart(tmp_path: Path) -> None:
-    good = tests_of(tmp_path, "def test_a():\n    pass\n", 60)
+    good = outcome_of(tmp_path, "def test_a():\n    pass\n", 60)
     assert good.passed and good.line.startswith("1 passed")
-    bad = tests_of(tmp_path, "def test_a():\n    assert False\n", 60)
+    bad = outcome_of(tmp_path, "def test_a():\n    assert False\n", 60)
     assert not bad.passed and bad.line.startswith("1 failed")
 
 
 def test_tests_that_hang_are_killed_and_those_that_ended_are_counted(tmp_path: Path) -> None:
     text = "import time\ndef test_a():\n    pass\ndef test_b():\n    time.sleep(600)\n"
-    actual = tests_of(tmp_path, text, 8)
+    actual = outcome_of(tmp_path, text, 8)
     assert (actual.passed, actual.line) == (False, "stopped after 8 s: 1 passed")
 
 
