@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from python_path import extended_path
 
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.gpu_check import record as r
@@ -18,6 +21,7 @@ from dpsim.experiments.gpu_check.__main__ import without_paths
 from dpsim.experiments.gpu_check.table import table
 from dpsim.harness.measurement.environment import environment
 from dpsim.kernels.allreduce import registry
+from dpsim.launch import child_process, jobs
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
@@ -172,20 +176,41 @@ def test_the_drivers_version_is_read_from_the_kernels_word(tmp_path: Path, monke
     assert versions.kernel_driver() == "580.95.05"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
-def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution(
-    python: Python, tmp_path: Path
-) -> None:
-    done = python("-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path), env={"NUMBA_ENABLE_CUDASIM": "1"})
+needs_numba_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
+)
+
+
+def simulated(done: subprocess.CompletedProcess[str], folder: Path) -> r.GpuCheck:
+    """The record of a run in the simulator, which is complete and no contribution."""
     assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.iterdir()
+    (path,) = folder.iterdir()
     actual = r.read(path)
     assert path.name == r.file_name(actual) and path.name.startswith("simulator-")
     assert actual.gpus.simulated and "the times mean nothing" in done.stdout
-    assert (actual.summary.wrong, actual.summary.left_out, actual.summary.failed) == (0, (), ())
-    ran = {(point.algorithm, point.processes > 1) for point in actual.points}
-    names = {version.name for version in registry.versions("cuda")}
-    assert ran == {(name, between) for name in names for between in (False, True)}
+    assert actual.summary.running == "" and actual.summary.wrong == 0
+    assert (actual.summary.left_out, actual.summary.failed) == ((), ())
+    ran = {(point.algorithm, point.processes) for point in actual.points}
+    assert ran == {(version.name, processes) for version in registry.versions("cuda") for processes in (1, 2)}
     with pytest.raises(ConfigError, match="simulator"):
         r.check_contribution(actual)
+    return actual
+
+
+@pytest.mark.slow
+@needs_numba_cuda
+def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution(
+    python: Python, tmp_path: Path
+) -> None:
+    arguments = ("-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path))
+    simulated(python(*arguments, env={"NUMBA_ENABLE_CUDASIM": "1"}, timeout_s=110), tmp_path)
+
+
+@pytest.mark.slow
+@needs_numba_cuda
+def test_ranks_that_a_launcher_started_run_it_together(tmp_path: Path) -> None:
+    mpiexec = jobs.mpiexec_path()
+    assert mpiexec is not None
+    command = [mpiexec, "-n", "2", sys.executable, "-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path)]
+    variables = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": extended_path(ROOT)}
+    simulated(child_process.run(command, env=variables, timeout_s=110), tmp_path)
