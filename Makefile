@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Bytecode is written when a file is first imported, for of the many installed few ever are.
 unexport PYTHONDONTWRITEBYTECODE
-CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
+CHECK := -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: name one, as in PYTHON=python3.12")'
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-input
 
 .PHONY: help sweep accuracy test test-slow check gpu-check format clean
@@ -43,10 +43,11 @@ check: $(VENV)/.ready-dev
 # With GPU_PYTHON nothing is fetched: its packages are used as they are, beside the wheels in the folder WHEELS.
 ifdef GPU_PYTHON
 gpu-check:
+	@$(GPU_PYTHON) $(CHECK)
 	@$(GPU_PYTHON) experiments/gpu_check/machine_python.py $(VENV)-gpu $(if $(WHEELS),--wheels "$(WHEELS)")
 else
 gpu-check:
-	@$(CHECK_PYTHON)
+	@$(PYTHON) $(CHECK)
 	@extra=$$($(PYTHON) -I dpsim/comm/cuda/driver.py) && $(MAKE) --no-print-directory $(VENV)/.ready-$$extra
 	$(BIN)/python -m dpsim.experiments.gpu_check
 endif
@@ -59,7 +60,7 @@ clean:
 	find dpsim/ kernels experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@$(CHECK_PYTHON)
+	@$(PYTHON) $(CHECK)
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready: pyproject.toml | $(BIN)/python

@@ -37,7 +37,7 @@ def kept_in(path: Path) -> tuple[Samples, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Journal:
-    """A run: ``folder`` gets its record, in ``parts`` its parts leave their samples; ``begin_s`` on the steady clock."""
+    """A run. Its record goes into ``folder``, its parts leave samples in ``parts``; ``begin_s``: ``time.monotonic``."""
 
     folder: Path
     parts: Path

@@ -95,8 +95,6 @@ def main(arguments: list[str], execute: Callable[[str, list[str], dict[str, str]
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="wheels of what this Python does not have")
     parser.add_argument("rest", nargs="*", metavar="ARGUMENT", help="passed on to gpu_check")
     options = parser.parse_args(arguments)
-    if sys.version_info < (3, 11):
-        _fail(f"{sys.executable} is Python {sys.version.split()[0]}", "give Python 3.11 or newer: GPU_PYTHON=PATH")
     if options.wheels is not None and not options.wheels.is_dir():
         _fail(f"{options.wheels} is no folder", "give a folder of .whl files: WHEELS=FOLDER")
     make(options.venv, options.wheels)

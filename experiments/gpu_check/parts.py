@@ -61,7 +61,9 @@ def run_all(journal: Journal, driver: Driver, probes: Sequence[Probe]) -> None:
     if journal.gpus.simulated:
         journal.tested(Tests(passed=True, line="not run in the simulator"))
     elif rank_info.job() is not None and driver.exclusive:
-        journal.left_out.append("tests: a GPU is in the compute mode EXCLUSIVE_PROCESS, and the ranks of this job use it")
+        journal.left_out.append(
+            "tests: a GPU is in the compute mode EXCLUSIVE_PROCESS, and the ranks of this job use it"
+        )
     elif ready("tests", (*NUMBA_STEPS, "pytest")):
         starts_ranks = rank_info.job() is None and "MPI" not in failing
         run_tests(journal, max(_LEAST_JOB_S, TOTAL_S - journal.elapsed_s), starts_ranks=starts_ranks, driver=driver)
@@ -108,7 +110,7 @@ def _logical(journal: Journal, command: list[str], path: Path, seconds: float, s
         child_process.child(command, env=_marked(journal), stdout=output) as process,
     ):
         code = _wait(process, seconds, tick)
-    journal.left_out += printed.read_text(encoding="utf-8").splitlines()
+    journal.left_out.extend(printed.read_text(encoding="utf-8").splitlines())
     return code
 
 
@@ -140,9 +142,7 @@ def device_counts(gpus: int, job: rank_info.MpiJob | None) -> list[int]:
     return sorted({count for count in (most, 4, 2) if count <= most}, reverse=True)
 
 
-def _on_ranks(
-    journal: Journal, task: str, devices: int, jobs_left: int, without: Sequence[str] = ()
-) -> dict[str, Any]:
+def _on_ranks(journal: Journal, task: str, devices: int, jobs_left: int, without: Sequence[str] = ()) -> dict[str, Any]:
     """Run a task of ``between`` in processes of its own; its result, empty if it failed."""
     path = journal.parts / f"2-between-{devices}-{task}.jsonl"
     seconds = max(_LEAST_JOB_S, (BETWEEN_END_S - journal.elapsed_s) / jobs_left - _START_S)
@@ -165,7 +165,7 @@ def _on_ranks(
                 progress=journal.progress,
                 timeout_s=seconds + _START_S,
             )
-            journal.left_out += result["left_out"]
+            journal.left_out.extend(result["left_out"])
         except DpsimError as error:
             journal.failed.append(f"{name}: {error.given}")
     return result
@@ -173,7 +173,7 @@ def _on_ranks(
 
 @contextlib.contextmanager
 def _bounded(journal: Journal, name: str, seconds: float) -> Iterator[None]:
-    """End the job that this process is a rank of if the context is open for too long: its ranks cannot be killed singly.
+    """End the job that this process is a rank of after ``seconds``: its ranks cannot be killed one by one.
 
     Outside such a job ``jobs.on_ranks`` keeps the time limit.
     """
@@ -214,7 +214,7 @@ def run_tests(journal: Journal, seconds: float, *, starts_ranks: bool, driver: D
 
 
 def tested(command: Sequence[str], variables: dict[str, str], path: Path, seconds: float) -> Tests:
-    """The outcome of pytest, which prints to the file ``path``. After ``seconds`` it is killed, and what ended counts."""
+    """The outcome of pytest, which prints to the file ``path``. It is killed after ``seconds``; what ended counts."""
     print(f"tests, at most {seconds:.0f} s", file=sys.stderr, flush=True)
     with (
         path.open("w", encoding="utf-8") as output,

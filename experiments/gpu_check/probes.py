@@ -46,13 +46,18 @@ def probe_all(driver: Driver, tell: Progress) -> tuple[Probe, ...]:
     tell(line(probes[0]))
     if driver.problem:
         return tuple(probes)
-    for more in (
-        lambda: of_numba(driver, lambda group: of_libraries(group, driver), os.environ, tell),
-        lambda: of_libraries("cupy", driver),
+
+    def run(group: str) -> tuple[Probe, ...]:
+        return of_libraries(group, driver)
+
+    attempts: tuple[Callable[[], tuple[Probe, ...]], ...] = (
+        lambda: of_numba(driver, run, os.environ, tell),
+        lambda: run("cupy"),
         lambda: (of_mpi(),),
         lambda: (of_pytest(),),
-    ):
-        for probe in more():
+    )
+    for attempt in attempts:
+        for probe in attempt():
             tell(line(probe))
             probes.append(probe)
     return tuple(probes)
@@ -61,7 +66,9 @@ def probe_all(driver: Driver, tell: Progress) -> tuple[Probe, ...]:
 def of_driver(driver: Driver) -> Probe:
     """The driver's CUDA and its GPUs; what keeps processes from sharing them."""
     if driver.problem:
-        remedy = f"install an NVIDIA driver for CUDA {driver.cuda if driver.cuda_version else 12} or newer; see nvidia-smi"
+        remedy = (
+            f"install an NVIDIA driver for CUDA {driver.cuda if driver.cuda_version else 12} or newer; see nvidia-smi"
+        )
         return Probe(name="driver", works=False, text=driver.problem, remedy=remedy)
     names = {f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in driver.gpus}
     text = f"CUDA {driver.cuda}; {len(driver.gpus)} x {', '.join(sorted(names))}"

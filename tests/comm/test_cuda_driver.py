@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -166,7 +165,9 @@ def test_a_cupy_that_cannot_be_imported_is_no_traceback(monkeypatch: pytest.Monk
     (tmp_path / "cupy.py").write_text("raise ImportError('libnvrtc.so.12: cannot open\\n shared object file')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
-    expected = "CuPy cannot be imported: libnvrtc.so.12: cannot open shared object file (pip install 'cupy-cuda12x[ctk]')"
+    expected = (
+        "CuPy cannot be imported: libnvrtc.so.12: cannot open shared object file (pip install 'cupy-cuda12x[ctk]')"
+    )
     assert available.why_no_gpu() == expected
 
 

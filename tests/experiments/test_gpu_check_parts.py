@@ -38,9 +38,7 @@ ON_RANKS = "dpsim.experiments.gpu_check.between:"
 def journal(tmp_path: Path) -> Journal:
     for name in ("record", "parts"):
         (tmp_path / name).mkdir()
-    gpus = r.Gpus(
-        names=("GPU",), driver="580", cuda="13.0", numba_cuda="0.30", cupy="14", nccl="none", simulated=False
-    )
+    gpus = r.Gpus(names=("GPU",), driver="580", cuda="13.0", numba_cuda="0.30", cupy="14", nccl="none", simulated=False)
     return Journal(
         folder=tmp_path / "record",
         parts=tmp_path / "parts",
@@ -63,27 +61,27 @@ def of_program(journal: Journal, program: str, **options: Any) -> tuple[str, ...
         "import sys, time\nfrom pathlib import Path\n"
         "path, without = Path(sys.argv[1]), sys.argv[3:]\n"
         "def note(name): path.with_suffix('.running').write_text(name)\n"
-        f"def one():\n    with path.open('a') as file: file.write({r.codec.to_json(ONE_SAMPLE, indent=None)!r} + '\\n')\n"
+        f"line = {r.codec.to_json(ONE_SAMPLE, indent=None)!r} + chr(10)\n"
+        "def one():\n    with path.open('a') as file: file.write(line)\n"
     )
     path.write_text(begin + program)
     return parts.run_logical(journal, 20.0, (sys.executable, str(path)), **options)
 
 
-def test_samples_are_in_the_record_while_the_part_still_runs(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_are_in_the_record_while_the_part_still_runs(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[r.GpuCheck] = []
     write = Journal.write
 
     def watched(self: Journal) -> r.GpuCheck:
         record = write(self)
         seen.append(on_disk(self))
-        (self.parts / "go on").touch()
+        if seen[-1].samples:
+            (self.parts / "seen").touch()
         return record
 
     monkeypatch.setattr(Journal, "write", watched)
     monkeypatch.setattr(parts, "_POLL_S", 0.05)
-    of_program(journal, "one()\ntime.sleep(1.5)\n")
+    of_program(journal, "one()\nwhile not path.with_name('seen').exists():\n    time.sleep(0.05)\n")
     assert any(len(each.samples) == 1 and each.summary.running == "logical devices" for each in seen)
     assert (len(seen[-1].samples), seen[-1].summary.running, seen[-1].summary.failed) == (1, "", ())
 
@@ -99,9 +97,9 @@ def test_a_version_that_crashes_is_left_out_and_the_others_go_on(journal: Journa
 def test_a_version_that_hangs_is_killed_and_left_out(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "_POLL_S", 0.05)
     program = "if 'ring' not in without:\n    one()\n    note('ring')\n    time.sleep(600)\none()\n"
-    assert of_program(journal, program, stall_s=1.0) == ("ring",)
+    assert of_program(journal, program, stall_s=3.0) == ("ring",)
     actual = on_disk(journal)
-    assert actual.summary.failed == ("logical devices: ring: nothing happened for 1 s",)
+    assert actual.summary.failed == ("logical devices: ring: nothing happened for 3 s",)
     assert len(actual.samples) == 2
 
 
@@ -275,9 +273,15 @@ def test_tests_that_pass_and_tests_that_fail_are_told_apart(tmp_path: Path) -> N
 
 
 def test_tests_that_hang_are_killed_and_those_that_ended_are_counted(tmp_path: Path) -> None:
-    text = "import time\ndef test_a():\n    pass\ndef test_b():\n    time.sleep(600)\n"
-    actual = outcome_of(tmp_path, text, 8)
-    assert (actual.passed, actual.line) == (False, "stopped after 8 s: 1 passed")
+    lines = (
+        "a.py::test_a PASSED [ 1%]",
+        "[gw0] [ 2%] FAILED a.py::test_b",
+        "a.py::test_c PASSED [ 3%]",
+        "a.py::test_d ",
+    )
+    program = f"import time\nprint(*{lines!r}, sep=chr(10), flush=True)\ntime.sleep(600)"
+    actual = parts.tested([sys.executable, "-c", program], {}, tmp_path / "output.txt", 3)
+    assert (actual.passed, actual.line) == (False, "stopped after 3 s: 2 passed, 1 failed")
 
 
 def test_the_whole_run_stays_below_nine_minutes_whatever_hangs() -> None:

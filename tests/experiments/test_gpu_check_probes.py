@@ -57,7 +57,7 @@ def test_a_library_that_crashes_or_hangs_is_no_more_than_a_line(program: str, ti
 
 def test_a_hang_after_a_step_keeps_the_step() -> None:
     program = "import time\nprint('CuPy', '14.2.0, runtime 12.9', sep='\\t', flush=True)\ntime.sleep(600)"
-    actual = of_program(program, "cupy", timeout_s=5)
+    actual = of_program(program, "cupy", timeout_s=3)
     assert actual["CuPy"].works and not actual["NCCL"].works
     assert "nvidia-nccl-cu12" in actual["NCCL"].remedy
 
@@ -121,7 +121,9 @@ def test_the_users_own_cuda_home_stays(tmp_path: Path) -> None:
     [
         (DRIVER, True, "CUDA 12.4; 2 x NVIDIA H100 (sm_90)"),
         (
-            Driver(cuda_version=13000, gpus=(DriverGpu(name="A", capability=(8, 0), exclusive=True),), peer_access=False),
+            Driver(
+                cuda_version=13000, gpus=(DriverGpu(name="A", capability=(8, 0), exclusive=True),), peer_access=False
+            ),
             True,
             "CUDA 13.0; 1 x A (sm_80); compute mode EXCLUSIVE_PROCESS; no peer access between the GPUs",
         ),
@@ -158,5 +160,11 @@ def test_ranks_on_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_process_that_is_no_rank_has_none_of_the_launchers_variables() -> None:
-    variables = {"SLURM_PROCID": "1", "PMI_RANK": "1", "OMPI_COMM_WORLD_RANK": "1", "PATH": "/bin", "CUDA_HOME": "/cuda"}
+    variables = {
+        "SLURM_PROCID": "1",
+        "PMI_RANK": "1",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "PATH": "/bin",
+        "CUDA_HOME": "/cuda",
+    }
     assert probes.alone(variables) == {"PATH": "/bin", "CUDA_HOME": "/cuda"}

@@ -1,4 +1,4 @@
-"""Commands that end with their time limit, their caller and their parent, and with everything that they have started."""
+"""Commands that end with their time limit, their caller and their parent, together with what they have started."""
 
 from __future__ import annotations
 
