@@ -36,7 +36,7 @@ Run = Callable[[str], tuple[Probe, ...]]
 
 def line(probe: Probe) -> str:
     """A probe as it is printed: one line, its remedy included."""
-    remedy = "" if probe.works else f"; to do: {probe.remedy}"
+    remedy = f"; to do: {probe.remedy}" if probe.remedy else ""
     return f"{probe.name:<11} {'ok' if probe.works else 'FAILS':<6} {probe.text}{remedy}"
 
 
@@ -95,12 +95,15 @@ def of_libraries(
         reason = f"no answer after {timeout_s:.0f} s"
     known = dict(text.split("\t", 1) for text in out.splitlines() if "\t" in text)
     probes: list[Probe] = []
+    failing = ""
     for name in GROUPS[group][0]:
-        if name in known:
+        if failing:
+            probes.append(Probe(name=name, works=False, text=f"not tried, because {failing} fails"))
+        elif name in known:
             probes.append(Probe(name=name, works=True, text=known[name]))
-            continue
-        probes.append(Probe(name=name, works=False, text=without_folders(reason), remedy=remedy(name, driver)))
-        reason = f"not tried, because {name} fails"
+        else:
+            probes.append(Probe(name=name, works=False, text=without_folders(reason), remedy=remedy(name, driver)))
+            failing = name
     return tuple(probes)
 
 

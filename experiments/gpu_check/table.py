@@ -18,7 +18,7 @@ def table(record: GpuCheck) -> str:
     groups: dict[tuple[str, int, int, int], list[Point]] = {}
     for row in record.points:
         groups.setdefault((row.mode, row.processes, row.devices, row.size_bytes), []).append(row)
-    for (mode, _, devices, size_bytes), group in groups.items():
+    for (mode, _, devices, size_bytes), group in sorted(groups.items(), key=lambda each: each[0][1:]):
         best = min(group, key=lambda row: row.time_s)
         share = "" if best.fraction_of_bound is None else f"{best.fraction_of_bound:.0%}"
         lines.append(
