@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from python_path import extended_path
 
-from dpsim.cli import app
-from dpsim.launch import jobs
+from dpsim.launch import child_process, jobs
 
 os.environ.setdefault("DPSIM_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "dpsim"))
 """What tests choose while others compute beside them must not become the user's choices."""
@@ -26,6 +26,8 @@ settings.load_profile("repeatable")
 def dpsim(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Runs a ``dpsim`` command in this process: (exit code, stdout, stderr)."""
 
+    from dpsim.cli import app
+
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()
         code = app.run([str(argument) for argument in arguments])
@@ -37,20 +39,13 @@ def dpsim(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, s
 
 @pytest.fixture
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs this Python with the checkout on its path: ``python("-c", "...")``."""
+    """Runs this Python with the checkout on its path: ``python("-c", "...")``. What it starts ends with it."""
 
     def run(
         *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | dict(env or {})
-        return subprocess.run(
-            [sys.executable, *arguments],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=timeout_s,
-            check=False,
-        )
+        environment = os.environ | {"PYTHONPATH": extended_path(Path(__file__).parents[1])} | dict(env or {})
+        return child_process.run([sys.executable, *arguments], env=environment, timeout_s=timeout_s)
 
     return run
 
@@ -60,7 +55,7 @@ def on_ranks() -> Callable[..., Any]:
     """``jobs.on_ranks`` with the tests' own modules on the ranks' path; ends after 60 s at the latest."""
 
     def run(task: str, argument: dict[str, Any] | None = None, **options: Any) -> Any:
-        env = {"PYTHONPATH": str(Path(__file__).parent / "support")}
+        env = {"PYTHONPATH": extended_path(Path(__file__).parent / "support")}
         return jobs.on_ranks(task, argument or {}, env=env, timeout_s=60, **options)
 
     return run

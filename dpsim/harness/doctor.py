@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from dpsim import codec, processor
 from dpsim.choices import Choices
 from dpsim.codec import Noun
+from dpsim.comm.cuda.available import cupy_version
 from dpsim.errors import DpsimError
 from dpsim.harness.measurement import environment
 from dpsim.launch import hosts, jobs, rank_info
@@ -248,7 +249,7 @@ def tune(progress: Progress) -> Choices:
 
 def _gpu() -> _Result:
     """Copies an array to the GPU and back, if CuPy or numba-cuda is installed. A GPU is not needed."""
-    if environment.version("cupy-cuda13x") == "none" and environment.version("numba-cuda") == "none":
+    if cupy_version() == "none" and environment.version("numba-cuda") == "none":
         return _Result("ok", "not used: neither CuPy nor numba-cuda is installed")
     try:
         from numba import cuda as untyped

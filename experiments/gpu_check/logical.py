@@ -2,29 +2,35 @@
 
 Samples are taken as ``dpsim bench allreduce --backend cuda`` takes them (``dpsim.harness.bench.logical``); the bound
 is here the copy that rewrites the buffers.
+
+``python -m ...gpu_check.logical FILE SECONDS [VERSION ...]`` appends them to FILE, size by size, and prints what it had
+to leave out. It needs no MPI. Sizes that FILE already has are not measured again, and VERSIONs not at all: so it can
+go on after a version has failed. ``note_file(FILE)`` holds the version that runs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import random
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dpsim import codec
-from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.available import open_device, simulating
 from dpsim.comm.cuda.device import Device
-from dpsim.experiments.gpu_check.record import Samples, kept
+from dpsim.errors import DpsimError
+from dpsim.experiments.gpu_check.journal import keep, kept_in
+from dpsim.experiments.gpu_check.record import LARGE_BYTES, SMALL_BYTES, Samples, kept
 from dpsim.harness.bench.logical import HEAD_START_BYTES, Lane, Timed, buffers, lane, prepared
 from dpsim.kernels.allreduce import registry, tree
 from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.progress import Progress
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 _EMPTY = ""
 
@@ -40,39 +46,49 @@ class Effort:
     size_s: float = 2.0
     mode: Mode = "one-launch"
     head_start_bytes: int = HEAD_START_BYTES
+    without: tuple[str, ...] = ()
+    """Versions that are not measured."""
 
 
 SIMULATOR = Effort(devices=(2, 3), sizes_bytes=(4, 60, 256), samples=2, least=2, mode="split", head_start_bytes=4)
 
 
-def alone(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
-    """``measure`` as the task of one rank, for ``seconds`` at most."""
-    device = open_device(0)
-    device.use()
-    effort = SIMULATOR if argument["simulated"] else Effort()
-    samples, left_out = measure(device, effort, tell, time.monotonic() + argument["seconds"])
-    return {"samples": codec.to_builtins(samples), "left_out": left_out}
+def order(sizes_bytes: tuple[int, ...]) -> list[int]:
+    """The sizes as they are measured: those of the targets first, the large ones before the small ones."""
+
+    def rank(size_bytes: int) -> int:
+        return 0 if size_bytes >= LARGE_BYTES else 1 if size_bytes <= SMALL_BYTES else 2
+
+    return sorted(sizes_bytes, key=lambda size_bytes: (rank(size_bytes), size_bytes))
 
 
-def measure(device: Device, effort: Effort, tell: Progress, deadline_s: float) -> tuple[list[Samples], list[str]]:
-    """Every version at every number of devices and size; and what was left out, with the reason.
+def note_file(path: Path) -> Path:
+    """The file with the name of the version that runs; ``path`` gets the samples."""
+    return path.with_suffix(".running")
 
-    ``deadline_s``: when to stop, on ``time.monotonic``.
+
+def measure(device: Device, effort: Effort, tell: Progress, deadline_s: float, path: Path) -> list[str]:
+    """Measure every version at every size and number of devices; returns what was left out, with the reason.
+
+    ``deadline_s``: when to stop, on ``time.monotonic``. The file ``path`` gets the samples of a size as soon as it is
+    measured.
     """
+    measured = {(samples.devices, samples.size_bytes) for samples in kept_in(path)}
     on, empty = lane(device, effort.head_start_bytes), empty_launch(device)
-    samples: list[Samples] = []
     left_out: list[str] = []
-    for devices in effort.devices:
-        for size_bytes in effort.sizes_bytes:
+    for size_bytes in order(effort.sizes_bytes):
+        for devices in effort.devices:
             where = f"{devices} logical devices of {size_bytes} bytes"
+            if (devices, size_bytes) in measured:
+                continue
             if time.monotonic() > deadline_s:
                 left_out.append(f"{where}: no time left")
             elif 4 * devices * size_bytes > device.free_bytes():
                 left_out.append(f"{where}: not enough memory")
             else:
                 tell(where)
-                samples += _at_size(on, empty, effort, devices, size_bytes)
-    return samples, left_out
+                keep(path, _at_size(on, empty, effort, devices, size_bytes, note_file(path).write_text))
+    return left_out
 
 
 def empty_launch(device: Device) -> Timed:
@@ -92,12 +108,19 @@ def empty_launch(device: Device) -> Timed:
     return lambda stream: kernel[blocks, 512, stream](array, 0)
 
 
-def _at_size(on: Lane, empty: Timed, effort: Effort, devices: int, size_bytes: int) -> list[Samples]:
+def _at_size(
+    on: Lane, empty: Timed, effort: Effort, devices: int, size_bytes: int, note: Callable[[str], object]
+) -> list[Samples]:
+    """The samples of a size. ``note`` is given the name of each version before it is compiled, checked and timed."""
     slots = tree.slots(range(devices + 1))
     memory = buffers(on.device, on.stream, slots, size_bytes)
-    ready = [version for version in registry.versions("cuda") if size_bytes <= (version.most_bytes or size_bytes)]
-    run = {version.name: prepared(version, memory.ranks, slots, effort.mode) for version in ready}
-    wrong = {name: on.wrong_after(memory, timed) for name, timed in run.items()}
+    run: dict[str, Timed] = {}
+    wrong: dict[str, int] = {}
+    for version in registry.versions("cuda"):
+        if size_bytes <= (version.most_bytes or size_bytes) and version.name not in effort.without:
+            note(version.name)
+            run[version.name] = prepared(version, memory.ranks, slots, effort.mode)
+            wrong[version.name] = on.wrong_after(memory, run[version.name])
     timed = run | {_EMPTY: empty}
     times: dict[str, list[float]] = {name: [] for name in timed}
     copies: dict[str, list[float]] = {name: [] for name in timed}
@@ -106,6 +129,7 @@ def _at_size(on: Lane, empty: Timed, effort: Effort, devices: int, size_bytes: i
         if sample >= effort.least and time.monotonic() - begin_s > effort.size_s:
             break
         for name in random.Random(sample).sample(sorted(timed), len(timed)):
+            note(name)
             copy_s, time_s = on.sample(memory.pristine, memory.whole, timed[name])
             if sample >= 0:
                 copies[name].append(copy_s)
@@ -126,3 +150,26 @@ def _at_size(on: Lane, empty: Timed, effort: Effort, devices: int, size_bytes: i
         )
         for name in run
     ]
+
+
+def main(path: Path, seconds: float, without: tuple[str, ...]) -> int:
+    """Measure for at most ``seconds``, then end after the size that is being measured; the exit code."""
+    deadline_s = time.monotonic() + seconds
+    try:
+        device = open_device(0)
+        device.use()
+        effort = dataclasses.replace(SIMULATOR if simulating() else Effort(), without=without)
+        left_out = measure(device, effort, _tell, deadline_s, path)
+    except DpsimError as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(left_out), end="\n" if left_out else "")
+    return 0
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]), tuple(sys.argv[3:])))

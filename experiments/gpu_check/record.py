@@ -14,7 +14,6 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.records.sweep import Environment
-from dpsim.units import format_size
 
 SCHEMA = "dpsim.gpu-check/1"
 COMMAND = "gpu_check"
@@ -95,6 +94,15 @@ class Gpus(Noun, frozen=True):
     simulated: bool
 
 
+class Probe(Noun, frozen=True):
+    """A library that measuring needs: whether it works, its version or the reason, and what to do if it does not."""
+
+    name: str
+    works: bool
+    text: str
+    remedy: str = ""
+
+
 class Tests(Noun, frozen=True):
     """The tests marked ``gpu``: whether they passed, and the last line that pytest printed."""
 
@@ -103,7 +111,10 @@ class Tests(Noun, frozen=True):
 
 
 class Summary(Noun, frozen=True):
-    """``claims_met`` of ``claims``; ``wrong`` elements of all points; what was left out, and what failed, and why."""
+    """``claims_met`` of ``claims``; ``wrong`` elements of all points; what was left out, and what failed, and why.
+
+    ``running``: the part that ran when the record was written; empty once all are done.
+    """
 
     claims: int
     claims_met: int
@@ -111,6 +122,7 @@ class Summary(Noun, frozen=True):
     seconds: float
     left_out: tuple[str, ...]
     failed: tuple[str, ...]
+    running: str = ""
 
 
 class GpuCheck(Noun, frozen=True):
@@ -124,6 +136,7 @@ class GpuCheck(Noun, frozen=True):
     points: tuple[Point, ...]
     claims: tuple[Claim, ...]
     summary: Summary
+    probes: tuple[Probe, ...] = ()
     command: str = COMMAND
     schema: str = SCHEMA
 
@@ -205,8 +218,10 @@ def assemble(
     gpus: Gpus,
     tests: Tests,
     seconds: float,
+    probes: Sequence[Probe] = (),
     left_out: Sequence[str] = (),
     failed: Sequence[str] = (),
+    running: str = "",
 ) -> GpuCheck:
     """The record of a run from its raw samples."""
     points = tuple(point(of) for of in samples)
@@ -226,7 +241,9 @@ def assemble(
             seconds=seconds,
             left_out=tuple(left_out),
             failed=tuple(failed),
+            running=running,
         ),
+        probes=tuple(probes),
     )
 
 
@@ -250,6 +267,8 @@ def check_contribution(record: GpuCheck) -> None:
         reason = "it was taken in numba's CUDA simulator"
     elif not record.points:
         reason = "it has no measurement"
+    elif record.summary.running:
+        reason = f"it ended during: {record.summary.running}"
     elif tuple(point(of) for of in record.samples) != record.points or claims(record.points) != record.claims:
         reason = "its points or claims do not follow from its samples"
     if reason:
@@ -257,34 +276,3 @@ def check_contribution(record: GpuCheck) -> None:
             f"this gpu-check record is no contribution: {reason}",
             allowed="the file that make gpu-check wrote on a machine with a GPU, unchanged",
         )
-
-
-def table(record: GpuCheck) -> str:
-    """One line a size, devices and mode, of the fastest algorithm; then the targets."""
-    lines = []
-    if record.gpus.simulated:
-        lines.append("numba's CUDA simulator: the times mean nothing")
-    lines.append(
-        f"{'size':>9} {'devices':>7} {'mode':<10} {'algorithm':<16} {'time':>11} {'busbw':>11} {'of bound':>8}"
-        f" {'wrong':>6}"
-    )
-    groups: dict[tuple[str, int, int, int], list[Point]] = {}
-    for row in record.points:
-        groups.setdefault((row.mode, row.processes, row.devices, row.size_bytes), []).append(row)
-    for (mode, _, devices, size_bytes), group in groups.items():
-        best = min(group, key=lambda row: row.time_s)
-        share = "" if best.fraction_of_bound is None else f"{best.fraction_of_bound:.0%}"
-        lines.append(
-            f"{format_size(size_bytes):>9} {devices:>7} {mode:<10} {best.algorithm:<16} {best.time_s * 1e6:>8.2f} us"
-            f" {best.busbw_bytes_per_s / 1e9:>6.1f} GB/s {share:>8} {sum(p.wrong for p in group):>6}"
-        )
-    for claim in record.claims:
-        lines.append(
-            f"{'met   ' if claim.met else 'MISSED'} {claim.name}, {claim.devices} devices of"
-            f" {format_size(claim.size_bytes)} ({claim.algorithm}): {claim.measured:.2f}, {claim.better}"
-            f" {claim.target:g}"
-        )
-    lines += [f"left out: {reason}" for reason in record.summary.left_out]
-    lines += [f"FAILED: {reason}" for reason in record.summary.failed]
-    lines.append(f"tests: {record.tests.line}")
-    return "\n".join(lines)

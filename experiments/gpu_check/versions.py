@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from dpsim.comm.cuda.available import nccl_missing, simulating
-from dpsim.experiments.gpu_check.record import Gpus
+from dpsim.comm.cuda.available import cupy_version, simulating
+from dpsim.comm.cuda.driver import Driver
+from dpsim.experiments.gpu_check.record import Gpus, Probe
 from dpsim.harness.measurement.environment import version
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def gpus() -> Gpus:
-    """The GPUs that this process sees, their driver, and the packages that use them."""
-    packages = {"numba_cuda": version("numba-cuda"), "cupy": version("cupy-cuda13x")}
+def gpus(driver: Driver, probes: Sequence[Probe]) -> Gpus:
+    """The GPUs of the driver, and the packages that use them. Creates no CUDA context."""
+    packages = {"numba_cuda": version("numba-cuda"), "cupy": cupy_version()}
     if simulating():
         return Gpus(
             names=("numba's CUDA simulator",), driver="none", cuda="none", nccl="none", simulated=True, **packages
         )
-    import cupy
+    by_name = {probe.name: probe for probe in probes}
+    cupy, nccl = by_name.get("CuPy"), by_name.get("NCCL")
+    runtime = f", {cupy.text.split(', ')[-1]}" if cupy is not None and cupy.works else ""
+    return Gpus(
+        names=tuple(gpu.name for gpu in driver.gpus),
+        driver=kernel_driver(),
+        cuda=f"driver {driver.cuda}{runtime}",
+        nccl="none" if nccl is None else nccl.text if nccl.works else f"none: {nccl.text}",
+        simulated=False,
+        **packages,
+    )
 
-    runtime = cupy.cuda.runtime
-    names = tuple(runtime.getDeviceProperties(n)["name"].decode() for n in range(runtime.getDeviceCount()))
-    cuda = f"driver {_dotted(runtime.driverGetVersion())}, runtime {_dotted(runtime.runtimeGetVersion())}"
-    return Gpus(names=names, driver=driver(), cuda=cuda, nccl=nccl(), simulated=False, **packages)
 
-
-def driver() -> str:
+def kernel_driver() -> str:
     """The kernel driver's version, like 580.95.05; ``unknown`` where the kernel does not tell."""
     try:
         text = _DRIVER.read_text(encoding="utf-8")
@@ -35,18 +42,3 @@ def driver() -> str:
         return "unknown"
     match = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
     return match.group() if match else "unknown"
-
-
-def nccl() -> str:
-    """NCCL's version where CuPy sees one; else why it does not."""
-    if reason := nccl_missing():
-        return f"none: {reason}"
-    from cupy.cuda import nccl as library
-
-    number = int(library.get_version())
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
-
-def _dotted(number: int) -> str:
-    """13.1 of CUDA's 13010."""
-    return f"{number // 1000}.{number % 1000 // 10}"

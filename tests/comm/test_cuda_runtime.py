@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_processes import why_processes_cannot_share_gpus
+from python_path import extended_path
 
 from dpsim.backend import CUDA_VERSIONS, check_backend
 from dpsim.comm.cuda.access import default_mode
@@ -25,7 +27,7 @@ MLP = {"model": "mlp:5", "dataset": DATA}
 
 
 needs_numba_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed: pip install numba-cuda[cu13]"
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed: pip install numba-cuda"
 )
 
 
@@ -65,7 +67,7 @@ def of_where(asked: dict[str, Any], where: str) -> dict[str, Any]:
 
 WHERE = [
     pytest.param("simulator", marks=needs_numba_cuda, id="simulator"),
-    pytest.param("gpu", marks=pytest.mark.gpu, id="gpu"),
+    pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.ranks, pytest.mark.xdist_group("ranks on GPUs")], id="gpu"),
 ]
 
 
@@ -74,13 +76,15 @@ def ran(ranks: int, where: str) -> dict[str, Any]:
     """What ``ranks`` ranks found, in one job, in the simulator or on the GPUs of this machine."""
     if where == "gpu" and (reason := why_no_gpu()):
         pytest.skip(f"no CUDA device: {reason}")
+    if where == "gpu" and (reason := why_processes_cannot_share_gpus()):
+        pytest.skip(reason)
     return jobs.on_ranks(  # type: ignore[no-any-return]
         "ranks_cuda:run",
         {"cases": [of_where(c, where) for c in CASES[ranks]], "steps": 3},
         devices=ranks,
         timeout_s=100,
         env={
-            "PYTHONPATH": str(Path(__file__).parents[1] / "support"),
+            "PYTHONPATH": extended_path(Path(__file__).parents[1] / "support"),
             "NUMBA_ENABLE_CUDASIM": "1" if where == "simulator" else "0",
         },
     )
@@ -144,7 +148,7 @@ def test_without_a_gpu_training_with_backend_cuda_is_refused_in_words(
     assert (code, out) == (2, "")
     given, allowed, remedy = err.splitlines()[-3:]
     assert given.startswith("dpsim: backend 'cuda' finds no GPU here: ")
-    assert allowed.startswith("  allowed: ") and "pip install 'dpsim[cuda]'" in allowed
+    assert allowed.startswith("  allowed: ") and "pip install 'dpsim[cuda13]'" in allowed
     assert remedy == "  to do:   use --backend cpu (the default)"
 
 

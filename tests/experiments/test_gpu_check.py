@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from python_path import extended_path
 
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check import versions
-from dpsim.experiments.gpu_check.__main__ import _without_paths
+from dpsim.experiments.gpu_check.__main__ import without_paths
+from dpsim.experiments.gpu_check.table import table
 from dpsim.harness.measurement.environment import environment
 from dpsim.kernels.allreduce import registry
+from dpsim.launch import child_process, jobs
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
@@ -96,7 +101,7 @@ def test_claims_are_of_the_fastest_right_algorithm() -> None:
 
 
 def test_the_table_names_the_fastest_of_each_size_and_every_target() -> None:
-    text = r.table(record(samples("ring", 64 * MIB, 2e-3), samples("two-shot", 64 * MIB, 1.3e-3, wrong=3)))
+    text = table(record(samples("ring", 64 * MIB, 2e-3), samples("two-shot", 64 * MIB, 1.3e-3, wrong=3)))
     assert [" ".join(line.split()) for line in text.splitlines()] == [
         "size devices mode algorithm time busbw of bound wrong",
         "64 MiB 2 one-launch two-shot 1300.00 us 51.6 GB/s 77% 3",
@@ -137,6 +142,7 @@ def test_what_is_no_contribution_is_refused() -> None:
     for refused, reason in (
         (record(samples("ring", 4, 1e-5), simulated=True), "simulator"),
         (record(), "no measurement"),
+        (msgspec.structs.replace(real, summary=msgspec.structs.replace(real.summary, running="tests")), "ended during"),
         (msgspec.structs.replace(real, claims=better), "do not follow"),
         (msgspec.structs.replace(real, points=faster), "do not follow"),
     ):
@@ -153,7 +159,7 @@ def test_contributed_files_are_contributions_under_their_own_name() -> None:
 
 def test_no_path_of_a_machine_is_kept() -> None:
     here = msgspec.structs.replace(environment(), variables={"NUMBA_CACHE_DIR": "/home/x", "OMP_NUM_THREADS": "1"})
-    assert _without_paths(here).variables == {"OMP_NUM_THREADS": "1"}
+    assert without_paths(here).variables == {"OMP_NUM_THREADS": "1"}
 
 
 def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(python: Python) -> None:
@@ -165,25 +171,44 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(python: Python) -
 def test_the_drivers_version_is_read_from_the_kernels_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = tmp_path / "version"
     monkeypatch.setattr(versions, "_DRIVER", version)
-    assert versions.driver() == "unknown"
+    assert versions.kernel_driver() == "unknown"
     version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
-    assert versions.driver() == "580.95.05"
+    assert versions.kernel_driver() == "580.95.05"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
-def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution(
-    python: Python, tmp_path: Path
-) -> None:
-    done = python("-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path), env={"NUMBA_ENABLE_CUDASIM": "1"})
+needs_numba_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
+)
+
+
+def simulated(done: subprocess.CompletedProcess[str], folder: Path) -> r.GpuCheck:
+    """The record of a run in the simulator, which is complete and no contribution."""
     assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.iterdir()
+    (path,) = folder.iterdir()
     actual = r.read(path)
     assert path.name == r.file_name(actual) and path.name.startswith("simulator-")
     assert actual.gpus.simulated and "the times mean nothing" in done.stdout
-    assert (actual.summary.wrong, actual.summary.left_out, actual.summary.failed) == (0, (), ())
-    ran = {(point.algorithm, point.processes > 1) for point in actual.points}
-    names = {version.name for version in registry.versions("cuda")}
-    assert ran == {(name, between) for name in names for between in (False, True)}
+    assert actual.summary.running == "" and actual.summary.wrong == 0
+    assert (actual.summary.left_out, actual.summary.failed) == ((), ())
+    ran = {(point.algorithm, point.processes) for point in actual.points}
+    assert ran == {(version.name, processes) for version in registry.versions("cuda") for processes in (1, 2)}
     with pytest.raises(ConfigError, match="simulator"):
         r.check_contribution(actual)
+    return actual
+
+
+@needs_numba_cuda
+def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution(
+    python: Python, tmp_path: Path
+) -> None:
+    arguments = ("-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path))
+    simulated(python(*arguments, env={"NUMBA_ENABLE_CUDASIM": "1"}, timeout_s=110), tmp_path)
+
+
+@needs_numba_cuda
+def test_ranks_that_a_launcher_started_run_it_together(tmp_path: Path) -> None:
+    mpiexec = jobs.mpiexec_path()
+    assert mpiexec is not None
+    command = [mpiexec, "-n", "2", sys.executable, "-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path)]
+    variables = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": extended_path(ROOT)}
+    simulated(child_process.run(command, env=variables, timeout_s=110), tmp_path)

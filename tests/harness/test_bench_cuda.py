@@ -22,7 +22,7 @@ Dpsim = Callable[..., tuple[int, str, str]]
 Python = Callable[..., subprocess.CompletedProcess[str]]
 WAYS = [(in_place, cached) for in_place in (False, True) for cached in (False, True)]
 needs_numba_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed: pip install numba-cuda[cu13]"
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed: pip install numba-cuda"
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import cuda_cases as cases
 import numpy as np
 import pytest
+from python_path import extended_path
 
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum, flag_words
@@ -67,6 +68,7 @@ def prepared(case: cases.Case, mode: str, **changed: Any) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def compiled() -> Callable[[cases.Case, str], str]:
     """The PTX of exactly what ``make`` would start, for sm_80 (every GPU since then runs it)."""
+    _need_a_compiler()
     from numba import cuda
 
     from dpsim.kernels.allreduce.cuda import prepare
@@ -90,6 +92,17 @@ def compiled() -> Callable[[cases.Case, str], str]:
             return str(ptx)
 
         yield compile_one
+
+
+def _need_a_compiler() -> None:
+    """Skip where CUDA's compiler is missing. ``make test`` installs it."""
+    from cuda import pathfinder
+
+    for library in ("nvvm", "nvJitLink"):
+        try:
+            pathfinder.load_nvidia_dynamic_lib(library)
+        except pathfinder.DynamicLibNotFoundError:
+            pytest.skip(f"CUDA's {library} is not installed: pip install 'dpsim[ptx]'")
 
 
 def assembled(ptx: str, architecture: str) -> tuple[bytes, str]:
@@ -210,13 +223,14 @@ def test_only_kernels_that_wait_ask_for_a_cooperative_launch() -> None:
     def reads(address):  # type: ignore[no-untyped-def]
         read(address)
 
+    _need_a_compiler()
     for function, cooperative in ((waits, True), (reads, False)):
         built = compile_cuda(function, types.void, (types.int64,), nvvm_options={}, cc=(8, 0))
         assert built.library.use_cooperative == cooperative
 
 
 def simulated(python: Callable[..., Any], script: str, *arguments: str) -> Any:
-    path = f"{HERE.parents[1]}:{HERE}"
+    path = extended_path(HERE.parents[1], HERE)
     ran = python(str(HERE / script), *arguments, env={"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": path})
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)

@@ -1,13 +1,16 @@
 """Rounds of allreduce on GPUs, with numbers that differ from round to round and are checked on the GPU.
 
 ``python cuda_rounds.py ROUNDS``: ranks are processes, two or one a GPU, that share memory by CUDA IPC and wait for each
-other by flags; prints how many numbers were wrong, by version, as JSON.
+other by flags; prints how many numbers were wrong, by version, as JSON. A rank ends with the process that started it: a
+kernel whose peer has ended would wait for its flag forever.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.connection
+import signal
 import sys
 import warnings
 from multiprocessing.connection import Connection
@@ -19,6 +22,7 @@ from numba import cuda
 from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda.launch import flag_words
 from dpsim.kernels.allreduce.tree import slots
+from dpsim.launch import teardown
 
 LENGTH = 70_001
 
@@ -44,14 +48,22 @@ def fill_and_check(number: int, rank: int, ranks: int, array: Any, wrong: Any) -
     configured(number, rank, ranks, array, wrong)
 
 
+def opened_directly(handle: Any) -> Any:
+    """Another process's array itself. ``handle.open()`` would return a copy where the GPUs have no peer access."""
+    pointer = handle._ipc_handle.open_direct(cuda.current_context())
+    return cuda.cudadrv.devicearray.DeviceNDArray(gpu_data=pointer, **handle._array_desc)
+
+
 def run_rank(rank: int, ranks: int, rounds: int, pipe: Connection, barrier: Any) -> None:
     """One rank: shares its memory with the others, does its rounds of each version, sends what was wrong."""
+    if (end_with_parent := teardown.end_with_parent(signal.SIGKILL)) is not None:
+        end_with_parent()
     cuda.select_device(rank % len(cuda.gpus))
     own = [cuda.to_device(np.zeros(LENGTH, np.float32)), cuda.to_device(np.zeros(flag_words(ranks), np.uint32))]
     cuda.synchronize()
     pipe.send([array.get_ipc_handle() for array in own])
     opened = {peer: handles for peer, handles in enumerate(pipe.recv()) if peer != rank}
-    memory = {peer: [handle.open() for handle in handles] for peer, handles in opened.items()} | {rank: own}
+    memory = {peer: [opened_directly(handle) for handle in handles] for peer, handles in opened.items()} | {rank: own}
     arrays, flags = ([memory[peer][which] for peer in range(ranks)] for which in (0, 1))
     actual = {}
     for version in registry.versions("cuda"):
@@ -72,6 +84,13 @@ def run_rank(rank: int, ranks: int, rounds: int, pipe: Connection, barrier: Any)
     pipe.send(actual)
 
 
+def received(pipe: Connection, process: Any) -> Any:
+    """What a rank sends. Ends this process, and with it the other ranks, if the rank has ended instead."""
+    if pipe not in multiprocessing.connection.wait([pipe, process.sentinel]):
+        raise SystemExit(f"a rank ended with exit code {process.exitcode}")
+    return pipe.recv()
+
+
 def main() -> None:
     ranks, rounds = max(2, len(cuda.gpus)), int(sys.argv[1])
     context = multiprocessing.get_context("spawn")
@@ -83,10 +102,10 @@ def main() -> None:
     ]
     for process in processes:
         process.start()
-    handles = [pipe.recv() for pipe, _ in pipes]
+    handles = [received(pipe, process) for (pipe, _), process in zip(pipes, processes, strict=True)]
     for pipe, _ in pipes:
         pipe.send(handles)
-    actual = [pipe.recv() for pipe, _ in pipes]
+    actual = [received(pipe, process) for (pipe, _), process in zip(pipes, processes, strict=True)]
     for process in processes:
         process.join()
     wrong = {f"{name} rank {rank}": count for rank, each in enumerate(actual) for name, count in each.items()}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import warnings
 
+from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.device import Device
 from dpsim.errors import ConfigError
+
+_CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def simulating() -> bool:
@@ -17,16 +21,45 @@ def simulating() -> bool:
 
 def why_no_gpu() -> str:
     """Why no GPU can be used, in a few words; empty if a GPU can be used."""
-    for package, module in (("cupy-cuda13x", "cupy"), ("numba-cuda", "numba_cuda")):
+    driver = cuda_driver.ask()
+    if driver.problem:
+        return driver.problem
+    for package, module in ((driver.cupy_package, "cupy"), ("numba-cuda", "numba_cuda")):
         if importlib.util.find_spec(module) is None:
-            return f"the Python package {package} is not installed"
-    import cupy
+            return f"the Python package {package} is not installed (pip install 'dpsim[{driver.extra}]')"
+    return _why_cupy_fails(driver)
 
+
+def _why_cupy_fails(driver: cuda_driver.Driver) -> str:
+    try:
+        import cupy
+    except ImportError as error:  # libraries of CUDA are missing, or are those of another CUDA
+        return f"CuPy cannot be imported: {_words(error)} (pip install '{driver.cupy_package}[ctk]')"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        return str(error)
+        if "InsufficientDriver" in str(error):
+            return (
+                f"the driver is for CUDA {driver.cuda}, and CuPy for a newer one: {_words(error)}"
+                f" (pip install 'dpsim[{driver.extra}]')"
+            )
+        return _words(error)
     return "" if count else "CUDA sees no device"
+
+
+def _words(error: Exception) -> str:
+    """The first lines of an error, as one line."""
+    return " ".join(str(error).split())[:300]
+
+
+def cupy_version() -> str:
+    """The version of the CuPy that is installed, for whatever CUDA; ``none`` without one. Imports nothing."""
+    for package in _CUPY_PACKAGES:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "none"
 
 
 def gpu_count() -> int:
@@ -46,7 +79,7 @@ def nccl_missing() -> str:
             from cupy.cuda import nccl as library
         except ImportError as error:
             return str(error)
-    return "" if library.available else "CuPy finds no NCCL (pip install nvidia-nccl-cu13)"
+    return "" if library.available else f"CuPy finds no NCCL (pip install {cuda_driver.ask().nccl_package})"
 
 
 def check_gpu() -> None:
@@ -54,7 +87,8 @@ def check_gpu() -> None:
     if not simulating() and (reason := why_no_gpu()):
         raise ConfigError(
             f"backend 'cuda' finds no GPU here: {reason}",
-            allowed="a machine with an NVIDIA GPU and its driver, and pip install 'dpsim[cuda]'",
+            allowed="a machine with an NVIDIA GPU and its driver, and"
+            f" pip install 'dpsim[{cuda_driver.ask().extra}]' for the driver's CUDA",
             remedy="use --backend cpu (the default)",
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 from mpi4py import MPI
 
 from dpsim.backend import CUDA_VERSIONS
-from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.available import cupy_version, open_device
 from dpsim.comm.cuda.device import Device, DeviceArray
 from dpsim.errors import ConfigError
 from dpsim.harness.bench.logical import HEAD_START_BYTES, Buffers, Timed, buffers, kind, lane, prepared
@@ -41,7 +41,7 @@ def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
 
 def library(device: Device) -> str:
     """The device, and the libraries that run kernels on it."""
-    cupy = "" if device.simulated else f", CuPy {installed_version('cupy-cuda13x')}"
+    cupy = "" if device.simulated else f", CuPy {cupy_version()}"
     return f"{device.name}, numba-cuda {installed_version('numba-cuda')}{cupy}"
 
 

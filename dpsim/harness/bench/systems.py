@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from dpsim import codec
 from dpsim.comm.cuda.available import check_gpu, gpu_count, nccl_missing, simulating
+from dpsim.comm.cuda.driver import ask
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
 from dpsim.harness.bench.algorithms import bench_algorithms
@@ -167,7 +168,7 @@ def _between_gpus(bench: AllreduceBench) -> list[SystemLaunch]:
         raise ConfigError(
             f"the peer nccl cannot run: {missing}",
             allowed="a GPU a device, and NCCL where CuPy finds it",
-            remedy="give fewer --devices, pip install nvidia-nccl-cu13, or leave --peers out",
+            remedy=f"give fewer --devices, pip install {ask().nccl_package}, or leave --peers out",
         )
     if count < bench.devices:
         return []

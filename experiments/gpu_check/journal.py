@@ -1,0 +1,101 @@
+"""The record of a run while the run goes on: it is written as each part ends and whenever one makes progress.
+
+Parts leave their samples in files of their own (``keep``), so that a part that is killed loses what it measures at that
+moment, and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpsim import codec
+from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Probe, Samples, Tests, assemble, file_name
+from dpsim.records.sweep import Environment
+
+NOT_RUN = Tests(passed=False, line="not run")
+
+
+def keep(path: Path, samples: Iterable[Samples]) -> None:
+    """Append samples to the file of a part, one in a line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(codec.to_json(each, indent=None) + "\n" for each in samples))
+
+
+def kept_in(path: Path) -> tuple[Samples, ...]:
+    """The samples in the file of a part. A last line that was cut off is not counted."""
+    if not path.exists():
+        return ()
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    return tuple(codec.decode(codec.parse_json(line), Samples, "samples") for line in whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """A run. Its record goes into ``folder``, its parts leave samples in ``parts``; ``begin_s``: ``time.monotonic``."""
+
+    folder: Path
+    parts: Path
+    taken_at: str
+    begin_s: float
+    environment: Environment
+    gpus: Gpus
+    probes: tuple[Probe, ...] = ()
+    left_out: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    _tests: list[Tests] = field(default_factory=lambda: [NOT_RUN])
+    _running: list[str] = field(default_factory=list)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self.begin_s
+
+    @property
+    def path(self) -> Path:
+        """The file of the record."""
+        return self.folder / file_name(self.record())
+
+    def record(self) -> GpuCheck:
+        """The record of what there is by now."""
+        return assemble(
+            [samples for path in sorted(self.parts.glob("*.jsonl")) for samples in kept_in(path)],
+            taken_at=self.taken_at,
+            environment=self.environment,
+            gpus=self.gpus,
+            tests=self._tests[-1],
+            seconds=self.elapsed_s,
+            probes=self.probes,
+            left_out=self.left_out,
+            failed=self.failed,
+            running=", ".join(self._running),
+        )
+
+    def write(self) -> GpuCheck:
+        """Write the record; what was written."""
+        record = self.record()
+        codec.write(self.folder / file_name(record), record)
+        return record
+
+    def progress(self, text: str) -> None:
+        """Tell the user what is measured next, and write what has been measured."""
+        print(text, file=sys.stderr, flush=True)
+        self.write()
+
+    def tested(self, tests: Tests) -> None:
+        """Keep the outcome of the tests."""
+        self._tests.append(tests)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A part of the run. The record names it until it has ended."""
+        self._running.append(name)
+        self.write()
+        yield
+        self._running.remove(name)
+        self.write()

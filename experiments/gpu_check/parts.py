@@ -1,0 +1,253 @@
+"""The parts of gpu_check in the order in which they run, each bounded in time and in a process that can be killed.
+
+First what the targets are about, the kernels on logical devices of one GPU; then between processes; the tests take the
+time that is left. Every figure is checked against the reference where it is taken, before and after its timing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpsim.comm.cuda.driver import Driver
+from dpsim.errors import CommunicationError, DpsimError
+from dpsim.experiments.gpu_check import logical
+from dpsim.experiments.gpu_check.journal import Journal
+from dpsim.experiments.gpu_check.libraries import NUMBA_STEPS
+from dpsim.experiments.gpu_check.probes import alone
+from dpsim.experiments.gpu_check.record import Probe, Tests
+from dpsim.harness.measurement.environment import cores
+from dpsim.launch import child_process, jobs, rank_info, rank_process, scratch
+
+TOTAL_S, LOGICAL_S, BETWEEN_END_S = 510.0, 150.0, 360.0
+"""In seconds: all of a run; the logical devices; and the moment of the run by which everything between processes is to
+be done. With what a run needs to start and to end it stays below nine minutes."""
+
+_LEAST_JOB_S, _START_S, _POLL_S = 30.0, 25.0, 1.0
+_STALL_S = 45.0
+"""How long the logical devices may do nothing: longer than it takes to start, to compile a kernel or to check one."""
+_MOST_GPUS, _MOST_TEST_PROCESSES = 8, 4
+_BETWEEN_BYTES = tuple(4**power for power in (13, 8, 1, 14, 5, 10, 12))
+_TESTS = Path(__file__).resolve().parents[2] / "tests"
+_OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED)\b")
+
+
+def run_all(journal: Journal, driver: Driver, probes: Sequence[Probe]) -> None:
+    """Run every part whose libraries work. What it comes to is in the journal."""
+    failing = [probe.name for probe in probes if not probe.works]
+
+    def ready(part: str, needed: Sequence[str]) -> bool:
+        lacking = [name for name in needed if name in failing]
+        if lacking:
+            journal.failed.append(f"{part}: not run, because {', '.join(lacking)} fails")
+        return not lacking
+
+    bad: tuple[str, ...] = ()
+    devices = (*NUMBA_STEPS, "CuPy")
+    if ready("logical devices", devices):
+        bad = run_logical(journal, LOGICAL_S)
+    if ready("between processes", (*devices, "MPI")):
+        nccl = next((probe.text for probe in probes if probe.name == "NCCL" and not probe.works), "")
+        run_between(journal, driver, without=bad, nccl_missing=nccl)
+    if journal.gpus.simulated:
+        journal.tested(Tests(passed=True, line="not run in the simulator"))
+    elif rank_info.job() is not None and driver.exclusive:
+        journal.left_out.append(
+            "tests: a GPU is in the compute mode EXCLUSIVE_PROCESS, and the ranks of this job use it"
+        )
+    elif ready("tests", (*NUMBA_STEPS, "pytest")):
+        starts_ranks = rank_info.job() is None and "MPI" not in failing
+        run_tests(journal, max(_LEAST_JOB_S, TOTAL_S - journal.elapsed_s), starts_ranks=starts_ranks, driver=driver)
+
+
+def run_logical(
+    journal: Journal, seconds: float, command: Sequence[str] = (), stall_s: float = _STALL_S
+) -> tuple[str, ...]:
+    """All versions on logical devices of one GPU, for ``seconds``; returns the versions that failed.
+
+    A version that fails, or that does nothing for ``stall_s``, is left out, and the others go on. ``command`` runs in
+    place of ``logical``.
+    """
+    path = journal.parts / "1-logical.jsonl"
+    command = command or (sys.executable, "-m", logical.__name__)
+    deadline_s = time.monotonic() + seconds
+    bad: list[str] = []
+    with journal.part("logical devices"):
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            logical.note_file(path).write_text("")
+            code = _logical(journal, [*command, str(path), str(left_s), *bad], path, left_s + stall_s, stall_s)
+            version = logical.note_file(path).read_text()
+            if code == 0:
+                break
+            ending = f"nothing happened for {stall_s:.0f} s" if code is None else _ending(code)
+            journal.failed.append(f"logical devices: {version or 'before the first version'}: {ending}")
+            if version in ("", *bad) or time.monotonic() > deadline_s:
+                break
+            bad.append(version)
+    return tuple(bad)
+
+
+def _logical(journal: Journal, command: list[str], path: Path, seconds: float, stall_s: float) -> int | None:
+    """The exit code of one process for logical devices; None if it was killed because nothing happened any more."""
+    printed = path.with_suffix(".txt")
+
+    def tick() -> bool:
+        journal.write()
+        return time.time() - logical.note_file(path).stat().st_mtime > stall_s
+
+    with (
+        printed.open("w", encoding="utf-8") as output,
+        child_process.child(command, env=_marked(journal), stdout=output) as process,
+    ):
+        code = _wait(process, seconds, tick)
+    journal.left_out.extend(printed.read_text(encoding="utf-8").splitlines())
+    return code
+
+
+def run_between(journal: Journal, driver: Driver, *, without: Sequence[str], nccl_missing: str) -> None:
+    """All versions but ``without`` between processes, largest number first; NCCL where every process has a GPU."""
+    counts = device_counts(len(driver.gpus), rank_info.job())
+    for number, devices in enumerate(counts):
+        if driver.exclusive and rank_info.job() is None and devices > len(driver.gpus):
+            journal.left_out.append(f"{devices} processes on one GPU: it is in the compute mode EXCLUSIVE_PROCESS")
+            continue
+        if journal.elapsed_s > BETWEEN_END_S:
+            journal.left_out.append(f"{devices} processes: no time left")
+            continue
+        jobs_left = 2 * (len(counts) - number)
+        result = _on_ranks(journal, "kernels", devices, jobs_left, without)
+        if result.get("gpus") != devices:  # NCCL takes one rank a GPU
+            continue
+        if nccl_missing:
+            journal.left_out.append(f"NCCL between {devices} processes: {nccl_missing}")
+        else:
+            _on_ranks(journal, "nccl", devices, jobs_left - 1)
+
+
+def device_counts(gpus: int, job: rank_info.MpiJob | None) -> list[int]:
+    """How many processes to measure: those of the job; otherwise one a GPU, and 4 and 2, or 2 on a single GPU."""
+    if job is not None and job.size is not None:
+        return [job.size] if job.size > 1 else []
+    most = min(max(gpus, 2), _MOST_GPUS)
+    return sorted({count for count in (most, 4, 2) if count <= most}, reverse=True)
+
+
+def _on_ranks(journal: Journal, task: str, devices: int, jobs_left: int, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Run a task of ``between`` in processes of its own; its result, empty if it failed."""
+    path = journal.parts / f"2-between-{devices}-{task}.jsonl"
+    seconds = max(_LEAST_JOB_S, (BETWEEN_END_S - journal.elapsed_s) / jobs_left - _START_S)
+    simulated = journal.gpus.simulated
+    argument = {
+        "sizes_bytes": list(logical.SIMULATOR.sizes_bytes if simulated else _BETWEEN_BYTES),
+        "samples": 2 if simulated else 20,
+        "seconds": seconds,
+        "results": str(path),
+        "without": list(without),
+    }
+    name = f"{devices} processes, {task}"
+    result: dict[str, Any] = {}
+    with journal.part(name), _bounded(journal, name, seconds + _START_S):
+        try:
+            result = jobs.on_ranks(
+                f"dpsim.experiments.gpu_check.between:{task}",
+                argument,
+                devices=devices,
+                progress=journal.progress,
+                timeout_s=seconds + _START_S,
+            )
+            journal.left_out.extend(result["left_out"])
+        except DpsimError as error:
+            journal.failed.append(f"{name}: {error.given}")
+    return result
+
+
+@contextlib.contextmanager
+def _bounded(journal: Journal, name: str, seconds: float) -> Iterator[None]:
+    """End the job that this process is a rank of after ``seconds``: its ranks cannot be killed one by one.
+
+    Outside such a job ``jobs.on_ranks`` keeps the time limit.
+    """
+    if rank_info.job() is None:
+        yield
+        return
+
+    def give_up() -> None:
+        journal.failed.append(f"{name}: not done after {seconds:.0f} s; the job was ended")
+        journal.write()
+        print(f"gpu-check: {journal.failed[-1]}; what was measured is in {journal.path}", file=sys.stderr)
+        rank_process.abort(CommunicationError(journal.failed[-1]))
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def run_tests(journal: Journal, seconds: float, *, starts_ranks: bool, driver: Driver) -> None:
+    """The tests marked ``gpu``, for at most ``seconds``; without those that start ranks unless ``starts_ranks``."""
+    files = [path for path in sorted(_TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    if not files:
+        journal.tested(Tests(passed=False, line="not run: there are no tests beside this package; use a checkout"))
+        return
+    if not starts_ranks:
+        journal.left_out.append("tests that start ranks: there is no working mpiexec, or this is a job of a launcher")
+    command = [sys.executable, "-m", "pytest", "-m", "gpu" if starts_ranks else "gpu and not ranks", "-vv"]
+    command += ["-W", "default", "-p", "no:cacheprovider"]  # a library's warning is not what is tested here
+    if importlib.util.find_spec("xdist") is not None and not driver.exclusive:
+        processes = max(1, min(_MOST_TEST_PROCESSES, cores() // 2))
+        command += ["-n", str(processes), "--dist", "loadgroup"]  # kernels compile on one core each
+    with journal.part("tests"):
+        journal.tested(tested([*command, *map(str, files)], _marked(journal), journal.parts / "tests.txt", seconds))
+
+
+def tested(command: Sequence[str], variables: dict[str, str], path: Path, seconds: float) -> Tests:
+    """The outcome of pytest, which prints to the file ``path``. It is killed after ``seconds``; what ended counts."""
+    print(f"tests, at most {seconds:.0f} s", file=sys.stderr, flush=True)
+    with (
+        path.open("w", encoding="utf-8") as output,
+        child_process.child(
+            command, cwd=_TESTS.parent, env=variables, stdout=output, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        code = _wait(process, seconds, lambda: False)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() or ["pytest printed nothing"]
+    if code is None:
+        outcomes = [match[1].lower() for line in lines if (match := _OUTCOME.search(line))]
+        counted = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes)) or "no test ended"
+        lines.append(f"stopped after {seconds:.0f} s: {counted}")
+    if code != 0:
+        print("\n".join(lines), file=sys.stderr)
+    return Tests(passed=code == 0, line=lines[-1].strip("= "))
+
+
+def _marked(journal: Journal) -> dict[str, str]:
+    """Variables for a process alone, which with all that it starts ends when this run ends, however that happens."""
+    return alone(os.environ) | scratch.environment(journal.parts)
+
+
+def _wait(process: subprocess.Popen[str], seconds: float, gives_up: Callable[[], bool]) -> int | None:
+    """The exit code of a process; None if it still runs after ``seconds``, or if ``gives_up``, asked every second."""
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_POLL_S)
+        if gives_up():
+            break
+    return process.poll()
+
+
+def _ending(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,213 @@
+"""What gpu_check finds before it measures: the driver, CUDA's libraries, NCCL, MPI and pytest, each with a remedy.
+
+A probe that fails stops only the parts that need it (``parts``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from pathlib import Path
+
+from dpsim.comm.cuda.driver import Driver
+from dpsim.errors import DpsimError
+from dpsim.experiments.gpu_check.libraries import GROUPS
+from dpsim.experiments.gpu_check.record import Probe
+from dpsim.launch import child_process, jobs, rank_info
+from dpsim.progress import Progress
+
+PROBE_S = 90.0
+"""At most, in seconds, for the libraries of a group; the first import from a cold disk is slow."""
+_MPI_S = 60.0
+_TEST_MODULES = ("pytest", "pytest_timeout", "hypothesis", "safetensors", "scipy")
+_TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
+_IN_TOOLKITS = ("NVVM", "cudadevrt")
+_NVVM = "nvvm/lib64/libnvvm.so*"
+
+Run = Callable[[str], tuple[Probe, ...]]
+"""The probes of a group of ``libraries.GROUPS``."""
+
+
+def line(probe: Probe) -> str:
+    """A probe as it is printed: one line, its remedy included."""
+    remedy = f"; to do: {probe.remedy}" if probe.remedy else ""
+    return f"{probe.name:<11} {'ok' if probe.works else 'FAILS':<6} {probe.text}{remedy}"
+
+
+def probe_all(driver: Driver, tell: Progress) -> tuple[Probe, ...]:
+    """All probes, each told as soon as it is known. Without a usable GPU, that of the driver alone."""
+    probes = [of_driver(driver)]
+    tell(line(probes[0]))
+    if driver.problem:
+        return tuple(probes)
+
+    def run(group: str) -> tuple[Probe, ...]:
+        return of_libraries(group, driver)
+
+    attempts: tuple[Callable[[], tuple[Probe, ...]], ...] = (
+        lambda: of_numba(driver, run, os.environ, tell),
+        lambda: run("cupy"),
+        lambda: (of_mpi(),),
+        lambda: (of_pytest(),),
+    )
+    for attempt in attempts:
+        for probe in attempt():
+            tell(line(probe))
+            probes.append(probe)
+    return tuple(probes)
+
+
+def of_driver(driver: Driver) -> Probe:
+    """The driver's CUDA and its GPUs; what keeps processes from sharing them."""
+    if driver.problem:
+        remedy = (
+            f"install an NVIDIA driver for CUDA {driver.cuda if driver.cuda_version else 12} or newer; see nvidia-smi"
+        )
+        return Probe(name="driver", works=False, text=driver.problem, remedy=remedy)
+    names = {f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in driver.gpus}
+    text = f"CUDA {driver.cuda}; {len(driver.gpus)} x {', '.join(sorted(names))}"
+    text += "; compute mode EXCLUSIVE_PROCESS" if driver.exclusive else ""
+    text += "" if driver.peer_access else "; no peer access between the GPUs"
+    return Probe(name="driver", works=True, text=text)
+
+
+def of_libraries(
+    group: str, driver: Driver, command: Sequence[str] = (), timeout_s: float = PROBE_S
+) -> tuple[Probe, ...]:
+    """The libraries of a group, in a process of their own: after the first that fails, the others are not tried.
+
+    ``command`` runs in place of ``libraries``.
+    """
+    command = command or (sys.executable, "-W", "ignore", "-m", "dpsim.experiments.gpu_check.libraries", group)
+    try:
+        done = child_process.run(command, timeout_s=timeout_s, env=alone(os.environ))
+        out, reason = done.stdout, _last_line(done.stderr) or f"exit code {done.returncode}"
+        if done.returncode < 0:
+            reason = f"killed by signal {-done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        out = error.output.decode(errors="replace") if isinstance(error.output, bytes) else error.output or ""
+        reason = f"no answer after {timeout_s:.0f} s"
+    known = dict(text.split("\t", 1) for text in out.splitlines() if "\t" in text)
+    probes: list[Probe] = []
+    failing = ""
+    for name in GROUPS[group][0]:
+        if failing:
+            probes.append(Probe(name=name, works=False, text=f"not tried, because {failing} fails"))
+        elif name in known:
+            probes.append(Probe(name=name, works=True, text=known[name]))
+        else:
+            probes.append(Probe(name=name, works=False, text=without_folders(reason), remedy=remedy(name, driver)))
+            failing = name
+    return tuple(probes)
+
+
+def alone(variables: MutableMapping[str, str]) -> dict[str, str]:
+    """The variables for a process that must not take itself for a rank of the job that this process may belong to."""
+    launchers = ("PMI_", "PMIX_", "OMPI_", "SLURM_", "HYD", "MPIR_", "MPI_LOCAL")
+    return {name: value for name, value in variables.items() if not name.startswith(launchers)}
+
+
+def of_numba(
+    driver: Driver, run: Run, variables: MutableMapping[str, str], tell: Progress, folders: Iterable[Path] | None = None
+) -> tuple[Probe, ...]:
+    """numba-cuda and the libraries that it needs. A CUDA toolkit is tried where they are missing.
+
+    numba-cuda does not search for NVVM where NVRTC comes from a wheel (beside PyTorch, for instance). If a toolkit in
+    ``folders`` helps, ``variables`` gets CUDA_HOME for the rest of this run.
+    """
+    probes = run("numba")
+    failing = next((probe.name for probe in probes if not probe.works), "")
+    if failing not in _IN_TOOLKITS or any(variables.get(name) for name in _TOOLKIT_VARIABLES):
+        return probes
+    for home in toolkits(driver, _usual_folders() if folders is None else folders):
+        variables["CUDA_HOME"] = str(home)
+        again = run("numba")
+        if sum(probe.works for probe in again) > sum(probe.works for probe in probes):
+            tell(f"CUDA_HOME={home} is set for this run; numba-cuda fails without it")
+            return again
+        del variables["CUDA_HOME"]
+    return probes
+
+
+def _usual_folders() -> list[Path]:
+    compiler = shutil.which("nvcc")
+    own = [] if compiler is None else [Path(compiler).resolve().parents[1]]
+    return [*own, *sorted(Path("/usr/local").glob("cuda*")), *sorted(Path("/opt").glob("cuda*"))]
+
+
+def toolkits(driver: Driver, folders: Iterable[Path]) -> list[Path]:
+    """The folders with a CUDA toolkit whose NVVM this driver can use: those of the driver's own CUDA first."""
+    major = driver.cuda_version // 1000
+    usable = {folder.resolve(): _major(folder) for folder in folders if any(folder.glob(_NVVM))}
+    return sorted((folder for folder in usable if usable[folder] <= major), key=lambda folder: -usable[folder])
+
+
+def _major(folder: Path) -> int:
+    """The major version of a toolkit; 0 where the toolkit does not state it."""
+    try:
+        version = json.loads((folder / "version.json").read_text(encoding="utf-8"))["cuda"]["version"]
+        return int(version.split(".")[0])
+    except (OSError, ValueError, KeyError, TypeError):
+        match = re.search(r"cuda-(\d+)", folder.resolve().name)
+        return int(match[1]) if match else 0
+
+
+def of_mpi() -> Probe:
+    """Two ranks started with mpiexec, or the ranks of the job that this process is part of, which then meet."""
+    job = rank_info.job()
+    devices = 2 if job is None or job.size is None else job.size
+    how = "started with mpiexec" if job is None else f"of a job of {job.launcher}"
+    try:
+        actual = jobs.on_ranks("dpsim.experiments.gpu_check.between:meet", {}, devices=devices, timeout_s=_MPI_S)
+    except DpsimError as error:
+        fix = error.remedy or remedy("MPI", Driver())
+        return Probe(name="MPI", works=False, text=without_folders(_one_line(error.given)), remedy=fix)
+    if actual["nodes"] > 1:
+        text = f"{devices} ranks on {actual['nodes']} machines"
+        return Probe(name="MPI", works=False, text=text, remedy="give ranks of one machine: srun -N 1")
+    return Probe(name="MPI", works=True, text=f"{actual['library']}; {devices} ranks {how}")
+
+
+def of_pytest() -> Probe:
+    """Whether the tests can run in this Python."""
+    missing = [name.replace("_", "-") for name in _TEST_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        text = f"{', '.join(missing)} not installed"
+        return Probe(name="pytest", works=False, text=text, remedy=f"pip install {' '.join(missing)}")
+    return Probe(name="pytest", works=True, text="installed, with what the tests need")
+
+
+def remedy(name: str, driver: Driver) -> str:
+    """What to do about a library that fails."""
+    install = f"pip install 'dpsim[{driver.extra}]', which fits a driver for CUDA {driver.cuda}"
+    if name == "NCCL":
+        return f"pip install {driver.nccl_package}; only the comparison with NCCL needs it"
+    if name == "MPI":
+        return "pip install 'dpsim[mpich]', or add its wheels to WHEELS; only what runs between processes needs it"
+    return {
+        "numba-cuda": install,
+        "NVVM": f"set CUDA_HOME to a CUDA toolkit that has nvvm/lib64/libnvvm.so, or {install}",
+        "launch": f"use libraries that are not newer than the driver: {install}",
+        "cudadevrt": f"set CUDA_HOME to a CUDA toolkit that has lib64/libcudadevrt.a, or {install}",
+        "CuPy": f"pip install '{driver.cupy_package}[ctk]', which fits a driver for CUDA {driver.cuda}",
+    }[name]
+
+
+def without_folders(text: str) -> str:
+    """The text without the folders in it, for others to see: a folder may name a user."""
+    return re.sub(r"(?<![\w.])/(?:[^\s/'\":,]+/)+", "", text)
+
+
+def _last_line(text: str) -> str:
+    lines = [each for each in text.splitlines() if each.strip()]
+    return _one_line(lines[-1]) if lines else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
