@@ -30,6 +30,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpsim.errors import CommunicationError
+
 Mode = Literal["one-launch", "flags", "split"]
 
 MOST_BLOCKS = 64
@@ -85,29 +87,28 @@ class Momentum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lateness:
-    """``waiting``'s kernel gave up waiting for ``missing``: numbers of ranks."""
-
-    waiting: int
-    missing: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Watch:
     """Ends kernels that wait for a rank that does not come; no launch on these flags is of use afterwards.
 
-    ``limit_s``: how long a block waits for one rank; it is then the first to give up, and the kernels of all ranks end.
+    ``limit_s``: how long a block waits for one rank; the first that gives up ends the kernels of all ranks.
     ``report``: a NumPy array uint32 [1] of zero in page-locked memory of the host, which every GPU can write. A kernel
-    says there why it ended, so that looking costs the host nothing. Numbers are only final once the kernel has ended.
+    says there why it ended, so that looking costs the host no call of CUDA.
     """
 
     limit_s: float
     report: Any
 
-    def lateness(self, ranks: int) -> Lateness | None:
-        """Who waited for whom when the kernels ended; None as long as no kernel has given up."""
+    def check(self, ranks: int) -> None:
+        """Raise ``CommunicationError`` if a kernel has given up; it names the ranks that waited and did not come."""
         code = int(self.report[0])
-        return Lateness(waiting=(code - 1) // ranks, missing=(code - 1) % ranks) if code else None
+        if code:
+            waiting, missing = divmod(code - 1, ranks)
+            raise CommunicationError(
+                f"rank {waiting} has waited {self.limit_s:g} s for rank {missing} in an allreduce on GPUs; "
+                "the kernels of all ranks have ended",
+                allowed=f"ranks that come to an allreduce within {self.limit_s:g} s of each other",
+                remedy=f"look at what rank {missing} was doing (train --stall-after 10s says so), and at nvidia-smi",
+            )
 
 
 def flag_words(ranks: int, most_blocks: int = MOST_BLOCKS) -> int:
