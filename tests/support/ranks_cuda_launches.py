@@ -67,8 +67,8 @@ def compiled(comm: MPI.Intracomm, mode: str, compression: Compression | None = N
     """How many kernels each rank makes while it prepares three arrays, in the first run, and in all later ones."""
     with opened(comm, mode) as transport, mock.patch.object(prepare, "make", wraps=prepare.make) as make:
         memory = transport.allocate(4000).view(np.float32)
-        prepared = [transport.prepare(memory[low : low + 300], "ring" if compression is None else "auto", compression)
-                    for low in (0, 300, 600)]
+        algorithm = "ring" if compression is None else "auto"
+        prepared = [transport.prepare(memory[low : low + 300], algorithm, compression) for low in (0, 300, 600)]
         counts = [make.call_count]
         for allreduce in prepared * 2:
             assert allreduce is not None
@@ -100,8 +100,9 @@ def fewest(comm: MPI.Intracomm) -> dict[str, Any]:
     return {"right": comm.allgather(is_right), "blocks": comm.allgather(kernel.blocks)}
 
 
-def _refusing(rank: int) -> Any:
-    """``registry.find`` whose versions refuse on the last rank."""
+def refusing() -> Any:
+    """A version that refuses to be made."""
+
     def make(*arguments: Any, **options: Any) -> Any:
         raise ConfigError("no such kernel here", allowed="others", remedy="choose another")
 
@@ -110,15 +111,16 @@ def _refusing(rank: int) -> Any:
 
 def refused(comm: MPI.Intracomm) -> dict[str, Any]:
     """What each rank raises if the last one cannot compile a kernel, and how often kernels were started."""
-    started, said = [], ""
+    started, said = list[Any](), ""
     with opened(comm) as transport, contextlib.ExitStack() as stack:
         sound = prepare.launch
+
         def watched(*arguments: Any) -> Any:
-            launch = sound(*arguments)
-            return replace(launch, stages=tuple(lambda stream, run=stage: (started.append(1), run(stream)) for stage in launch.stages))
+            return replace(sound(*arguments), stages=(started.append,))
+
         stack.enter_context(mock.patch.object(prepare, "launch", watched))
         if comm.rank == comm.size - 1:
-            version = _refusing(comm.rank)
+            version = refusing()
             stack.enter_context(mock.patch.object(registry, "find", lambda *_: version))
         memory = transport.allocate(400).view(np.float32)
         allreduce = transport.prepare(memory, "auto", None)
@@ -136,7 +138,7 @@ def refused_in_benchmark(comm: MPI.Intracomm) -> list[str]:
     memory = kernels.share(64)
     with contextlib.ExitStack() as stack:
         if comm.rank == comm.size - 1:
-            version = _refusing(comm.rank)
+            version = refusing()
             stack.enter_context(mock.patch.object(registry, "versions", lambda *_: [version]))
         try:
             kernels.variants(memory, "float32", ("two-shot",))
