@@ -98,7 +98,8 @@ class Kernels:
     def variants(self, memory: PeerMemory, dtype: str, algorithms: tuple[str, ...] = ()) -> list[Variant]:
         """Every version (or the named ones) on this memory, in place. Raises on all ranks what one rank meets."""
         arrays = [array.view(kind(dtype)) for array in memory.ranks]
-        own, variants, error = arrays[self._comm.rank], list[Variant](), None
+        own, variants = arrays[self._comm.rank], list[Variant]()
+        error: DpsimError | None = None
         for version in registry.versions("cuda"):
             if version.name in (algorithms or (version.name,)) and own.nbytes <= (version.most_bytes or own.nbytes):
                 try:

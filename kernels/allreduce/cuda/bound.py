@@ -44,10 +44,8 @@ def bind(compiled: Any, grid: tuple[int, int], values: tuple[Any, ...], held: An
         handle = _checked(driver.cuKernelGetFunction(handle), "to look a kernel up")[1]
     packed = Packed(values)
     shape = (handle, *grid, 1, THREADS, 1, 1, 0)
-    if compiled.cooperative:
-        launch, parameters = driver.cuLaunchCooperativeKernel, (packed.address,)
-    else:
-        launch, parameters = driver.cuLaunchKernel, (packed.address, 0)
+    launch = driver.cuLaunchCooperativeKernel if compiled.cooperative else driver.cuLaunchKernel
+    parameters = (packed.address,) if compiled.cooperative else (packed.address, 0)  # the latter takes a second form too
     last: list[Any] = [None, None]
 
     def stage(stream: Any, kept: Any = (compiled, packed, held)) -> None:
