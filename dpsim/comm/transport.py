@@ -34,7 +34,7 @@ CollectiveSteps = Generator[Sequence[Request], None, None]
 
 
 class Enqueued(tuple[Request, ...]):
-    """The last step of a collective whose work is complete in a device's queue: the next one may start before it is done.
+    """The last step of a collective that is in a device's queue as a whole: the next one may start before it is done.
 
     The queue keeps their order, and all ranks must start them in the same order.
     """

@@ -19,7 +19,7 @@ RANKS = 4
 
 
 class Recorded:
-    """A kernel, and a CUDA driver, that run nothing and note what is started, on a GPU of ``at_once`` blocks at once."""
+    """A kernel and a CUDA driver that run nothing and note what is started, on a GPU of ``at_once`` blocks at once."""
 
     CUresult, CUkernel = driver.CUresult, int
 
@@ -41,21 +41,21 @@ class Recorded:
     def max_cooperative_grid_blocks(self, threads: int) -> int:
         return self.at_once
 
-    def cuKernelGetFunction(self, kernel: Any) -> tuple[Any, ...]:  # noqa: N802
+    def cuKernelGetFunction(self, kernel: Any) -> tuple[Any, ...]:
         return driver.CUresult.CUDA_SUCCESS, ("function", kernel)
 
-    def CUstream(self, address: int) -> int:  # noqa: N802
+    def CUstream(self, address: int) -> int:
         self.streams.append(address)
         return address
 
-    def cuLaunchCooperativeKernel(self, *given: Any) -> tuple[Any, ...]:  # noqa: N802
+    def cuLaunchCooperativeKernel(self, *given: Any) -> tuple[Any, ...]:
         function, x, y, z, *threads, shared_bytes, stream, parameters = given
         assert (function, z, threads, shared_bytes) == (("function", 7), 1, [512, 1, 1], 0)
         addresses = (ctypes.c_int64 * 4).from_address(parameters)
         self.started.append(((x, y), stream, *(ctypes.c_int64.from_address(address).value for address in addresses)))
         return (self.status,)
 
-    def cuLaunchKernel(self, *given: Any) -> tuple[Any, ...]:  # noqa: N802
+    def cuLaunchKernel(self, *given: Any) -> tuple[Any, ...]:
         *others, extra = given
         assert extra == 0
         return self.cuLaunchCooperativeKernel(*others)
@@ -96,7 +96,9 @@ class Stream:
 
 
 @pytest.mark.parametrize("mode", ["one-launch", "flags"])
-def test_a_launch_is_one_call_of_the_driver_with_arguments_packed_before(mode: str, recorded: Callable[..., Any]) -> None:
+def test_a_launch_is_one_call_of_the_driver_with_arguments_packed_before(
+    mode: str, recorded: Callable[..., Any]
+) -> None:
     launch, kernel = recorded("two-shot", mode)
     one, other = Stream(4096), Stream(8192)
     for stream in (one, one, one, other, other, 0):

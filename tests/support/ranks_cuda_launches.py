@@ -57,8 +57,8 @@ def right(comm: MPI.Intracomm, transport: CudaTransport, memory: Any, low: int, 
     assert allreduce is not None
     allreduce.run()
     expected = before.copy()
-    expected[low:high] = np.arange(memory.size, dtype=np.float32)[low:high] % 64 * sum(
-        rank + step for rank in range(comm.size)
+    expected[low:high] = (
+        np.arange(memory.size, dtype=np.float32)[low:high] % 64 * sum(rank + step for rank in range(comm.size))
     )
     return bool((memory == expected).all())
 

@@ -18,8 +18,8 @@ from typing import Any
 import cuda_cases as cases
 import numpy as np
 
-from dpsim.kernels.allreduce import registry
 from dpsim.errors import CommunicationError
+from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda.launch import HEADER_WORDS, Watch, flag_words
 
 START = 2**32 - 7

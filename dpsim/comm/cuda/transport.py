@@ -80,9 +80,7 @@ class CudaTransport(MpiTransport):
         self._blocks: list[_Block] = []
         self.launches: Launches | None = None
         if self.access is not None:
-            self.launches = Launches(
-                comm, self.device, self.access, most_blocks=most_blocks, wait_limit_s=wait_limit_s
-            )
+            self.launches = Launches(comm, self.device, self.access, most_blocks=most_blocks, wait_limit_s=wait_limit_s)
 
     @property
     def description(self) -> str:

@@ -28,7 +28,6 @@ from dpsim.kernels.allreduce.cuda.launch import Launch, Watch, flag_words
 from dpsim.progress import Progress
 from dpsim.units import format_size
 
-
 _WAIT_LIMIT_S = 30.0
 """How long kernels wait for a rank: all begin a call at a barrier of their hosts."""
 

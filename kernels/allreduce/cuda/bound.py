@@ -45,7 +45,9 @@ def bind(compiled: Any, grid: tuple[int, int], values: tuple[Any, ...], held: An
     packed = Packed(values)
     shape = (handle, *grid, 1, THREADS, 1, 1, 0)
     launch = driver.cuLaunchCooperativeKernel if compiled.cooperative else driver.cuLaunchKernel
-    parameters = (packed.address,) if compiled.cooperative else (packed.address, 0)  # the latter takes a second form too
+    parameters = (
+        (packed.address,) if compiled.cooperative else (packed.address, 0)
+    )  # the latter takes a second form too
     last: list[Any] = [None, None]
 
     def stage(stream: Any, kept: Any = (compiled, packed, held)) -> None:
