@@ -70,7 +70,7 @@ def compiled(comm: MPI.Intracomm, mode: str, compression: Compression | None = N
         algorithm = "ring" if compression is None else "auto"
         prepared = [transport.prepare(memory[low : low + 8], algorithm, compression) for low in (0, 8, 16)]
         counts = [make.call_count]
-        for allreduce in prepared * 2:
+        for allreduce in (*prepared, prepared[0]):
             assert allreduce is not None
             comm.Barrier()
             allreduce.run()
