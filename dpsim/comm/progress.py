@@ -18,7 +18,16 @@ from dpsim.collective import CollectiveKind
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.comm.compression import Compression
-from dpsim.comm.transport import Array, Enqueued, PersistentAllreduce, Request, SummationOrder, Transport, pause
+from dpsim.comm.transport import (
+    Array,
+    CollectiveSteps,
+    Enqueued,
+    PersistentAllreduce,
+    Request,
+    SummationOrder,
+    Transport,
+    pause,
+)
 
 LOOK_S = 40e-6
 """How long the communication thread sleeps when nothing is due at a known time."""
@@ -91,33 +100,22 @@ class Inline:
         pass
 
 
-class _Underway:
-    """A collective that has started: what it waits for, and whether the next one may start before it is done."""
+class _Started(NamedTuple):
+    """An allreduce that was started while an earlier one was under way, and what its first step waits for."""
 
-    def __init__(self, bucket: int, allreduce: BucketAllreduce) -> None:
-        self.bucket, self.size_bytes = bucket, allreduce.size_bytes
-        self.begin_s = now()
-        self.pending: list[Request] = []
-        self.enqueued = False
-        self._steps = allreduce.prepared.start()
-
-    def advance(self) -> bool:
-        """Take every step that needs no waiting, and return whether it is done."""
-        while True:
-            if self.pending:
-                self.pending = [message for message in self.pending if not message.done()]
-                if self.pending:
-                    return False
-            step = next(self._steps, None)
-            if step is None:
-                return True
-            self.pending, self.enqueued = list(step), isinstance(step, Enqueued)
+    bucket: int
+    size_bytes: int
+    begin_s: float
+    steps: CollectiveSteps
+    pending: list[Request]
+    enqueued: bool
 
 
 class Polled(Inline):
     """A queue of allreduces that moves on whenever ``poll`` is called.
 
-    One is under way at a time, except where a device has all their work in its own queue (``Enqueued``).
+    One is under way at a time, except where a device has all of its work in a queue of its own (``Enqueued``): then the
+    next ones are started behind it.
     """
 
     def __init__(
@@ -125,51 +123,65 @@ class Polled(Inline):
     ) -> None:
         super().__init__(transport, algorithm, finished, compression)
         self._queue: deque[tuple[int, BucketAllreduce]] = deque()
-        self._underway: deque[_Underway] = deque()
-        self._end_s = 0.0
+        self._steps: CollectiveSteps | None = None
+        self._pending: list[Request] = []
+        self._size_bytes, self._begin_s = 0, 0.0
+        self._enqueued = False
+        self._behind: deque[_Started] = deque()
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         self._queue.append((bucket, allreduce))
         self._advance()
 
     def poll(self) -> None:
-        if self._underway:
+        if self._steps is not None:
             self._advance()
 
     def finish(self) -> None:
         while not self._advance():
             pause(self._transport, self._pending)
 
-    @property
-    def _pending(self) -> list[Request]:
-        """What the oldest collective under way waits for."""
-        return self._underway[0].pending if self._underway else []
-
     def _advance(self) -> bool:
         """Take every step that needs no waiting, and return whether no allreduce is left."""
         while True:
-            while self._may_start():
-                self._underway.append(_Underway(*self._queue.popleft()))
-                self.bucket = self._underway[0].bucket
-                if len(self._underway) > 1:
-                    self._underway[-1].advance()
-            if not self._underway:
-                return True
-            if self._underway[0].advance():
+            if self._enqueued and self._queue:
+                self._start_behind()
+            if self._pending:
+                self._pending = [message for message in self._pending if not message.done()]
+                if self._pending:
+                    return False
+            if self._steps is None:
+                if not self._queue:
+                    return True
+                self.bucket, allreduce = self._queue.popleft()
+                self._size_bytes = allreduce.size_bytes
+                self._begin_s = now()
+                self._steps = allreduce.prepared.start()
+            step = next(self._steps, None)
+            if step is None:
                 self._end()
-            elif not self._may_start():
-                return False
-
-    def _may_start(self) -> bool:
-        return bool(self._queue) and (not self._underway or self._underway[-1].enqueued)
+            else:
+                self._pending = list(step)
+                self._enqueued = type(step) is Enqueued
 
     def _end(self) -> None:
-        """Report the oldest one, which is done. It has not begun before the one before it was done."""
-        done = self._underway[0]
-        begin_s, self._end_s = max(done.begin_s, self._end_s), now()
-        self._finished(done.bucket, done.size_bytes, begin_s, self._end_s)
-        self._underway.popleft()
-        self.bucket = self._underway[0].bucket if self._underway else -1
+        """Report the allreduce that is done, and go on with the one behind it, which has not begun before."""
+        end_s = now()
+        self._finished(self.bucket, self._size_bytes, self._begin_s, end_s)
+        if self._behind:
+            self.bucket, self._size_bytes, begin_s, self._steps, self._pending, self._enqueued = self._behind.popleft()
+            self._begin_s = max(begin_s, end_s)
+        else:
+            self.bucket, self._steps, self._enqueued = -1, None, False
+
+    def _start_behind(self) -> None:
+        """Start what was handed in, until one is not enqueued as a whole."""
+        while self._queue and (not self._behind or self._behind[-1].enqueued):
+            bucket, allreduce = self._queue.popleft()
+            begin_s, steps = now(), allreduce.prepared.start()
+            step = next(steps, ())
+            enqueued = type(step) is Enqueued or not step
+            self._behind.append(_Started(bucket, allreduce.size_bytes, begin_s, steps, list(step), enqueued))
 
     def _due_s(self) -> float:
         """When the messages under way will be done, as far as that is known; 0 while nothing is known."""
@@ -196,7 +208,7 @@ class Threaded(Polled):
         self._computing = True
         with self._turn:
             self._queue.append((bucket, allreduce))
-            idle = not self._underway
+            idle = self._steps is None
         if idle:
             self._work.release()
 
