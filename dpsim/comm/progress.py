@@ -1,5 +1,7 @@
 """Allreduces that overlap computation: which thread makes them progress, and when. They run one after another.
 
+Where a device keeps them in a queue of its own (``Enqueued``), the next one is enqueued before the last one is done.
+
 ``poll``: the computing thread polls the communication whenever a layer is done. ``thread``: a second thread does,
 sleeping until the next message is due. In both the computing thread finishes what is left after backward.
 ``inline`` runs each allreduce at once on the computing thread.
@@ -16,7 +18,16 @@ from dpsim.collective import CollectiveKind
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.comm.compression import Compression
-from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Request, SummationOrder, Transport, pause
+from dpsim.comm.transport import (
+    Array,
+    CollectiveSteps,
+    Enqueued,
+    PersistentAllreduce,
+    Request,
+    SummationOrder,
+    Transport,
+    pause,
+)
 
 LOOK_S = 40e-6
 """How long the communication thread sleeps when nothing is due at a known time."""
@@ -89,8 +100,23 @@ class Inline:
         pass
 
 
+class _Started(NamedTuple):
+    """An allreduce that was started while an earlier one was under way, and what its first step waits for."""
+
+    bucket: int
+    size_bytes: int
+    begin_s: float
+    steps: CollectiveSteps
+    pending: list[Request]
+    enqueued: bool
+
+
 class Polled(Inline):
-    """A queue of allreduces that moves on whenever ``poll`` is called."""
+    """A queue of allreduces that moves on whenever ``poll`` is called.
+
+    One is under way at a time, except where a device has all of its work in a queue of its own (``Enqueued``): then the
+    next ones are started behind it.
+    """
 
     def __init__(
         self, transport: Transport, algorithm: str, finished: Finished, compression: Compression | None = None
@@ -100,6 +126,8 @@ class Polled(Inline):
         self._steps: CollectiveSteps | None = None
         self._pending: list[Request] = []
         self._size_bytes, self._begin_s = 0, 0.0
+        self._enqueued = False
+        self._behind: deque[_Started] = deque()
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         self._queue.append((bucket, allreduce))
@@ -116,6 +144,8 @@ class Polled(Inline):
     def _advance(self) -> bool:
         """Take every step that needs no waiting, and return whether no allreduce is left."""
         while True:
+            if self._enqueued and self._queue:
+                self._start_behind()
             if self._pending:
                 self._pending = [message for message in self._pending if not message.done()]
                 if self._pending:
@@ -129,11 +159,29 @@ class Polled(Inline):
                 self._steps = allreduce.prepared.start()
             step = next(self._steps, None)
             if step is None:
-                self._steps = None
-                self._finished(self.bucket, self._size_bytes, self._begin_s, now())
-                self.bucket = -1
+                self._end()
             else:
                 self._pending = list(step)
+                self._enqueued = type(step) is Enqueued
+
+    def _end(self) -> None:
+        """Report the allreduce that is done, and go on with the one behind it, which has not begun before."""
+        end_s = now()
+        self._finished(self.bucket, self._size_bytes, self._begin_s, end_s)
+        if self._behind:
+            self.bucket, self._size_bytes, begin_s, self._steps, self._pending, self._enqueued = self._behind.popleft()
+            self._begin_s = max(begin_s, end_s)
+        else:
+            self.bucket, self._steps, self._enqueued = -1, None, False
+
+    def _start_behind(self) -> None:
+        """Start what was handed in, until one is not enqueued as a whole."""
+        while self._queue and (not self._behind or self._behind[-1].enqueued):
+            bucket, allreduce = self._queue.popleft()
+            begin_s, steps = now(), allreduce.prepared.start()
+            step = next(steps, ())
+            enqueued = type(step) is Enqueued or not step
+            self._behind.append(_Started(bucket, allreduce.size_bytes, begin_s, steps, list(step), enqueued))
 
     def _due_s(self) -> float:
         """When the messages under way will be done, as far as that is known; 0 while nothing is known."""

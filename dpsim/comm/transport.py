@@ -33,6 +33,15 @@ CollectiveSteps = Generator[Sequence[Request], None, None]
 """Yields the messages of one round after another; the data is reduced when it ends."""
 
 
+class Enqueued(tuple[Request, ...]):
+    """The last step of a collective that is in a device's queue as a whole: the next one may start before it is done.
+
+    The queue keeps their order, and all ranks must start them in the same order.
+    """
+
+    __slots__ = ()
+
+
 class SummationOrder(NamedTuple):
     """The fixed order of addition: the partial sums of all ranks, and this rank's own besides the first one.
 

@@ -62,7 +62,8 @@ class Ratio(Noun, frozen=True):
 class BenchSize(Noun, frozen=True):
     """One size: the bound, dpsim's default and its fastest algorithm (both in place), and the peers.
 
-    ``noise`` is the relative difference of the default algorithm's two runs (A/A).
+    ``noise`` is the relative difference of the default algorithm's two runs (A/A). ``memcpy_bytes_per_s`` is the
+    bandwidth of the GPU's own copy of the same bytes, reading and writing; scaling should come near it.
     """
 
     size_bytes: int
@@ -76,6 +77,7 @@ class BenchSize(Noun, frozen=True):
     noise: float | None
     best_mpi: Ratio | None
     peers: tuple[Ratio, ...]
+    memcpy_bytes_per_s: float | None = None
 
 
 class BenchResult(Noun, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from memory_transport import Mailbox, MemoryTransport, random_whole
 
 from dpsim.comm.clock import SLEEP_LEAD_S
 from dpsim.comm.progress import LOOK_S, Progress, progress
-from dpsim.comm.transport import Array, Request
+from dpsim.comm.transport import Array, CollectiveSteps, Enqueued, Request, SteppedAllreduce
 
 OnRanks = Callable[..., Any]
 Done = list[tuple[int, int, float, float]]
@@ -222,6 +223,69 @@ def test_the_thread_never_sleeps_past_the_moment_a_message_is_due(tenths: int, m
     wait_for(lambda: len(done) == 1)
     mechanism.close()
     assert sleeps and max(sleeps) <= due_s
+
+
+class Device(MemoryTransport):
+    """Puts each allreduce into a queue of its own; with ``asks`` a message goes before the first one."""
+
+    def __init__(self, *, queues: bool = True, asks: bool = False) -> None:
+        super().__init__(Mailbox(2, eager=True), 0, 2)
+        self.answer, self.queues, self.asks = Left(), queues, asks
+        self.enqueued: list[Left] = []
+
+    def prepare(self, data: Array, *others: Any, **options: Any) -> Any:
+        def begin() -> CollectiveSteps:
+            if self.asks and not self.answer.taken:
+                yield [self.answer]
+            self.enqueued.append(Left())
+            yield Enqueued(self.enqueued[-1:]) if self.queues else self.enqueued[-1:]
+
+        return SteppedAllreduce(self, begin)
+
+
+@pytest.mark.parametrize("overlap", ["poll", "thread"])
+def test_a_device_has_all_buckets_in_its_queue_before_the_first_is_done(overlap: str) -> None:
+    device, done = Device(), []
+    mechanism = progress(device, "ring", overlap, lambda *what: done.append(what))
+    for bucket in range(3):
+        mechanism.submit(bucket, mechanism.prepare(np.ones(4, np.float32)))
+    wait_for(lambda: len(device.enqueued) == 3)
+    assert (done, mechanism.bucket) == ([], 0)
+    for message in (device.enqueued[2], device.enqueued[0], device.enqueued[1]):
+        message.taken = True
+    mechanism.finish()
+    mechanism.close()
+    assert [what[:2] for what in done] == [(0, 16), (1, 16), (2, 16)]
+    for (*_, end_s), (_, _, begin_s, _) in itertools.pairwise(done):
+        assert end_s <= begin_s  # a queue does one after another
+    assert mechanism.bucket == -1
+
+
+def test_what_is_in_no_queue_is_started_one_after_another() -> None:
+    device = Device(queues=False)
+    mechanism = progress(device, "ring", "poll", lambda *what: None)
+    for bucket in range(3):
+        mechanism.submit(bucket, mechanism.prepare(np.ones(4, np.float32)))
+    for started in (1, 2, 3):
+        assert (len(device.enqueued), mechanism.bucket) == (started, started - 1)
+        device.enqueued[-1].taken = True
+        mechanism.poll()
+    mechanism.finish()
+
+
+def test_nothing_overtakes_a_bucket_that_waits_for_a_message_before_it_is_enqueued() -> None:
+    device = Device(asks=True)
+    mechanism = progress(device, "ring", "poll", lambda *what: None)
+    for bucket in range(3):
+        mechanism.submit(bucket, mechanism.prepare(np.ones(4, np.float32)))
+    mechanism.poll()
+    assert device.enqueued == []
+    device.answer.taken = True
+    mechanism.poll()
+    assert len(device.enqueued) == 3
+    for message in device.enqueued:
+        message.taken = True
+    mechanism.finish()
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])

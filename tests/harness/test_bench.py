@@ -259,6 +259,18 @@ def test_a_time_is_the_median_of_the_rounds_medians_and_the_bound_is_of_the_same
     assert points["mpich-single", "mpi", True, False].fraction_of_bound == pytest.approx(0.2)
 
 
+def test_the_gpus_own_copy_stands_beside_the_bound_and_is_no_allreduce() -> None:
+    copies = (
+        series("dpsim", turns.MEMCPY, [[60], [100]], in_place=False),
+        series("dpsim", turns.MEMCPY, [[5], [5]], in_place=False, cached=True),
+    )
+    plain, copied = result(record(*FULL)), result(record(*FULL, *copies))
+    assert copied.points == plain.points
+    assert plain.sizes[0].memcpy_bytes_per_s is None
+    assert copied.sizes[0].memcpy_bytes_per_s == pytest.approx(2 * 4 * 2**20 / 80e-6)
+    assert copied.sizes[0].bound_bytes_per_s == plain.sizes[0].bound_bytes_per_s
+
+
 def test_the_bound_of_small_sizes_is_left_out() -> None:
     small = [series(s.system, s.algorithm, [[1.0]], default=s.default, size_bytes=64) for s in FULL[:3:2]]
     changed = {"bench": {"min_bytes": 64, "max_bytes": 64}, "series": [codec.to_builtins(one) for one in small]}

@@ -14,7 +14,7 @@ import pytest
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import systems
 from dpsim.harness.bench.algorithms import bench_algorithms
-from dpsim.harness.bench.turns import SCALING
+from dpsim.harness.bench.turns import MEMCPY, SCALING
 from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench
 
@@ -68,7 +68,8 @@ def test_every_version_runs_in_the_simulator_and_everything_says_so(
     kept = bench.read(folder / bench.RECORD)
     assert [system.simulated for system in kept.systems] == [True, True]
     assert kept.systems[0].library.startswith("numba's CUDA simulator")
-    assert {series.cached for series in kept.series if series.algorithm == SCALING} == {False, True}
+    for reference in (SCALING, MEMCPY):
+        assert {series.cached for series in kept.series if series.algorithm == reference} == {False, True}
     assert [(series.algorithm, series.cached) for series in kept.series if series.repeat] == [("two-shot", False)]
     text = (folder / "report.md").read_text()
     assert "on 2 devices, numba's CUDA simulator" in text and "times mean nothing" in text
@@ -116,17 +117,18 @@ def test_a_wrong_bit_is_counted_in_the_check_and_while_timing_and_what_does_not_
         ways = [(way["algorithm"], way["in_place"], way["repeat"]) for way in right]
         assert ways == [
             (SCALING, True, 0),
+            (MEMCPY, False, 0),
             ("ring", True, 0),
             ("ring", False, 0),
             ("two-shot", True, 0),
             ("two-shot", False, 0),
             ("two-shot", True, 1),
         ]
-        assert [way["wrong"] for way in right] == [0] * 6
-        assert [way["wrong"] for way in spoilt] == [1] * 6
-        assert visit["wrong"] == [1] * 6
-        assert [len(times) for times in visit["fresh"]] == [1] * 6  # in the simulator one call of each
-        assert [len(times) for times in visit["cached"]] == [1, 1, 1, 1, 1, 0]
+        assert [way["wrong"] for way in right] == [0] * 7
+        assert [way["wrong"] for way in spoilt] == [1] * 7
+        assert visit["wrong"] == [1] * 7
+        assert [len(times) for times in visit["fresh"]] == [1] * 7  # in the simulator one call of each
+        assert [len(times) for times in visit["cached"]] == [1, 1, 1, 1, 1, 1, 0]
 
 
 def test_the_simulator_takes_tiny_arrays_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 from python_path import extended_path
 
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum, flag_words
+from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"
@@ -49,22 +49,6 @@ CHOSEN = chosen()
 IDS = [f"{case.version}-{case.dtype}-{case.variant}-{mode}" for case, mode in CHOSEN]
 
 
-def host_view(buffer: Any, start: int, like: Any) -> Any:
-    return cases.View(buffer, start, like)
-
-
-def prepared(case: cases.Case, mode: str, **changed: Any) -> tuple[Any, Any]:
-    """(Arguments, Work) of a case, over memory of the host."""
-    from dpsim.kernels.allreduce.cuda import arguments, prepare
-
-    memory = cases.Memory(case, cases.Host, host_view)
-    flags = [cases.Host(np.zeros(flag_words(RANKS), np.uint32)) for _ in range(len(set(case.slots.owners)))]
-    options = {"rank": 1 if mode == "flags" else None, "flags": flags, "compression": None, "sgd": None}
-    options |= memory.options() | changed
-    given = arguments.Arguments(case.version, tuple(memory.arrays), case.slots, mode=mode, **options)
-    return given, prepare.prepare(given)
-
-
 @pytest.fixture(scope="module")
 def compiled() -> Callable[[cases.Case, str], str]:
     """The PTX of exactly what ``make`` would start, for sm_80 (every GPU since then runs it)."""
@@ -78,7 +62,7 @@ def compiled() -> Callable[[cases.Case, str], str]:
 
         @functools.cache
         def compile_one(case: cases.Case, mode: str, cc: tuple[int, int] = (8, 0)) -> str:
-            given, work = prepared(case, mode)
+            given, work = cases.prepared(case, mode)
             types = prepare.signature(prepare.call(given, work, 0, 1, 0))
             ptx, _ = cuda.compile(
                 work.kernel.py_func,
@@ -174,11 +158,29 @@ def test_no_product_is_joined_with_a_sum(case: cases.Case, mode: str, compiled: 
     assert "mul.rn.f" in ptx
 
 
-def loops(lines: list[str]) -> list[list[str]]:
-    """The lines from a label to each jump back to it."""
+@pytest.mark.parametrize(("case", "mode"), CHOSEN, ids=IDS)
+def test_arguments_are_packed_as_the_compiled_kernel_takes_them(
+    case: cases.Case, mode: str, compiled: Callable[..., str]
+) -> None:
+    from dpsim.kernels.allreduce.cuda import bound, prepare
+
+    entry = re.search(r"\.entry\s+\w+\s*\(([^)]*)\)", compiled(case, mode))
+    assert entry is not None
+    kinds = re.findall(r"\.param\s+\.([a-z])(\d+)", entry[1])
+    given, work = cases.prepared(case, mode)
+    packed = bound.Packed(prepare.call(given, work, 0, 1, 0))
+    assert [int(bits) // 8 for _, bits in kinds] == [dtype.itemsize for dtype in packed.dtypes]
+    for (kind, _), dtype in zip(kinds, packed.dtypes, strict=True):
+        assert kind in ("f", "b") if dtype.kind == "f" else kind in ("u", "s", "b")
+
+
+def innermost_loops(lines: list[str]) -> list[list[str]]:
+    """The lines from a label to each jump back to it, where no other such loop lies between them."""
     labels = {line.rstrip(":"): i for i, line in enumerate(lines) if line.startswith("$") and line.endswith(":")}
     jumps = ((i, re.search(r"bra(?:\.uni)?\s+(\$\w+)", line)) for i, line in enumerate(lines))
-    return [lines[labels[jump[1]] : i + 1] for i, jump in jumps if jump and labels[jump[1]] < i]
+    loops = {(labels[jump[1]], i) for i, jump in jumps if jump and labels[jump[1]] < i}
+    inner = {(a, b) for a, b in loops if not any(a <= c and d <= b and (c, d) != (a, b) for c, d in loops)}
+    return [lines[first : last + 1] for first, last in sorted(inner)]
 
 
 @pytest.mark.parametrize(("mode", "scope"), [("flags", "sys"), ("one-launch", "gpu")])
@@ -190,23 +192,25 @@ def test_ranks_wait_by_flags_that_are_read_anew_in_each_turn(
     other = {"sys": "gpu", "gpu": "sys"}[scope]
     assert f"st.release.{scope}.global.u32" in ptx
     assert f".{other}." not in ptx
-    lines = [line.strip() for line in ptx.splitlines()]
-    inner = [loop for loop in loops(lines) if not any("bar.sync" in line for line in loop)]
-    polls = [loop for loop in inner if any(f"ld.acquire.{scope}.global.u32" in line for line in loop)]
+    loops = innermost_loops([line.strip() for line in ptx.splitlines()])
+    polls = [loop for loop in loops if any(f"ld.acquire.{scope}.global.u32" in line for line in loop)]
     assert polls
     for loop in polls:
-        assert len(loop) < 20  # the innermost one
+        assert len(loop) < 20
         assert not vector_accesses("\n".join(loop), "ld")
+        assert not any("%globaltimer" in line for line in loop)  # the clock is read once in many polls
+    assert "%globaltimer" in ptx
     # every wait: all threads of the block have written, some thread releases; some acquires, all threads go on
-    order = re.findall(r"bar\.sync|barrier\.sync|st\.release|ld\.acquire", ptx)
+    order = re.findall(r"bar(?:rier)?(?:\.cta)?\.(?:sync|red)|st\.release|ld\.acquire", ptx)
     kinds = [kind for kind, _ in itertools.groupby("bar" if "bar" in word else word for word in order)]
-    assert kinds[:4] == ["bar", "st.release", "ld.acquire", "bar"]
+    assert kinds[:3] == ["bar", "st.release", "ld.acquire"]
+    assert order.count("st.release") > 0 and any("red" in word for word in order)
 
 
 def test_kernels_that_do_not_wait_have_no_flags(compiled: Callable[..., str]) -> None:
     for version in ("halving-doubling", "one-shot", "two-shot"):
         ptx = compiled(cases.Case(version, "float32", RANKS, 100), "split")
-        assert not re.findall(r"\.acquire|\.release|bar\.sync", ptx)
+        assert not re.findall(r"\.acquire|\.release|bar\.sync|bar\.red|globaltimer", ptx)
 
 
 def test_only_kernels_that_wait_ask_for_a_cooperative_launch() -> None:
@@ -247,6 +251,20 @@ def test_ranks_that_are_processes_wait_for_each_other_by_flags_in_the_simulator(
     assert simulated(python, "simulate_cuda_flags.py", "8") == {"1": [], "2": [], "3": [], "4": []}
 
 
+def test_a_rank_that_does_not_come_ends_the_kernels_of_all_and_is_named(python: Callable[..., Any]) -> None:
+    """Also its own, when it comes at last."""
+    results = simulated(python, "simulate_cuda_flags.py", "missing")
+    assert [(result["version"], result["ranks"]) for result in results][-2:] == [("two-shot", 2), ("ring", 4)]
+    for result in results:
+        ranks, missing = result["ranks"], result["ranks"] - 1
+        assert len(result["said"]) == ranks
+        for text in result["said"]:
+            named = re.match(r"rank (\d) has waited 0.5 s for rank (\d) in an allreduce on GPUs", text)
+            assert named is not None and int(named[1]) < missing and int(named[2]) == missing
+    assert min(max(result["taken_s"]) for result in results) < 2  # the others when the machine is busy, too
+    assert all(min(result["taken_s"][:-1]) >= 0.5 for result in results if result["ranks"] == 2)
+
+
 def test_a_flag_is_behind_or_not_whatever_the_numbers_have_come_to() -> None:
     from dpsim.kernels.allreduce.cuda.kernels import behind
 
@@ -263,6 +281,7 @@ def test_a_flag_is_behind_or_not_whatever_the_numbers_have_come_to() -> None:
         ({"mode": "flags"}, "mode 'flags' for all ranks"),
         ({"mode": "one-launch", "rank": 0}, "mode 'one-launch' for one rank"),
         ({"mode": "flags", "rank": 0, "flags": None}, "mode 'flags' without flags"),
+        ({"mode": "flags", "rank": 0, "most_blocks": 0}, "most_blocks is 0"),
         ({"mode": "split", "rank": 4}, "rank 4"),
         ({"version": "ring", "sgd": Momentum(w=[], v=[], momentum=0.0, rate=0.0)}, "ring with sgd"),
         ({"sgd": Momentum(w=[], v=[], momentum=0.0, rate=0.0)}, "0 arrays as w"),
@@ -294,83 +313,3 @@ def test_arrays_of_different_length_or_not_contiguous_are_refused() -> None:
         prepare.make("two-shot", [cases.Host(np.zeros(16, np.float32)[::2]) for _ in range(2)], order)
     with pytest.raises(ConfigError, match="an array of type ndarray"):
         prepare.make("two-shot", [np.zeros(8, np.float32) for _ in range(2)], order)
-
-
-class Recorded:
-    """A kernel that runs nothing and notes what it is started with, on a GPU that runs ``at_once`` blocks at once."""
-
-    def __init__(self, at_once: int) -> None:
-        self.at_once = at_once
-        self.configured: list[tuple[Any, ...]] = []
-        self.started: list[tuple[Any, ...]] = []
-
-    def compile(self, types: Any) -> Any:
-        return self
-
-    def max_cooperative_grid_blocks(self, threads: int) -> int:
-        return self.at_once
-
-    def __getitem__(self, configuration: tuple[Any, ...]) -> Callable[..., None]:
-        self.configured.append(configuration)
-        return lambda *args: self.started.append((configuration[0], *args))
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Recorded]]:
-    """(Launch, its kernel) of a case."""
-    from dpsim.kernels.allreduce.cuda import prepare
-
-    monkeypatch.setattr(prepare, "on_device", lambda words: cases.Host(np.array(words, np.int64)))
-
-    def make(
-        version: str, mode: str, *, at_once: int = 264, length: int = 1 << 20, **changed: Any
-    ) -> tuple[Any, Recorded]:
-        given, work = prepared(cases.Case(version, "float32", RANKS, length), mode, **changed)
-        kernel = Recorded(at_once)
-        return prepare.launch(given, replace(work, kernel=kernel)), kernel
-
-    return make
-
-
-def test_a_stage_starts_one_kernel_and_is_configured_once_a_stream(recorded: Callable[..., Any]) -> None:
-    launch, kernel = recorded("two-shot", "one-launch")
-    one, other = object(), object()
-    for stream in (one, one, one, other, other):
-        for stage in launch.stages:
-            stage(stream)
-    assert [configuration[2] for configuration in kernel.configured] == [one, other]
-    assert len(kernel.started) == 5
-    assert len(set(map(str, kernel.started))) == 1
-
-
-def test_stages_do_the_steps_one_after_another(recorded: Callable[..., Any]) -> None:
-    def steps(version: str, mode: str, **changed: Any) -> tuple[int, list[tuple[int, int]], set[int]]:
-        launch, kernel = recorded(version, mode, **changed)
-        for stage in launch.stages:
-            stage(0)
-        return len(launch.stages), [call[1:3] for call in kernel.started], {call[3] for call in kernel.started}
-
-    each = [(step, step + 1) for step in range(6)]
-    assert steps("ring", "one-launch") == (1, [(0, 6)], {0})
-    assert steps("ring", "flags") == (1, [(0, 6)], {1})
-    assert steps("ring", "split") == (6, each, {0})
-    assert steps("ring", "split", rank=2) == (8, each, {2})  # and where it is ready, and done
-    assert steps("one-shot", "split") == (2, each[:2], {0})
-    assert steps("two-shot", "split", rank=3) == (3, each[:1], {3})
-    assert steps("two-shot", "one-launch") == (1, each[:1], {0})
-
-
-def test_ranks_have_as_many_blocks_as_run_at_once_and_elements_need(recorded: Callable[..., Any]) -> None:
-    def grid(version: str, mode: str, **changed: Any) -> Any:
-        launch, kernel = recorded(version, mode, **changed)
-        launch.stages[0](0)
-        return kernel.started[0][0]
-
-    assert grid("one-shot", "one-launch") == (66, RANKS)
-    assert grid("one-shot", "one-launch", length=5000) == (3, RANKS)
-    assert grid("two-shot", "one-launch", length=16_384) == (2, RANKS)
-    assert grid("one-shot", "flags") == (64, 1)
-    with pytest.raises(ConfigError, match="flags between GPUs of which this one runs 32 blocks at once"):
-        recorded("one-shot", "flags", at_once=32)
-    with pytest.raises(ConfigError, match="4 logical devices"):
-        recorded("one-shot", "one-launch", at_once=3)

@@ -12,7 +12,7 @@ import numpy as np
 from wire_reference import rounded
 
 from dpsim.kernels.allreduce import reference
-from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum
+from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum, flag_words
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 
 Array = Any
@@ -203,3 +203,16 @@ class Memory:
             if (fetch(placed.buffer)[outside] != placed.before[outside]).any():
                 return f"something was written outside of an array of {placed.dtype} [{self.case.length}]"
         return None
+
+
+def prepared(case: Case, mode: str, **changed: Any) -> tuple[Any, Any]:
+    """(Arguments, Work) of a case, over memory of the host, for kernels that are compiled and never run."""
+    from dpsim.kernels.allreduce.cuda import arguments, prepare
+
+    memory = Memory(case, Host, View)
+    ranks = len(set(case.slots.owners))
+    flags = [Host(np.zeros(flag_words(ranks), np.uint32)) for _ in range(ranks)]
+    options = {"rank": 1 if mode == "flags" else None, "flags": flags, "compression": None, "sgd": None}
+    options |= memory.options() | changed
+    given = arguments.Arguments(case.version, tuple(memory.arrays), case.slots, mode=mode, **options)
+    return given, prepare.prepare(given)

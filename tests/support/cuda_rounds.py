@@ -20,11 +20,12 @@ import numpy as np
 from numba import cuda
 
 from dpsim.kernels.allreduce import registry
-from dpsim.kernels.allreduce.cuda.launch import flag_words
+from dpsim.kernels.allreduce.cuda.launch import Watch, flag_words
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.launch import teardown
 
 LENGTH = 70_001
+WAIT_LIMIT_S = 20.0
 
 
 @cuda.jit
@@ -65,9 +66,12 @@ def run_rank(rank: int, ranks: int, rounds: int, pipe: Connection, barrier: Any)
     opened = {peer: handles for peer, handles in enumerate(pipe.recv()) if peer != rank}
     memory = {peer: [opened_directly(handle) for handle in handles] for peer, handles in opened.items()} | {rank: own}
     arrays, flags = ([memory[peer][which] for peer in range(ranks)] for which in (0, 1))
+    report = cuda.pinned_array(1, np.uint32)
+    report[0] = 0
+    watch = Watch(limit_s=WAIT_LIMIT_S, report=report)
     actual = {}
     for version in registry.versions("cuda"):
-        launch = version.make(arrays, slots(range(ranks + 1)), rank=rank, mode="flags", flags=flags)
+        launch = version.make(arrays, slots(range(ranks + 1)), rank=rank, mode="flags", flags=flags, watch=watch)
         wrong = cuda.to_device(np.zeros(1, np.int32))
         barrier.wait()  # compiled everywhere: the kernels' waiting is for kernels alone
         for number in range(rounds):
@@ -76,6 +80,7 @@ def run_rank(rank: int, ranks: int, rounds: int, pipe: Connection, barrier: Any)
                 stage(0)
         fill_and_check(rounds, rank, ranks, own[0], wrong)
         actual[version.name] = int(wrong.copy_to_host()[0])
+        watch.check(ranks)
         barrier.wait()
     for handles in opened.values():
         for handle in handles:

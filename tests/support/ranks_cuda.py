@@ -67,8 +67,8 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
             trainer = open_trainer(comm, case | {"backend": backend})
         losses = [trainer.step().sums.loss for _ in range(steps)]
         test = trainer.evaluate()
-        launches = trainer.transport._launches.values() if isinstance(trainer.transport, CudaTransport) else ()
-        stages = sorted({len(launch.stages) for launch in launches})
+        launches = trainer.transport.launches if isinstance(trainer.transport, CudaTransport) else None
+        stages = sorted({len(launch.stages) for launch in (launches.bound if launches is not None else ())})
         trainer.close()
         ran[name] = {
             "digests": comm.allgather(trainer.digest()),
@@ -130,7 +130,7 @@ def moved(comm: MPI.Intracomm) -> dict[str, Any]:
     actual = {
         "right": all(all(steps) for steps in comm.allgather(right)),
         "elsewhere": elsewhere.tolist(),
-        "launches": len(transport._launches),
+        "launches": len(transport.launches.bound) if transport.launches is not None else 0,
         "aligned": memory.ctypes.data % 64,
     }
     transport.close()

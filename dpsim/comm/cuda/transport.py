@@ -9,26 +9,35 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dpsim.backend import CUDA_VERSIONS
 from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access, find_access
 from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.compute import Compute, HostCompute
-from dpsim.comm.cuda.device import Device, PeerMemory
+from dpsim.comm.cuda.device import Device, DeviceArray
+from dpsim.comm.cuda.launches import Launches, Task, kernel_of
 from dpsim.comm.mpi import MpiRequest, MpiTransport
-from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, SteppedAllreduce, SummationOrder
-from dpsim.errors import CommunicationError, ConfigError
-from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, flag_words
+from dpsim.comm.transport import (
+    Array,
+    CollectiveSteps,
+    Enqueued,
+    PersistentAllreduce,
+    SteppedAllreduce,
+    SummationOrder,
+)
+from dpsim.errors import ConfigError
+from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
+
+WAIT_LIMIT_S = 600.0
+"""How long kernels wait for a rank before training ends with an error: ten minutes, as PyTorch's process groups do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """Memory from one ``allocate``: where gradients are produced, and as many bytes on every rank's device."""
+    """Memory from one ``allocate``: where gradients are produced, and the number of its block on the devices."""
 
     produced: NDArray[np.uint8]
-    memory: PeerMemory
+    number: int
 
     def place(self, data: Array) -> slice | None:
         """Where ``data`` lies in the block; None if it lies elsewhere."""
@@ -41,11 +50,19 @@ class CudaTransport(MpiTransport):
     """MPI's messages, and an allreduce of allocated memory by the CUDA kernels, in the fixed order of ``tree``.
 
     Its kernels run in one stream, in the order in which buckets are handed in. Data that is not in memory it allocated
-    (losses, the initial state) is sent as by ``MpiTransport``. Raises ``ConfigError`` without a GPU and for ranks
-    on several machines.
+    (losses, the initial state) is sent as by ``MpiTransport``. ``most_blocks`` bounds how much of a GPU a kernel
+    occupies while it waits for other ranks, for ``wait_limit_s`` at most. Raises ``ConfigError`` without a GPU and for
+    ranks on several machines.
     """
 
-    def __init__(self, comm: MPI.Intracomm, devices_a_node: int = 1) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        devices_a_node: int = 1,
+        *,
+        most_blocks: int = MOST_BLOCKS,
+        wait_limit_s: float = WAIT_LIMIT_S,
+    ) -> None:
         super().__init__(comm, devices_a_node)
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         number, local_ranks = node.rank, node.size
@@ -61,11 +78,9 @@ class CudaTransport(MpiTransport):
         self.access: Access | None = find_access(self.device, comm) if comm.size > 1 else None
         self._stream = self.device.stream()
         self._blocks: list[_Block] = []
-        self._codes: list[PeerMemory] = []
-        self._flags: list[PeerMemory] = []
-        if self.access is not None and self.access.mode == "flags":
-            self._flags.append(self._share(4 * flag_words(comm.size)))
-        self._launches: dict[tuple[int, int, str], Launch] = {}
+        self.launches: Launches | None = None
+        if self.access is not None:
+            self.launches = Launches(comm, self.device, self.access, most_blocks=most_blocks, wait_limit_s=wait_limit_s)
 
     @property
     def description(self) -> str:
@@ -75,8 +90,8 @@ class CudaTransport(MpiTransport):
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         produced = self.compute.allocate(size_bytes)
-        if self.access is not None:
-            self._blocks.append(_Block(produced=produced, memory=self._share(size_bytes)))
+        if self.launches is not None:
+            self._blocks.append(_Block(produced=produced, number=self.launches.allocate(size_bytes)))
         return produced
 
     def prepare(
@@ -87,29 +102,29 @@ class CudaTransport(MpiTransport):
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
-        """The kernels' allreduce of memory that it allocated; the first run compiles them, collectively."""
+        """The kernels' allreduce of memory that it allocated, compiled on this rank; its first run is collective."""
         for block in self._blocks if order is None and kind == "allreduce" else ():
-            if (place := block.place(data)) is not None:
-                begin = functools.partial(self._rounds, block, place, data, algorithm, compression)
-                return SteppedAllreduce(self, begin)
+            if self.launches is not None and (place := block.place(data)) is not None:
+                task = Task(kernel_of(data.dtype, algorithm, compression), block.number, place.start, place.stop)
+                self.device.use()
+                self.launches.compile(task)
+                bucket = self.launches.arrays(task)[self.rank]
+                return SteppedAllreduce(self, functools.partial(self._rounds, self.launches, task, bucket, data))
         return None
 
     def close(self) -> None:
         self.device.use()
         self._stream.wait()
-        self._launches.clear()
-        for memory in [block.memory for block in self._blocks] + self._codes + self._flags:
-            memory.close()
-        for shared in (self._blocks, self._codes, self._flags):
-            shared.clear()
+        self._blocks.clear()
+        if self.launches is not None:
+            self.launches.close()
 
-    def _rounds(
-        self, block: _Block, place: slice, data: Array, algorithm: str, compression: Compression | None
-    ) -> CollectiveSteps:
+    def _rounds(self, launches: Launches, task: Task, bucket: DeviceArray, data: Array) -> CollectiveSteps:
         """The stages of a kernel, each once every rank has done the one before (see ``Launch``)."""
         self.device.use()
-        stages = self._launch(block, place, data, algorithm, compression).stages
-        bucket = block.memory.ranks[self.rank][place].view(data.dtype)
+        yield from launches.agree(task)
+        launches.check()
+        stages = launches.launch(task).stages
         self.compute.give(self._stream, data, bucket)
         for number, stage in enumerate(stages):
             if number:
@@ -117,38 +132,7 @@ class CudaTransport(MpiTransport):
                 yield [MpiRequest([self.comm.Ibarrier()])]
                 self.device.use()
             stage(self._stream.launch)
-        yield [self.compute.take(self._stream, bucket, data)]
-
-    def _launch(
-        self, block: _Block, place: slice, data: Array, algorithm: str, compression: Compression | None
-    ) -> Launch:
-        """The kernel for these bytes, compiled and bound to them when they are first reduced. Collective then."""
-        assert self.access is not None
-        key = (data.ctypes.data, data.nbytes, algorithm)
-        if key not in self._launches:
-            self._launches[key] = registry.find("cuda", CUDA_VERSIONS[algorithm]).make(
-                [memory[place].view(data.dtype) for memory in block.memory.ranks],
-                tree.slots(range(self.size + 1)),
-                rank=self.rank,
-                mode=self.access.mode,
-                flags=[memory.view(np.uint32) for shared in self._flags for memory in shared.ranks],
-                compression=None if compression is None else self._codes_of(data.size, compression),
-            )
-        return self._launches[key]
-
-    def _codes_of(self, elements: int, compression: Compression) -> Codes:
-        memory = self._share(2 * elements)
-        self._codes.append(memory)
-        return Codes(
-            dtype=compression.dtype, scale=compression.scale, arrays=[array.view(np.uint16) for array in memory.ranks]
-        )
-
-    def _share(self, size_bytes: int) -> PeerMemory:
-        assert self.access is not None
-        memory = self.device.share(self.comm, size_bytes, self.access.way)
-        if memory is None:
-            raise CommunicationError(
-                f"there is no room for {size_bytes} bytes that all ranks' GPUs reach",
-                remedy="use a smaller model, or --backend cpu",
-            )
-        return memory
+        done = self.compute.take(self._stream, bucket, data)
+        # with flags the next kernel may follow at once; without them its host barriers would mix with these
+        yield Enqueued([done]) if self.access is not None and self.access.mode == "flags" else [done]
+        launches.check()

@@ -15,7 +15,7 @@ from dpsim.comm.cuda.available import cupy_version, open_device
 from dpsim.comm.cuda.device import Device, DeviceArray
 from dpsim.errors import ConfigError
 from dpsim.harness.bench.logical import HEAD_START_BYTES, Buffers, Timed, buffers, kind, lane, prepared
-from dpsim.harness.bench.turns import SCALE, SCALING, Burst, Variant, bursts, obey, timed
+from dpsim.harness.bench.turns import MEMCPY, SCALE, SCALING, Burst, Variant, bursts, obey, timed
 from dpsim.harness.measurement.environment import version as installed_version
 from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.kernels.allreduce.reference import from_bfloat16
@@ -120,6 +120,9 @@ class LogicalDevices:
 
         not_scaled = functools.partial(self._not_scaled, memory)
         variants = [dataclasses.replace(variant(SCALING, self._scaling(whole)), wrong=not_scaled)]
+        copy = functools.partial(self._copy, source, whole)
+        not_copied = functools.partial(self._not_copied, memory, source)
+        variants.append(dataclasses.replace(variant(MEMCPY, copy), source=source, wrong=not_copied))
         for version in versions("cuda"):
             if version.name not in self._algorithms or size_bytes > (version.most_bytes or size_bytes):
                 continue
@@ -137,6 +140,10 @@ class LogicalDevices:
         two_shot = next(version for version in versions("cuda") if version.name == "two-shot")
         return prepared(two_shot, [whole.view(kind(self._dtype))], slots([0, 1]), self._mode, SCALE)
 
+    def _copy(self, source: DeviceArray, target: DeviceArray, stream: Any) -> None:
+        """The device's own copy, beside scaling. ``stream`` is the lane's."""
+        self._device.copy(self._lane.stream, source, target)
+
     def _after_copy(self, source: DeviceArray, target: DeviceArray, run: Timed, stream: Any) -> None:
         """Reduce out of place: a copy goes before, since the kernels add in place. ``stream`` is the lane's."""
         self._device.copy(self._lane.stream, source, target)
@@ -146,6 +153,10 @@ class LogicalDevices:
         """Wrong elements of the sum, and elements of the source that have changed."""
         changed = int(self._device.xp.count_nonzero(source != memory.pristine))
         return memory.wrong(self._device.xp) + changed
+
+    def _not_copied(self, memory: Buffers, source: DeviceArray) -> int:
+        """Bytes of the copy and of its source that are not the original ones."""
+        return sum(int(self._device.xp.count_nonzero(each != memory.pristine)) for each in (memory.whole, source))
 
     def _not_scaled(self, memory: Buffers) -> int:
         """Elements that are not the original ones times SCALE. bfloat16 is compared in float32: halving it is exact."""

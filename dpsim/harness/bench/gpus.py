@@ -16,16 +16,20 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.cuda.access import Access, find_access
+from dpsim.comm.cuda.agreement import raise_on_all
 from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory
-from dpsim.errors import CommunicationError
+from dpsim.errors import CommunicationError, DpsimError
 from dpsim.harness.bench.cuda import DEFAULT, SIMULATED_EFFORT, library, nanoseconds
 from dpsim.harness.bench.logical import PERIOD, bits, encoded, kind, placed
 from dpsim.harness.bench.turns import Burst, Variant, bursts, obey, timed
 from dpsim.kernels.allreduce import registry, tree
-from dpsim.kernels.allreduce.cuda.launch import flag_words
+from dpsim.kernels.allreduce.cuda.launch import Launch, Watch, flag_words
 from dpsim.progress import Progress
 from dpsim.units import format_size
+
+_WAIT_LIMIT_S = 30.0
+"""How long kernels wait for a rank: all begin a call at a barrier of their hosts."""
 
 
 class Numbers:
@@ -79,6 +83,7 @@ class Kernels:
         self._comm, self._device, self._stream = comm, device, device.stream()
         self.access: Access = find_access(device, comm)
         self._flags = self.share(4 * flag_words(comm.size))
+        self._watch = Watch(limit_s=_WAIT_LIMIT_S, report=device.host_memory(4).view(np.uint32))
 
     def share(self, size_bytes: int) -> PeerMemory:
         """Memory that all ranks' kernels reach. Raises ``CommunicationError`` where there is none left."""
@@ -90,17 +95,32 @@ class Kernels:
         return memory
 
     def variants(self, memory: PeerMemory, dtype: str, algorithms: tuple[str, ...] = ()) -> list[Variant]:
-        """Every version (or the named ones) on this memory, in place."""
-        comm, mode = self._comm, self.access.mode
-        arrays, slots = [array.view(kind(dtype)) for array in memory.ranks], tree.slots(range(comm.size + 1))
-        words = [array.view(np.uint32) for array in self._flags.ranks] if mode == "flags" else None
-        own, variants = arrays[comm.rank], list[Variant]()
+        """Every version (or the named ones) on this memory, in place. Raises on all ranks what one rank meets."""
+        arrays = [array.view(kind(dtype)) for array in memory.ranks]
+        own, variants = arrays[self._comm.rank], list[Variant]()
+        error: DpsimError | None = None
         for version in registry.versions("cuda"):
             if version.name in (algorithms or (version.name,)) and own.nbytes <= (version.most_bytes or own.nbytes):
-                stages = version.make(arrays, slots, rank=comm.rank, mode=mode, flags=words).stages
-                call = functools.partial(self._run, stages)
+                try:
+                    call = functools.partial(self._run, self._launch(version, arrays).stages)
+                except DpsimError as met:
+                    error = met
+                    break
                 variants.append(Variant(algorithm=version.name, source=own, target=own, call=call))
+        raise_on_all(self._comm, error)
         return variants
+
+    def _launch(self, version: registry.Version, arrays: list[DeviceArray]) -> Launch:
+        flags = self.access.mode == "flags"
+        launch: Launch = version.make(
+            arrays,
+            tree.slots(range(self._comm.size + 1)),
+            rank=self._comm.rank,
+            mode=self.access.mode,
+            flags=[array.view(np.uint32) for array in self._flags.ranks] if flags else None,
+            watch=self._watch if flags else None,
+        )
+        return launch
 
     def close(self) -> None:
         """Free the memory of the flags. No variant may be called afterwards. Collective."""
@@ -113,6 +133,7 @@ class Kernels:
                 self._comm.Barrier()
             stage(self._stream.launch)
         self._stream.wait()
+        self._watch.check(self._comm.size)
 
 
 class Nccl:

@@ -1,30 +1,35 @@
 """How several logical devices of one GPU are measured: their buffers, and one sample of a kernel in its stream.
 
-A sample is three pieces of work in a row: a long copy, during which the host submits what follows; a copy of the
-numbers into the buffers, which rewrites them as backward would; and the work that is timed. Events before and after
-each of the last two bound them, so that the host's time to launch is in neither.
+A sample is three pieces of work in a row: long copies, the head start, during which the host submits what follows; a
+copy of the numbers into the buffers, which rewrites them as backward would; and the work that is timed. Events before
+and after each of the last two bound them, so that the host's time to launch is in neither: a sample whose head start
+ended before the host was done is taken again, with twice the head start.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.comm.cuda.device import Device, DeviceArray, Stream
+from dpsim.comm.cuda.device import Device, DeviceArray, Event, Stream
+from dpsim.errors import CommunicationError
 from dpsim.kernels.allreduce import reference, tree
 from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.kernels.allreduce.registry import Version
+from dpsim.units import format_size
 
 HEAD_START_BYTES = 256 << 20
 _ALIGNMENT_BYTES = 256
 PERIOD = 1_000_003
 """The random numbers repeat after a prime number of elements, so that no exchange of equal parts goes unnoticed."""
 _CALLS_A_HEAD_START = 4
+_MOST_COPIES = 256
+"""More copies a head start would fill the queue of launches, which the host then waits for."""
 
 Timed = Callable[[Any], object]
 """Work in the stream that it is called with."""
@@ -108,33 +113,65 @@ def buffers(
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """A stream in which samples are taken; ``head_start``: memory to copy from and to."""
+    """A stream in which samples are taken; ``head_start``: memory to copy from and to.
+
+    ``copies`` is how many such copies a head start needs for as many timed calls, as far as that is known by now.
+    """
 
     device: Device
     stream: Stream
     head_start: tuple[DeviceArray, DeviceArray]
+    copies: dict[int, int] = field(default_factory=dict)
 
     def sample(self, source: DeviceArray, target: DeviceArray, timed: Timed) -> tuple[float, float]:
         """Seconds of the copy from ``source`` that rewrites ``target``, and of what is timed."""
-        self.device.copy(self.stream, *self.head_start)
-        before = self.stream.record()
-        self.device.copy(self.stream, source, target)
-        between = self.stream.record()
-        timed(self.stream.launch)
-        after = self.stream.record()
-        after.wait()
+
+        def submit() -> list[Event]:
+            self.device.copy(self.stream, source, target)
+            between = self.stream.record()
+            timed(self.stream.launch)
+            return [between, self.stream.record()]
+
+        before, between, after = self._ahead(1, submit)
         return between.seconds_since(before), after.seconds_since(between)
 
     def burst(self, calls: int, timed: Timed) -> list[float]:
         """Seconds of each of ``calls`` in a row, with nothing between them."""
-        for _ in range(1 + calls // _CALLS_A_HEAD_START):
-            self.device.copy(self.stream, *self.head_start)
-        events = [self.stream.record()]
-        for _ in range(calls):
-            timed(self.stream.launch)
-            events.append(self.stream.record())
-        events[-1].wait()
+
+        def submit() -> list[Event]:
+            events = []
+            for _ in range(calls):
+                timed(self.stream.launch)
+                events.append(self.stream.record())
+            return events
+
+        events = self._ahead(calls, submit)
         return [after.seconds_since(before) for before, after in itertools.pairwise(events)]
+
+    def _ahead(self, calls: int, submit: Callable[[], list[Event]]) -> list[Event]:
+        """The end of a head start and the events of what is submitted during it, once they are reached.
+
+        Raises ``CommunicationError`` if no head start is long enough.
+        """
+        copies = self.copies.setdefault(calls, 1 + calls // _CALLS_A_HEAD_START)
+        while True:
+            for _ in range(copies):
+                self.device.copy(self.stream, *self.head_start)
+            before = self.stream.record()
+            events = submit()
+            late = before.done() and not self.device.simulated  # the device may have waited for the host
+            events[-1].wait()
+            if not late:
+                return [before, *events]
+            copies *= 2
+            if copies > _MOST_COPIES:
+                size = format_size(self.head_start[0].nbytes)
+                raise CommunicationError(
+                    f"the host takes longer to submit {calls} calls than {copies // 2} copies of {size} take on "
+                    f"{self.device.name}, so that its time would be measured",
+                    remedy="end what else uses the processor, and measure again",
+                )
+            self.copies[calls] = copies
 
     def wrong_after(self, memory: Buffers, timed: Timed) -> int:
         """Wrong elements once ``timed`` has run on fresh numbers."""

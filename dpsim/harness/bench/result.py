@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpsim.harness.bench.turns import SCALING
+from dpsim.harness.bench.turns import MEMCPY, SCALING
 from dpsim.harness.measurement.statistics import median_interval, median_ratio
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import slots
@@ -18,21 +18,25 @@ from dpsim.units import ITEM_BYTES
 FRACTION_FROM_BYTES = 64 * 2**10
 """Below this size the time of scaling is that of calling it, and says nothing of memory."""
 
+REFERENCES = (SCALING, MEMCPY)
+"""What is timed beside the allreduces, to compare them with."""
+
 
 def result(record: BenchRecord) -> BenchResult:
     """Points and sizes in ascending order of size. Variants that were wrong somewhere have a point without times."""
     bounds = {(s.size_bytes, s.cached): s for s in record.series if s.algorithm == SCALING}
+    copies = {s.size_bytes: s for s in record.series if s.algorithm == MEMCPY and not s.cached}
     moved = _bytes_moved(record)
     points = []
     for series in sorted(record.series, key=lambda s: s.size_bytes):
-        if series.algorithm != SCALING and not series.repeat:
+        if series.algorithm not in REFERENCES and not series.repeat:
             one_memory = record.bench.backend == "cpu" or series.system == OWN
             bound = bounds.get((series.size_bytes, series.cached)) if one_memory else None
             bytes_moved = moved.get((series.system, series.algorithm, series.size_bytes))
             points.append(_point(record, series, bound, bytes_moved))
     return BenchResult(
         points=tuple(points),
-        sizes=tuple(_size(record, size, bounds.get((size, False))) for size in record.bench.sizes()),
+        sizes=tuple(_size(record, size, bounds.get((size, False)), copies.get(size)) for size in record.bench.sizes()),
         rounds=max((len(series.rounds_ns) for series in record.series), default=0),
     )
 
@@ -91,15 +95,17 @@ def _fraction(series: Series, bound: Series | None) -> float | None:
     return statistics.median(scaling / own for scaling, own in pairs)
 
 
-def _size(record: BenchRecord, size: int, bound: Series | None) -> BenchSize:
-    fresh = [s for s in record.series if s.size_bytes == size and not s.cached and s.algorithm != SCALING]
+def _size(record: BenchRecord, size: int, bound: Series | None, copy: Series | None) -> BenchSize:
+    fresh = [s for s in record.series if s.size_bytes == size and not s.cached and s.algorithm not in REFERENCES]
     own = [s for s in fresh if s.system == OWN and s.in_place]
     first = next(s for s in own if s.default and not s.repeat)
     second = next((s for s in own if s.repeat), None)
     timed = [s for s in own if s.rounds_ns and not s.repeat]
     best = min(timed, key=_median_s, default=first)
-    meaningful = bound is not None and bound.rounds_ns and size >= FRACTION_FROM_BYTES
-    bound_s = _median_s(bound) if bound is not None and meaningful else None
+    bound_s, copy_s = (
+        _median_s(of_memory) if of_memory is not None and of_memory.rounds_ns and size >= FRACTION_FROM_BYTES else None
+        for of_memory in (bound, copy)
+    )
     default_s = _median_s(first) if first.rounds_ns else None
     peers = _ratios(record, first, [s for s in fresh if s.system != OWN and s.rounds_ns]) if first.rounds_ns else ()
     of_mpi = {system.name for system in record.systems if system.kind == "mpi"}
@@ -117,6 +123,7 @@ def _size(record: BenchRecord, size: int, bound: Series | None) -> BenchSize:
         else abs(_median_s(second) / _median_s(first) - 1),
         best_mpi=min((r for r in peers if r.system in of_mpi), key=lambda r: r.ratio, default=None),
         peers=peers,
+        memcpy_bytes_per_s=None if copy_s is None else 2 * record.bench.devices * size / copy_s,
     )
 
 

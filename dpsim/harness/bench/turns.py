@@ -29,6 +29,8 @@ clock = time.perf_counter_ns
 
 SCALING = "scaling"
 """The name under which in-place scaling, the bound of every allreduce, takes its turns."""
+MEMCPY = "memcpy"
+"""The name under which a copy within a GPU takes its turns: as many bytes read and written as by scaling."""
 SCALE = 0.5
 _LEAD_NS = 3_000
 _TIMEOUT_NS = 120_000_000_000

@@ -61,7 +61,12 @@ SAMPLES = (
     DEVICES,
     _SYSTEM,
     _PEER,
-    Column("algorithm", "category", "name", "The allreduce algorithm; `scaling` is the bound."),
+    Column(
+        "algorithm",
+        "category",
+        "name",
+        "The allreduce algorithm; `scaling` is the bound, `memcpy` a copy within a GPU.",
+    ),
     _DEFAULT,
     _IN_PLACE,
     _CACHED,

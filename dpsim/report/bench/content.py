@@ -151,11 +151,13 @@ def bound_table(result: BenchResult) -> Table:
 
         return Column(head=name, cell=cell)
 
+    memcpy: Column[BenchSize] = Column(head="memcpy GB/s", cell=lambda size: gigabytes(size.memcpy_bytes_per_s))
     return table(
         title=_title("Fraction of the bound", result),
         columns=(
             Column(head="size", cell=lambda size: format_size(size.size_bytes)),
             Column(head="W GB/s", cell=lambda size: gigabytes(size.bound_bytes_per_s)),
+            *[memcpy] * any(size.memcpy_bytes_per_s is not None for size in result.sizes),
             *map(fraction, dict.fromkeys(name for _, name in points)),
         ),
         sections={

@@ -29,7 +29,8 @@ _CUDA = (
     "Algorithms take turns in random order, size by size, in rounds. Before each call all buffers are rewritten, as "
     "backward does; this is not timed. Rows marked cached reuse an unmodified buffer.",
     "The bound of every allreduce in one memory is 2 n S bytes over W, and W is the bandwidth of x = x * s in place "
-    "(one read, one write) in the same memory, timed in turns with the allreduces.",
+    "(one read, one write) in the same memory, timed in turns with the allreduces. Beside it stands the bandwidth of "
+    "the GPU's own copy (memcpy) of as many bytes: where that is much higher, W is no bound.",
     "Out of place costs dpsim a copy within the GPU, since its kernels add in place.",
     "Between GPUs (dpsim-gpus, nccl) each GPU has one process. All begin a call together, and a time is that of the "
     "slowest process by the host's clock, until its stream has ended. No bound of one memory applies: compare these "

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
-from dpsim.kernels.allreduce.cuda.launch import Codes, Mode, Momentum, flag_words
+from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS, Codes, Mode, Momentum, Watch, flag_words
 from dpsim.kernels.allreduce.tree import PartialSums
 
 MODES = ("one-launch", "flags", "split")
@@ -50,6 +50,8 @@ class Arguments:
     scale: float
     compression: Codes | None
     sgd: Momentum | None
+    most_blocks: int = MOST_BLOCKS
+    watch: Watch | None = None
 
     @property
     def dtype(self) -> str:
@@ -151,7 +153,9 @@ class Arguments:
             raise ConfigError("mode 'one-launch' in numba's simulator", allowed="split, flags")
         if self.mode == "flags":
             flags = self.flags or ()
-            words = flag_words(self.ranks)
+            if self.most_blocks < 1:
+                raise ConfigError(f"most_blocks is {self.most_blocks}", allowed="1 or more, the same on every rank")
+            words = flag_words(self.ranks, self.most_blocks)
             if len(flags) != self.ranks or any(str(f.dtype) != "uint32" or f.shape[0] < words for f in flags):
                 raise ConfigError(
                     "mode 'flags' without flags of every rank", allowed=f"an array of uint32 [{words}] a rank"

@@ -5,6 +5,9 @@ rank r writes the number of the point into word (b, r) of every rank's flags wit
 (b, n - 1) of its own flags with acquire. What a block wrote before its release is seen by whoever acquired it. Points
 are numbered on from launch to launch, modulo 2^32; word (b, n) keeps how far block b came. A peer can be ahead by one
 point, never more: it passes no point before all have come to it. To Python a word is an int64 from 0 to 2^32 - 1.
+
+Before the flags of a rank lie ``HEADER_WORDS`` words. The first is the abort word: as long as it is 0 kernels wait, and
+once it is not they end. A kernel that has waited too long writes it on every rank.
 """
 
 from __future__ import annotations
@@ -89,3 +92,14 @@ def read_address(typingctx, address):  # type: ignore[no-untyped-def]
         return builder.load(builder.inttoptr(args[0], ir.PointerType(I64, _GLOBAL)), align=8)
 
     return signature(types.int64, types.int64), code
+
+
+@intrinsic
+def nanoseconds(typingctx):  # type: ignore[no-untyped-def]
+    """The GPU's clock in nanoseconds; another GPU's may show another time."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        read = ir.InlineAsm(ir.FunctionType(I64, []), "mov.u64 $0, %globaltimer;", "=l", side_effect=True)
+        return builder.call(read, [])
+
+    return signature(types.int64), code

@@ -16,6 +16,7 @@ from typing import Any
 
 from numba import config, cuda
 
+from dpsim.kernels.allreduce.cuda.launch import HEADER_WORDS
 from dpsim.units import ITEM_BYTES
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
@@ -27,6 +28,8 @@ THREADS = 4 if SIMULATED else 512
 """A block's. The simulator starts as many threads of the operating system for each block."""
 SIZE = ITEM_BYTES
 HALF, WORDS = 1 << 31, (1 << 32) - 1
+POLLS = 8 if SIMULATED else 1024
+"""How often a waiting thread polls a flag before it looks at the abort word and the clock: under a millisecond."""
 
 inline: Any = functools.partial(cuda.jit, device=True, inline="always")
 
@@ -103,29 +106,56 @@ def plain(act: Any, at_once: int = 2) -> Any:
 
 
 def barrier_at(scope: str, ranks: int) -> Any:
-    """barrier(own, theirs, rank, point): wait until this block has come to a point on all ranks.
+    """barrier(own, theirs, rank, point, table): wait until this block has come to a point on all ranks.
 
+    It returns 0, or another number to all threads of the block if the kernel is to end, since a rank has not come.
     ``own``: the block's first word in this rank's flags; ``theirs``: in those of the rank of this thread's number.
+    ``table``: for each rank where its abort word is; then the address of ``Watch.report`` and the limit in nanoseconds,
+    0 for none.
     """
-    release, acquire = flags.release(scope), flags.acquire(scope)
+    release, acquire, word = flags.release(scope), flags.acquire(scope), flags.read_address
 
     @inline
-    def barrier(own, theirs, rank, point):  # type: ignore[no-untyped-def]
+    def comes(flag, point):  # type: ignore[no-untyped-def]
+        left = POLLS
+        while left > 0 and behind(acquire(flag), point):
+            left -= 1
+        return left > 0
+
+    @inline
+    def wait(flag, point, rank, peer, table):  # type: ignore[no-untyped-def]
+        begin = 0
+        ended = 0
+        while ended == 0 and not comes(flag, point):
+            time = flags.nanoseconds()
+            begin = begin if begin > 0 else time
+            limit = word(table + 8 * (ranks + 1))
+            ended = acquire(word(table + 8 * rank))
+            if ended == 0 and limit > 0 and time - begin > limit:
+                ended = 1 + rank * ranks + peer
+                for other in range(ranks):
+                    release(word(table + 8 * other), ended)
+        return ended
+
+    @inline
+    def barrier(own, theirs, rank, point, table):  # type: ignore[no-untyped-def]
         cuda.syncthreads()
         thread = cuda.threadIdx.x
+        ended = 0
         if thread < ranks:
             release(theirs + 4 * rank, point)
-            while behind(acquire(own + 4 * thread), point):
-                pass
-        cuda.syncthreads()
+            ended = wait(own + 4 * thread, point, rank, thread, table)
+            if ended > 0 and word(table + 8 * ranks) > 0:
+                release(word(table + 8 * ranks), ended)
+        return cuda.syncthreads_or(ended)
 
     return barrier
 
 
 @inline
 def words_of(table, rank, ranks):  # type: ignore[no-untyped-def]
-    """The address of a block's first word in the flags of a rank; ``table`` holds where each rank's begin."""
-    return flags.read_address(table + 8 * rank) + 4 * (ranks + 1) * cuda.blockIdx.x
+    """The address of a block's first word in the flags of a rank; ``table`` is that of ``barrier_at``."""
+    return flags.read_address(table + 8 * rank) + 4 * (HEADER_WORDS + (ranks + 1) * cuda.blockIdx.x)
 
 
 def waiting(act: Any, scope: str, ranks: int, *, outside: bool, at_once: int = 2) -> Any:
@@ -142,11 +172,13 @@ def waiting(act: Any, scope: str, ranks: int, *, outside: bool, at_once: int = 2
         for step in range(first, stop):
             if outer or step > first:
                 point = (point + 1) & WORDS
-                barrier(own, theirs, rank, point)
+                if barrier(own, theirs, rank, point, table):
+                    return
             act(step, rank, elements, args)
         if outer:
             point = (point + 1) & WORDS
-            barrier(own, theirs, rank, point)
+            if barrier(own, theirs, rank, point, table):
+                return
         if cuda.threadIdx.x == 0:
             flags.write_word(own + 4 * ranks, point)
 

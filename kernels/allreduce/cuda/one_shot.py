@@ -89,7 +89,8 @@ def one_shot_waiting(dtype: str, tree: Tree, ranks: int, scope: str, outside: bo
         result = word(results + 8 * rank)
         if outer:
             point = (point + 1) & WORDS
-            barrier(own, theirs, rank, point)
+            if barrier(own, theirs, rank, point, table):
+                return
         base = 0
         while base < max(packs, singles):
             number = base + cuda.blockIdx.x * THREADS + cuda.threadIdx.x
@@ -100,7 +101,8 @@ def one_shot_waiting(dtype: str, tree: Tree, ranks: int, scope: str, outside: bo
             if number < singles:
                 one = times(total_of_one(slots, one_at), scale)
             point = (point + 1) & WORDS
-            barrier(own, theirs, rank, point)
+            if barrier(own, theirs, rank, point, table):
+                return
             if number < packs:
                 store(result + pack_at, pack)
             if number < singles:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +19,21 @@ from dpsim.kernels.allreduce.algorithms import ring
 from dpsim.kernels.allreduce.cuda import moves_kernel, one_shot, two_shot
 from dpsim.kernels.allreduce.cuda.arguments import Arguments, address_of
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
-from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS, Codes, Launch, Mode, Momentum
+from dpsim.kernels.allreduce.cuda.launch import (
+    MOST_BLOCKS,
+    Codes,
+    Launch,
+    Mode,
+    Momentum,
+    Watch,
+    flag_words,
+)
 from dpsim.kernels.allreduce.cuda.moves import Schedule, schedule
 from dpsim.kernels.allreduce.cuda.moves_kernel import COPY, FINAL, MOVE_WORDS, PARTIAL
 from dpsim.kernels.allreduce.halving_doubling import halving_doubling
+
+SIMULATED_BLOCKS = 2
+"""How many blocks a rank has in the simulator, at most: it runs one after another."""
 
 Elements = tuple[int, int, int]
 """(single elements before the packs, packs, all single elements)."""
@@ -59,9 +69,13 @@ def make(
     scale: float = 1.0,
     compression: Codes | None = None,
     sgd: Momentum | None = None,
+    most_blocks: int = MOST_BLOCKS,
+    watch: Watch | None = None,
 ) -> Launch:
     """``version.make`` of the version ``name``; ``launch`` describes the arguments."""
-    arguments = Arguments(name, tuple(arrays), sums, rank, mode, flags, scale, compression, sgd)
+    arguments = Arguments(
+        name, tuple(arrays), sums, rank, mode, flags, scale, compression, sgd, most_blocks=most_blocks, watch=watch
+    )
     return launch(arguments, prepare(arguments))
 
 
@@ -202,32 +216,36 @@ def signature(values: tuple[Any, ...]) -> tuple[Any, ...]:
 def launch(arguments: Arguments, work: Work) -> Launch:
     """``work``, compiled for this process's GPU and bound to it."""
     ranks = arguments.ranks if arguments.rank is None else 1
-    blocks = _blocks(arguments, work, ranks)
+    compiled = None if SIMULATED else work.kernel.compile(signature(call(arguments, work, 0, 1, 0)))
+    at_once = SIMULATED_BLOCKS if compiled is None else int(compiled.max_cooperative_grid_blocks(THREADS)) // ranks
+    blocks = _blocks(arguments, work, ranks, at_once)
     held, table = _flags(arguments, work, blocks)
     parts = [(0, work.steps)] if work.waits else [(step, step + 1) for step in range(work.steps)]
     if arguments.mode == "one-launch" and not work.waits:
         parts = [(0, work.steps)]
-    stages = [_stage(work, (blocks, ranks), call(arguments, work, *part, table), held) for part in parts]
+    calls = [call(arguments, work, *part, table) for part in parts]
+    if compiled is None:
+        stages = [_simulated(work, (blocks, ranks), values, held) for values in calls]
+    else:
+        from dpsim.kernels.allreduce.cuda.bound import bind  # loads the driver's bindings
+
+        stages = [bind(compiled, (blocks, ranks), values, (work.held, held)) for values in calls]
     if work.marks:
         stages = [_nothing, *stages, _nothing]
-    return Launch(stages=tuple(stages))
+    return Launch(stages=tuple(stages), blocks_at_once=at_once)
 
 
-def _blocks(arguments: Arguments, work: Work, ranks: int) -> int:
+def _blocks(arguments: Arguments, work: Work, ranks: int, at_once: int) -> int:
     """Blocks a rank: enough for all elements, no more than run at once, the same on every rank that waits."""
     _, packs, singles = work.elements
     wanted = max(1, -(-max(packs, singles) // (THREADS * work.parts)))
-    if SIMULATED:
-        return min(wanted, 2)
-    compiled = work.kernel.compile(signature(call(arguments, work, 0, 1, 0)))
-    at_once = int(compiled.max_cooperative_grid_blocks(THREADS)) // ranks
     if arguments.mode == "flags":
-        wanted = min(wanted, MOST_BLOCKS)
-        if wanted > at_once:
+        wanted = min(wanted, arguments.most_blocks)
+        if wanted > at_once and not SIMULATED:
             raise ConfigError(
                 f"flags between GPUs of which this one runs {at_once} blocks at once",
                 allowed=f"{wanted} and more",
-                remedy='prepare with mode="split"',
+                remedy=f'prepare on every rank with most_blocks={at_once}, or with mode="split"',
             )
     if at_once == 0:
         raise ConfigError(f"{ranks} logical devices on a GPU that runs fewer blocks at once", remedy="use fewer")
@@ -235,34 +253,32 @@ def _blocks(arguments: Arguments, work: Work, ranks: int) -> int:
 
 
 def _flags(arguments: Arguments, work: Work, blocks: int) -> tuple[tuple[Any, ...], int]:
-    """What holds the flags, and the address of their table."""
+    """What holds the flags, and the address of the table that ``kernels.barrier_at`` describes."""
     if not work.waits:
         return (), 0
+    ranks, watch = arguments.ranks, arguments.watch
     if arguments.mode == "flags" and arguments.flags is not None:
-        table = on_device([address_of(own) for own in arguments.flags])
-        return (*arguments.flags, table), address_of(table)
-    words = blocks * (arguments.ranks + 1)
-    own = on_device(np.zeros(-(-arguments.ranks * words // 2), np.int64))
-    table = on_device([address_of(own) + 4 * words * rank for rank in range(arguments.ranks)])
-    return (own, table), address_of(table)
+        held = tuple(arguments.flags)
+        headers = [address_of(own) for own in held]
+    else:
+        words = flag_words(ranks, blocks)
+        held = (on_device(np.zeros(-(-ranks * words // 2), np.int64)),)
+        headers = [address_of(held[0]) + 4 * words * rank for rank in range(ranks)]
+    report, limit_ns = (0, 0) if watch is None else (watch.report.ctypes.data, round(watch.limit_s * 1e9))
+    table = on_device([*headers, report, limit_ns])
+    return (*held, table, watch), address_of(table)
 
 
 def _nothing(stream: Any) -> None:
     """A stage that only marks a point: what was put on the stream before must have ended when the next stage begins."""
 
 
-def _stage(work: Work, grid: tuple[int, int], values: tuple[Any, ...], held: tuple[Any, ...]) -> Callable[[Any], None]:
-    def configured(stream: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numba's advice to start more blocks
-            return work.kernel[grid, THREADS, stream]
-
-    last: list[Any] = [None, None]
+def _simulated(
+    work: Work, grid: tuple[int, int], values: tuple[Any, ...], held: tuple[Any, ...]
+) -> Callable[[Any], None]:
+    """A stage in the simulator, which keeps a single configuration for all launches of a kernel."""
 
     def stage(stream: Any, kept: Any = (work, held)) -> None:
-        # the simulator keeps one configuration for all launches of a kernel
-        if SIMULATED or last[1] is None or last[0] is not stream:
-            last[:] = stream, configured(stream)
-        last[1](*values)
+        work.kernel[grid, THREADS, stream](*values)
 
     return stage

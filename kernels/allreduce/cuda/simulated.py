@@ -127,3 +127,7 @@ def read_word(address: int) -> int:
 
 def write_word(address: int, value: int) -> None:
     _memory(address, np.uint32, 1)[0] = value
+
+
+def nanoseconds() -> int:
+    return time.perf_counter_ns()

@@ -1,0 +1,197 @@
+"""The kernels of a transport: compiled when memory is prepared, and agreed on by all ranks before one is launched.
+
+No kernel may be compiled while another rank's kernel waits: that takes seconds. So ``compile`` compiles on this rank
+and asks nobody; the first run of a kernel then learns that all ranks have compiled it (``agree``), and binds it to all
+memory that has been prepared for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim.backend import CUDA_VERSIONS
+from dpsim.comm.compression import Compression
+from dpsim.comm.cuda.access import Access
+from dpsim.comm.cuda.agreement import raise_on_all
+from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory
+from dpsim.comm.mpi import MpiRequest
+from dpsim.comm.transport import CollectiveSteps
+from dpsim.errors import CommunicationError, DpsimError
+from dpsim.kernels.allreduce import registry, tree
+from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, Watch, flag_words
+
+MOST_RECENT = 256
+"""Launches that are kept besides those prepared before the first run: a rule that packs buckets while running makes
+ever new ones, and each has tables in device memory."""
+
+_FAILED = -1
+
+
+class Kernel(NamedTuple):
+    """What decides which code runs. ``compression`` holds the dtype and the scale of the 16-bit codes."""
+
+    dtype: str
+    algorithm: str
+    compression: tuple[str, float] | None
+
+
+class Task(NamedTuple):
+    """An allreduce of bytes ``first`` to ``stop - 1`` of the block of memory of that number."""
+
+    kernel: Kernel
+    block: int
+    first: int
+    stop: int
+
+
+def kernel_of(dtype: np.dtype[np.generic], algorithm: str, compression: Compression | None) -> Kernel:
+    """The kernel of an algorithm for arrays of ``dtype``."""
+    return Kernel(str(dtype), algorithm, None if compression is None else (compression.dtype, compression.scale))
+
+
+@dataclass
+class _Compiled:
+    """A kernel on this rank. ``blocks``: how many a rank run at once here; once agreed, how many each rank starts."""
+
+    blocks: int = 0
+    error: DpsimError | None = None
+    agreed: bool = False
+    prepared: list[Task] = field(default_factory=list)
+
+
+class Launches:
+    """Memory that all ranks' kernels reach, and the kernels that are bound to parts of it."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, device: Device, access: Access, *, most_blocks: int, wait_limit_s: float
+    ) -> None:
+        self._comm, self._device, self._access, self._most_blocks = comm, device, access, most_blocks
+        self._blocks: list[PeerMemory] = []
+        self._codes: dict[int, PeerMemory] = {}
+        self._compiled: dict[Kernel, _Compiled] = {}
+        self._kept: dict[Task, Launch] = {}
+        self._recent: dict[Task, Launch] = {}
+        self._flags: list[PeerMemory] = []
+        self._watch: Watch | None = None
+        if access.mode == "flags":
+            self._flags.append(self._share(4 * flag_words(comm.size, most_blocks)))
+            self._watch = Watch(limit_s=wait_limit_s, report=device.host_memory(4).view(np.uint32))
+
+    def allocate(self, size_bytes: int) -> int:
+        """The number of a new block of as many bytes on every rank's device. Collective."""
+        self._blocks.append(self._share(size_bytes))
+        return len(self._blocks) - 1
+
+    def arrays(self, task: Task) -> list[DeviceArray]:
+        """The part of every rank's memory that a task is about."""
+        dtype = np.dtype(task.kernel.dtype)
+        return [memory[task.first : task.stop].view(dtype) for memory in self._blocks[task.block].ranks]
+
+    def compile(self, task: Task) -> None:
+        """Compile the task's kernel on this rank if it is new. A mistake is kept for ``agree``."""
+        compiled = self._compiled.get(task.kernel)
+        if compiled is None:
+            compiled = self._compiled[task.kernel] = _Compiled()
+            try:
+                compiled.blocks = self._make(task, 1).blocks_at_once
+            except DpsimError as error:
+                compiled.error = error
+        if not compiled.agreed:
+            compiled.prepared.append(task)
+
+    def agree(self, task: Task) -> CollectiveSteps:
+        """Before a task's first run: wait until all ranks have compiled its kernel, then bind all that is prepared.
+
+        All ranks take the number of blocks that runs at once on each of their GPUs. Raises ``ConfigError`` on all of
+        them if one could not compile the kernel. Collective.
+        """
+        compiled = self._compiled[task.kernel]
+        if not compiled.agreed:
+            own = np.array([compiled.blocks if compiled.error is None else _FAILED], np.int64)
+            every = np.empty(self._comm.size, np.int64)
+            yield [MpiRequest([self._comm.Iallgather(own, every)])]
+            self._device.use()
+            if every.min() == _FAILED:
+                raise_on_all(self._comm, compiled.error)
+            compiled.blocks, compiled.agreed = min(int(every.min()), self._most_blocks), True
+        if task.kernel.compression is not None and task.block not in self._codes:
+            self._codes[task.block] = self._share(self._blocks[task.block].ranks[0].nbytes // 2)
+        prepared, compiled.prepared = compiled.prepared, []
+        for each in prepared:
+            if self._has_codes(each):
+                self._kept[each] = self._make(each, compiled.blocks)
+            else:  # until its block of memory is reduced for the first time
+                compiled.prepared.append(each)
+
+    def launch(self, task: Task) -> Launch:
+        """The task's kernel, bound to its memory; ``agree`` goes before."""
+        if (kept := self._kept.get(task)) is not None:
+            return kept
+        launch = self._recent.pop(task, None) or self._make(task, self._compiled[task.kernel].blocks)
+        self._recent[task] = launch
+        if len(self._recent) > MOST_RECENT:
+            del self._recent[next(iter(self._recent))]
+        return launch
+
+    @property
+    def bound(self) -> tuple[Launch, ...]:
+        """All launches that are kept."""
+        return (*self._kept.values(), *self._recent.values())
+
+    def check(self) -> None:
+        """Raise ``CommunicationError`` if a kernel has given up waiting for a rank."""
+        if self._watch is not None:
+            self._watch.check(self._comm.size)
+
+    def close(self) -> None:
+        """Give back all memory. No kernel may be running. Collective."""
+        self._kept.clear()
+        self._recent.clear()
+        self._compiled.clear()
+        for memory in (*self._blocks, *self._codes.values(), *self._flags):
+            memory.close()
+        self._blocks.clear()
+        self._codes.clear()
+        self._flags.clear()
+
+    def _has_codes(self, task: Task) -> bool:
+        return task.kernel.compression is None or task.block in self._codes
+
+    def _make(self, task: Task, blocks: int) -> Launch:
+        arrays = self.arrays(task)
+        launch: Launch = registry.find("cuda", CUDA_VERSIONS[task.kernel.algorithm]).make(
+            arrays,
+            tree.slots(range(self._comm.size + 1)),
+            rank=self._comm.rank,
+            mode=self._access.mode,
+            flags=[memory.view(np.uint32) for shared in self._flags for memory in shared.ranks],
+            compression=self._codes_of(task, arrays),
+            most_blocks=max(blocks, 1),
+            watch=self._watch,
+        )
+        return launch
+
+    def _codes_of(self, task: Task, arrays: list[DeviceArray]) -> Codes | None:
+        """Where a task's codes lie: as far into their memory as its numbers are into theirs."""
+        if task.kernel.compression is None:
+            return None
+        dtype, scale = task.kernel.compression
+        if task.block in self._codes:
+            first, stop = task.first // 2, task.stop // 2
+            codes = [memory[first:stop].view(np.uint16) for memory in self._codes[task.block].ranks]
+        else:  # only to compile: memory of the right kind, which nothing is written to
+            codes = [array.view(np.uint16)[: array.size] for array in arrays]
+        return Codes(dtype=dtype, scale=scale, arrays=codes)
+
+    def _share(self, size_bytes: int) -> PeerMemory:
+        memory = self._device.share(self._comm, size_bytes, self._access.way)
+        if memory is None:
+            raise CommunicationError(
+                f"there is no room for {size_bytes} bytes that all ranks' GPUs reach",
+                remedy="use a smaller model, or --backend cpu",
+            )
+        return memory

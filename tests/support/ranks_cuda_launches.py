@@ -1,0 +1,172 @@
+"""Tasks of the tests of how a transport's kernels are compiled, agreed on, kept, and given up; in numba's simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim.comm.compression import Compression
+from dpsim.comm.cuda import launches as launches_module
+from dpsim.comm.cuda import transport as transport_module
+from dpsim.comm.cuda.access import Access
+from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.transport import CudaTransport
+from dpsim.errors import CommunicationError, ConfigError
+from dpsim.harness.bench.gpus import Kernels
+from dpsim.kernels.allreduce import registry
+from dpsim.kernels.allreduce.cuda import prepare
+from dpsim.progress import Progress
+
+LIMIT_S = 0.5
+
+
+def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
+    """All that the tests ask of ranks, in one job: see the functions below."""
+    return {
+        "compiled": {mode: compiled(comm, mode) for mode in ("flags", "split")},
+        "coded": compiled(comm, "flags", Compression("float16", 2.0**-6)),
+        "varying": varying(comm),
+        "fewest": fewest(comm),
+        "refused": refused(comm),
+        "refused_in_benchmark": refused_in_benchmark(comm),
+        "late": late(comm),
+    }
+
+
+@contextlib.contextmanager
+def opened(comm: MPI.Intracomm, mode: str = "flags", **options: Any) -> Iterator[CudaTransport]:
+    access = Access(way=open_device(comm.rank).ways[0], mode=mode)  # type: ignore[arg-type]
+    with mock.patch.object(transport_module, "find_access", lambda *_: access):
+        transport = CudaTransport(comm.Dup(), **options)
+    yield transport
+    transport.close()
+
+
+def right(comm: MPI.Intracomm, transport: CudaTransport, memory: Any, low: int, high: int, step: int) -> bool:
+    """Whether an allreduce of some elements is right, and leaves the others alone."""
+    before = np.arange(memory.size, dtype=np.float32) % 64 * (comm.rank + step)
+    memory[...] = before
+    allreduce = transport.prepare(memory[low:high], "auto", None)
+    assert allreduce is not None
+    allreduce.run()
+    expected = before.copy()
+    expected[low:high] = (
+        np.arange(memory.size, dtype=np.float32)[low:high] % 64 * sum(rank + step for rank in range(comm.size))
+    )
+    return bool((memory == expected).all())
+
+
+def compiled(comm: MPI.Intracomm, mode: str, compression: Compression | None = None) -> list[list[int]]:
+    """How many kernels each rank makes while it prepares three arrays, in the first run, and in all later ones."""
+    with opened(comm, mode) as transport, mock.patch.object(prepare, "make", wraps=prepare.make) as make:
+        memory = transport.allocate(100).view(np.float32)
+        algorithm = "ring" if compression is None else "auto"
+        prepared = [transport.prepare(memory[low : low + 8], algorithm, compression) for low in (0, 8, 16)]
+        counts = [make.call_count]
+        for allreduce in (*prepared, prepared[0]):
+            assert allreduce is not None
+            comm.Barrier()
+            allreduce.run()
+            counts.append(make.call_count)
+        return comm.allgather([counts[0], counts[1] - counts[0], counts[-1] - counts[1]])
+
+
+def varying(comm: MPI.Intracomm) -> dict[str, Any]:
+    """Ever new parts of one memory: are the sums right, and how many launches are kept?"""
+    with opened(comm) as transport, mock.patch.object(launches_module, "MOST_RECENT", 4):
+        memory = transport.allocate(400).view(np.float32)
+        parts = [(0, 100), *((low, low + 7) for low in range(0, 90, 15)), (0, 7), (75, 82)]
+        results = [right(comm, transport, memory, *part, step) for step, part in enumerate(parts)]
+        assert transport.launches is not None
+        kept = len(transport.launches.bound)
+    return {"right": all(all(each) for each in comm.allgather(results)), "kept": comm.allgather(kept)}
+
+
+def fewest(comm: MPI.Intracomm) -> dict[str, Any]:
+    """The blocks that ranks start if rank 0's GPU runs fewer at once than the others'."""
+    at_once = 1 if comm.rank == 0 else 2
+    with opened(comm, wait_limit_s=5.0) as transport, mock.patch.object(prepare, "SIMULATED_BLOCKS", at_once):
+        memory = transport.allocate(400).view(np.float32)
+        is_right = right(comm, transport, memory, 0, 100, 1)
+        assert transport.launches is not None
+        (kernel,) = transport.launches._compiled.values()
+    return {"right": comm.allgather(is_right), "blocks": comm.allgather(kernel.blocks)}
+
+
+def refusing() -> Any:
+    """A version that refuses to be made."""
+
+    def make(*arguments: Any, **options: Any) -> Any:
+        raise ConfigError("no such kernel here", allowed="others", remedy="choose another")
+
+    return replace(registry.find("cuda", "two-shot"), make=make)
+
+
+def refused(comm: MPI.Intracomm) -> dict[str, Any]:
+    """What each rank raises if the last one cannot compile a kernel, and how often kernels were started."""
+    started, said = list[Any](), ""
+    with opened(comm) as transport, contextlib.ExitStack() as stack:
+        sound = prepare.launch
+
+        def watched(*arguments: Any) -> Any:
+            return replace(sound(*arguments), stages=(started.append,))
+
+        stack.enter_context(mock.patch.object(prepare, "launch", watched))
+        if comm.rank == comm.size - 1:
+            version = refusing()
+            stack.enter_context(mock.patch.object(registry, "find", lambda *_: version))
+        memory = transport.allocate(400).view(np.float32)
+        allreduce = transport.prepare(memory, "auto", None)
+        assert allreduce is not None
+        try:
+            allreduce.run()
+        except ConfigError as error:
+            said = str(error)
+    return {"said": comm.allgather(said), "started": comm.allgather(len(started))}
+
+
+def refused_in_benchmark(comm: MPI.Intracomm) -> list[str]:
+    """The same for the variants of the benchmark."""
+    kernels, said = Kernels(comm, open_device(comm.rank)), ""
+    memory = kernels.share(64)
+    with contextlib.ExitStack() as stack:
+        if comm.rank == comm.size - 1:
+            version = refusing()
+            stack.enter_context(mock.patch.object(registry, "versions", lambda *_: [version]))
+        try:
+            kernels.variants(memory, "float32", ("two-shot",))
+        except ConfigError as error:
+            said = str(error)
+    memory.close()
+    kernels.close()
+    return comm.allgather(said)
+
+
+def late(comm: MPI.Intracomm) -> dict[str, Any]:
+    """What the ranks raise, and after how many seconds, if the last one does not come to the second allreduce."""
+    said, again, taken_s = "", "", 0.0
+    with opened(comm, wait_limit_s=LIMIT_S) as transport:
+        memory = transport.allocate(400).view(np.float32)
+        allreduce = transport.prepare(memory, "auto", None)
+        assert allreduce is not None
+        allreduce.run()
+        comm.Barrier()
+        if comm.rank < comm.size - 1:
+            begin_s = time.perf_counter()
+            try:
+                allreduce.run()
+            except CommunicationError as error:
+                said, taken_s = str(error), time.perf_counter() - begin_s
+            try:
+                allreduce.run()
+            except CommunicationError as error:
+                again = str(error)
+        comm.Barrier()
+    return {"said": comm.allgather(said), "again": comm.allgather(again), "taken_s": comm.allgather(taken_s)}
