@@ -33,6 +33,8 @@ class FusionRule:
 
 
 FUSION_RULES: Registry[FusionRule] = Registry("fusion rule")
+OTHER_BY_DEFAULT = frozenset({"ddp"})
+"""Rules that make other buckets where no threshold is set than at their default threshold."""
 
 
 def threshold_rules() -> tuple[str, ...]:

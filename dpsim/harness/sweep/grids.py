@@ -12,7 +12,7 @@ import numpy as np
 
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.fusion_rules import FUSION_RULES, threshold_rules
+from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
 from dpsim.harness import models
 from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse
@@ -38,8 +38,11 @@ def _rule(experiment: Experiment) -> str:
     return str(experiment.value("fusion_rule") or "tarantella")
 
 
-def one_threshold(experiment: Experiment) -> list[float]:
-    """The experiment's only fusion threshold, or the rule's default. Raises ``ConfigError`` for several."""
+def one_threshold(experiment: Experiment) -> list[float | None]:
+    """The experiment's only fusion threshold, or the rule's default. Raises ``ConfigError`` for several.
+
+    The default is ``None`` for a rule that makes other buckets where no threshold is set.
+    """
     thresholds = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
     if len(thresholds) > 1:
         raise ConfigError(
@@ -47,12 +50,14 @@ def one_threshold(experiment: Experiment) -> list[float]:
             allowed="one threshold",
             remedy="give one threshold, or compare thresholds with dpsim sweep fusion-threshold --devices",
         )
-    return thresholds or [FUSION_RULES.find(_rule(experiment)).default_threshold_bytes or 0.0]
+    rule = _rule(experiment)
+    default = None if rule in OTHER_BY_DEFAULT else FUSION_RULES.find(rule).default_threshold_bytes or 0.0
+    return thresholds or [default]
 
 
 def of_devices(
     experiment: Experiment,
-    thresholds: Sequence[float],
+    thresholds: Sequence[float | None],
     varied: Sequence[str] = (),
     cases: Sequence[dict[str, Any]] = ({},),
 ) -> Experiment:
