@@ -215,10 +215,11 @@ class Recorder:
 
 
 def _first_parameters(ddp: Any, parameters: list[Any]) -> dict[str, int]:
-    """The position of the first parameter of every module that has some of its own."""
+    """The position of the first reduced parameter of every module that has some of its own."""
     position = {id(parameter): index for index, parameter in enumerate(parameters)}
     own = {name: list(map(id, module.parameters(recurse=False))) for name, module in ddp.module.named_modules()}
-    return {name: position[ids[0]] for name, ids in own.items() if ids and ids[0] in position}
+    reduced = {name: [position[each] for each in ids if each in position] for name, ids in own.items()}
+    return {name: positions[0] for name, positions in reduced.items() if positions}
 
 
 def _leading_extent(values: Any) -> int:
