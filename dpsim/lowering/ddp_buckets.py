@@ -1,8 +1,8 @@
-"""The bucket lists that PyTorch's DistributedDataParallel (DDP) makes: which gradients it sends together, in which order.
+"""The bucket lists of PyTorch's DistributedDataParallel (DDP): which gradients it sends together, in which order.
 
-DDP makes its first list at construction, from the order of the parameters. Unless ``find_unused_parameters`` is set, that
-list has one bucket for each dtype and device, and after the first synchronising step DDP makes the list that it keeps,
-in the order in which the gradients became ready.
+DDP makes its first list at construction, from the order of the parameters. Unless ``find_unused_parameters`` is set,
+that list has one bucket for each dtype and device, and after the first synchronising step DDP makes the list that it
+keeps, in the order in which the gradients became ready.
 
 Source: PyTorch ``reducer.cpp`` (compute_bucket_assignment_by_size, rebuild_buckets) and ``distributed.py``
 (_ddp_init_helper).
@@ -66,7 +66,7 @@ class DdpOptions:
 
     @property
     def limits_bytes(self) -> tuple[float, ...]:
-        """The size at which the first, second ... bucket of a dtype closes; the last limit holds for all that follow."""
+        """The size at which the first, second ... bucket of a dtype closes; the last one holds for all that follow."""
         cap = DDP_DEFAULT_CAP_BYTES if self.bucket_cap_bytes is None else self.bucket_cap_bytes
         if self.bucket_cap_bytes is None or self.torch_version < CAP_FOR_THE_FIRST_BUCKET_TOO:
             return (DDP_FIRST_BUCKET_BYTES, cap)

@@ -92,12 +92,14 @@ class ReplicatedGroup(distributed.ProcessGroup):
             output.view(self.size(), -1).copy_(tensor.reshape(1, -1).expand(self.size(), -1))
         return _finished([output])
 
-    all_gather_single = _allgather_base
+    all_gather_single = _allgather_base  # its name since PyTorch 2.13, likewise below
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):
             self._allgather_base(output, tensor)
         return _finished(outputs)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         with _collective():
@@ -116,6 +118,8 @@ class ReplicatedGroup(distributed.ProcessGroup):
             self._reduce_scatter_base(output, tensor, opts)
         return _finished(outputs)
 
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         with _collective():
             for output, parts in zip(outputs, inputs, strict=False):  # only the sending rank has parts
@@ -133,6 +137,8 @@ class ReplicatedGroup(distributed.ProcessGroup):
     ) -> Any:
         outputs = output.split(list(output_sizes) or len(output) // self.size())
         return self.alltoall(outputs, tensor.split(list(input_sizes) or len(tensor) // self.size()))
+
+    all_to_all_single = alltoall_base
 
     def send(self, tensors: Any, rank: int = 0, tag: int = 0) -> Any:
         self._sent = [tensor.detach().clone() for tensor in tensors]
@@ -203,6 +209,7 @@ def _barrier(*_: object, **__: object) -> None:
 
 def replace_everywhere(original: Any, replacement: Any) -> None:
     """Let every loaded module of PyTorch that has ``original`` under its name have ``replacement`` there."""
+    name = original.__name__
     for module_name, module in list(sys.modules.items()):
-        if module_name.split(".")[0] == "torch" and getattr(module, "__dict__", {}).get(original.__name__) is original:
-            setattr(module, original.__name__, replacement)
+        if module_name.split(".")[0] == "torch" and getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, replacement)

@@ -1,4 +1,4 @@
-"""``profile_script``: a PyTorch script in, a ``Workload`` out. Starts the process that loads torch; loads none itself."""
+"""``profile_script``: a PyTorch script in, a ``Workload`` out. Loads no torch: it starts the process that does."""
 
 from __future__ import annotations
 

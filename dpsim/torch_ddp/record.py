@@ -1,4 +1,4 @@
-"""Records what a script's DDP model does, by putting itself around DDP, backward, optimizer and data loader. Loads torch."""
+"""Records a script's training by putting itself around DDP, backward, optimizer and data loader. Loads torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpsim.torch_ddp.process_group import CLOCK, replace_everywhere
 from dpsim.torch_ddp.recorded import MODES, RecordedStep
 
 WARM_UP_STEPS = 2
-"""Synchronising steps before the first that is recorded: DDP rebuilds its buckets at the beginning of the second one."""
+"""Synchronising steps before the first that is recorded: DDP rebuilds its buckets as the second one begins."""
 
 
 class EnoughSteps(BaseException):

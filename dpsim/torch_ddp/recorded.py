@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +132,7 @@ def _relative_error(seconds: Sequence[float]) -> float | None:
     """One standard error of the mean over the mean; None where there is no scatter to tell it from."""
     if len(seconds) < 2 or not sum(seconds):
         return None
-    return statistics.stdev(seconds) / statistics.fmean(seconds) / len(seconds) ** 0.5
+    return statistics.stdev(seconds) / statistics.fmean(seconds) / math.sqrt(len(seconds))
 
 
 def _ready(recorded: Recorded, steps: Sequence[RecordedStep], backward_s: float) -> list[float]:

@@ -23,7 +23,7 @@ class ScriptRequest(Noun, frozen=True):
             raise ConfigError(
                 f"--steps is {self.steps}",
                 allowed=f"{len(MODES)} or more",
-                remedy="some steps are timed as a whole, some with a hook on each module, some with one on each gradient",
+                remedy="one is timed as a whole, one with a hook on each module, one with a hook on each gradient",
             )
 
 

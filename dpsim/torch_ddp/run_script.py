@@ -1,7 +1,7 @@
 """The process that runs a user's PyTorch script as rank 0 of n and writes what it recorded. Loads torch.
 
-``python -m dpsim.torch_ddp.run_script REQUEST OUTCOME`` reads a ``ScriptRequest`` and writes a ``ScriptOutcome``. What the
-script prints goes where this process prints.
+``python -m dpsim.torch_ddp.run_script REQUEST OUTCOME`` reads a ``ScriptRequest`` and writes a ``ScriptOutcome``. What
+the script prints goes where this process prints.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-import torch
 
 from dpsim import codec
 from dpsim.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Small models of eight architectures in PyTorch, each with a batch: what DDP's buckets are compared on. Loads torch."""
+"""Small models of eight architectures in PyTorch, each with a batch, to compare DDP's buckets on. Loads torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Block(nn.Module):
         body: list[nn.Module] = []
         channels = inputs
         for next_channels, size, step in shape:
-            body += [nn.Conv2d(channels, next_channels, size, step, size // 2, bias=False), nn.BatchNorm2d(next_channels)]
+            body += [
+                nn.Conv2d(channels, next_channels, size, step, size // 2, bias=False),
+                nn.BatchNorm2d(next_channels),
+            ]
             body += [nn.ReLU()]
             channels = next_channels
         self.body = nn.Sequential(*body[:-1])

@@ -54,13 +54,30 @@ def test_a_script_for_torchrun_becomes_a_workload_that_predict_accepts(dpsim: Dp
     assert ddp.bucket_bytes == (4 * (10 + 10 * 128 + 2 * 128 + 128 + 128 * 64),)
     assert workload.local_batches == (16,) and workload.gradient_bytes == sum(ddp.bucket_bytes)
     assert [layer.name for layer in workload.layers] == ["0", "1", "3"]
-    assert [tensor.name for tensor in workload.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
+    assert [tensor.name for tensor in workload.tensors] == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "3.weight",
+        "3.bias",
+    ]
     assert [layer.batch_norm_channels for layer in workload.layers] == [0, 128, 0]
     assert all(layer.forward_s[0] > 0 and layer.backward_s[0] > 0 for layer in workload.layers)
     assert workload.update_s > 0 and workload.optimizer_slots == 2
     assert (workload.input_workers, workload.input_prefetch) == (2, True) and workload.input_s_per_sample > 0
     assert "dpsim profile" in workload.source and "rank 0 of 4" in workload.source
-    predict = ("predict", "--workload", tmp_path / "w.json", "--machine", MACHINE, "--devices", "4", "--local-batch", "16")
+    predict = (
+        "predict",
+        "--workload",
+        tmp_path / "w.json",
+        "--machine",
+        MACHINE,
+        "--devices",
+        "4",
+        "--local-batch",
+        "16",
+    )
     code, out, err = dpsim(*predict, "--fusion-rule", "ddp", "--fusion-threshold", f"{ddp.bucket_cap_bytes}B", "--json")
     assert code == 0, err
     assert json.loads(out)["points"][0]["buckets"] == len(ddp.bucket_bytes)
@@ -80,7 +97,9 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
     """
     script = tmp_path / "spawns.py"
     script.write_text(PREAMBLE + dedent(text))
-    code, out, err = dpsim("profile", "--torch-script", script, "--steps", "3", "--output", tmp_path / "w.json", "--json")
+    code, out, err = dpsim(
+        "profile", "--torch-script", script, "--steps", "3", "--output", tmp_path / "w.json", "--json"
+    )
     assert code == 0, err
     shown: dict[str, Any] = json.loads(out)
     assert shown["summary"]["ddp"]["devices"] == 8 and shown["summary"]["tensors"] == 2
@@ -147,7 +166,10 @@ def test_without_torch_the_message_says_what_to_install(
     ("arguments", "given"),
     [
         (("--torch-script", "nowhere.py"), "there is no such file"),
-        (("--torch-script", "a.py", "--model", "cnn", "--local-batch", "8"), "--model, --local-batch with --torch-script"),
+        (
+            ("--torch-script", "a.py", "--model", "cnn", "--local-batch", "8"),
+            "--model, --local-batch with --torch-script",
+        ),
         (("--devices", "4"), "--devices without --torch-script"),
         (("--", "--lr", "0.1"), "ARGUMENTS without --torch-script"),
         (("--torch-script", "a.py", "--steps", "2"), "--steps is 2"),

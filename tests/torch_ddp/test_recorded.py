@@ -32,7 +32,11 @@ def recorded(**fields: Any) -> Recorded:
         step("forward", module_s={"a": 1.0, "b": 3.0}),
         step("gradients", ready_s={2: 2.0, 1: 5.0, 0: 6.0}),
     )
-    plain = {"buckets": ((2, 1), (0,)), "first_parameter": {"a": 0, "b": 2}, "ddp": DdpSettings(torch="2.13", devices=8)}
+    plain = {
+        "buckets": ((2, 1), (0,)),
+        "first_parameter": {"a": 0, "b": 2},
+        "ddp": DdpSettings(torch="2.13", devices=8),
+    }
     return Recorded(name="net", source="a test", **({"parameters": parameters, "steps": steps} | plain | fields))
 
 
