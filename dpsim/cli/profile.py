@@ -131,6 +131,8 @@ def _print_ddp(ddp: DdpSettings, local_batch: int, output: Path) -> None:
     print(f"DDP sends {len(ddp.bucket_bytes)} buckets: {sizes}")
     if ddp.find_unused_parameters and not ddp.static_graph:
         print("with find_unused_parameters it fills them from the first layer on, which --fusion-rule ddp does not")
+    if ddp.bucket_caps_bytes:
+        print("bucket_cap_mb_list gives each bucket a size of its own, which --fusion-rule ddp does not")
     if ddp.communication_hook:
         print(f"communication hook: {ddp.communication_hook}")
     words = [f"dpsim predict --workload {output} --machine MACHINE --devices {ddp.devices} --local-batch {local_batch}"]

@@ -44,10 +44,12 @@ class DdpOptions:
     """The arguments of DDP that decide its buckets, and PyTorch's version.
 
     ``bucket_cap_bytes`` is ``bucket_cap_mb`` in bytes; ``None``: not set. DDP's default then is 25 MiB, after a first
-    bucket of 1 MiB.
+    bucket of 1 MiB. ``bucket_caps_bytes`` is ``bucket_cap_mb_list`` in bytes (PyTorch 2.13), which goes before it and
+    holds for the initial list too.
     """
 
     bucket_cap_bytes: float | None = None
+    bucket_caps_bytes: tuple[float, ...] = ()
     find_unused_parameters: bool = False
     static_graph: bool = False
     torch_version: tuple[int, int] = (2, 13)
@@ -56,8 +58,9 @@ class DdpOptions:
         if self.torch_version < FIRST_VERSION:
             given = ".".join(map(str, self.torch_version))
             raise ConfigError(f"the buckets of PyTorch {given}", allowed="PyTorch 2.0 or newer")
-        if self.bucket_cap_bytes is not None and not self.bucket_cap_bytes >= 0:
-            raise ConfigError(f"bucket cap is {self.bucket_cap_bytes}", allowed="0 or more bytes")
+        for cap in (self.bucket_cap_bytes or 0.0, *self.bucket_caps_bytes):
+            if not cap >= 0:
+                raise ConfigError(f"bucket cap is {cap}", allowed="0 or more bytes")
 
     @property
     def rebuilds(self) -> bool:
@@ -67,6 +70,8 @@ class DdpOptions:
     @property
     def limits_bytes(self) -> tuple[float, ...]:
         """The size at which the first, second ... bucket of a dtype closes; the last one holds for all that follow."""
+        if self.bucket_caps_bytes:
+            return self.bucket_caps_bytes
         cap = DDP_DEFAULT_CAP_BYTES if self.bucket_cap_bytes is None else self.bucket_cap_bytes
         if self.bucket_cap_bytes is None or self.torch_version < CAP_FOR_THE_FIRST_BUCKET_TOO:
             return (DDP_FIRST_BUCKET_BYTES, cap)
@@ -75,7 +80,8 @@ class DdpOptions:
 
 def initial_buckets(parameters: Sequence[DdpParameter], options: DdpOptions) -> Buckets:
     """The list that DDP makes at construction, from the parameters in the order of ``module.parameters()``."""
-    limits = (math.inf,) if options.rebuilds else options.limits_bytes
+    whole = options.rebuilds and not options.bucket_caps_bytes
+    limits = (math.inf,) if whole else options.limits_bytes
     assigned = _assign(parameters, range(len(parameters)), limits)
     return tuple(sorted(assigned, key=min, reverse=True))
 

@@ -23,10 +23,11 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
     sizes = [parameter.size_bytes for parameter in parameters_of(ddp)]
     micro_batches = [step.micro_batches for step in recorder.steps]
     settings = DdpSettings(
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         devices=request.devices,
         accumulate=max(set(micro_batches), key=micro_batches.count),
         bucket_cap_bytes=None if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap,
+        bucket_caps_bytes=tuple(getattr(ddp, "bucket_bytes_cap_list", ())),
         find_unused_parameters=bool(ddp.find_unused_parameters),
         static_graph=bool(ddp.static_graph),
         communication_hook=logged.get("comm_hook", ""),
@@ -55,6 +56,7 @@ def options_of(ddp: Any) -> DdpOptions:
     major, minor = torch.__version__.split(".")[:2]
     return DdpOptions(
         bucket_cap_bytes=None if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap,
+        bucket_caps_bytes=tuple(getattr(ddp, "bucket_bytes_cap_list", ())),
         find_unused_parameters=bool(ddp.find_unused_parameters),
         static_graph=bool(ddp.static_graph),
         torch_version=(int(major), int(minor)),

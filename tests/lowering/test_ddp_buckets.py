@@ -42,6 +42,12 @@ def test_a_cap_that_is_set_holds_for_the_first_bucket_in_new_versions(
     assert final(model, bucket_cap_bytes=5.0 * MIB, torch_version=version) == expected
 
 
+def test_a_list_of_caps_holds_for_both_lists() -> None:
+    model, options = parameters(8, 8, 8, 8, 8), DdpOptions(bucket_caps_bytes=(8.0, 16.0))
+    assert initial_buckets(model, options) == ((3, 4), (1, 2), (0,))
+    assert final(model, bucket_caps_bytes=(8.0, 16.0)) == ((4,), (3, 2), (1, 0))
+
+
 def test_the_first_step_has_one_bucket_for_each_dtype_and_device() -> None:
     model = [*parameters(9 * MIB, 9 * MIB), DdpParameter(size_bytes=8, dtype="float16"), *parameters(50 * MIB)]
     assert initial_buckets(model, DdpOptions()) == ((2,), (0, 1, 3))

@@ -23,9 +23,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "small cap": {"bucket_cap_mb": 0.3},
     "find unused": {"find_unused_parameters": True},
     "find unused, cap": {"find_unused_parameters": True, "bucket_cap_mb": 1},
+    "list of caps": {"bucket_cap_mb_list": [0.5, 2, 0.2]},
     "static graph": {"static_graph": True, "bucket_cap_mb": 1},
 }
-FAILS_IN_DDP = {("unused", name) for name in ("default", "cap", "small cap")}
+FAILS_IN_DDP = {("unused", name) for name in ("default", "cap", "small cap", "list of caps")}
 
 
 @pytest.fixture(scope="module", autouse=True)
