@@ -38,10 +38,10 @@ def _rule(experiment: Experiment) -> str:
     return str(experiment.value("fusion_rule") or "tarantella")
 
 
-def one_threshold(experiment: Experiment) -> list[float | None]:
+def one_threshold(experiment: Experiment) -> list[float]:
     """The experiment's only fusion threshold, or the rule's default. Raises ``ConfigError`` for several.
 
-    The default is ``None`` for a rule that makes other buckets where no threshold is set.
+    There is none for a rule that makes other buckets where no threshold is set.
     """
     thresholds = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
     if len(thresholds) > 1:
@@ -50,14 +50,14 @@ def one_threshold(experiment: Experiment) -> list[float | None]:
             allowed="one threshold",
             remedy="give one threshold, or compare thresholds with dpsim sweep fusion-threshold --devices",
         )
-    rule = _rule(experiment)
-    default = None if rule in OTHER_BY_DEFAULT else FUSION_RULES.find(rule).default_threshold_bytes or 0.0
-    return thresholds or [default]
+    rule = FUSION_RULES.find(_rule(experiment))
+    default = [] if rule.name in OTHER_BY_DEFAULT else [rule.default_threshold_bytes or 0.0]
+    return thresholds or default
 
 
 def of_devices(
     experiment: Experiment,
-    thresholds: Sequence[float | None],
+    thresholds: Sequence[float],
     varied: Sequence[str] = (),
     cases: Sequence[dict[str, Any]] = ({},),
 ) -> Experiment:
@@ -91,7 +91,7 @@ def of_devices(
     crossed = tuple(network | case for network, case in itertools.product(_networks(experiment), cases))
     changed = experiment.changed(
         devices=tuple(layouts[count] or count for count in sorted(layouts)),
-        fusion_threshold_bytes=tuple(thresholds),
+        fusion_threshold_bytes=tuple(thresholds) or None,
         network=None,
         algorithm=None,
     )
