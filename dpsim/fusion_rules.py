@@ -33,6 +33,8 @@ class FusionRule:
 
 
 FUSION_RULES: Registry[FusionRule] = Registry("fusion rule")
+OTHER_BY_DEFAULT = frozenset({"ddp"})
+"""Rules that make other buckets where no threshold is set than at their default threshold."""
 
 
 def threshold_rules() -> tuple[str, ...]:
@@ -45,7 +47,7 @@ _KIB, _MIB = 2.0**10, 2.0**20
 _RULES = (
     ("tarantella", "a bucket closes once it holds the threshold", 32 * _KIB, False, False),
     ("horovod", "every cycle packs what is ready, up to the threshold", 128 * _MIB, False, True),
-    ("ddp", "as tarantella, the first bucket 1 MiB at most", 25 * _MIB, False, False),
+    ("ddp", "as tarantella; by default, the first bucket at 1 MiB", 25 * _MIB, False, False),
     ("per-tensor", "one bucket per tensor", None, False, False),
     ("one", "one bucket per step", None, False, False),
     ("mg-wfbp", "merges where that hides more communication", None, True, False),

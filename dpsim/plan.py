@@ -38,7 +38,7 @@ class Plan(Noun, frozen=True):
 
     ``fusion_rule`` is one of ``dpsim.fusion_rules``, ``algorithm`` one of ``dpsim.algorithms``.
     ``fusion_threshold_bytes`` belongs to the rules tarantella (a bucket closes once it holds at least this
-    much), ddp (likewise, its first bucket at 1 MiB at most) and horovod (a maximum); ``None`` is the
+    much), ddp (likewise; by default, its first bucket at 1 MiB) and horovod (a maximum); ``None`` is the
     rule's own default, and 0 is one bucket per tensor under every rule. ``cycle_s`` is Horovod's cycle.
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
     ``algorithm`` ``auto`` is the fastest in shared memory by size (``dpsim.machine.Selection``), MPI's own without it.

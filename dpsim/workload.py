@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.memo import remember
 from dpsim.uncertainty import check_uncertainty
@@ -95,7 +96,7 @@ class Workload(Noun, frozen=True, dict=True):
 
     ``input_s_per_sample`` is what one process takes to load and prepare a sample; a step needs ``input_s``. With
     ``input_prefetch`` that goes on beside the step before, by ``input_workers`` processes at once; without, the step
-    waits for it.
+    waits for it. ``ddp`` is what a PyTorch script was set to, where the workload was recorded from one.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Workload(Noun, frozen=True, dict=True):
     input_s_per_sample: float = 0.0
     input_workers: int = 1
     input_prefetch: bool = False
+    ddp: DdpSettings | None = None
 
     def __post_init__(self) -> None:
         batches = self.local_batches

@@ -181,5 +181,13 @@ def test_the_questions_read_thresholds_with_their_unit_and_refuse_what_is_no_num
             completed(Experiment(base=SMALL | {field: value}, axes={"devices": (1, 2)}))
 
 
+def test_a_sweep_leaves_a_threshold_unset_where_the_default_makes_other_buckets() -> None:
+    """DDP's first bucket closes at 1 MiB where no cap is set, and at the cap where one is."""
+    for rule, expected in (("ddp", {None}), ("tarantella", {32.0 * 2**10})):
+        experiment = Experiment(question="devices", base=SMALL | {"fusion_rule": rule}, axes={"devices": (1, 2)})
+        settings = settings_of(completed(experiment).rows)
+        assert {setting.plan.fusion_threshold_bytes for setting in settings} == expected
+
+
 def test_every_field_of_a_plan_may_vary() -> None:
     assert {*Plan.__struct_fields__} <= {*FIELDS}

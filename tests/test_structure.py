@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = (
     {"kernels"},
     {"comm", "launch", "nn", "data", "lowering"},
-    {"runtime", "predict", "report", "torch"},
+    {"runtime", "predict", "report", "torch_ddp"},
     {"harness"},
     {"cli", "experiments"},
 )

@@ -1,48 +1,100 @@
-"""``dpsim profile``: measure a workload."""
+"""``dpsim profile``: measure a workload, of a model of dpsim's or of a user's own PyTorch script."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
+from dpsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dpsim.ddp_settings import DdpSettings
+    from dpsim.workload import Workload
 
 EXAMPLES = """\
 Examples:
-  dpsim profile --model cnn --local-batch 8,16,32,64 --output w.json"""
+  dpsim profile --model cnn --local-batch 8,16,32,64 --output w.json
+  dpsim profile --torch-script train.py --devices 8 -- --batch-size 32"""
 
 
 def profile(
-    *,
+    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of --torch-script, after --.")],
     model: flags.Model = None,
     dataset: flags.DataSet = None,
     local_batch: flags.LocalBatches = None,
     seed: flags.Seed = None,
     optimizer: flags.Optimizer = None,
+    torch_script: Annotated[
+        str | None,
+        Parameter(
+            name="--torch-script",
+            help="Profile what your own PyTorch script trains with DistributedDataParallel, instead of a model here.",
+        ),
+    ] = None,
+    devices: Annotated[int | None, Parameter(help="With --torch-script: ranks that the script sees (8).")] = None,
+    steps: Annotated[
+        int | None, Parameter(help="With --torch-script: training steps to record; then the script is ended (15).")
+    ] = None,
     output: Annotated[Path, Parameter(help="The workload file to write.")] = Path("workload.json"),
     json: flags.Json = False,
 ) -> None:
-    """Measure the layers of a model on this machine; writes a workload file."""
+    """Measure the layers of a model on this machine; writes a workload file.
+
+    With --torch-script your own PyTorch script runs, unchanged, as rank 0 of
+    --devices ranks in one process. The other ranks appear to hold its values.
+    """
+    from dpsim import codec
+
+    flags.writable(output)
+    of_model = flags.provided(model=model, dataset=dataset, local_batch=local_batch, seed=seed, optimizer=optimizer)
+    of_script = flags.provided(arguments=arguments or None, devices=devices, steps=steps)
+    if torch_script is None:
+        _refuse(of_script, "without --torch-script", "name the script, or leave them out")
+        workload = _of_model(of_model)
+    else:
+        _refuse(of_model, "with --torch-script", "leave them out: the script chooses its model, data and batch")
+        workload = _of_script(torch_script, of_script)
+    codec.write(output, workload)
+    _print(workload, output, json=json)
+
+
+def _refuse(unused: dict[str, Any], reason: str, remedy: str) -> None:
+    if unused:
+        names = ["ARGUMENTS" if name == "arguments" else f"--{name.replace('_', '-')}" for name in unused]
+        raise ConfigError(f"{', '.join(names)} {reason}", remedy=remedy)
+
+
+def _of_model(given: dict[str, Any]) -> Workload:
     import msgspec
 
-    from dpsim import codec
     from dpsim.harness.profile import profile as harness
     from dpsim.optimizer import changed
+
+    batches = flags.listed("--local-batch", given.pop("local_batch", None), flags.whole("--local-batch"))
+    optimizer = given.pop("optimizer", None)
+    config = harness.ProfileConfig(
+        **given, **flags.provided(local_batches=None if batches is None else tuple(sorted(set(batches))))
+    )
+    config = msgspec.structs.replace(config, optimizer=changed(config.optimizer, optimizer, {}))
+    with show.progress() as progress:
+        return harness.profile(config, progress)
+
+
+def _of_script(script: str, given: dict[str, Any]) -> Workload:
+    from dpsim.torch_ddp.profile_script import profile_script
+    from dpsim.torch_ddp.request import ScriptRequest
+
+    return profile_script(ScriptRequest(script=script, **({"devices": 8} | given)))
+
+
+def _print(workload: Workload, output: Path, *, json: bool) -> None:
+    from dpsim import codec
     from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
-    flags.writable(output)
-    batches = flags.listed("--local-batch", local_batch, flags.whole("--local-batch"))
-    fields = flags.provided(
-        model=model, dataset=dataset, seed=seed, local_batches=None if batches is None else tuple(sorted(set(batches)))
-    )
-    config = harness.ProfileConfig(**fields)
-    config = msgspec.structs.replace(config, optimizer=changed(config.optimizer, optimizer, {}))
-    with show.progress() as progress:
-        workload = harness.profile(config, progress)
-    codec.write(output, workload)
     points = []
     for batch in workload.local_batches:
         times = workload.times(batch)
@@ -51,7 +103,8 @@ def profile(
     if json:
         summary = {"workload": str(output), "layers": len(workload.layers), "gradient_bytes": workload.gradient_bytes}
         rest = {"tensors": len(workload.tensors), "update_s": workload.update_s, "overhead_s": workload.overhead_s}
-        show.print_json("profile", points, summary | rest)
+        ddp = {} if workload.ddp is None else {"ddp": codec.to_builtins(workload.ddp)}
+        show.print_json("profile", points, summary | rest | ddp)
         return
     show.table(
         (
@@ -66,3 +119,29 @@ def profile(
     )
     print(f"update {format_duration(workload.update_s)}")
     print(f"workload file: {output}")
+    if workload.ddp is not None:
+        _print_ddp(workload.ddp, workload.local_batches[0], output)
+
+
+def _print_ddp(ddp: DdpSettings, local_batch: int, output: Path) -> None:
+    """How DDP sends the gradients, and the command that predicts such a training."""
+    from dpsim.units import format_size
+
+    sizes = ", ".join(map(format_size, ddp.bucket_bytes[:5])) + (", ..." if len(ddp.bucket_bytes) > 5 else "")
+    print(f"DDP sends {len(ddp.bucket_bytes)} buckets: {sizes}")
+    if ddp.find_unused_parameters and not ddp.static_graph:
+        print("with find_unused_parameters it fills them from the first layer on, which --fusion-rule ddp does not")
+    if ddp.bucket_caps_bytes:
+        print("bucket_cap_mb_list gives each bucket a size of its own, which --fusion-rule ddp does not")
+    if ddp.communication_hook:
+        print(f"communication hook: {ddp.communication_hook}")
+    words = [f"dpsim predict --workload {output} --machine MACHINE --devices {ddp.devices} --local-batch {local_batch}"]
+    words.append("--fusion-rule ddp")
+    if ddp.bucket_cap_bytes is not None:
+        words.append(f"--fusion-threshold {ddp.bucket_cap_bytes}B")
+    if ddp.accumulate > 1:
+        words.append(f"--accumulate {ddp.accumulate}")
+    for short, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if short in ddp.communication_hook.lower():
+            words.append(f"--wire-dtype {dtype}")
+    print(f"predict it: {' '.join(words)}")

@@ -81,7 +81,7 @@ def lower(
     start = fuse(
         order.size_bytes,
         name,
-        plan.threshold_bytes,
+        plan.fusion_threshold_bytes,
         ready_s=ready_s,
         alpha_s=alpha_s,
         beta_s_per_byte=beta_s_per_byte,

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.jit import Compiled, jit, quickest
+from dpsim.lowering.ddp_buckets import DDP_FIRST_BUCKET_BYTES
 from dpsim.registry import load
 
-DDP_FIRST_BUCKET_BYTES = float(2**20)
 HOROVOD_PADDING_BYTES = 16
 _FEW_TENSORS = 1000
 
@@ -31,7 +31,8 @@ class GradientTensors:
     """The tensors that a rule fuses, in the order in which backward makes them final (DDP: reversed parameters).
 
     ``ready_s`` (seconds, ascending), ``alpha_s`` and ``beta_s_per_byte`` are given to the rules that need costs. A
-    bucket never mixes dtypes: where ``dtype_code`` changes, it closes.
+    bucket never mixes dtypes: where ``dtype_code`` changes, it closes. ``default_threshold`` is true where nobody has
+    set a threshold, so that the rule's own holds.
     """
 
     size_bytes: Ints
@@ -39,12 +40,13 @@ class GradientTensors:
     ready_s: Floats | None = None
     alpha_s: float | None = None
     beta_s_per_byte: float | None = None
+    default_threshold: bool = False
 
 
 def fuse(
     size_bytes: Ints,
     rule: str,
-    threshold_bytes: float,
+    threshold_bytes: float | None = None,
     *,
     ready_s: Floats | None = None,
     alpha_s: float | None = None,
@@ -53,10 +55,13 @@ def fuse(
 ) -> Ints:
     """``bucket_start`` (length buckets + 1): bucket k holds tensors ``bucket_start[k]:bucket_start[k + 1]``.
 
-    The arguments are those of ``GradientTensors``; ``threshold_bytes`` is ignored by the rules that take none.
-    Raises ``ConfigError``.
+    The arguments are those of ``GradientTensors``. Without ``threshold_bytes`` the rule's default holds; the rules that
+    take none ignore it. Raises ``ConfigError``.
     """
     kind = FUSION_RULES.find(rule)
+    default = threshold_bytes is None
+    if threshold_bytes is None:
+        threshold_bytes = kind.default_threshold_bytes or 0.0
     if kind.default_threshold_bytes is not None and not threshold_bytes >= 0:
         raise ConfigError(f"fusion threshold is {threshold_bytes}", allowed="0 or more bytes, or inf")
     tensors = GradientTensors(
@@ -65,6 +70,7 @@ def fuse(
         ready_s=ready_s,
         alpha_s=alpha_s,
         beta_s_per_byte=beta_s_per_byte,
+        default_threshold=default,
     )
     starts: Ints = load(kind.buckets)(tensors, float(threshold_bytes))
     return starts
@@ -79,12 +85,13 @@ def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
 
 def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """As ``tarantella``, with the first bucket's limit min(1 MiB, threshold); inf still closes the first at 1 MiB.
+    """As ``tarantella``; with the default threshold the first bucket of a dtype closes at 1 MiB.
 
-    For one dtype this is DDP's series exactly; DDP's first limit holds once for each dtype. Source: PyTorch
-    ``reducer.cpp`` compute_bucket_assignment_by_size.
+    This is the list that PyTorch's DDP keeps (``dpsim.lowering.ddp_buckets.final_buckets``), for tensors of one dtype,
+    and for several where a bucket's tensors stand together. A threshold that is set holds for the first bucket too, as
+    ``bucket_cap_mb`` does.
     """
-    first = min(DDP_FIRST_BUCKET_BYTES, threshold_bytes)
+    first = DDP_FIRST_BUCKET_BYTES if tensors.default_threshold else threshold_bytes
     return _loop(_close_at, tensors)(tensors.size_bytes, first, threshold_bytes, tensors.dtype_code)
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import resnet50
 from dpsim.lowering import fusion
-from dpsim.lowering.fusion import DDP_FIRST_BUCKET_BYTES, HorovodCycle, fuse
+from dpsim.lowering.ddp_buckets import DDP_FIRST_BUCKET_BYTES
+from dpsim.lowering.fusion import HorovodCycle, fuse
 
 MIB = 2**20
 QUICK = settings(max_examples=150)
@@ -21,7 +22,7 @@ SIZES = st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=40)
 THRESHOLDS = st.one_of(st.sampled_from([0.0, 1.0, 4096.0, float(MIB), math.inf]), st.integers(0, 4 * MIB).map(float))
 
 
-def buckets_of(sizes: list[int], rule: str, threshold: float = 0.0, **options: object) -> list[list[int]]:
+def buckets_of(sizes: list[int], rule: str, threshold: float | None = None, **options: object) -> list[list[int]]:
     start = fuse(np.array(sizes, np.int64), rule, threshold, **options)  # type: ignore[arg-type]
     return [sizes[a:b] for a, b in pairwise(start)]
 
@@ -46,9 +47,10 @@ def test_tarantella_closes_a_bucket_as_soon_as_it_holds_the_threshold(sizes: lis
 
 
 @QUICK
-@given(SIZES, THRESHOLDS)
-def test_ddp_is_its_reference_implementation(sizes: list[int], threshold: float) -> None:
-    limits = [min(DDP_FIRST_BUCKET_BYTES, threshold), threshold]
+@given(SIZES, st.one_of(st.none(), THRESHOLDS))
+def test_ddp_is_its_reference_implementation(sizes: list[int], threshold: float | None) -> None:
+    """A threshold that is set holds for the first bucket too; by default, the first one closes at 1 MiB."""
+    limits = [DDP_FIRST_BUCKET_BYTES, 25.0 * MIB] if threshold is None else [threshold]
     expected, bucket = [], []
     for size in sizes:
         bucket.append(size)
@@ -64,17 +66,18 @@ def test_the_extremes_of_the_threshold() -> None:
     for rule in ("tarantella", "ddp"):
         assert buckets_of(sizes, rule, 0.0) == [[size] for size in sizes]
     assert buckets_of(sizes, "tarantella", math.inf) == [sizes]
-    assert buckets_of(sizes, "ddp", math.inf) == [[10, 0, 2 * MIB], [5, 7]]
+    assert buckets_of(sizes, "ddp", math.inf) == [sizes]
+    assert buckets_of(sizes, "ddp") == [[10, 0, 2 * MIB], [5, 7]]
     assert buckets_of(sizes, "one") == [sizes]
     assert buckets_of(sizes, "per-tensor") == [[size] for size in sizes]
     assert buckets_of([], "one") == []
 
 
 def test_ddp_buckets_of_resnet50() -> None:
-    """25 MiB: the dense layer alone overshoots the first bucket's 1 MiB, then each bucket overshoots 25 MiB."""
+    """The dense layer alone overshoots the first bucket's 1 MiB, then each bucket overshoots 25 MiB."""
     sizes = resnet50().ready_order.size_bytes
     assert len(sizes) == 161 and sizes.sum() == 4 * 25_557_032
-    start = fuse(sizes, "ddp", 25.0 * MIB)
+    start = fuse(sizes, "ddp")
     buckets = np.add.reduceat(sizes, start[:-1])
     assert buckets[0] == 4 * (1000 + 1000 * 2048)
     assert len(buckets) == 5

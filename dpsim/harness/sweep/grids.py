@@ -12,7 +12,7 @@ import numpy as np
 
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.fusion_rules import FUSION_RULES, threshold_rules
+from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
 from dpsim.harness import models
 from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse
@@ -39,7 +39,10 @@ def _rule(experiment: Experiment) -> str:
 
 
 def one_threshold(experiment: Experiment) -> list[float]:
-    """The experiment's only fusion threshold, or the rule's default. Raises ``ConfigError`` for several."""
+    """The experiment's only fusion threshold, or the rule's default. Raises ``ConfigError`` for several.
+
+    There is none for a rule that makes other buckets where no threshold is set.
+    """
     thresholds = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
     if len(thresholds) > 1:
         raise ConfigError(
@@ -47,7 +50,9 @@ def one_threshold(experiment: Experiment) -> list[float]:
             allowed="one threshold",
             remedy="give one threshold, or compare thresholds with dpsim sweep fusion-threshold --devices",
         )
-    return thresholds or [FUSION_RULES.find(_rule(experiment)).default_threshold_bytes or 0.0]
+    rule = FUSION_RULES.find(_rule(experiment))
+    default = [] if rule.name in OTHER_BY_DEFAULT else [rule.default_threshold_bytes or 0.0]
+    return thresholds or default
 
 
 def of_devices(
@@ -86,7 +91,7 @@ def of_devices(
     crossed = tuple(network | case for network, case in itertools.product(_networks(experiment), cases))
     changed = experiment.changed(
         devices=tuple(layouts[count] or count for count in sorted(layouts)),
-        fusion_threshold_bytes=tuple(thresholds),
+        fusion_threshold_bytes=tuple(thresholds) or None,
         network=None,
         algorithm=None,
     )

@@ -1,0 +1,139 @@
+"""What DDP itself logs about a model, beside what was recorded of its steps. Loads torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpsim.ddp_settings import DdpSettings
+from dpsim.errors import ConfigError
+from dpsim.lowering.ddp_buckets import Buckets, DdpOptions, DdpParameter, initial_buckets
+from dpsim.torch_ddp.record import Recorder, reduced_parameters
+from dpsim.torch_ddp.recorded import Recorded, RecordedParameter
+from dpsim.torch_ddp.request import ScriptRequest
+
+
+def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
+    """Everything that was recorded of a script that trained enough. Raises ``ConfigError``."""
+    ddp = recorder.ddp
+    logged = ddp._get_ddp_logging_data()
+    buckets = kept_buckets(ddp)
+    sizes = [parameter.size_bytes for parameter in parameters_of(ddp)]
+    micro_batches = [step.micro_batches for step in recorder.steps]
+    settings = DdpSettings(
+        torch=str(torch.__version__),
+        devices=request.devices,
+        accumulate=max(set(micro_batches), key=micro_batches.count),
+        bucket_cap_bytes=None if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap,
+        bucket_caps_bytes=tuple(getattr(ddp, "bucket_bytes_cap_list", ())),
+        find_unused_parameters=bool(ddp.find_unused_parameters),
+        static_graph=bool(ddp.static_graph),
+        communication_hook=logged.get("comm_hook", ""),
+        initial_bucket_bytes=_numbers(logged["bucket_sizes"]),
+        bucket_bytes=tuple(sum(sizes[index] for index in bucket) for bucket in buckets),
+    )
+    script = Path(request.script).name
+    return Recorded(
+        name=f"{type(ddp.module).__name__} of {script}",
+        source=f"dpsim profile --torch-script {script}: medians of {len(recorder.steps)} steps on {ddp.device_type},"
+        f" as rank 0 of {request.devices} in one process, PyTorch {torch.__version__}",
+        parameters=_described(ddp),
+        first_parameter=recorder.first_parameter,
+        buckets=buckets,
+        steps=tuple(recorder.steps),
+        ddp=settings,
+        state_bytes=sum(buffer.numel() * buffer.element_size() for buffer in ddp.module.buffers()),
+        optimizer_slots=_slots(recorder.optimizer),
+        input_workers=recorder.input_workers,
+        load_s_per_sample=recorder.load_s_per_sample,
+    )
+
+
+def options_of(ddp: Any) -> DdpOptions:
+    """The arguments of a DDP model that decide its buckets."""
+    major, minor = torch.__version__.split(".")[:2]
+    return DdpOptions(
+        bucket_cap_bytes=None if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap,
+        bucket_caps_bytes=tuple(getattr(ddp, "bucket_bytes_cap_list", ())),
+        find_unused_parameters=bool(ddp.find_unused_parameters),
+        static_graph=bool(ddp.static_graph),
+        torch_version=(int(major), int(minor)),
+    )
+
+
+def parameters_of(ddp: Any) -> list[DdpParameter]:
+    """The parameters that DDP reduces, in the order of its positions."""
+    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    sparse = {id(m.weight) for m in ddp.module.modules() if isinstance(m, embeddings) and m.sparse}
+    return [
+        DdpParameter(
+            size_bytes=parameter.numel() * parameter.element_size(),
+            dtype=_dtype(parameter),
+            device=str(parameter.device),
+            sparse=id(parameter) in sparse,
+        )
+        for _, parameter in reduced_parameters(ddp)
+    ]
+
+
+def kept_buckets(ddp: Any) -> Buckets:
+    """The buckets that DDP uses after its first step, as it logs them; it logs no members where it does not rebuild.
+
+    Raises ``ConfigError`` where it should have rebuilt them and has not, or made others at construction than it should.
+    """
+    logged = ddp._get_ddp_logging_data()
+    members = logged.get("rebuilt_per_bucket_param_indices", "")
+    if members:
+        return tuple(tuple(map(int, bucket.split())) for bucket in members.split(","))
+    parameters, options = parameters_of(ddp), options_of(ddp)
+    buckets = initial_buckets(parameters, options)
+    sizes = tuple(sum(parameters[index].size_bytes for index in bucket) for bucket in buckets)
+    if options.rebuilds or sizes != _numbers(logged["bucket_sizes"]):
+        raise ConfigError(
+            f"DDP of PyTorch {torch.__version__} has buckets of {logged['bucket_sizes']} bytes",
+            allowed=f"buckets of {', '.join(map(str, sizes))} bytes, which it rebuilds after the first step",
+            remedy="use a released version of PyTorch from 2.0 on",
+        )
+    return buckets
+
+
+def _described(ddp: Any) -> tuple[RecordedParameter, ...]:
+    modules = dict(ddp.module.named_modules())
+    described = []
+    for name, parameter in reduced_parameters(ddp):
+        owner = name.rpartition(".")[0]
+        normalises = isinstance(modules[owner], torch.nn.modules.batchnorm._BatchNorm)
+        described.append(
+            RecordedParameter(
+                name=name,
+                module=owner,
+                shape=tuple(parameter.shape),
+                dtype=_dtype(parameter),
+                batch_norm_channels=modules[owner].num_features if normalises else 0,
+            )
+        )
+    return tuple(described)
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
+def _slots(optimizer: Any) -> int | None:
+    """Arrays of the parameters' size that an optimizer keeps for a parameter; None without an optimizer of PyTorch."""
+    if optimizer is None:
+        return None
+    return max(
+        (
+            sum(isinstance(value, torch.Tensor) and value.shape == parameter.shape for value in state.values())
+            for parameter, state in optimizer.state.items()
+            if parameter.dim()
+        ),
+        default=0,
+    )

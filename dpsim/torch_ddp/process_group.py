@@ -1,0 +1,215 @@
+"""A process group of n ranks in one process, which answers as if all ranks held rank 0's values. Loads torch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.distributed import ReduceOp, distributed_c10d
+
+BACKEND = "dpsim"
+
+
+class Clock:
+    """Seconds of computation: it stands still inside the collectives, whose times are the model's to predict."""
+
+    def __init__(self) -> None:
+        self._stopped_s = 0.0
+
+    def now(self) -> float:
+        """Seconds since some moment, without the time spent in collectives."""
+        return time.perf_counter() - self._stopped_s
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop the clock for a while."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._stopped_s += time.perf_counter() - start
+
+
+CLOCK = Clock()
+
+
+class ReplicatedGroup(distributed.ProcessGroup):
+    """Rank 0 of ``size`` ranks that all hold rank 0's values. Every collective has finished when it returns.
+
+    A sum is ``size`` times the value and a product its power; mean, minimum and maximum are the value itself. What is
+    gathered is the value ``size`` times, what is broadcast or received is rank 0's own.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._sent: Any = None
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def _reduce(self, tensor: Any, options: Any) -> None:
+        operation, ranks = ReduceOp.SUM if options is None else options.reduceOp, self.size()
+        if operation == ReduceOp.SUM:
+            tensor.mul_(ranks)
+        elif operation == ReduceOp.PRODUCT:
+            tensor.pow_(ranks)
+        elif operation == ReduceOp.BXOR and ranks % 2 == 0:
+            tensor.zero_()
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        with _collective():
+            for tensor in tensors:
+                self._reduce(tensor, opts)
+        return _finished(tensors)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        return self.allreduce(tensors, opts) if opts is None or opts.rootRank == self.rank() else _finished(tensors)
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+        return _finished(tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        with _collective():
+            for copies, tensor in zip(outputs, inputs, strict=True):
+                for copy in copies:
+                    copy.copy_(tensor)
+        return _finished(outputs)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self.allgather(outputs, inputs) if outputs else _finished(inputs)
+
+    def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        with _collective():
+            output.view(self.size(), -1).copy_(tensor.reshape(1, -1).expand(self.size(), -1))
+        return _finished([output])
+
+    all_gather_single = _allgather_base  # its name since PyTorch 2.13, likewise below
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._allgather_base(output, tensor)
+        return _finished(outputs)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        with _collective():
+            for output, parts in zip(outputs, inputs, strict=True):
+                output.copy_(parts[self.rank()])
+                self._reduce(output, opts)
+        return _finished(outputs)
+
+    def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        return self.reduce_scatter([output], [tensor.reshape(self.size(), *output.shape)], opts)
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._reduce_scatter_base(output, tensor, opts)
+        return _finished(outputs)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        with _collective():
+            for output, parts in zip(outputs, inputs, strict=False):  # only the sending rank has parts
+                output.copy_(parts[self.rank()])
+        return _finished(outputs)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        with _collective():
+            for output in outputs:
+                output.copy_(inputs[self.rank()])
+        return _finished(outputs)
+
+    def alltoall_base(
+        self, output: Any, tensor: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+    ) -> Any:
+        outputs = output.split(list(output_sizes) or len(output) // self.size())
+        return self.alltoall(outputs, tensor.split(list(input_sizes) or len(tensor) // self.size()))
+
+    all_to_all_single = alltoall_base
+
+    def send(self, tensors: Any, rank: int = 0, tag: int = 0) -> Any:
+        self._sent = [tensor.detach().clone() for tensor in tensors]
+        return _finished(tensors)
+
+    def recv(self, tensors: Any, rank: int = 0, tag: int = 0) -> Any:
+        """The last message that was sent, for every rank sends what rank 0 sends; zeros where nothing fits."""
+        with _collective():
+            for number, tensor in enumerate(tensors):
+                sent = self._sent[number] if self._sent is not None and number < len(self._sent) else None
+                if sent is not None and (sent.shape, sent.dtype) == (tensor.shape, tensor.dtype):
+                    tensor.copy_(sent)
+                else:
+                    tensor.zero_()
+        return _finished(tensors)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        return self.recv(tensors)
+
+    def barrier(self, opts: Any = None) -> Any:
+        return _finished([])
+
+
+@contextmanager
+def _collective() -> Iterator[None]:
+    with CLOCK.stopped(), torch.no_grad():
+        yield
+
+
+def _finished(value: Any) -> Any:
+    """A ``Work`` that is done, with a future that has this value."""
+    tensors = [each for item in value for each in (item if isinstance(item, (list, tuple)) else (item,))]
+    devices = list(dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "cpu"))
+    future = torch.futures.Future(devices=devices)
+    future.set_result(list(value))
+    return _create_work_from_future(future)
+
+
+def register() -> None:
+    """Make the backend known to ``torch.distributed`` under its name."""
+    if BACKEND.upper() not in distributed.Backend._plugins:
+        distributed.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+
+
+def answer_for(ranks: int) -> None:
+    """Let every process group that this process asks for, from now on, be one of ``ranks`` ranks in this process."""
+    register()
+    original, helper = distributed_c10d.init_process_group, distributed_c10d._new_process_group_helper
+
+    def init_process_group(*_: Any, **__: Any) -> None:
+        original(BACKEND, store=distributed.HashStore(), rank=0, world_size=ranks)
+
+    def new_process_group(size: int, rank: int, members: Any, backend: Any, *rest: Any, **options: Any) -> Any:
+        return helper(size, rank, members, distributed.Backend(BACKEND), *rest, **options)
+
+    replace_everywhere(original, init_process_group)
+    replace_everywhere(helper, new_process_group)
+    replace_everywhere(distributed_c10d.monitored_barrier, _barrier)
+
+
+def _create(store: object, rank: int, size: int, timeout: timedelta) -> ReplicatedGroup:
+    return ReplicatedGroup(rank, size)
+
+
+def _barrier(*_: object, **__: object) -> None:
+    """``monitored_barrier``, which PyTorch allows for gloo alone."""
+
+
+def replace_everywhere(original: Any, replacement: Any) -> None:
+    """Let every loaded module of PyTorch that has ``original`` under its name have ``replacement`` there."""
+    name = original.__name__
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] == "torch" and getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, replacement)

@@ -1,0 +1,72 @@
+"""``profile_script``: a PyTorch script in, a ``Workload`` out. Loads no torch: it starts the process that does."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.launch.teardown import end_with_parent
+from dpsim.launch.user_script import check_script
+from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
+from dpsim.workload import Workload
+
+_STDERR = 2
+
+
+def profile_script(request: ScriptRequest) -> Workload:
+    """Run the script in a process of its own, as rank 0 of ``request.devices``, and return what it trained.
+
+    What the script prints goes to stderr. Raises ``ConfigError`` for a script that cannot be profiled.
+    """
+    check_script(request.script)
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "PyTorch is not installed beside dpsim",
+            allowed="PyTorch 2.4 or newer, for --torch-script alone",
+            remedy="pip install 'dpsim[torch]' in the environment that the script runs in",
+        )
+    with tempfile.TemporaryDirectory(prefix="dpsim-torch-") as folder:
+        paths = Path(folder) / "request.json", Path(folder) / "outcome.json"
+        codec.write(paths[0], request)
+        code = _run([sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)])
+        if not paths[1].exists():
+            raise ConfigError(
+                f"{Path(request.script).name} ended its process ({_ending(code)}) before enough was recorded",
+                allowed="a script that trains until dpsim ends it",
+                remedy="see what it printed above",
+            )
+        outcome = codec.decode(codec.read_raw(paths[1], "outcome"), ScriptOutcome, "outcome")
+    if outcome.workload is None:
+        error = outcome.error
+        assert error is not None
+        raise ConfigError(error.given, allowed=error.allowed, remedy=error.remedy)
+    return outcome.workload
+
+
+def _run(command: list[str]) -> int:
+    """Run a command in a session of its own; whatever becomes of it, none of its processes is left behind."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=_STDERR,
+        start_new_session=True,
+        preexec_fn=end_with_parent(signal.SIGKILL),
+    )
+    try:
+        return process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,283 @@
+"""Records a script's training by putting itself around DDP, backward, optimizer and data loader. Loads torch."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed import fsdp
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from dpsim.errors import ConfigError
+from dpsim.torch_ddp.process_group import CLOCK, replace_everywhere
+from dpsim.torch_ddp.recorded import MODES, RecordedStep
+
+WARM_UP_STEPS = 2
+"""Synchronising steps before the first that is recorded: DDP rebuilds its buckets as the second one begins."""
+
+
+class EnoughSteps(BaseException):
+    """Ends the script, which does not expect it, once enough steps are recorded."""
+
+
+class Refused(BaseException):
+    """Ends a script that cannot be profiled."""
+
+    def __init__(self, error: ConfigError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Recorder:
+    """Records ``wanted`` synchronising steps of the one model that a script trains, after the warm-up."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.steps: list[RecordedStep] = []
+        self.built = 0
+        self.ddp: Any = None
+        self.optimizer: Any = None
+        self.input_workers = 0
+        self.load_s_per_sample = 0.0
+        self._begun = 0
+        self._step: RecordedStep | None = None
+        self.first_parameter: dict[str, int] = {}
+        self._parameters: list[Any] = []
+        self._synchronises = False
+        self._forward_since_backward = False
+        self._depth = 0
+        self._backward_began_s = 0.0
+        self._update_began_s = 0.0
+        self._modules_began: list[tuple[str, float]] = []
+        self._iterator: Any = None
+        self._hooks: list[Any] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all wanted steps are recorded."""
+        return len(self.steps) >= self.wanted
+
+    def now(self) -> float:
+        """Seconds of computation, with the work of an accelerator done."""
+        if self.ddp is not None and self.ddp.device_type == "cuda":
+            torch.cuda.synchronize()
+        return CLOCK.now()
+
+    # What DDP, backward, the optimizer and the data loader call.
+
+    @contextmanager
+    def forward(self, ddp: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[None]:
+        """Around DDP's forward. Evaluation (``no_grad`` or ``eval``) is not recorded. Raises ``EnoughSteps``."""
+        if not torch.is_grad_enabled() or not ddp.training:
+            yield
+            return
+        self._trains(ddp)
+        if self._step is None or self._step.synchronised:
+            self._next_step(_leading_extent((*arguments, *keywords.values())))
+        step = self._step
+        assert step is not None
+        self._synchronises = ddp.require_backward_grad_sync
+        if step.mode == "forward":
+            self._hook_modules()
+        began_s = self.now()
+        yield
+        ended_s = self.now()
+        step.forward_s += ended_s - began_s
+        self._count_modules(step, began_s, ended_s)
+        self._unhook()
+        self._forward_since_backward = True
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around ``torch.autograd.backward``; one inside another (checkpointing) is part of the outer one."""
+        self._depth += 1
+        outermost = self._depth == 1 and self._forward_since_backward and self._step is not None
+        if outermost and self._step is not None:
+            if self._step.mode == "gradients" and self._synchronises:
+                self._hook_gradients()
+            self._backward_began_s = self.now()
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if outermost and self._step is not None:
+            seconds = self.now() - self._backward_began_s
+            self._unhook()
+            self._step.backward_s += seconds
+            self._step.micro_batches += 1
+            self._forward_since_backward = False
+            if self._synchronises:
+                self._step.last_backward_s = seconds
+                self._step.synchronised = True
+
+    def update_begins(self, optimizer: Any, *_: Any) -> None:
+        self._update_began_s = self.now()
+
+    def update_ends(self, optimizer: Any, *_: Any) -> None:
+        self.optimizer = optimizer
+        if self._step is not None:
+            self._step.update_s += self.now() - self._update_began_s
+
+    @contextmanager
+    def loading(self, iterator: Any) -> Iterator[None]:
+        """Around the next batch of a ``DataLoader``."""
+        began_s = CLOCK.now()
+        yield
+        self._iterator = iterator
+        if self._step is not None:
+            self._step.input_s += CLOCK.now() - began_s
+
+    # Steps.
+
+    def _trains(self, ddp: Any) -> None:
+        if self.ddp is None:
+            self.ddp = ddp
+            self._parameters = [parameter for _, parameter in reduced_parameters(ddp)]
+            self.first_parameter = _first_parameters(ddp, self._parameters)
+        elif self.ddp is not ddp:
+            raise Refused(
+                ConfigError(
+                    "the script trains two models with DistributedDataParallel",
+                    allowed="one model, as a workload is",
+                    remedy="profile a script that trains one of them, or wrap both in one module",
+                )
+            )
+
+    def _next_step(self, local_batch: int) -> None:
+        """End the step before this one, and begin another in the next mode. Raises ``EnoughSteps``."""
+        if self._step is not None:
+            self._step.step_s = self.now() - self._step.start_s
+            if self._step.mode is not None and not self.complete:
+                self.steps.append(self._step)
+        if self.complete:
+            self._step = None
+            self._learn_about_the_input(local_batch)
+            raise EnoughSteps
+        warm_up = WARM_UP_STEPS + self.ddp.static_graph  # a static graph is rebuilt one step later
+        mode = MODES[(self._begun - warm_up) % len(MODES)] if self._begun >= warm_up else None
+        self._begun += 1
+        self._step = RecordedStep(mode=mode, start_s=self.now(), local_batch=local_batch)
+
+    def _hook_modules(self) -> None:
+        for name, module in self.ddp.module.named_modules():
+            if name in self.first_parameter:
+                self._hooks.append(module.register_forward_pre_hook(functools.partial(self._module_begins, name)))
+
+    def _module_begins(self, name: str, *_: Any) -> None:
+        self._modules_began.append((name, self.now()))
+
+    def _count_modules(self, step: RecordedStep, began_s: float, ended_s: float) -> None:
+        """Count the forward from one module's beginning to the next one's as the first one's."""
+        following = [*(moment_s for _, moment_s in self._modules_began[1:]), ended_s]
+        for (name, _), next_s in zip(self._modules_began, following, strict=False):
+            step.module_s[name] = step.module_s.get(name, 0.0) + next_s - began_s
+            began_s = next_s
+        self._modules_began.clear()
+
+    def _hook_gradients(self) -> None:
+        for index, parameter in enumerate(self._parameters):
+            done = functools.partial(self._gradient_is_ready, index)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(done))
+
+    def _gradient_is_ready(self, index: int, _: Any) -> None:
+        if self._step is not None:
+            self._step.ready_s[index] = self.now() - self._backward_began_s
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _learn_about_the_input(self, local_batch: int) -> None:
+        """How many processes load data, and how long one takes for a sample: the faster of two batches loaded here."""
+        loader = self._iterator
+        if loader is None or loader._num_workers == 0:
+            return
+        self.input_workers = loader._num_workers
+        fetcher = dataloader._DatasetKind.create_fetcher(
+            loader._dataset_kind, loader._dataset, loader._auto_collation, loader._collate_fn, loader._drop_last
+        )
+        times = []
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        for _, indices in zip(range(2), loader._index_sampler, strict=False):
+            began_s = time.perf_counter()
+            fetcher.fetch(indices)
+            times.append(time.perf_counter() - began_s)
+        torch.set_num_threads(threads)
+        self.load_s_per_sample = min(times, default=0.0) / local_batch
+
+
+def _first_parameters(ddp: Any, parameters: list[Any]) -> dict[str, int]:
+    """The position of the first reduced parameter of every module that has some of its own."""
+    position = {id(parameter): index for index, parameter in enumerate(parameters)}
+    own = {name: list(map(id, module.parameters(recurse=False))) for name, module in ddp.module.named_modules()}
+    reduced = {name: [position[each] for each in ids if each in position] for name, ids in own.items()}
+    return {name: positions[0] for name, positions in reduced.items() if positions}
+
+
+def _leading_extent(values: Any) -> int:
+    """The leading extent of the first tensor of at least one dimension: samples of a batch; 1 without one."""
+    for value in torch.utils._pytree.tree_leaves(values):
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0]:
+            return int(value.shape[0])
+    return 1
+
+
+def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:
+    """The parameters that DDP reduces, by the names of the script's module, in the order of DDP's positions."""
+    return [
+        (name, parameter)
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    ]
+
+
+def install(recorder: Recorder) -> None:
+    """Put ``recorder`` around DDP, backward, every optimizer and every data loader of this process."""
+    initialise, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
+    backward, following = torch.autograd.backward, dataloader._BaseDataLoaderIter.__next__
+
+    @functools.wraps(initialise)
+    def recorded_initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
+        initialise(self, *arguments, **keywords)
+        recorder.built += 1
+
+    @functools.wraps(forward)
+    def recorded_forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        with recorder.forward(self, arguments, keywords):
+            return forward(self, *arguments, **keywords)
+
+    @functools.wraps(backward)
+    def recorded_backward(*arguments: Any, **keywords: Any) -> Any:
+        with recorder.backward():
+            return backward(*arguments, **keywords)
+
+    @functools.wraps(following)
+    def recorded_following(self: Any) -> Any:
+        with recorder.loading(self):
+            return following(self)
+
+    DistributedDataParallel.__init__, DistributedDataParallel.forward = recorded_initialise, recorded_forward
+    dataloader._BaseDataLoaderIter.__next__ = recorded_following
+    replace_everywhere(backward, recorded_backward)
+    register_optimizer_step_pre_hook(recorder.update_begins)
+    register_optimizer_step_post_hook(recorder.update_ends)
+    fsdp.FullyShardedDataParallel.__init__ = _refuse_fsdp
+    replace_everywhere(fsdp.fully_shard, _refuse_fsdp)
+
+
+def _refuse_fsdp(*_: Any, **__: Any) -> None:
+    raise Refused(
+        ConfigError(
+            "the script uses FSDP, which shards parameters",
+            allowed="a script that trains with DistributedDataParallel",
+            remedy="profile it with DistributedDataParallel; dpsim's own sharding is --strategy zero1",
+        )
+    )

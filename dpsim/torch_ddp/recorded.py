@@ -1,0 +1,212 @@
+"""What was recorded of a script's training, and the ``Workload`` that it makes. Loads no torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dpsim.ddp_settings import DdpSettings
+from dpsim.lowering.ddp_buckets import Buckets
+from dpsim.workload import Layer, Tensor, Workload
+
+Mode = Literal["whole", "forward", "gradients"]
+MODES: tuple[Mode, ...] = ("whole", "forward", "gradients")
+"""What a step is timed for: as a whole, or with a hook on every module, or with a hook on every gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedParameter:
+    """A parameter that DDP reduces, the module that has it, and the channels of that module's batch norm (0: none)."""
+
+    name: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    batch_norm_channels: int = 0
+
+
+@dataclass(kw_only=True)
+class RecordedStep:
+    """One synchronising step: seconds by part, summed over its micro-batches.
+
+    ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
+    ``module_s`` has the forward seconds from the start of one module to the start of the next, and ``ready_s`` the
+    seconds from the start of that backward until the gradient of each parameter (by position) was final.
+    """
+
+    mode: Mode | None
+    start_s: float
+    step_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    last_backward_s: float = 0.0
+    update_s: float = 0.0
+    input_s: float = 0.0
+    micro_batches: int = 0
+    local_batch: int = 1
+    synchronised: bool = False
+    module_s: dict[str, float] = field(default_factory=dict)
+    ready_s: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A recorded training.
+
+    ``buckets`` are those that DDP kept, as positions in ``parameters``, and ``first_parameter`` is the position of the
+    first parameter of every module. ``input_workers`` is 0 where the training process itself loads the data; otherwise
+    ``load_s_per_sample`` is what one process takes (0: not known).
+    """
+
+    name: str
+    source: str
+    parameters: tuple[RecordedParameter, ...]
+    first_parameter: Mapping[str, int]
+    buckets: Buckets
+    steps: tuple[RecordedStep, ...]
+    ddp: DdpSettings
+    state_bytes: int = 0
+    optimizer_slots: int | None = None
+    input_workers: int = 0
+    load_s_per_sample: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Consecutive gradients of one module in one bucket, and the seconds by which the last of them is final."""
+
+    members: tuple[int, ...]
+    ready_s: float
+
+
+def workload_of(recorded: Recorded) -> Workload:
+    """The workload of a recorded training: one layer for each group of gradients, in the order DDP sends them.
+
+    Layer times are medians over the steps with hooks, scaled to the medians of the steps without hooks. What is left of
+    a step beside layers, update and input is ``overhead_s``.
+    """
+    local_batch, accumulate = _most_common([(step.local_batch, step.micro_batches) for step in recorded.steps])
+    steps = [step for step in recorded.steps if (step.local_batch, step.micro_batches) == (local_batch, accumulate)]
+    whole = [step for step in steps if step.mode == "whole"] or steps
+    forward_s = _median(whole, lambda step: step.forward_s) / accumulate
+    backward_s = _median(whole, lambda step: step.last_backward_s)
+    update_s, input_s = _median(whole, lambda step: step.update_s), _median(whole, lambda step: step.input_s)
+    groups = _groups(recorded, _ready(recorded, steps, backward_s))
+    layers = _layers(recorded, groups, _module_times(recorded, steps, forward_s))
+    computed_s = accumulate * sum(layer.forward_s[0] + layer.backward_s[0] for layer in layers)
+    load_s, workers = input_s / (local_batch * accumulate), 1
+    if recorded.input_workers:
+        load_s, workers = recorded.load_s_per_sample, recorded.input_workers
+    waited_s = 0.0 if recorded.input_workers and not load_s else input_s
+    return Workload(
+        name=recorded.name,
+        source=recorded.source,
+        local_batches=(local_batch,),
+        layers=layers,
+        update_s=update_s,
+        overhead_s=max(_median(whole, lambda step: step.step_s) - computed_s - update_s - waited_s, 0.0),
+        state_bytes=recorded.state_bytes,
+        optimizer_slots=recorded.optimizer_slots,
+        relative_uncertainty=_relative_error([step.forward_s + step.backward_s for step in whole]),
+        input_s_per_sample=load_s,
+        input_workers=workers if load_s else 1,
+        input_prefetch=bool(recorded.input_workers and load_s),
+        ddp=recorded.ddp,
+    )
+
+
+def _most_common(values: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return Counter(values).most_common(1)[0][0]
+
+
+def _median(steps: Sequence[RecordedStep], seconds: Callable[[RecordedStep], float]) -> float:
+    return statistics.median(map(seconds, steps))
+
+
+def _relative_error(seconds: Sequence[float]) -> float | None:
+    """One standard error of the mean over the mean; None where there is no scatter to tell it from."""
+    if len(seconds) < 2 or not sum(seconds):
+        return None
+    return statistics.stdev(seconds) / statistics.fmean(seconds) / math.sqrt(len(seconds))
+
+
+def _ready(recorded: Recorded, steps: Sequence[RecordedStep], backward_s: float) -> list[float]:
+    """Seconds from the start of backward until each gradient is final: medians, scaled to a backward without hooks.
+
+    A parameter that never got a gradient counts as final at once, as DDP takes it.
+    """
+    hooked = [step for step in steps if step.mode == "gradients" and step.ready_s]
+    if not hooked:
+        return [backward_s] * len(recorded.parameters)
+    scale = backward_s / _median(hooked, lambda step: step.last_backward_s)
+    ready = []
+    for index in range(len(recorded.parameters)):
+        seen = [step.ready_s[index] for step in hooked if index in step.ready_s]
+        ready.append(min(scale * statistics.median(seen), backward_s) if seen else 0.0)
+    return ready
+
+
+def _groups(recorded: Recorded, ready_s: Sequence[float]) -> list[_Group]:
+    """The gradients in the order in which DDP sends them, by module. None is ready before the one that goes first."""
+    latest = 0.0
+    groups = []
+    for bucket in recorded.buckets:
+        for _, members in itertools.groupby(bucket, key=lambda index: recorded.parameters[index].module):
+            group = tuple(members)
+            latest = max(latest, *(ready_s[index] for index in group))
+            groups.append(_Group(group, latest))
+    return groups
+
+
+def _module_times(recorded: Recorded, steps: Sequence[RecordedStep], forward_s: float) -> dict[str, float]:
+    """Forward seconds of every module: medians over the steps with hooks, scaled to ``forward_s`` in all.
+
+    Where no module was called by itself, as in a compiled model, the first one has it all.
+    """
+    hooked = [step for step in steps if step.mode == "forward"]
+    modules = dict.fromkeys(name for step in hooked for name in step.module_s)
+    times = {name: statistics.median(step.module_s.get(name, 0.0) for step in hooked) for name in modules}
+    total = sum(times.values())
+    if not total:
+        return {next(iter(recorded.first_parameter)): forward_s}
+    return {name: seconds * forward_s / total for name, seconds in times.items()}
+
+
+def _layers(recorded: Recorded, groups: Sequence[_Group], module_s: Mapping[str, float]) -> tuple[Layer, ...]:
+    """The layers in forward order: the reverse of the order in which DDP sends their gradients."""
+    place = {index: number for number, group in enumerate(groups) for index in group.members}
+    forward = [0.0] * len(groups)
+    for module, seconds in module_s.items():
+        forward[place[recorded.first_parameter[module]]] += seconds
+    names = _names([recorded.parameters[group.members[0]].module for group in groups])
+    layers = []
+    before_s = 0.0
+    for group, name, seconds in zip(groups, names, forward, strict=True):
+        parameters = [recorded.parameters[index] for index in group.members]
+        layers.append(
+            Layer(
+                name=name,
+                kind="module",
+                forward_s=(seconds,),
+                backward_s=(group.ready_s - before_s,),
+                tensors=tuple(Tensor(name=p.name, shape=p.shape, dtype=p.dtype) for p in reversed(parameters)),
+                batch_norm_channels=parameters[0].batch_norm_channels if name == parameters[0].module else 0,
+            )
+        )
+        before_s = group.ready_s
+    return tuple(reversed(layers))
+
+
+def _names(modules: Sequence[str]) -> list[str]:
+    """A unique name for each group: its module's, with a number from the second group of a module on."""
+    seen: Counter[str] = Counter()
+    names = []
+    for module in modules:
+        seen[module] += 1
+        names.append((module or "model") + (f" ({seen[module]})" if seen[module] > 1 else ""))
+    return names

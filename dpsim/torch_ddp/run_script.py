@@ -1,0 +1,139 @@
+"""The process that runs a user's PyTorch script as rank 0 of n and writes what it recorded. Loads torch.
+
+``python -m dpsim.torch_ddp.run_script REQUEST OUTCOME`` reads a ``ScriptRequest`` and writes a ``ScriptOutcome``. What
+the script prints goes where this process prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.torch_ddp import process_group
+from dpsim.torch_ddp.logged import recorded_of
+from dpsim.torch_ddp.record import WARM_UP_STEPS, EnoughSteps, Recorder, Refused, install
+from dpsim.torch_ddp.recorded import MODES, workload_of
+from dpsim.torch_ddp.request import ScriptError, ScriptOutcome, ScriptRequest
+from dpsim.workload import Workload
+
+
+def run(request: ScriptRequest) -> Workload:
+    """Run the script as ``torchrun`` would run its rank 0, until enough is recorded. Raises ``ConfigError``."""
+    _act_as_rank_0(request.devices)
+    process_group.answer_for(request.devices)
+    _take_over_spawn()
+    recorder = Recorder(request.steps)
+    install(recorder)
+    sys.argv = [request.script, *request.arguments]
+    sys.path[0] = str(Path(request.script).parent)
+    try:
+        runpy.run_path(request.script, run_name="__main__")
+    except EnoughSteps:
+        pass
+    except Refused as refused:
+        raise refused.error from None
+    except BaseException as error:
+        if not recorder.complete and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            raise _died(request.script, error) from error
+    _check_enough(request.script, recorder)
+    return workload_of(recorded_of(recorder, request))
+
+
+def _act_as_rank_0(devices: int) -> None:
+    """Set what ``torchrun`` sets for rank 0 on one node."""
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    os.environ.update(dict.fromkeys(names, str(devices)))
+    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"))
+    os.environ.update({"GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "dpsim"})
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "0"  # there is nobody to wait for
+
+
+def _take_over_spawn() -> None:
+    """Let ``torch.multiprocessing.spawn`` call its function in this process, as rank 0."""
+    import torch.multiprocessing
+
+    for original in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
+        process_group.replace_everywhere(original, _renamed(original.__name__))
+
+
+def _renamed(name: str) -> Any:
+    def call(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+        fn(0, *args)
+        return None if join else _Joined()
+
+    call.__name__ = name
+    return call
+
+
+class _Joined:
+    """The context that ``spawn`` returns without ``join``."""
+
+    def join(self, *_: object, **__: object) -> bool:
+        return True
+
+
+def _died(script: str, error: BaseException) -> ConfigError:
+    """The error of a script that raised one: where, what, and what to do."""
+    place = _place(script, error.__traceback__)
+    if isinstance(error, SystemExit):
+        return ConfigError(f"{place}: the script ended with exit code {error.code}", remedy="see what it printed above")
+    text = " ".join(str(error).split())
+    given = f"{place}: the script raised {type(error).__name__}" + (f": {text}" if text else "")
+    if isinstance(error, AssertionError):
+        return ConfigError(
+            given,
+            allowed="a script that does not check what other ranks hold",
+            remedy="it runs as rank 0 in one process, and every other rank appears to hold rank 0's values",
+        )
+    return ConfigError(given, remedy="run it with torchrun first; it has to work on this machine")
+
+
+def _place(script: str, where: TracebackType | None) -> str:
+    """``train.py:17``: the innermost line of the script itself."""
+    lines = [frame.lineno for frame in traceback.extract_tb(where) if frame.filename == script]
+    return f"{Path(script).name}:{lines[-1]}" if lines else Path(script).name
+
+
+def _check_enough(script: str, recorder: Recorder) -> None:
+    name = Path(script).name
+    if not recorder.built:
+        raise ConfigError(
+            f"{name} ended without building DistributedDataParallel in this process",
+            allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel",
+            remedy="wrap the model, and start ranks with torchrun or torch.multiprocessing.spawn alone",
+        )
+    if {step.mode for step in recorder.steps} != set(MODES):
+        raise ConfigError(
+            f"{name} ended after {WARM_UP_STEPS + len(recorder.steps)} synchronising training steps at most",
+            allowed=f"{WARM_UP_STEPS + len(MODES) + 1} or more of them, in training mode and with backward()",
+            remedy="let it train longer, or on more data",
+        )
+
+
+def main() -> None:
+    """Run the request of the command line and end this process, with whatever threads the script has left behind."""
+    request_path, outcome_path = map(Path, sys.argv[1:3])
+    try:
+        request = codec.decode(codec.read_raw(request_path, "request"), ScriptRequest, "request")
+        outcome = ScriptOutcome(workload=run(request))
+    except ConfigError as error:
+        outcome = ScriptOutcome(error=ScriptError(given=error.given, allowed=error.allowed, remedy=error.remedy))
+    codec.write(outcome_path, outcome)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""``dpsim profile --torch-script``: unmodified scripts become workloads; bad ones get one clear message."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from published_files import MACHINE
+
+from dpsim import workload as workloads
+from dpsim.errors import ConfigError
+from dpsim.torch_ddp.request import ScriptRequest
+from dpsim.workload import Workload
+
+Dpsim = Callable[..., tuple[int, str, str]]
+SCRIPTS = Path(__file__).parent / "scripts"
+PREAMBLE = """
+import os, sys, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(model, steps=1000):
+    dist.init_process_group("nccl")
+    ddp = DDP(model)
+    for _ in range(steps):
+        ddp(torch.randn(4, 8)).sum().backward()
+"""
+
+
+def profiled(dpsim: Dpsim, folder: Path, script: Path, *arguments: str, after: tuple[str, ...] = ()) -> Workload:
+    path = folder / "w.json"
+    code, _, err = dpsim(
+        "profile", "--torch-script", script, "--steps", "6", "--output", path, *arguments, "--", *after
+    )
+    assert code == 0, err
+    return workloads.read(path)
+
+
+@pytest.mark.timeout(120)
+def test_a_script_for_torchrun_becomes_a_workload_that_predict_accepts(dpsim: Dpsim, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    script, after = SCRIPTS / "train.py", ("--batch-size", "16", "--workers", "2", "--accumulate", "2")
+    workload = profiled(dpsim, tmp_path, script, "--devices", "4", after=after)
+    ddp = workload.ddp
+    assert ddp is not None and (ddp.devices, ddp.accumulate) == (4, 2)
+    assert ddp.bucket_cap_bytes == int(0.03 * 2**20) and ddp.communication_hook == "fp16_compress_hook"
+    assert ddp.initial_bucket_bytes == (workload.gradient_bytes,)
+    assert ddp.bucket_bytes == (4 * (10 + 10 * 128 + 2 * 128 + 128 + 128 * 64),)
+    assert workload.local_batches == (16,) and workload.gradient_bytes == sum(ddp.bucket_bytes)
+    assert [layer.name for layer in workload.layers] == ["0", "1", "3"]
+    assert sorted(tensor.name for tensor in workload.tensors) == [
+        f"{i}.{kind}" for i in (0, 1, 3) for kind in ("bias", "weight")
+    ]
+    assert [layer.batch_norm_channels for layer in workload.layers] == [0, 128, 0]
+    assert all(layer.forward_s[0] > 0 and layer.backward_s[0] > 0 for layer in workload.layers)
+    assert workload.update_s > 0 and workload.optimizer_slots == 2
+    assert (workload.input_workers, workload.input_prefetch) == (2, True) and workload.input_s_per_sample > 0
+    assert "dpsim profile" in workload.source and "rank 0 of 4" in workload.source
+    predict = (
+        "predict",
+        "--workload",
+        tmp_path / "w.json",
+        "--machine",
+        MACHINE,
+        "--devices",
+        "4",
+        "--local-batch",
+        "16",
+    )
+    code, out, err = dpsim(*predict, "--fusion-rule", "ddp", "--fusion-threshold", f"{ddp.bucket_cap_bytes}B", "--json")
+    assert code == 0, err
+    assert json.loads(out)["points"][0]["buckets"] == len(ddp.bucket_bytes)
+
+
+@pytest.mark.timeout(120)
+def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    text = """
+    def run(rank, size):
+        assert rank == 0
+        train(torch.nn.Linear(8, 3))
+
+    if __name__ == "__main__":
+        print("to stdout")
+        mp.spawn(run, args=(2,), nprocs=2)
+    """
+    script = tmp_path / "spawns.py"
+    script.write_text(PREAMBLE + dedent(text))
+    code, out, err = dpsim(
+        "profile", "--torch-script", script, "--steps", "3", "--output", tmp_path / "w.json", "--json"
+    )
+    assert code == 0, err
+    shown: dict[str, Any] = json.loads(out)
+    assert shown["summary"]["ddp"]["devices"] == 8 and shown["summary"]["tensors"] == 2
+    assert shown["points"][0]["local_batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "more"),
+    [
+        ("torch.nn.Linear(1, 1)", "without building DistributedDataParallel", "wrap the model"),
+        ("train(torch.nn.Linear(7, 3))", "bad.py:11: the script raised RuntimeError: mat1 and mat2", "torchrun"),
+        ("sys.exit(5)", "ended with exit code 5", "printed above"),
+        ("os._exit(9)", "ended its process (exit code 9)", "printed above"),
+        ("train(torch.nn.Linear(8, 3), steps=4)", "synchronising training steps", "train longer"),
+        (
+            "dist.init_process_group()\nranks = [None] * 8\ndist.all_gather_object(ranks, dist.get_rank())\n"
+            "assert ranks == list(range(8))",
+            "the script raised AssertionError",
+            "does not check what other ranks hold",
+        ),
+        (
+            "dist.init_process_group()\nfor _ in range(2):\n"
+            "    DDP(torch.nn.Linear(8, 3))(torch.randn(2, 8)).sum().backward()",
+            "trains two models",
+            "one model",
+        ),
+        (
+            "from torch.distributed.fsdp import fully_shard\nfully_shard(torch.nn.Linear(1, 1))",
+            "uses FSDP",
+            "DistributedDataParallel",
+        ),
+        (
+            "from torch.distributed.fsdp import FullyShardedDataParallel as F\nF(torch.nn.Linear(1, 1))",
+            "uses FSDP",
+            "zero1",
+        ),
+    ],
+    ids=["no DDP", "dies", "exits", "kills itself", "too short", "identity", "two models", "fully_shard", "FSDP"],
+)
+@pytest.mark.timeout(120)
+def test_a_script_that_cannot_be_profiled_is_explained(
+    text: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    script, output = tmp_path / "bad.py", tmp_path / "w.json"
+    script.write_text(PREAMBLE + text)
+    code, out, err = dpsim("profile", "--torch-script", script, "--output", output)
+    assert (code, out, output.exists()) == (2, "", False)
+    assert err.startswith("dpsim: ") and given in err and more in err
+    assert "Traceback" not in err
+
+
+def test_without_torch_the_message_says_what_to_install(
+    dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, out, err = dpsim("profile", "--torch-script", script, "--output", tmp_path / "w.json")
+    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "dpsim[torch]" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (("--torch-script", "nowhere.py"), "there is no such file"),
+        (
+            ("--torch-script", "a.py", "--model", "cnn", "--local-batch", "8"),
+            "--model, --local-batch with --torch-script",
+        ),
+        (("--devices", "4"), "--devices without --torch-script"),
+        (("--", "--lr", "0.1"), "ARGUMENTS without --torch-script"),
+        (("--torch-script", "a.py", "--steps", "2"), "--steps is 2"),
+        (("--torch-script", "a.py", "--devices", "0"), "--devices is 0"),
+    ],
+)
+def test_flags_that_do_not_belong_together_are_refused(
+    arguments: tuple[str, ...], given: str, dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = dpsim("profile", *arguments)
+    assert (code, out) == (2, "") and given in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_is_checked() -> None:
+    with pytest.raises(ConfigError, match="--steps is 2"):
+        ScriptRequest(script="train.py", steps=2)
