@@ -130,6 +130,7 @@ def test_doctor(dpsim: Dpsim) -> None:
     assert shown["summary"]["fail"] == 0
 
 
+@pytest.mark.slow
 def test_doctor_shows_what_was_measured_and_measures_again(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -421,6 +421,7 @@ def run_json(dpsim: Dpsim, *more: str | Path) -> dict[str, Any]:
     return printed
 
 
+@pytest.mark.slow
 def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_and_figure(
     dpsim: Dpsim, tmp_path: Path
 ) -> None:

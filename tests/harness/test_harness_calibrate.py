@@ -84,6 +84,7 @@ def test_an_emulated_link_is_never_faster_than_it_says() -> None:
             assert 1.4 * time_s >= rounds * (300e-6 + size / 2 / 12.5e6)
 
 
+@pytest.mark.slow
 def test_a_layout_has_tables_of_its_own_and_nothing_inside_a_node_is_held_to_the_link() -> None:
     config = CalibrateConfig(
         network="paced:300us,100mbit",

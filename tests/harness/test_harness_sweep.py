@@ -141,6 +141,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) ->
     assert contents(tmp_path).keys() == {"thesis.tex"}
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_with_the_samples_it_has(done: Done, tmp_path: Path) -> None:
     folder = tmp_path / "again"
     folder.mkdir()

@@ -67,6 +67,7 @@ def test_label_smoothing_reaches_the_ranks() -> None:
     assert plain.losses != smoothed.losses and plain.digest != smoothed.digest
 
 
+@pytest.mark.slow
 def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpsim.harness.sweep.prepare._MOST_S", 2.0)
     messages: list[str] = []

@@ -128,6 +128,7 @@ def curve(swept: Path) -> Comparison:
     return compare(read_predictions(swept / "predictions.json"), read_results(swept / "results.json"))
 
 
+@pytest.mark.slow
 def test_batches_between_the_profiled_ones_are_predicted_and_one_device_is_scored(
     swept: Path, curve: Comparison
 ) -> None:
@@ -142,6 +143,7 @@ def test_batches_between_the_profiled_ones_are_predicted_and_one_device_is_score
     assert all(point.measured_speedup is not None for point in curve.points)
 
 
+@pytest.mark.slow
 def test_a_device_with_a_larger_batch_allocates_more_and_never_less_than_predicted(curve: Comparison) -> None:
     for group in curve.groups:
         members = curve.members(group)
@@ -149,6 +151,7 @@ def test_a_device_with_a_larger_batch_allocates_more_and_never_less_than_predict
         assert all(p.predicted_memory_bytes and p.predicted_memory_bytes <= (p.memory_bytes or 0) for p in members)
 
 
+@pytest.mark.slow
 def test_a_device_is_busy_where_the_curve_stays_near_its_best_and_hides_where_little_is_exposed(
     curve: Comparison,
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_device_is_busy_where_the_curve_stays_near_its_best_and_hides_where_li
     assert (hidden_from(members).measured, hidden_from(members).predicted) == (8, None)
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_curve(swept: Path, dpsim: Dpsim) -> None:
     assert {"index.html", "report.md", "local_batch.svg", "where_time_goes.svg"} <= {p.name for p in swept.iterdir()}
     text = (swept / "report.md").read_text(encoding="utf-8")

@@ -209,6 +209,7 @@ def test_processes_get_the_reference_to_the_bit(devices: int, on_ranks: OnRanks)
     assert actual["cases"] >= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "rounds", "yields"), [(2, 100_000, True), (2, 5_000, False), (3, 10_000, True), (4, 3_000, True)]
 )

@@ -135,6 +135,7 @@ def test_a_killed_launcher_takes_everything_along_also_what_is_stopped(stopped: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_job_whose_mpiexec_is_stopped_ends_with_its_result(tmp_path: Path) -> None:
     process, family = begun(tmp_path, epochs=150)
     next(one for one in family if one.name() == "mpiexec").suspend()
