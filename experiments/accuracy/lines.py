@@ -119,15 +119,9 @@ def _speed_lines(
         met=None,
         points=len(changes),
         calibrations=calibrations,
-        note="of the reference computation, from calibration to measurement, by the median sweep: what a prediction "
-        "made before cannot know",
     )
     line = _line(place, "median error at equal speed", float(np.median(errors)), 0.06, points, calibrations)
-    yield msgspec.structs.replace(
-        line,
-        points=len(errors),
-        note="of what the same tables predict for the speeds that the run turned out to have",
-    )
+    yield msgspec.structs.replace(line, points=len(errors))
 
 
 def _interval_lines(place: str, coverage: StratumCoverage) -> Iterator[Line]:
@@ -151,8 +145,7 @@ def _interval_lines(place: str, coverage: StratumCoverage) -> Iterator[Line]:
         points=coverage.points,
         calibrations=coverage.calibrations,
         null=coverage.constant_score,
-        note=f"constant widths are chosen on the other calibrations; the best of all with hindsight is "
-        f"{coverage.constant_width:.1%}",
+        note=f"the best constant half width is {coverage.constant_width:.1%}",
     )
 
 

@@ -170,6 +170,7 @@ def test_train(dpsim: Dpsim, tmp_path: Path) -> None:
     assert (written["model"], written["dataset"], written["global_batch"]) == ("mlp:16", "digits", 64)
 
 
+@pytest.mark.slow
 def test_profile_and_calibrate_write_files_that_predict_reads(dpsim: Dpsim, tmp_path: Path) -> None:
     workload, machine = tmp_path / "w.json", tmp_path / "m.json"
     shown = _object(dpsim, "profile", "--model", "mlp:16", "--local-batch", "8,16", "--output", workload)

@@ -23,6 +23,7 @@ def ran(ranks: int) -> dict[str, Any]:
     return jobs.on_ranks("ranks_cuda_launches:run", {}, devices=ranks, timeout_s=100, env=env)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 def test_kernels_are_compiled_when_memory_is_prepared_and_bound_to_all_of_it_before_the_first_launch(
     ranks: int,

@@ -90,6 +90,7 @@ def ran(ranks: int, where: str) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_training_reduced_by_cuda_kernels_has_the_bits_of_the_tree_and_at_up_to_3_ranks_the_cpus(

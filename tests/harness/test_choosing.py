@@ -90,6 +90,7 @@ def test_without_a_writable_folder_choices_stay_in_memory(
     assert choice_file.load() == known and known.choice(dense()) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_all_ranks_choose_alike_and_measure_once(devices: int, own_folder: Path, on_ranks: OnRanks) -> None:
     first = on_ranks("ranks_choosing:chosen", devices=devices)

@@ -39,6 +39,7 @@ def test_a_link_is_fitted_to_the_tables_and_prices_what_they_do_not_cover(real: 
     assert extrapolated and cost > collective_cost(real, "ring", 2, 4096)[0] / 2
 
 
+@pytest.mark.slow
 def test_the_slowdown_of_computation_is_measured_beside_a_model_too() -> None:
     config = CalibrateConfig(model="mlp:8", local_batch=4, overlaps=(), **TINY)  # type: ignore[arg-type]
     assert [slowdown.devices for slowdown in calibrate(config, quiet).compute_slowdown] == [2]
@@ -104,6 +105,7 @@ def test_a_layout_has_tables_of_its_own_and_nothing_inside_a_node_is_held_to_the
     assert collective_cost(machine, "ring", 2, size, layout="1x2")[1]
 
 
+@pytest.mark.slow
 def test_a_wire_dtype_has_tables_of_its_own_of_half_the_bytes() -> None:
     config = CalibrateConfig(
         network="paced:300us,3mbit",
