@@ -42,9 +42,9 @@ def markdown(lines: Sequence[Line], processor: str, finished: str = "") -> str:
             "",
             f"Measured on {processor}{finished}. Points: of so many sweeps, each with its own profile and "
             f"calibration.{noise} The machine's speed is that of a reference computation, and its change is from the "
-            "calibration to the run, by the median sweep. The error at equal speed is that of what the same tables predict "
-            "for the speed at which each sample was taken. The constant width that intervals compete with is chosen for "
-            "each calibration on all others.",
+            "calibration to the run, by the median sweep. The error at equal speed is that of what the same tables "
+            "predict for the speed at which each sample was taken. The constant width that intervals compete with is "
+            "chosen for each calibration on all others.",
         ]
     )
 
