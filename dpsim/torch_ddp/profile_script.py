@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.launch.teardown import end_with_parent
+from dpsim.launch.child_process import child
 from dpsim.launch.user_script import check_script
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
 from dpsim.workload import Workload
@@ -36,7 +33,8 @@ def profile_script(request: ScriptRequest) -> Workload:
     with tempfile.TemporaryDirectory(prefix="dpsim-torch-") as folder:
         paths = Path(folder) / "request.json", Path(folder) / "outcome.json"
         codec.write(paths[0], request)
-        code = _run([sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)])
+        with child([sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)], stdout=_STDERR) as process:
+            code = process.wait()
         if not paths[1].exists():
             raise ConfigError(
                 f"{Path(request.script).name} ended its process ({_ending(code)}) before enough was recorded",
@@ -49,23 +47,6 @@ def profile_script(request: ScriptRequest) -> Workload:
         assert error is not None
         raise ConfigError(error.given, allowed=error.allowed, remedy=error.remedy)
     return outcome.workload
-
-
-def _run(command: list[str]) -> int:
-    """Run a command in a session of its own; whatever becomes of it, none of its processes is left behind."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=_STDERR,
-        start_new_session=True,
-        preexec_fn=end_with_parent(signal.SIGKILL),
-    )
-    try:
-        return process.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _ending(code: int) -> str:
