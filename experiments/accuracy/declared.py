@@ -18,8 +18,8 @@ _MODELS: tuple[_Model, ...] = (
     ("mlp:256x4", (16, 32, 64, 128), 256),
 )
 """Models with their local batches, of which the second is not profiled, and the global batch of their thresholds."""
-_EMULATED_MODEL: _Model = ("cnn", (16, 32, 64, 128), 128)
-"""A model whose steps take long enough for ranks to keep their times."""
+_EMULATED_MODELS: tuple[_Model, ...] = (("cnn", (16, 32, 64, 128), 128), ("mlp:64x20", (64, 128, 256, 512), 1024))
+"""Models with batches so large that their steps take long enough for ranks to keep their times."""
 _THRESHOLDS = (0.0, 16384.0, 131072.0, "inf")
 _LINKS = ("paced:50us,1gbit", "paced:200us,500mbit")
 _EMULATED_LINK = "paced:1ms,500mbit"
@@ -49,7 +49,7 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
         f"emulated-{number:02d}",
         number,
         0.6 * budget_s,
-        _EMULATED_MODEL if number % 2 == 0 else _MODELS[0],
+        _EMULATED_MODELS[number % len(_EMULATED_MODELS)],
         {"network": (_EMULATED_LINK,), "devices": (1, 4, 8)},
         {"compute": "emulated", "algorithm": "halving-doubling", "overlap": ("off", "thread")[number // 2 % 2]},
         _EMULATED_THRESHOLDS,
