@@ -7,15 +7,18 @@ BIN := $(VENV)/bin
 # Bytecode is written when a file is first imported, for of the many installed few ever are.
 unexport PYTHONDONTWRITEBYTECODE
 CHECK := -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: name one, as in PYTHON=python3.12")'
+# The version whose buckets the tests know; it has no CUDA libraries, which are gigabytes.
+TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-input
 
-.PHONY: help sweep accuracy test test-slow check gpu-check format clean
+.PHONY: help sweep accuracy test test-slow test-torch check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
 	@echo "make accuracy   how right are the predictions? many sweeps, at most an hour; continues where it was interrupted"
 	@echo "make test    run the tests (under 8 minutes on 2 cores)"
 	@echo "make test-slow   run long tests and every command of the documentation (under 15 minutes)"
+	@echo "make test-torch   run the tests that need PyTorch, with its CPU build; TORCH=torch==VERSION names another one"
 	@echo "make check   static checks: ruff, mypy"
 	@echo "make gpu-check   on a machine with a GPU: its benchmark and its tests, under 9 minutes; writes a file to send in"
 	@echo "make gpu-check GPU_PYTHON=/path/to/python [WHEELS=folder]   the same without a network, on what that Python has"
@@ -34,6 +37,9 @@ test: $(VENV)/.ready-dev
 
 test-slow: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup
+
+test-torch: $(VENV)/.ready-torch
+	$(BIN)/python -m pytest -k torch -n 2 --dist loadfile
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
@@ -72,6 +78,11 @@ $(VENV)/.ready-dev: pyproject.toml | $(BIN)/python
 	@echo "installing dpsim, an MPI library and the development tools into $(VENV) ..."
 	$(PIP) -e '.[mpich,dev,ptx]'
 	@touch $@ $(VENV)/.ready
+
+$(VENV)/.ready-torch: $(VENV)/.ready-dev
+	@echo "installing $(TORCH) into $(VENV) ..."
+	$(PIP) "$(TORCH)"
+	@touch $@
 
 $(VENV)/.ready-cuda12 $(VENV)/.ready-cuda13: pyproject.toml | $(BIN)/python
 	@echo "installing dpsim, an MPI library, numba-cuda, CuPy, NCCL and the tests' tools into $(VENV) ..."

@@ -9,15 +9,15 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dpsim import codec, processor
 from dpsim.choices import Choices
-from dpsim.codec import Noun
-from dpsim.comm.cuda.available import cupy_version
 from dpsim.errors import DpsimError
+from dpsim.harness import doctor_gpu
+from dpsim.harness.finding import Finding, Result
 from dpsim.harness.measurement import environment
 from dpsim.launch import hosts, jobs, rank_info
 from dpsim.launch.rank_process import THREAD_VARIABLES
@@ -39,39 +39,17 @@ TUNED_NETWORKS = [
 """Models, and shapes of their input, whose operations ``tune`` measures in addition to those measured before."""
 _JOB_KEYS = {"Slurm": "SLURM_JOB_ID", "PBS": "PBS_JOBID"}
 
-State = Literal["ok", "warn", "fail"]
-
-
-class Finding(Noun, frozen=True):
-    """The result of one probe; ``found`` describes it, and ``remedy`` says what to do unless the state is ok."""
-
-    name: str
-    state: State
-    found: str
-    remedy: str = ""
-
-
-class _Result(NamedTuple):
-    """The result of a probe without its name."""
-
-    state: State
-    text: str
-    remedy: str = ""
-
 
 def examine(progress: Progress) -> Iterator[Finding]:
     """Run one probe after another. A probe that fails becomes a finding, not an error."""
-    for name, probe in (
-        ("launcher", _launcher),
-        ("MPI", _mpi),
-        ("numba", _numba),
-        ("BLAS", _blas),
-        ("shared memory", _shared_memory),
-        ("cores", _cores),
-        ("clock", _clock),
-        ("kernels", _kernels),
-        ("GPU", _gpu),
-    ):
+    yield from _tried(PROBES, progress)
+    yield from _tried((("GPU", doctor_gpu.device),), progress)
+    if doctor_gpu.usable():
+        yield from _tried(doctor_gpu.PROBES, progress)
+
+
+def _tried(probes: Iterable[tuple[str, Callable[[], Result]]], progress: Progress) -> Iterator[Finding]:
+    for name, probe in probes:
         progress(f"trying {name}")
         result = probe()
         yield Finding(name=name, state=result.state, found=result.text, remedy=result.remedy)
@@ -86,21 +64,21 @@ def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress)
     return {"sum": comm.allreduce(comm.rank + 1), "library": " ".join(library.split()), "hosts": len(names)}
 
 
-def _launcher() -> _Result:
+def _launcher() -> Result:
     job = rank_info.job()
     if job is not None:
-        return _Result("ok", f"inside a job of {job.launcher}, {job.size} ranks; {_schedulers()}")
+        return Result("ok", f"inside a job of {job.launcher}, {job.size} ranks; {_schedulers()}")
     path = jobs.mpiexec_path()
     if path is None:
-        return _Result("fail", "no mpiexec next to this Python or on PATH", "pip install 'dpsim[mpich]'")
+        return Result("fail", "no mpiexec next to this Python or on PATH", "pip install 'dpsim[mpich]'")
     try:
         flavour = jobs.mpiexec_flavour(path)
         machines = hosts.selected(1)
     except DpsimError as error:
-        return _Result("fail", error.given, error.remedy)
+        return Result("fail", error.given, error.remedy)
     version = environment.launcher() if flavour != "unknown" else flavour
     host_list = f"; hosts {', '.join(f'{host.name}:{host.slots}' for host in machines)}" if machines else ""
-    return _Result("ok", f"{version}: {path}{host_list}; {_schedulers()}")
+    return Result("ok", f"{version}: {path}{host_list}; {_schedulers()}")
 
 
 def _schedulers() -> str:
@@ -110,21 +88,21 @@ def _schedulers() -> str:
     return f"{', '.join(present) or 'no srun, sbatch or qsub'}; {'in ' + inside[0] if inside else 'in no batch job'}"
 
 
-def _mpi() -> _Result:
+def _mpi() -> Result:
     start_s = time.monotonic()
     try:
         answer = jobs.on_ranks("dpsim.harness.doctor:add_ranks", {}, devices=RANKS, timeout_s=60)
     except DpsimError as error:
-        return _Result("fail", error.given, error.remedy or "see what the ranks printed")
+        return Result("fail", error.given, error.remedy or "see what the ranks printed")
     expected = RANKS * (RANKS + 1) // 2
     if answer["sum"] != expected:
         text = f"{RANKS} ranks computed the sum {answer['sum']} instead of {expected}"
-        return _Result("fail", text, "install the MPI library again")
+        return Result("fail", text, "install the MPI library again")
     duration = format_duration(time.monotonic() - start_s)
-    return _Result("ok", f"{answer['library']}: {RANKS} ranks computed a sum in {duration}, start included")
+    return Result("ok", f"{answer['library']}: {RANKS} ranks computed a sum in {duration}, start included")
 
 
-def _numba() -> _Result:
+def _numba() -> Result:
     try:
         import numba
         import numpy as np
@@ -135,19 +113,17 @@ def _numba() -> _Result:
         start_s = time.monotonic()
         total = numba.njit(_total)(np.arange(10.0))
     except Exception as error:  # whatever fails here is the answer to the user's question
-        return _Result(
-            "fail", f"does not compile: {type(error).__name__}: {error}", "pip install --upgrade numba numpy"
-        )
+        return Result("fail", f"does not compile: {type(error).__name__}: {error}", "pip install --upgrade numba numpy")
     if total != 45.0:
-        return _Result("fail", "computes a wrong sum", "pip install --upgrade numba")
+        return Result("fail", "computes a wrong sum", "pip install --upgrade numba")
     duration = format_duration(time.monotonic() - start_s)
     if not jit.keeps() or cache.folder() is None:
-        return _Result(
+        return Result(
             "warn",
             "there is no writable folder for compiled kernels: every process compiles its own",
             "name folders: NUMBA_CACHE_DIR=FOLDER DPSIM_CACHE_DIR=FOLDER, or set HOME",
         )
-    return _Result("ok", f"{numba.__version__}: compiled and ran a kernel in {duration}")
+    return Result("ok", f"{numba.__version__}: compiled and ran a kernel in {duration}")
 
 
 def _total(values: Any) -> float:
@@ -157,25 +133,25 @@ def _total(values: Any) -> float:
     return total
 
 
-def _blas() -> _Result:
+def _blas() -> Result:
     architecture = processor.blas()
     if forced := os.environ.get("OPENBLAS_CORETYPE"):
-        return _Result(
+        return Result(
             "warn",
             f"{architecture}, forced by OPENBLAS_CORETYPE={forced}",
             "unset OPENBLAS_CORETYPE, unless it is intended: it changes bits, and speed up to twofold",
         )
     if architecture == "unknown":
-        return _Result("warn", "not recognised", "use NumPy's own wheels")
+        return Result("warn", "not recognised", "use NumPy's own wheels")
     set_by_user = [f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if name in os.environ]
-    return _Result("ok", f"{architecture}; {', '.join(set_by_user) or '1 thread per rank'}")
+    return Result("ok", f"{architecture}; {', '.join(set_by_user) or '1 thread per rank'}")
 
 
-def _shared_memory() -> _Result:
+def _shared_memory() -> Result:
     """Writes into /dev/shm, because a container may have less of it than the file system reports."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return _Result("warn", "there is no /dev/shm", "mount a tmpfs there")
+        return Result("warn", "there is no /dev/shm", "mount a tmpfs there")
     try:
         with tempfile.TemporaryFile(dir=folder, prefix="dpsim-doctor-") as file:
             os.posix_fallocate(file.fileno(), 0, SHARED_PROBE_BYTES)
@@ -184,7 +160,7 @@ def _shared_memory() -> _Result:
                     memory[start] = 1
     except OSError as error:
         free = os.statvfs(folder)
-        return _Result(
+        return Result(
             "warn",
             f"cannot write {format_size(SHARED_PROBE_BYTES)}: {error.strerror}; "
             f"{format_size(free.f_bavail * free.f_frsize)} are free",
@@ -192,46 +168,46 @@ def _shared_memory() -> _Result:
         )
     size = os.statvfs(folder)
     total = format_size(size.f_blocks * size.f_frsize)
-    return _Result("ok", f"wrote {format_size(SHARED_PROBE_BYTES)} of {total} in /dev/shm")
+    return Result("ok", f"wrote {format_size(SHARED_PROBE_BYTES)} of {total} in /dev/shm")
 
 
-def _cores() -> _Result:
+def _cores() -> Result:
     usable, present = environment.cores(), os.cpu_count() or 1
     load = os.getloadavg()[0]
     text = f"{usable} of {present} usable, load {load:.1f}"
     if usable < RANKS:
         remedy = "two devices on one core measure waiting, not training: use a machine with two cores or more"
-        return _Result("warn", text, remedy)
+        return Result("warn", text, remedy)
     if load > 0.5 * present:
-        return _Result("warn", text, "other processes are computing: measure when they have finished")
-    return _Result("ok", text)
+        return Result("warn", text, "other processes are computing: measure when they have finished")
+    return Result("ok", text)
 
 
-def _clock() -> _Result:
+def _clock() -> Result:
     ticks = [time.perf_counter_ns() for _ in range(2000)]
     steps = [later - earlier for earlier, later in itertools.pairwise(ticks) if later > earlier]
     resolution_s = min(steps, default=10**9) * 1e-9
     text = f"resolves {format_duration(resolution_s)}"
     if resolution_s > 1e-6:
-        return _Result("warn", text, "small allreduces take 2 us: this clock is too coarse to time them")
-    return _Result("ok", text)
+        return Result("warn", text, "small allreduces take 2 us: this clock is too coarse to time them")
+    return Result("ok", text)
 
 
-def _kernels() -> _Result:
+def _kernels() -> Result:
     """The code that computes each operation of a network in plain training, as it was measured on this machine."""
     file = choice_file.path(environment.blas_threads())
     folder = None if file is None else next((parent for parent in file.parents if parent.exists()), None)
     if file is None or folder is None or not os.access(folder, os.W_OK):
         reason = "there is no folder for caches" if file is None else f"{file.parent} is not writable"
-        return _Result(
+        return Result(
             "warn", f"{reason}: every run compiles and measures again", "set DPSIM_CACHE_DIR to a writable folder"
         )
     choices = choices_of_ranks()
     if not choices.kernels:
-        return _Result("ok", "not measured yet: the first training of a network does that, or dpsim doctor --tune")
+        return Result("ok", "not measured yet: the first training of a network does that, or dpsim doctor --tune")
     names = Counter(choice.candidate for choice in choices.kernels)
     counted = ", ".join(f"{name} {count}" for name, count in names.most_common())
-    return _Result("ok", f"{len(choices.kernels)} operations measured on {choices.measured_on}; the fastest: {counted}")
+    return Result("ok", f"{len(choices.kernels)} operations measured on {choices.measured_on}; the fastest: {counted}")
 
 
 def choices_of_ranks() -> Choices:
@@ -247,26 +223,14 @@ def tune(progress: Progress) -> Choices:
     return codec.decode(measured, Choices, "choices")
 
 
-def _gpu() -> _Result:
-    """Copies an array to the GPU and back, if CuPy or numba-cuda is installed. A GPU is not needed."""
-    if cupy_version() == "none" and environment.version("numba-cuda") == "none":
-        return _Result("ok", "not used: neither CuPy nor numba-cuda is installed")
-    try:
-        from numba import cuda as untyped
-
-        cuda: Any = untyped
-        if not cuda.is_available():
-            return _Result("ok", "none found; everything runs on the CPU")
-        import numpy as np
-
-        sent = cuda.to_device(np.arange(8.0))
-        same = bool((sent.copy_to_host() == np.arange(8.0)).all())
-        name = cuda.get_current_device().name
-        label = name.decode() if isinstance(name, bytes) else str(name)
-    except Exception as error:  # drivers fail in many ways, and none of them matters to the CPU
-        return _Result(
-            "warn", f"does not work: {type(error).__name__}: {error}", "see nvidia-smi; the CPU is used instead"
-        )
-    if not same:
-        return _Result("warn", f"{label}, copies come back changed", "see nvidia-smi; the CPU is used instead")
-    return _Result("ok", f"{label}, copies come back unchanged")
+PROBES = (
+    ("launcher", _launcher),
+    ("MPI", _mpi),
+    ("numba", _numba),
+    ("BLAS", _blas),
+    ("shared memory", _shared_memory),
+    ("cores", _cores),
+    ("clock", _clock),
+    ("kernels", _kernels),
+)
+"""What is tried on every machine, by name."""

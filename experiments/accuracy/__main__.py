@@ -14,20 +14,25 @@ from pathlib import Path
 
 from dpsim import codec
 from dpsim.errors import DpsimError
-from dpsim.experiments import emulation
+from dpsim.experiments import emulation, waiting
 from dpsim.experiments.accuracy import declared, store
-from dpsim.experiments.accuracy.lines import Line, emulation_lines, lines
+from dpsim.experiments.accuracy.lines import Line, emulation_lines, lines, waiting_lines
 from dpsim.experiments.accuracy.quality import quality_lines, study
 from dpsim.experiments.accuracy.table import into, markdown
 from dpsim.harness.measurement.environment import environment
 from dpsim.records.comparison import Comparison
 
-EMULATION = "emulation.json"
+EMULATION, WAITING = "emulation.json", "waiting.json"
 
 
 def _emulation(path: Path) -> Iterator[Line]:
     if path.exists():
         yield from emulation_lines(codec.read(path, emulation.EmulationRecord, "record of emulation", emulation.SCHEMA))
+
+
+def _waiting(path: Path) -> Iterator[Line]:
+    if path.exists():
+        yield from waiting_lines(codec.read(path, waiting.WaitingRecord, "record of waiting", waiting.SCHEMA))
 
 
 def _processor(comparisons: dict[str, Comparison]) -> str:
@@ -53,12 +58,15 @@ def main() -> int:
         if not arguments.no_run:
             if not (arguments.output / EMULATION).exists():
                 codec.write(arguments.output / EMULATION, emulation.measure(emulation.CASES, progress))
+            if not (arguments.output / WAITING).exists():
+                codec.write(arguments.output / WAITING, waiting.measure(waiting.CASES, progress))
             store.run(experiments, arguments.output / "sweeps", progress)
             study(arguments.output / "quality", progress, quick=arguments.quick)
         comparisons = dict(store.finished(experiments, arguments.output / "sweeps"))
         measured = (
             *lines(comparisons),
             *_emulation(arguments.output / EMULATION),
+            *_waiting(arguments.output / WAITING),
             *quality_lines(arguments.output / "quality"),
         )
         if not measured:

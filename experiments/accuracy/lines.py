@@ -10,6 +10,7 @@ import numpy as np
 
 from dpsim.codec import Noun
 from dpsim.experiments.emulation import EmulationRecord
+from dpsim.experiments.waiting import WaitingRecord
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered
 from dpsim.harness.sweep.scores import shape_score, step_score
 from dpsim.machine import NODE
@@ -230,6 +231,24 @@ def emulation_lines(record: EmulationRecord) -> Iterator[Line]:
         points=sum(len(each.real_s) for each in record.replayed),
         calibrations=len(changes),
         note="cases: " + ", ".join(f"{change:+.1%}" for change in changes),
+    )
+
+
+def waiting_lines(record: WaitingRecord) -> Iterator[Line]:
+    """What waiting for the slowest rank adds to a step, predicted against measured."""
+    errors = [abs(each.error) for each in record.cases]
+    value = float(np.median(errors))
+    yield Line(
+        where="emulated link, emulated computation",
+        quantity="waiting for the slowest device",
+        value=value,
+        target="",
+        met=None,
+        points=sum(len(each.drawn_s) for each in record.cases),
+        calibrations=len(errors),
+        null=1.0,
+        note="predicted and measured share of the step: "
+        + ", ".join(f"{e.case.devices} devices {e.predicted:.1%} and {e.measured:.1%}" for e in record.cases),
     )
 
 

@@ -70,11 +70,7 @@ def of_driver(driver: Driver) -> Probe:
             f"install an NVIDIA driver for CUDA {driver.cuda if driver.cuda_version else 12} or newer; see nvidia-smi"
         )
         return Probe(name="driver", works=False, text=driver.problem, remedy=remedy)
-    names = {f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in driver.gpus}
-    text = f"CUDA {driver.cuda}; {len(driver.gpus)} x {', '.join(sorted(names))}"
-    text += "; compute mode EXCLUSIVE_PROCESS" if driver.exclusive else ""
-    text += "" if driver.peer_access else "; no peer access between the GPUs"
-    return Probe(name="driver", works=True, text=text)
+    return Probe(name="driver", works=True, text=driver.description)
 
 
 def of_libraries(

@@ -197,6 +197,7 @@ def simulated(done: subprocess.CompletedProcess[str], folder: Path) -> r.GpuChec
     return actual
 
 
+@pytest.mark.slow
 @needs_numba_cuda
 def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution(
     python: Python, tmp_path: Path

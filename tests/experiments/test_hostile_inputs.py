@@ -21,7 +21,7 @@ from dpsim.cli import app
 from dpsim.data import load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
-from dpsim.harness.doctor import Finding
+from dpsim.harness.finding import Finding
 from dpsim.harness.imports import ImportConfig, import_machine
 from dpsim.harness.train.config import TrainConfig
 from dpsim.launch import failure_report

@@ -55,7 +55,7 @@ def _resealed(predictions: Predictions, results: Results) -> Results:
     )
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), which=st.sampled_from(["predictions", "results"]))
 def test_changed_records_read_or_raise_a_file_format_error(data: st.DataObject, which: str, tmp_path: Path) -> None:
     raw = copy.deepcopy(RAW)

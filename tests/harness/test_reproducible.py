@@ -49,7 +49,7 @@ def alone() -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("devices", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_a_run_comes_to_the_same_bits_on_any_number_of_ranks(
     devices: int, on_ranks: OnRanks, alone: dict[str, Any]
 ) -> None:

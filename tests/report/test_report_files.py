@@ -112,6 +112,7 @@ def test_figures_mark_emulation(folder: Path) -> None:
         assert f"{PACED} (emulated)" in (folder / f"{name}.svg").read_text()
 
 
+@pytest.mark.slow
 def test_writing_twice_gives_the_same_page(folder: Path, tmp_path: Path, compared: Comparison) -> None:
     predictions, results = sweep()
     write_report(tmp_path, predictions, results, compared)
@@ -119,7 +120,16 @@ def test_writing_twice_gives_the_same_page(folder: Path, tmp_path: Path, compare
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
-@pytest.mark.parametrize("options", [{"timelines": False}, {"devices": (1,)}, {"rounds": 1}, {"networks": ("node",)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rounds": 1},
+        *(
+            pytest.param(o, marks=pytest.mark.slow)
+            for o in ({"timelines": False}, {"devices": (1,)}, {"networks": ("node",)})
+        ),
+    ],
+)
 def test_poor_sweeps_still_give_a_report(tmp_path: Path, options: dict[str, object]) -> None:
     predictions, results = sweep(**options)  # type: ignore[arg-type]
     written = {p.name for p in write_report(tmp_path, predictions, results, compare(predictions, results))}

@@ -53,7 +53,7 @@ def cases(devices: int) -> list[dict[str, Any]]:
     return chosen
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("devices", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_a_run_that_went_on_has_the_bits_of_one_that_never_stopped(
     devices: int, on_ranks: OnRanks, tmp_path: Path
 ) -> None:

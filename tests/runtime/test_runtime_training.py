@@ -89,7 +89,7 @@ def plain() -> Callable[[dict[str, Any]], tuple[dict[str, Any], list[float]]]:
     return at
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_any_plan_on_any_number_of_ranks_trains_like_one_plain_loop(
     devices: int, on_ranks: OnRanks, plain: Callable[[dict[str, Any]], Any]
 ) -> None:

@@ -70,6 +70,14 @@ class Driver:
         return f"nvidia-nccl-cu{self._major}"
 
     @property
+    def description(self) -> str:
+        """The driver's CUDA and its GPUs, and what keeps processes from sharing them."""
+        names = {f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in self.gpus}
+        text = f"CUDA {self.cuda}; {len(self.gpus)} x {', '.join(sorted(names))}"
+        text += "; compute mode EXCLUSIVE_PROCESS" if self.exclusive else ""
+        return text + ("" if self.peer_access else "; no peer access between the GPUs")
+
+    @property
     def exclusive(self) -> bool:
         """Whether only one process at a time can use some GPU."""
         return any(gpu.exclusive for gpu in self.gpus)

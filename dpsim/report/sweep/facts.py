@@ -79,7 +79,7 @@ def _intervals(comparison: Comparison) -> str:
         return "an assumed band of a constant width"
     inside = ", ".join(f"{part.stratum}: {percent(part.coverage)}" for part in comparison.intervals)
     return (
-        f"of {percent(all_points.level)}; they hold {percent(all_points.coverage)} of the {all_points.points} measured "
+        f"of {all_points.level:.0%}; they hold {percent(all_points.coverage)} of the {all_points.points} measured "
         f"medians ({inside}), which share errors of one calibration. Interval score {all_points.interval_score:.3g}, "
         f"that of the best constant width (in hindsight) {all_points.constant_score:.3g}, over the step"
     )

@@ -60,7 +60,7 @@ class PointCells:
 def band_name(comparison: Comparison) -> str:
     """Return ``90% interval``, or ``assumed band`` where the predictions state no level."""
     interval = comparison.interval
-    return "assumed band" if interval is None else f"{percent(interval.level)} interval"
+    return "assumed band" if interval is None else f"{interval.level:.0%} interval"
 
 
 def error(point: ComparedPoint) -> str:

@@ -1,0 +1,163 @@
+"""What ``doctor`` tries on GPUs: copies, the memory of other ranks, NCCL, and MPI on device memory.
+
+Each beyond the first runs in a job of ranks, because a library that does not fit may crash or hang.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpsim.comm.cuda import driver as cuda_driver
+from dpsim.comm.cuda.available import cupy_version, gpu_count, nccl_missing, open_device, simulating, why_no_gpu
+from dpsim.errors import DpsimError
+from dpsim.harness.finding import Result
+from dpsim.harness.measurement import environment
+from dpsim.launch import jobs
+from dpsim.progress import Progress
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_JOB_S = 120.0
+_MOST_RANKS = 8
+_NUMBERS = 2**16
+_NO_PEERS = "give the ranks GPUs that reach each other (nvidia-smi topo -p2p w), or use --backend cpu"
+
+
+def usable() -> bool:
+    """Whether there is a GPU, or numba's simulator, on which to try the rest."""
+    return simulating() or not why_no_gpu()
+
+
+def device() -> Result:
+    """Copies an array to the GPU and back, if CuPy or numba-cuda is installed. A GPU is not needed."""
+    if cupy_version() == "none" and environment.version("numba-cuda") == "none":
+        return Result("ok", "not used: neither CuPy nor numba-cuda is installed")
+    driver = cuda_driver.ask()
+    if driver.problem and not simulating():
+        return Result("ok", f"none to use: {driver.problem}; everything runs on the CPU")
+    try:
+        from numba import cuda as untyped
+
+        cuda: Any = untyped
+        sent = cuda.to_device(np.arange(8.0))
+        same = bool((sent.copy_to_host() == np.arange(8.0)).all())
+    except Exception as error:  # drivers fail in many ways, and none of them matters to the CPU
+        return Result(
+            "warn", f"does not work: {type(error).__name__}: {error}", "see nvidia-smi; the CPU is used instead"
+        )
+    text = "numba's CUDA simulator" if simulating() else driver.description
+    if not same:
+        return Result("warn", f"{text}; copies come back changed", "see nvidia-smi; the CPU is used instead")
+    reason = "" if simulating() else why_no_gpu()
+    if reason:
+        return Result("warn", f"{text}; --backend cuda cannot use it: {reason}", f"pip install 'dpsim[{driver.extra}]'")
+    return Result("ok", f"{text}; copies come back unchanged")
+
+
+def _peers() -> Result:
+    """Ranks, one for each GPU and two at least, write into each other's memory with their kernels."""
+    gpus = gpu_count()
+    ranks = min(max(gpus, 2), _MOST_RANKS)
+    if ranks > gpus and cuda_driver.ask().exclusive:
+        return Result("ok", "not tried: a single GPU in the compute mode EXCLUSIVE_PROCESS takes one rank")
+    try:
+        answer = jobs.on_ranks("dpsim.harness.doctor_gpu:reach", {}, devices=ranks, timeout_s=_JOB_S)
+    except DpsimError as error:
+        return Result("warn", error.given, error.remedy or _NO_PEERS)
+    on = f"on {answer['gpus']} GPU{'s' if answer['gpus'] > 1 else ''}"
+    waits = "wait inside for each other" if answer["mode"] == "flags" else "stop where ranks wait for each other"
+    text = f"{ranks} ranks {on} wrote into each other's {answer['way']} memory; kernels {waits}"
+    if answer["way"] == "mapped":
+        return Result("warn", f"{text}; no GPU reaches another one's memory", _NO_PEERS)
+    return Result("ok", text)
+
+
+def reach(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """How the kernels of these ranks reach each other's memory, tried by real writes; a task for ranks."""
+    from dpsim.comm.cuda.access import find_access
+
+    own = open_device(comm.rank)
+    access = find_access(own, comm)
+    return {"way": access.way, "mode": access.mode, "gpus": len(set(comm.allgather(own.identity)))}
+
+
+def _nccl() -> Result:
+    """NCCL adds numbers up over all GPUs."""
+    if simulating():
+        return Result("ok", "not tried in the simulator")
+    install = f"pip install {cuda_driver.ask().nccl_package}; without it dpsim's own kernels have no comparison"
+    if reason := nccl_missing():
+        return Result("warn", reason, install)
+    try:
+        answer = jobs.on_ranks("dpsim.harness.doctor_gpu:nccl_sum", {}, devices=1, timeout_s=_JOB_S)
+    except DpsimError as error:
+        return Result("warn", error.given, error.remedy or install)
+    if answer["wrong"]:
+        return Result("warn", f"{answer['version']}: {answer['wrong']} elements of a sum are wrong", install)
+    return Result("ok", f"{answer['version']}: the sum over {answer['gpus']} GPU(s) is right")
+
+
+def nccl_sum(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """An allreduce by NCCL over all GPUs of this process; a task for one rank."""
+    import cupy
+    from cupy.cuda import nccl as library
+
+    gpus = gpu_count()
+    arrays = []
+    for number in range(gpus):
+        with cupy.cuda.Device(number):
+            arrays.append(cupy.full(_NUMBERS, number + 1, cupy.float32))
+            cupy.cuda.get_current_stream().synchronize()
+    communicators = library.NcclCommunicator.initAll(list(range(gpus)))
+    library.groupStart()
+    for number, (array, communicator) in enumerate(zip(arrays, communicators, strict=True)):
+        with cupy.cuda.Device(number):
+            place, stream = array.data.ptr, cupy.cuda.get_current_stream().ptr
+            communicator.allReduce(place, place, array.size, library.NCCL_FLOAT32, library.NCCL_SUM, stream)
+    library.groupEnd()
+    wrong = 0
+    for number, array in enumerate(arrays):
+        with cupy.cuda.Device(number):
+            wrong += int(cupy.count_nonzero(array != gpus * (gpus + 1) // 2))
+    version = int(library.get_version())
+    return {
+        "gpus": gpus,
+        "wrong": wrong,
+        "version": f"{version // 10000}.{version // 100 % 100}.{version % 100}",
+    }
+
+
+def _mpi_on_device_memory() -> Result:
+    """Two ranks exchange device memory by MPI. dpsim does without: its messages go through host memory."""
+    if simulating():
+        return Result("ok", "not tried in the simulator")
+    if cuda_driver.ask().exclusive and gpu_count() < 2:
+        return Result("ok", "not tried: a single GPU in the compute mode EXCLUSIVE_PROCESS takes one rank")
+    try:
+        right = jobs.on_ranks("dpsim.harness.doctor_gpu:exchange", {}, devices=2, timeout_s=_JOB_S)
+    except DpsimError as error:
+        return Result("ok", f"no ({error.given}); messages go through host memory")
+    return Result("ok", "two ranks exchanged device memory" if right else "no: numbers arrive changed")
+
+
+def exchange(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> bool:
+    """Whether the other rank's numbers arrive when MPI is given device memory; a task for two ranks.
+
+    Where the MPI library does not know GPUs, this ends the rank by a signal.
+    """
+    own = open_device(comm.rank)
+    own.use()
+    sent, received = (own.memory(4 * _NUMBERS).view(np.float32) for _ in range(2))
+    sent[...] = comm.rank + 1
+    own.settle()
+    other = 1 - comm.rank
+    comm.Sendrecv(sent, other, recvbuf=received, source=other)
+    own.settle()
+    return all(comm.allgather(bool((received == other + 1).all())))
+
+
+PROBES = (("GPU peers", _peers), ("NCCL", _nccl), ("GPU-aware MPI", _mpi_on_device_memory))
+"""What is tried where there is a GPU, by name."""

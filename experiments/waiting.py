@@ -1,0 +1,213 @@
+"""``python -m dpsim.experiments.waiting`` measures what waiting for the slowest rank adds to a step.
+
+Ranks with emulated computation train over an emulated link: in one visit every step computes for the same time, in the
+next its time is drawn anew on each rank and in each step, from a spread that is known. Everything else is real and the
+same. The mean step of the second, less that of the first, is compared with ``Prediction.waiting_for_slowest_s``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.comm.group import quiet_barrier
+from dpsim.data import load_dataset
+from dpsim.errors import DpsimError
+from dpsim.harness import models
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
+from dpsim.launch.jobs import on_ranks
+from dpsim.machine import Link, Machine, Network
+from dpsim.plan import Plan
+from dpsim.predict.step import price, scheduled
+from dpsim.progress import Progress
+from dpsim.records.sweep import Environment
+from dpsim.runtime.describe import describe
+from dpsim.runtime.emulated import EmulatedReplica
+from dpsim.runtime.trainer import Trainer
+from dpsim.workload import Workload
+
+SCHEMA = "dpsim.waiting/1"
+_STEPS = 8
+_QUANTILES = 40
+_MODEL, _LINK = "mlp:16", "paced:50us,10gbit"
+"""Few bytes on a fast link: what is left of a step beside computation hardly depends on when ranks arrive."""
+_UPDATE_S, _OVERHEAD_S = 2e-3, 1e-3
+Shape = Literal["normal", "exponential"]
+
+
+class Case(Noun, frozen=True):
+    """So many ranks, each of whose steps computes for ``compute_s`` on average, with this distribution.
+
+    ``deviation`` is its standard deviation over its mean.
+    """
+
+    devices: int
+    shape: Shape
+    deviation: float = 0.15
+    compute_s: float = 0.02
+    rounds: int = 48
+
+
+class Waiting(Noun, frozen=True):
+    """Seconds of the steps of a case: ``equal_s`` where all ranks compute equally long, ``drawn_s`` with the spread.
+
+    ``predicted_s`` is the predicted ``waiting_for_slowest_s``, ``lateness_s`` by how much ranks missed their moments
+    (the median).
+    """
+
+    case: Case
+    equal_s: tuple[float, ...]
+    drawn_s: tuple[float, ...]
+    predicted_s: float
+    lateness_s: float
+
+    @property
+    def measured(self) -> float:
+        """Mean step with the spread / mean step without it - 1."""
+        return statistics.fmean(self.drawn_s) / statistics.fmean(self.equal_s) - 1
+
+    @property
+    def predicted(self) -> float:
+        """The predicted waiting over the mean step without the spread."""
+        return self.predicted_s / statistics.fmean(self.equal_s)
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured waiting - 1."""
+        return self.predicted / self.measured - 1 if self.measured > 0 else math.inf
+
+
+class WaitingRecord(Noun, frozen=True):
+    """All cases, with every sample."""
+
+    environment: Environment
+    measured_until: str
+    cases: tuple[Waiting, ...]
+    schema: str = SCHEMA
+
+
+_SHAPES: tuple[Shape, ...] = ("normal", "exponential")
+CASES = tuple(Case(devices=devices, shape=shape) for devices in (2, 4, 8) for shape in _SHAPES)
+
+
+def quantiles(shape: Shape, deviation: float) -> tuple[float, ...]:
+    """A ``step_spread`` (see ``Workload``) of mean 1 and this standard deviation, of a normal or exponential tail."""
+    places = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    if shape == "normal":
+        values = np.array([statistics.NormalDist().inv_cdf(place) for place in places])
+    else:
+        values = -np.log1p(-places)
+    values = 1 + deviation * (values - values.mean()) / values.std()
+    return tuple(values.tolist())
+
+
+def workload_of(bare: Workload, case: Case) -> Workload:
+    """Layers that compute for equally long, forward for half as long as backward, without a spread."""
+    layer_s = (case.compute_s - _UPDATE_S - _OVERHEAD_S) / len(bare.layers)
+    layers = tuple(
+        msgspec.structs.replace(layer, forward_s=(layer_s / 3,), backward_s=(2 * layer_s / 3,)) for layer in bare.layers
+    )
+    return msgspec.structs.replace(bare, layers=layers, update_s=_UPDATE_S, overhead_s=_OVERHEAD_S)
+
+
+def _plan(case: Case) -> Plan:
+    return Plan(devices=case.devices, global_batch=case.devices, algorithm="halving-doubling", overlap="off")
+
+
+def predicted_s(workload: Workload, case: Case) -> float:
+    """The predicted waiting of a step; ``workload`` has the spread. What the link costs does not matter to it."""
+    link = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
+    schedule = scheduled(workload, machine := Machine(name="free link", link=link), _plan(case))
+    return price(schedule, machine).prediction.waiting_for_slowest_s
+
+
+def measure(cases: Sequence[Case], progress: Progress) -> WaitingRecord:
+    """Measure each case in a job of its own. Raises ``DpsimError``."""
+    measured = []
+    for case in cases:
+        progress(f"{case.devices} ranks, {case.shape} spread of {case.deviation:.0%}")
+        argument = dict(codec.to_builtins(case))
+        plain = on_ranks("dpsim.experiments.waiting:wait_on_ranks", argument, devices=case.devices)
+        measured.append(codec.decode(plain, Waiting, "waiting"))
+    return WaitingRecord(environment=environment(), measured_until=stamp(), cases=tuple(measured))
+
+
+def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """The samples of one ``Case``; rank 0 returns a ``Waiting`` (plain values)."""
+    case = codec.decode(argument, Case, "case")
+    data, network = load_dataset("digits"), Network.parse(_LINK)
+    replicas = []
+    for spread in ((), quantiles(case.shape, case.deviation)):
+        model = models.load(_MODEL, data.input_shape, data.classes).replica()
+        workload = msgspec.structs.replace(workload_of(describe(model, _MODEL), case), step_spread=spread)
+        replicas.append(EmulatedReplica(model, workload, seed=0, rank=comm.rank))
+    trainers = [Trainer(replica, data, _plan(case), comm, network) for replica in replicas]
+    gc.collect()
+    gc.freeze()
+    samples: tuple[list[float], list[float]] = ([], [])
+    late_s: list[float] = []
+    for number in range(case.rounds + 1):
+        for kind in ((0, 1), (1, 0))[number % 2]:
+            quiet_barrier(comm)
+            replicas[kind].begin_anew()
+            ends_s = []
+            for _ in range(WARM_UP_STEPS + _STEPS):
+                ends_s.append(trainers[kind].step().marks.end_s)
+                late_s += replicas[kind].lateness_s
+            of_ranks = comm.gather(ends_s)
+            if of_ranks is not None and number:
+                samples[kind].extend(step_times_s(of_ranks))
+    for trainer in trainers:
+        trainer.close()
+    if comm.rank:
+        return None
+    measured = Waiting(
+        case=case,
+        equal_s=tuple(samples[0]),
+        drawn_s=tuple(samples[1]),
+        predicted_s=predicted_s(workload, case),
+        lateness_s=statistics.median(late_s),
+    )
+    return dict(codec.to_builtins(measured))
+
+
+def lines(record: WaitingRecord) -> list[str]:
+    """A line for each case: what waiting adds to the step, predicted and measured."""
+    return [
+        f"{each.case.devices} ranks, {each.case.shape} spread of {each.case.deviation:.0%}: predicted "
+        f"{each.predicted:+.1%}, measured {each.measured:+.1%} of {1e3 * statistics.fmean(each.equal_s):.1f} ms"
+        f" ({len(each.drawn_s)} steps each, moments missed by {1e3 * each.lateness_s:.2f} ms)"
+        for each in record.cases
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.waiting", description=__doc__)
+    parser.add_argument("--output", type=Path, help="file for the record (.json)")
+    arguments = parser.parse_args()
+    try:
+        record = measure(CASES, lambda line: print(line, file=sys.stderr, flush=True))
+        if arguments.output is not None:
+            codec.write(arguments.output, record)
+    except DpsimError as error:
+        print(f"waiting: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines(record)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

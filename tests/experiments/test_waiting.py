@@ -1,0 +1,54 @@
+"""The experiment on waiting for the slowest: its spreads, its prediction, and what a run records."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpsim.data import load_dataset
+from dpsim.experiments.accuracy.lines import waiting_lines
+from dpsim.experiments.waiting import Case, Shape, lines, measure, predicted_s, quantiles, workload_of
+from dpsim.harness import models
+from dpsim.runtime.describe import describe
+
+
+@pytest.mark.parametrize("shape", ["normal", "exponential"])
+def test_a_spread_has_mean_1_and_the_deviation_asked_for(shape: Shape) -> None:
+    spread = quantiles(shape, 0.15)
+    assert np.mean(spread) == pytest.approx(1) and np.std(spread) == pytest.approx(0.15)
+    assert list(spread) == sorted(spread) and spread[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("devices", "shape", "deviations"),
+    [
+        (2, "normal", 1 / math.sqrt(math.pi)),
+        (4, "normal", 1.029),
+        (2, "exponential", 1 / 2),
+        (4, "exponential", 13 / 12),
+    ],
+)
+def test_the_prediction_is_the_mean_of_the_largest_of_independent_draws(
+    devices: int, shape: Shape, deviations: float
+) -> None:
+    """In standard deviations above the mean: 1 / sqrt(pi) of 2 normal draws, 1/2 + ... + 1/n of n exponential ones."""
+    case = Case(devices=devices, shape=shape)
+    data = load_dataset("digits")
+    bare = describe(models.load("mlp:16", data.input_shape, data.classes).replica(), "mlp:16")
+    workload = msgspec.structs.replace(workload_of(bare, case), step_spread=quantiles(shape, case.deviation))
+    assert predicted_s(workload, case) == pytest.approx(deviations * case.deviation * case.compute_s, rel=0.05)
+    assert predicted_s(msgspec.structs.replace(workload, step_spread=()), case) == 0
+
+
+def test_a_run_keeps_the_samples_of_both_kinds_of_step() -> None:
+    case = Case(devices=2, shape="normal", deviation=0.4, compute_s=0.01, rounds=2)
+    record = measure([case], lambda line: None)
+    (waiting,) = record.cases
+    assert len(waiting.equal_s) == len(waiting.drawn_s) == 16
+    assert min(waiting.equal_s) > 0.009 and waiting.predicted_s > 0
+    (line,) = waiting_lines(record)
+    assert line.points == 16 and line.value == abs(waiting.error)
+    assert lines(record)[0].startswith("2 ranks, normal spread of 40%: predicted +")

@@ -1,0 +1,83 @@
+"""What ``doctor`` says of GPUs: on none, in numba's simulator, and where a library fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dpsim.comm.cuda import driver as cuda_driver
+from dpsim.comm.cuda.driver import Driver, DriverGpu
+from dpsim.errors import DpsimError
+from dpsim.harness import doctor_gpu
+from dpsim.launch import jobs
+
+TWO = Driver(cuda_version=13010, gpus=(DriverGpu(name="H100", capability=(9, 0)),) * 2)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that says that it has two GPUs and NCCL; what ranks do there is up to the test."""
+    monkeypatch.setattr(cuda_driver, "ask", lambda: TWO)
+    monkeypatch.setattr(doctor_gpu, "gpu_count", lambda: 2)
+    monkeypatch.setattr(doctor_gpu, "nccl_missing", lambda: "")
+
+
+def test_in_the_simulator_ranks_write_into_each_others_memory() -> None:
+    pytest.importorskip("numba_cuda")
+    done = subprocess.run(
+        [sys.executable, "-m", "dpsim", "doctor", "--json"],
+        env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    findings = {each["name"]: each for each in json.loads(done.stdout)["points"]}
+    assert findings["GPU"]["found"] == "numba's CUDA simulator; copies come back unchanged"
+    assert findings["GPU peers"]["state"] == "ok"
+    assert findings["GPU peers"]["found"].startswith("2 ranks on 1 GPU wrote into each other's simulated memory")
+    assert findings["NCCL"]["found"] == findings["GPU-aware MPI"]["found"] == "not tried in the simulator"
+
+
+def test_without_a_driver_nothing_more_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "ask", lambda: Driver(problem="no NVIDIA driver (libcuda.so.1)"))
+    monkeypatch.setattr(doctor_gpu, "cupy_version", lambda: "14.0")
+    assert doctor_gpu.device() == ("ok", "none to use: no NVIDIA driver (libcuda.so.1); everything runs on the CPU", "")
+    assert not doctor_gpu.usable()
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("way", "gpus", "state"), [("ipc", 2, "ok"), ("mapped", 2, "warn"), ("mapped", 1, "warn"), ("ipc", 1, "ok")]
+)
+def test_memory_that_only_the_host_shares_is_a_warning(
+    way: str, gpus: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"way": way, "mode": "flags" if gpus > 1 else "split", "gpus": gpus}
+    monkeypatch.setattr(jobs, "on_ranks", lambda task, argument, **options: answer)
+    tried = dict(doctor_gpu.PROBES)["GPU peers"]()
+    assert tried.state == state and f"on {gpus} GPU" in tried.text and f"{way} memory" in tried.text
+    assert bool(tried.remedy) == (state == "warn")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_rank_that_dies_is_an_answer_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(task: str, argument: dict[str, object], **options: object) -> None:
+        raise DpsimError("rank 1 of 2 was killed by SIGSEGV")
+
+    monkeypatch.setattr(jobs, "on_ranks", dies)
+    peers, nccl, mpi = (probe() for _, probe in doctor_gpu.PROBES)
+    assert peers.state == nccl.state == "warn" and peers.remedy and nccl.remedy
+    assert mpi == ("ok", "no (rank 1 of 2 was killed by SIGSEGV); messages go through host memory", "")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_wrong_sum_of_nccl_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"gpus": 2, "wrong": 3, "version": "2.29.3"}
+    monkeypatch.setattr(jobs, "on_ranks", lambda task, argument, **options: answer)
+    nccl = dict(doctor_gpu.PROBES)["NCCL"]()
+    assert nccl.state == "warn" and nccl.text == "2.29.3: 3 elements of a sum are wrong"
