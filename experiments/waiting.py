@@ -57,8 +57,8 @@ class Case(Noun, frozen=True):
     devices: int
     shape: Shape
     deviation: float = 0.15
-    compute_s: float = 0.02
-    rounds: int = 48
+    compute_s: float = 0.04
+    rounds: int = 24
 
 
 class Waiting(Noun, frozen=True):

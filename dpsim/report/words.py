@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from dpsim.units import format_size
@@ -79,6 +79,12 @@ def counted(number: int, noun: str) -> str:
 def listed(parts: Sequence[str]) -> str:
     """Return the first three parts, and how many more there are."""
     return "; ".join(parts[:3]) + (f"; and {len(parts) - 3} more" if len(parts) > 3 else "")
+
+
+def enumerated(names: Iterable[str]) -> str:
+    """Return different names in their order, as a sentence has them: ``devices, batch norm and local batch``."""
+    *first, last = dict.fromkeys(names) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def threshold_name(size_bytes: float) -> str:

@@ -19,7 +19,7 @@ from dpsim.report.figures import step_time
 from dpsim.report.sweep.content import for_terminal
 from dpsim.report.sweep.threshold import answers
 from dpsim.report.sweep.write import write_report
-from dpsim.report.words import percent
+from dpsim.report.words import enumerated, percent
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +165,11 @@ def _shown(comparison: Comparison, width: int) -> str:
     out = io.StringIO()
     Console(file=out, width=width, color_system=None).print(for_terminal(comparison))
     return out.getvalue()
+
+
+def test_names_are_enumerated_once_each_as_in_a_sentence() -> None:
+    texts = {"": (), "a": ("a", "a"), "a and b": ("a", "b"), "a, b and c": ("a", "b", "a", "c")}
+    assert {enumerated(names) for names in texts.values()} == set(texts)
 
 
 def test_percent_reads_like_a_person_writes() -> None:

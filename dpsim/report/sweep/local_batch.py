@@ -23,7 +23,7 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.sweep.threshold import score_tiles
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import percent
+from dpsim.report.words import enumerated, percent
 from dpsim.units import format_size
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def _question(comparison: Comparison) -> str:
-    models = " and ".join(dict.fromkeys(point.model for point in comparison.points))
+    models = enumerated(point.model for point in comparison.points)
     scaling = "the same local batch on any number of devices" if comparison.experiment.weak else "a fixed global batch"
     return (
         f"How many samples per second does training {models} on {comparison.experiment.dataset} reach at each local "

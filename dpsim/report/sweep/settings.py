@@ -21,7 +21,7 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.sweep.threshold import score_tiles
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import counted, field_name, milliseconds, percent
+from dpsim.report.words import counted, enumerated, field_name, milliseconds, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,11 +38,12 @@ def images_per_s(point: ComparedPoint) -> str:
 
 
 def _question(comparison: Comparison) -> str:
-    fields = " and ".join(map(field_name, comparison.compared)) or "setting"
-    models = " and ".join(dict.fromkeys(point.model for point in comparison.points))
+    fields = enumerated(map(field_name, comparison.compared)) or "setting"
+    models = enumerated(point.model for point in comparison.points)
+    verb = "train" if len(comparison.compared) > 1 else "trains"
     return (
-        f"Which {fields} trains {models} on {comparison.experiment.dataset} fastest, in samples per second, and does "
-        "the model know it before anything is measured?"
+        f"Which {fields} {verb} {models} on {comparison.experiment.dataset} fastest, in samples per second, and does the "
+        "model know it before anything is measured?"
     )
 
 
