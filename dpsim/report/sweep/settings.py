@@ -42,8 +42,8 @@ def _question(comparison: Comparison) -> str:
     models = enumerated(point.model for point in comparison.points)
     verb = "train" if len(comparison.compared) > 1 else "trains"
     return (
-        f"Which {fields} {verb} {models} on {comparison.experiment.dataset} fastest, in samples per second, and does the "
-        "model know it before anything is measured?"
+        f"Which {fields} {verb} {models} on {comparison.experiment.dataset} fastest, in samples per second, and does "
+        "the model know it before anything is measured?"
     )
 
 
