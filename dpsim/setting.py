@@ -113,7 +113,8 @@ class Setting(Noun, frozen=True):
         """``2 devices on node, 64 KiB, ring, overlap thread``, for messages."""
         plan = self.plan
         size = format_size(plan.threshold_bytes)
-        return f"{self.devices_token} devices on {self.where}, {size}, {plan.algorithm}, overlap {plan.overlap}"
+        devices = f"{self.devices_token} device{'s' if plan.devices > 1 else ''}"
+        return f"{devices} on {self.where}, {size}, {plan.algorithm}, overlap {plan.overlap}"
 
 
 _OF_SETTING = ("model", "network", "compute")
