@@ -14,9 +14,11 @@ from dpsim.comm.clock import SLEEP_LEAD_S, now, sleep_until
 from dpsim.comm.compression import Compression
 from dpsim.kernels.allreduce.tree import PartialSums
 from dpsim.machine import Network
+from dpsim.memory import ALIGNMENT_BYTES as ALIGNMENT_BYTES
+from dpsim.memory import Memory
+from dpsim.memory import aligned_bytes as aligned_bytes
 
 Array = NDArray[Any]
-ALIGNMENT_BYTES = 64
 
 
 class Request(Protocol):
@@ -81,6 +83,7 @@ class Transport(Protocol):
     ``oversubscribed``: there are more ranks than cores here, so waiting ranks must let the others have the core.
     ``nap_s``: waiting ranks sleep, so long at a time while nothing is known to be due; 0: they never sleep.
     ``devices_a_node``: rank r is on node r // devices_a_node of the layout; 1 in a flat one.
+    ``memory``: where the arrays lie that it allocates, and with them what is computed. Messages are of host arrays.
     """
 
     rank: int
@@ -89,6 +92,7 @@ class Transport(Protocol):
     oversubscribed: bool
     nap_s: float
     devices_a_node: int
+    memory: Memory
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """Zeroed memory for gradients, ``ALIGNMENT_BYTES`` aligned; collective, of the same size on every rank."""
@@ -120,13 +124,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give back memory that other ranks may be using. Collective, as ``allocate`` is; nothing may be under way."""
-
-
-def aligned_bytes(size_bytes: int) -> NDArray[np.uint8]:
-    """Zeroed host memory that starts at a multiple of ``ALIGNMENT_BYTES``."""
-    raw = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[start : start + size_bytes]
 
 
 def wait(t: Transport, pending: Sequence[Request]) -> None:

@@ -19,7 +19,7 @@ from dpsim import rng
 from dpsim.choices import Choices
 from dpsim.kernels.allreduce.reference import rounded
 from dpsim.nn.ops import Ops, Workspace
-from dpsim.replica import Array, CodeTable, Leaves, Rounding
+from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
 _GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
 
@@ -64,6 +64,12 @@ class ArrayOps:
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         tolerant: AbstractContextManager[Any] = self.xp.errstate(over="ignore", invalid="ignore", divide="ignore")
         return tolerant
+
+    def upload(self, name: str, host: Array) -> Array:
+        return host
+
+    def sums(self, slot_losses: Sequence[Array], correct: Array, samples: int) -> BatchSums | DeferredSums:
+        return BatchSums.of_slots(slot_losses, correct, samples)
 
     def in_leaves(self) -> Ops:
         return self
@@ -224,7 +230,7 @@ class ArrayOps:
 
     def softmax_cross_entropy(
         self, logits_bC: Array, labels_b: NDArray[np.int64], losses_b: Array, grad_bC: Array
-    ) -> int:
+    ) -> Array:
         rows = self.xp.arange(len(labels_b))
         self.xp.subtract(logits_bC, logits_bC.max(axis=1, keepdims=True), out=grad_bC)
         losses_b[:] = grad_bC[rows, labels_b]
@@ -233,7 +239,8 @@ class ArrayOps:
         self.xp.subtract(self.xp.log(total[:, 0]), losses_b, out=losses_b)
         self.xp.divide(grad_bC, total, out=grad_bC)
         grad_bC[rows, labels_b] -= 1
-        return int(self.xp.count_nonzero(logits_bC.argmax(axis=1) == labels_b))
+        correct: Array = self.xp.count_nonzero(logits_bC.argmax(axis=1) == labels_b)
+        return correct
 
     def subsample(self, x_bHWC: Array, stride: int, out: Array) -> None:
         front = (out.shape[3] - x_bHWC.shape[3]) // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from dpsim.replica import (
     Batch,
     BatchSums,
     CodeTable,
+    DeferredSums,
     LayerSpec,
     Leaves,
     Observer,
@@ -150,7 +152,7 @@ class Network:
         """
         if not is_finite(x):
             return "the input batch"
-        place = None
+        place, x, labels = None, self.ops.upload("x", x), self.ops.upload("labels", labels)
         if len(x):
             with self._alone_without_trace(), self.ops.tolerate_overflow():
                 place, logits = nonfinite_forward(self.chain, x)
@@ -160,7 +162,7 @@ class Network:
     def _nonfinite_loss(self, logits: Array, labels: NDArray[np.int64]) -> str | None:
         leaves = (0, len(logits))
         sums, _ = softmax_cross_entropy(self.ops, self.buffers, logits, labels, leaves, self.label_smoothing)
-        return None if np.isfinite(sums.loss) else "the loss"
+        return None if math.isfinite(sums.fetch().loss) else "the loss"
 
     def observe(self, observer: Observer) -> None:
         for layer in self.chain:
@@ -181,7 +183,7 @@ class Network:
     def state(self) -> dict[str, Array]:
         return {name: array for layer in self.chain for name, array in layer.state().items()}
 
-    def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
+    def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums | DeferredSums:
         """Write the gradients of the summed loss into the bound arrays; a rank without samples writes zeros.
 
         A layer's own gradients are computed before its input gradient, so that they can be sent meanwhile. Infinities
@@ -196,6 +198,7 @@ class Network:
             )
         if len(x) == 0:
             return self._no_samples(leaves, events)
+        x, labels = self.ops.upload("x", x), self.ops.upload("labels", labels)
         with self.ops.tolerate_overflow():
             for layer in self.chain:
                 layer.begin(batch)
@@ -223,10 +226,12 @@ class Network:
         with self.ops.tolerate_overflow():
             for start in range(0, len(x), _EVALUATION_SAMPLES):
                 samples = slice(start, start + _EVALUATION_SAMPLES)
-                values, leaves = x[samples], (0, len(x[samples]))
+                values, leaves = self.ops.upload("x", x[samples]), (0, len(x[samples]))
+                of_samples = self.ops.upload("labels", labels[samples])
                 for layer in self.chain:
                     values = layer.forward(values, leaves, training=False)
-                sums, _ = softmax_cross_entropy(self.ops, self.buffers, values, labels[samples], leaves)
+                deferred, _ = softmax_cross_entropy(self.ops, self.buffers, values, of_samples, leaves)
+                sums = deferred.fetch()
                 loss, correct = loss + sums.loss, correct + sums.correct
         return BatchSums(loss=loss, correct=correct, samples=len(x))
 

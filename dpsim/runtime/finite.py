@@ -41,6 +41,25 @@ class WholeGradients:
         return bool(np.isfinite(self._telltale).all())
 
 
+class FetchedGradients:
+    """The same of gradients in a device's memory: what the telltale says comes with the one fetch of the step."""
+
+    agrees = False
+
+    def __init__(self, telltale: Array) -> None:
+        self._telltale = telltale
+        self.finite = True
+        """What was fetched in this step."""
+
+    def ask(self) -> Array:
+        """Whether all are finite, an array without axes in the device's memory."""
+        finite: Array = np.isfinite(self._telltale).all()
+        return finite
+
+    def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
+        return self.finite
+
+
 class ShardedGradients:
     """The telltale is on some ranks alone: each sends to all others whether its part of it and its loss are finite.
 
@@ -68,4 +87,6 @@ class ShardedGradients:
 
 def finite_check(arena: Arena, telltale: Array, transport: Transport) -> FiniteCheck:
     """The check for an arena's gradients, of which ``telltale`` is a tensor."""
+    if arena.memory.deferred:
+        return FetchedGradients(telltale)
     return ShardedGradients(arena, telltale, transport) if arena.sharded else WholeGradients(telltale)

@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -196,19 +197,20 @@ class Trainer:
         if self.plan.batch_norm != "local":
             yield
             return
-        state = sorted(self.replica.state().items())
-        own = [value.copy() for _, value in state]
+        state, memory = sorted(self.replica.state().items()), self.runner.arena.memory
+        own = [value.copy() for value in self.state_on_host().values()]
         try:
             with self.waiting(rank_status.EVALUATION):
-                for _, value in state:
-                    flat = value.reshape(-1)
+                for (_, value), before in zip(state, own, strict=True):
+                    flat = before.reshape(-1).copy()
                     allreduce(self.transport, flat, "recursive-doubling")
                     flat /= self.plan.devices
+                    memory.write(value, flat.reshape(value.shape))
             self.runner.status.evaluates()
             yield
         finally:
             for (_, value), before in zip(state, own, strict=True):
-                value[...] = before
+                memory.write(value, before)
 
     def resume_from(self, step: int) -> None:
         """Count ``step`` steps as done: the next batch, learning rate and random numbers are those of the next one."""
@@ -221,8 +223,9 @@ class Trainer:
 
         Collective where optimizer state is sharded, of which it takes all.
         """
-        sha = hashlib.sha256()
-        for part in (self.runner.parameters, *self.optimizer_state().values(), self.replica.state()):
+        sha, arena = hashlib.sha256(), self.runner.arena
+        parameters = arena.on_host(arena.parameters)
+        for part in (parameters, *self.optimizer_state().values(), self.state_on_host()):
             for name in sorted(part):
                 sha.update(name.encode())
                 sha.update(np.ascontiguousarray(part[name]).tobytes())
@@ -231,6 +234,12 @@ class Trainer:
     def optimizer_state(self, root: int | None = None) -> Tensors:
         """The whole optimizer state by slot and name, on every rank or on ``root``. Collective where it is sharded."""
         return gathered(self.runner.arena, self.comm, root)
+
+    def state_on_host(self) -> dict[str, NDArray[Any]]:
+        """The replica's state in the order of its names, as host arrays."""
+        state = self.replica.state()
+        names = sorted(state)
+        return dict(zip(names, self.runner.arena.memory.fetch([state[name] for name in names]), strict=True))
 
     def waiting(self, place: int) -> AbstractContextManager[None]:
         """For what the ranks do together between steps: a stall in there is told as one at ``place``."""
@@ -244,9 +253,16 @@ class Trainer:
 
     def _broadcast_state(self) -> None:
         """Parameters and running statistics of rank 0, on every rank. Optimizer state is zero on all of them."""
-        broadcast(self.transport, self.runner.arena.parameters)
-        for name in sorted(self.replica.state()):
-            broadcast(self.transport, self.replica.state()[name].reshape(-1))
+        self.broadcast_in(self.runner.arena.parameters)
+        for _, value in sorted(self.replica.state().items()):
+            self.broadcast_in(value)
+
+    def broadcast_in(self, value: NDArray[Any]) -> None:
+        """Make an array of the replica's memory equal to rank 0's on every rank. Collective."""
+        memory = self.runner.arena.memory
+        (host,) = memory.fetch([value])
+        broadcast(self.transport, host.reshape(-1))
+        memory.write(value, host)
 
     def _global_batches(self) -> Iterator[NDArray[np.int64]]:
         while True:

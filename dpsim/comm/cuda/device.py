@@ -44,6 +44,9 @@ class Stream(Protocol):
 
     launch: Any
 
+    def use(self) -> None:
+        """Let operations on the calling thread's arrays run in this stream from now on."""
+
     def record(self) -> Event:
         """An event after all the work that the stream has so far."""
 
