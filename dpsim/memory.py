@@ -67,6 +67,9 @@ class Memory(Protocol):
     def mark(self) -> Mark:
         """A point after all work so far."""
 
+    def address(self, array: Array) -> int:
+        """Where an array begins."""
+
 
 class HostMark:
     """A point that the work has always come to; its time is the host's."""
@@ -113,6 +116,9 @@ class HostMemory:
 
     def mark(self) -> Mark:
         return HostMark()
+
+    def address(self, array: Array) -> int:
+        return int(array.ctypes.data)
 
 
 HOST: Memory = HostMemory()

@@ -65,12 +65,25 @@ class PersistentAllreduce(Protocol):
         """Run it in place by steps; nothing moves before the first ``next``."""
 
 
-class SteppedAllreduce:
-    """A ``PersistentAllreduce`` made of its steps alone: ``begin()`` starts them."""
+def nothing() -> None:
+    """What most transports do when data is complete."""
 
-    def __init__(self, transport: Transport, begin: Callable[[], CollectiveSteps]) -> None:
+
+class SteppedAllreduce:
+    """A ``PersistentAllreduce`` made of its steps alone: ``begin()`` starts them.
+
+    ``complete()``, where it is called before, is called by the computing thread once the data has been computed, or
+    asked for of a device: the next run is of what the data is then.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        begin: Callable[[], CollectiveSteps],
+        complete: Callable[[], None] = nothing,
+    ) -> None:
         self._transport = transport
-        self.start = begin
+        self.start, self.complete = begin, complete
 
     def run(self) -> None:
         for pending in self.start():

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from dpsim.choices import Choices, Problem
 from dpsim.errors import ConfigError
+from dpsim.memory import Memory
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.nn.device_ops import DeviceOps
 from dpsim.nn.finite import is_finite, nonfinite_forward, nonfinite_gradient
 from dpsim.nn.kernel_table import committed
 from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
@@ -112,6 +114,13 @@ class Network:
 
     def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         self.ops.use(choices, table)
+
+    def compute_in(self, memory: Memory) -> None:
+        """See ``DeviceReplica``."""
+        self.ops = DeviceOps(memory)
+        self.buffers = Buffers(self.ops, self.dtype)
+        for layer in self.chain:
+            layer.compute_with(self.ops)
 
     def train_in_leaves(self, in_leaves: bool, rounding: Rounding | None) -> None:
         for layer in self.chain:

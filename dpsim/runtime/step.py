@@ -116,7 +116,8 @@ class StepRunner:
         self._memory.bind(self._micro_batch)
         self._statistics: BatchNormReplica | None = None
         if normalises and isinstance(replica, BatchNormReplica):
-            replica.normalise_batches(plan.batch_norm, self._paused_sum)
+            between_layers = self._sum_on_host if self.memory.deferred else self._paused_sum
+            replica.normalise_batches(plan.batch_norm, between_layers)
             self._statistics = replica if plan.batch_norm == "leaf" else None
         self._emulated = replica if isinstance(replica, EmulatedCompute) else None
         self.steps = 0
@@ -255,6 +256,8 @@ class StepRunner:
         self._marks.collectives.append((self._sending, bucket, size_bytes, start_s, end_s))
 
     def _finish_communication(self) -> None:
+        if self.memory.deferred:
+            self._finish_computing()
         begin_s = now()
         self.status.waits()
         for first, stop in itertools.chain(self._held, self._policy.rest()):
@@ -264,6 +267,12 @@ class StepRunner:
         end_s = now()
         self._marks.pauses.append((begin_s, end_s))
         self._marks.compute.append((self.program.overhead, end_s))
+
+    def _finish_computing(self) -> None:
+        """Wait for a device that still computes: what it takes from now on would else count as communication."""
+        computed = self.memory.mark()
+        while not computed.done():
+            self._progress.poll()
 
     def _gather_parameters(self) -> None:
         """Bring the parameters together that each rank has updated its shards of, in the order of the schedule."""
@@ -304,6 +313,10 @@ class StepRunner:
         self._marks.pauses.append((begin_s, now()))
         self._marks.collectives.append((SYNCHRONISE_EVENT, -1, arrays[0].nbytes, *self._marks.pauses[-1]))
         return total
+
+    def _sum_on_host(self, arrays: Sequence[Array]) -> Array:
+        """The same of arrays on a device. Each layer that needs it makes the host wait for the device once more."""
+        return self.memory.upload("sum between layers", self._paused_sum(self.memory.fetch(arrays)))
 
     def _of_micro_batch(self, micro_batch: MicroBatch) -> None:
         """Look up the operations that the replica announces next.

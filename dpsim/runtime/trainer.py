@@ -27,8 +27,9 @@ from dpsim.data import Dataset, epoch_batches
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
+from dpsim.optimizer import Lars
 from dpsim.plan import Plan
-from dpsim.replica import Batch, BatchSums, EmulatedCompute, Replica, SizedReplica, TunableReplica
+from dpsim.replica import Batch, BatchSums, DeviceReplica, EmulatedCompute, Replica, SizedReplica, TunableReplica
 from dpsim.runtime import rank_status
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
@@ -52,8 +53,9 @@ class Trainer:
     waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
     what algorithm ``auto`` takes by size; without one it is measured, once a processor type, and so is which code
     computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. Where the replica
-    waits instead of computing (``EmulatedCompute``), ranks that wait for each other sleep. With ``backend`` cuda the
-    replica computes on the host all the same, and CUDA kernels reduce its gradients on the ranks' GPUs.
+    waits instead of computing (``EmulatedCompute``), ranks that wait for each other sleep. With ``backend`` cuda a
+    ``DeviceReplica`` computes on the ranks' GPUs, where CUDA kernels reduce its gradients; other replicas, and all with
+    LARS, compute on the host all the same.
     """
 
     def __init__(
@@ -71,10 +73,12 @@ class Trainer:
         selection: Selection | None = None,
         backend: Backend = "cpu",
     ) -> None:
-        check_backend(backend, plan.algorithm, network, plan.leaves, plan.strategy)
+        check_backend(backend, plan.algorithm, network, plan.leaves, plan.strategy, plan.wire_dtype)
+        on_device = backend == "cuda" and not isinstance(plan.optimizer, Lars)
+        device_replica = replica if on_device and isinstance(replica, DeviceReplica) else None
         self.kernel_table = ""
         """The digest of the table that decides in reproducible training which code computes; else empty."""
-        if isinstance(replica, TunableReplica):
+        if isinstance(replica, TunableReplica) and device_replica is None:
             self._choose_code(replica, dataset, plan, comm)
         if (
             selection is None
@@ -85,7 +89,17 @@ class Trainer:
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
         sleeps = isinstance(replica, EmulatedCompute)
-        self.transport: Transport = transport(comm, network, plan.devices_a_node, selection, backend, sleeps=sleeps)
+        self.transport: Transport = transport(
+            comm,
+            network,
+            plan.devices_a_node,
+            selection,
+            backend,
+            sleeps=sleeps,
+            on_device=device_replica is not None,
+        )
+        if device_replica is not None:
+            device_replica.compute_in(self.transport.memory)
         control = transport(comm, network, sleeps=sleeps) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf

@@ -90,3 +90,7 @@ class DeviceMemory:
     def mark(self) -> Event:
         event: Event = self.stream.record()
         return event
+
+    def address(self, array: DeviceArray) -> int:
+        interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__  # the simulator's
+        return int(interface["data"][0])

@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from dpsim.comm.cuda.device import DeviceArray, Event, PeerMemory, Stream, Way
+from dpsim.comm.cuda.device import DeviceArray, PeerMemory, Stream, Way
 from dpsim.comm.shared import shared_memory
-from dpsim.memory import HostMark
+from dpsim.memory import HostMark, Mark
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,7 +31,7 @@ class SimulatedStream:
     def record(self) -> HostMark:
         return HostMark()
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: Mark) -> None:
         pass
 
     def wait(self) -> None:
