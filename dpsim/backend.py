@@ -1,4 +1,4 @@
-"""Where gradients are reduced: by the CPU's transports, or by CUDA kernels in the memory of GPUs."""
+"""Where a training runs: on the CPU, or on GPUs, in whose memory CUDA kernels reduce the gradients."""
 
 from __future__ import annotations
 

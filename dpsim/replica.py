@@ -160,6 +160,12 @@ class DeviceReplica(Replica, Protocol):
     def compute_in(self, memory: Memory) -> None:
         """Compute in this memory from now on, with its state there. The arrays to be bound are the memory's."""
 
+    def leaf_difference(self, batch: Batch) -> str | None:
+        """The first operation that gives a leaf of this batch other bits alone than amid the others; None if none does.
+
+        Called before anything is bound, in the memory that it computes in.
+        """
+
 
 @runtime_checkable
 class WarmUpReplica(Replica, Protocol):

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from dpsim import rng
 from dpsim.choices import Choices
 from dpsim.kernels.allreduce.reference import rounded
+from dpsim.memory import HOST, Memory
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
@@ -53,6 +54,8 @@ def _by_sample(groups: int, *arrays_nPC: Array) -> tuple[int, int, list[Array]]:
 
 class ArrayOps:
     """See ``Ops`` for what each operation computes. ``xp`` is an array module with NumPy's functions."""
+
+    memory: Memory = HOST
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from dpsim.nn.device_ops import DeviceOps
 from dpsim.nn.finite import is_finite, nonfinite_forward, nonfinite_gradient
 from dpsim.nn.kernel_table import committed
 from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
+from dpsim.nn.leaf_check import leaf_difference
 from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
+from dpsim.nn.observe import observe
 from dpsim.nn.ops import Ops
 from dpsim.nn.timing import Timing
 from dpsim.replica import (
@@ -122,6 +124,21 @@ class Network:
         for layer in self.chain:
             layer.compute_with(self.ops)
 
+    def leaf_difference(self, batch: Batch) -> str | None:
+        """See ``DeviceReplica``."""
+        x, labels = self.ops.upload("x", batch.x), self.ops.upload("labels", batch.labels)
+        initial = self.initial_parameters(batch.seed)
+        gradients = {name: self.ops.zeros(value.shape, value.dtype) for name, value in initial.items()}
+        self.bind({name: self.ops.xp.asarray(value) for name, value in initial.items()}, gradients)
+        self.train_in_leaves(True, None)
+        self.normalise_batches("leaf", tree_sum)
+        fetch = self.ops.memory.fetch
+        with self._alone_without_trace(), self.ops.tolerate_overflow():
+            return leaf_difference(self.chain, self._loss_gradient, replace(batch, x=x, labels=labels), fetch)
+
+    def _loss_gradient(self, logits: Array, labels: Array, leaves: Leaves) -> Array:
+        return softmax_cross_entropy(self.ops, self.buffers, logits, labels, leaves, self.label_smoothing)[1]
+
     def train_in_leaves(self, in_leaves: bool, rounding: Rounding | None) -> None:
         for layer in self.chain:
             layer.ops = self.ops.in_leaves() if in_leaves else self.ops
@@ -174,9 +191,7 @@ class Network:
         return None if math.isfinite(sums.fetch().loss) else "the loss"
 
     def observe(self, observer: Observer) -> None:
-        for layer in self.chain:
-            for operation in ("forward", "input_gradient"):
-                setattr(layer, operation, _observed(operation, layer, observer))
+        observe(self.chain, observer)
 
     def leaf_statistics(self) -> list[Array]:
         statistics_L = self.ops.xp.hstack([layer.leaf_statistics() for layer in self._batch_norms])
@@ -280,15 +295,3 @@ class Network:
             raise ConfigError(f"{len(x)} samples with {len(labels)} labels", allowed="one label a sample")
         if len(leaves) < 2 or leaves[0] != 0 or leaves[-1] != len(x) or list(leaves) != sorted(leaves):
             raise ConfigError(f"leaves {leaves} of {len(x)} samples", allowed=f"boundaries from 0 up to {len(x)}")
-
-
-def _observed(operation: str, layer: Layer, observer: Observer) -> Callable[..., Array]:
-    compute = getattr(layer, operation)
-
-    def computed(values: Array, *rest: Any, **settings: Any) -> Array:
-        before = values.copy() if operation == "input_gradient" else values  # which may be overwritten
-        result: Array = compute(values, *rest, **settings)
-        observer(operation, layer.name, before, result)
-        return result
-
-    return computed

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim.choices import Choices
+from dpsim.memory import Memory
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
 
@@ -36,6 +37,10 @@ class Ops(Protocol):
 
     @property
     def xp(self) -> Any: ...
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of the arrays."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 

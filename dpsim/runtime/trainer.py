@@ -33,6 +33,7 @@ from dpsim.replica import Batch, BatchSums, DeviceReplica, EmulatedCompute, Repl
 from dpsim.runtime import rank_status
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
+from dpsim.runtime.device_leaves import check_leaves
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
 from dpsim.runtime.optimizer_state import Tensors, gathered
@@ -100,6 +101,8 @@ class Trainer:
         )
         if device_replica is not None:
             device_replica.compute_in(self.transport.memory)
+            if plan.leaves:
+                check_leaves(device_replica, dataset, plan, comm)
         control = transport(comm, network, sleeps=sleeps) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf

@@ -106,3 +106,9 @@ def test_a_loss_that_is_not_finite_is_noticed_before_any_parameter_changes(ranks
     assert spoilt.startswith("the loss is nan in step 1; the first value that is not finite: the input batch")
     for said in others:
         assert said.startswith("the loss of this rank is finite, the sum of all ranks' gradients is not in step 1")
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_leaves_are_refused_by_all_ranks_where_they_have_other_bits_alone(ranks: int) -> None:
+    text = f"the forward pass has other bits for a leaf alone than amid others, on the device of rank {ranks - 1}"
+    assert all(said.startswith(text) for said in ran(ranks)["refused"])

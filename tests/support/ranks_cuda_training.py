@@ -17,8 +17,9 @@ from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.memory import DeviceMemory
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.data import load_dataset
-from dpsim.errors import NotFiniteError
+from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.memory import HOST
+from dpsim.nn import Network
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.progress import Progress
 from dpsim.runtime.snapshot import restore, snapshot
@@ -31,6 +32,7 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict
         "trained": {case["name"]: trained(comm, case, argument["steps"]) for case in argument["cases"]},
         "resumed": resumed(comm, argument["cases"][0]),
         "not_finite": comm.allgather(not_finite(comm, argument["cases"][0])),
+        "refused": comm.allgather(refused(comm, argument["cases"][0])),
     }
 
 
@@ -126,4 +128,15 @@ def not_finite(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
     finally:
         comm.Barrier()
         trainer.close()
+    return "nothing"
+
+
+def refused(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
+    """What this rank says where a leaf has other bits alone than amid others, on the last rank."""
+    differs = "the forward pass" if comm.rank == comm.size - 1 else None
+    with mock.patch.object(Network, "leaf_difference", lambda *_: differs):
+        try:
+            opened(comm, case, "device").close()
+        except ConfigError as error:
+            return str(error)
     return "nothing"
