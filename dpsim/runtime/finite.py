@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +51,9 @@ class FetchedGradients:
         self.finite = True
         """What was fetched in this step."""
 
-    def ask(self) -> Array:
-        """Whether all are finite, an array without axes in the device's memory."""
-        finite: Array = np.isfinite(self._telltale).all()
-        return finite
+    def ask(self) -> Any:
+        """Whether all are finite, an array without axes in the device's memory (of NumPy's arrays a scalar)."""
+        return np.isfinite(self._telltale).all()
 
     def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
         return self.finite

@@ -32,7 +32,7 @@ LEAVES = {"leaves": 8, "batch_norm": "leaf"}
 CASES = [
     case("leaves", "twin device", "cnn:2", overlap="thread", **LEAVES),
     case("leaves, waiting inside", "device", "cnn:2", flags=True, **LEAVES),
-    case("leaves, accumulated", "twin device", "mlp:4,norm=layer", accumulate=2, leaves=8, overlap="off"),
+    case("leaves, accumulated", "twin device", "mlp:4,norm=layer", accumulate=2, overlap="off", **LEAVES),
     case("plain", "cpu twin device", optimizer={"kind": "adamw"}, accumulate=2),
     case("global batch norm", "twin device", "cnn:2", batch_norm="global", overlap="inline"),
     case("lars", "cpu device", optimizer={"kind": "lars"}),

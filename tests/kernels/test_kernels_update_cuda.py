@@ -1,4 +1,4 @@
-"""The optimizers' CUDA kernels without a GPU: the CPU's bits in numba's simulator, and code that joins no operations."""
+"""The optimizers' CUDA kernels without a GPU: the CPU's bits in the simulator, and no operations that are joined."""
 
 from __future__ import annotations
 

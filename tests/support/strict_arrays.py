@@ -175,7 +175,7 @@ def nothing_waited_for() -> Iterator[None]:
 
 
 class StrictMemory(HostMemory):
-    """``dpsim.memory.Memory`` of strict arrays: what is on the host goes in by ``upload`` and comes out by ``fetch``."""
+    """``dpsim.memory.Memory`` of strict arrays: values go in by ``upload`` and come out by ``fetch``."""
 
     deferred = True
 
