@@ -1,10 +1,11 @@
-"""Where gradients are reduced: by the CPU's transports, or by CUDA kernels in the memory of GPUs."""
+"""Where a training runs: on the CPU, or on GPUs, in whose memory CUDA kernels reduce the gradients."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
 from dpsim.errors import ConfigError, unknown
+from dpsim.wire_dtype import SIXTEEN_BITS
 
 if TYPE_CHECKING:
     from dpsim.machine import Network
@@ -24,7 +25,12 @@ CUDA_VERSIONS = {
 
 
 def check_backend(
-    backend: str, algorithm: str, network: Network, leaves: int = 0, strategy: str = "data-parallel"
+    backend: str,
+    algorithm: str,
+    network: Network,
+    leaves: int = 0,
+    strategy: str = "data-parallel",
+    wire_dtype: str | None = None,
 ) -> None:
     """Refuse what a backend cannot do. Raises ``ConfigError``."""
     if backend not in BACKENDS:
@@ -37,11 +43,11 @@ def check_backend(
             allowed="--network node",
             remedy="leave --network out, or use --backend cpu",
         )
-    if leaves:
+    if leaves and wire_dtype in SIXTEEN_BITS:
         raise ConfigError(
-            "backend 'cuda' with leaves: a device's gradients are then several partial sums, and one of them is copied",
-            allowed="leaves on backend cpu",
-            remedy="leave --reproducible and --leaves out, or use --backend cpu",
+            f"backend 'cuda' with leaves and wire dtype {wire_dtype}: its kernels do not round every sum of two",
+            allowed="leaves with the gradients' own dtype on backend cuda, or with 16 bits on backend cpu",
+            remedy="leave --wire-dtype out, or use --backend cpu",
         )
     if strategy != "data-parallel":
         raise ConfigError(

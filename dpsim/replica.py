@@ -7,7 +7,7 @@ The other protocols are optional: the runtime asks whether a replica implements 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpsim.choices import Choices, Problem
 from dpsim.codec import Noun
+from dpsim.memory import Memory
 from dpsim.workload import Tensor
 
 Array = NDArray[Any]
@@ -81,6 +82,37 @@ class BatchSums(Noun, frozen=True):
     samples: int
     slot_losses: tuple[float, ...] = ()
 
+    @classmethod
+    def of_slots(cls, losses: Iterable[Any], correct: Any, samples: int) -> BatchSums:
+        """The sums of a batch from the loss of each slot, numbers of any kind."""
+        slot_losses = tuple(map(float, losses))
+        return cls(loss=sum(slot_losses), correct=int(correct), samples=samples, slot_losses=slot_losses)
+
+    def fetch(self) -> BatchSums:
+        """They are here already."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeferredSums:
+    """``BatchSums`` that ``memory`` may still be computing, so that nobody waits for them before the end of a step.
+
+    ``values``, float64 [slots + 1]: the loss of each slot, then the correct predictions.
+    """
+
+    values: Array
+    samples: int
+    memory: Memory
+
+    def of(self, values: NDArray[np.float64]) -> BatchSums:
+        """The sums, from ``values`` on the host."""
+        *losses, correct = values.tolist()
+        return BatchSums.of_slots(losses, int(correct), self.samples)
+
+    def fetch(self) -> BatchSums:
+        """Wait for the sums."""
+        return self.of(*self.memory.fetch([self.values]))
+
 
 class StepEvents(Protocol):
     """What a replica announces while it computes; layer numbers are positions in ``Replica.layers``."""
@@ -110,11 +142,29 @@ class Replica(Protocol):
     def state(self) -> dict[str, Array]:
         """State that is not trained (running statistics), by name: the arrays themselves, which may be overwritten."""
 
-    def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
+    def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums | DeferredSums:
         """One pass over a rank's batch; writes (never adds to) the bound gradients, as sums over its samples."""
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
         """Forward only, in evaluation mode."""
+
+
+@runtime_checkable
+class DeviceReplica(Replica, Protocol):
+    """A replica that can compute in the memory of a device. Batches are given to it in the host's memory all the same.
+
+    An announcement then means that the device has been asked to compute what is announced: what is to happen on the
+    device afterwards waits for a mark of the memory.
+    """
+
+    def compute_in(self, memory: Memory) -> None:
+        """Compute in this memory from now on, with its state there. The arrays to be bound are the memory's."""
+
+    def leaf_difference(self, batch: Batch) -> str | None:
+        """The first operation that gives a leaf of this batch other bits alone than amid the others; None if none does.
+
+        Called before anything is bound, in the memory that it computes in.
+        """
 
 
 @runtime_checkable

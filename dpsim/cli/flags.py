@@ -179,7 +179,7 @@ Hostfile = Annotated[
 Backend = Annotated[
     backend.Backend | None,
     Parameter(
-        help="Where gradients are reduced: cpu, or cuda (kernels on the ranks' GPUs; the rest computes on the CPU)."
+        help="Where training runs: cpu, or cuda (the ranks' GPUs; LARS and models of your own compute on the CPU)."
     ),
 ]
 Json = Annotated[

@@ -20,6 +20,7 @@ from dpsim.kernels.allreduce.cpu import SHARD_KERNELS, STAGING_BYTES, Reduction,
 from dpsim.kernels.allreduce.registry import find
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import Network, Selection
+from dpsim.memory import HOST
 from dpsim.units import format_size
 
 _PAYLOAD_TAG = 2
@@ -80,6 +81,7 @@ class MpiTransport:
         local_ranks = _ranks_of_this_machine(comm)
         self.oversubscribed = local_ranks > (os.cpu_count() or 1)
         self.nap_s = 0.0
+        self.memory = HOST
         self.devices_a_node = devices_a_node
         self._one_node = local_ranks == comm.size > 1
         self._shared: list[list[NDArray[np.uint8]]] = []

@@ -20,18 +20,20 @@ def transport(
     backend: Backend = "cpu",
     *,
     sleeps: bool = False,
+    on_device: bool = False,
 ) -> Transport:
     """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
-    With ``sleeps`` ranks that wait for messages of an emulated link sleep. Raises ``ConfigError`` where the ranks do
-    not fill whole nodes.
+    With ``sleeps`` ranks that wait for messages of an emulated link sleep. With ``on_device`` what backend cuda
+    allocates is in the memory of the ranks' GPUs, for gradients that are computed there. Raises ``ConfigError`` where
+    the ranks do not fill whole nodes.
     """
     if comm.size % devices_a_node:
         raise ConfigError(f"{comm.size} ranks on nodes of {devices_a_node} devices", allowed="full nodes")
     if backend == "cuda":
         from dpsim.comm.cuda.transport import CudaTransport  # loads CUDA
 
-        return CudaTransport(comm.Dup(), devices_a_node)
+        return CudaTransport(comm.Dup(), devices_a_node, on_device=on_device)
     if network.emulated:
         return PacedTransport(comm.Dup(), network, devices_a_node, sleeps=sleeps)
     return MpiTransport(comm.Dup(), devices_a_node, selection)

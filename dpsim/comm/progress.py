@@ -24,8 +24,10 @@ from dpsim.comm.transport import (
     Enqueued,
     PersistentAllreduce,
     Request,
+    SteppedAllreduce,
     SummationOrder,
     Transport,
+    nothing,
     pause,
 )
 
@@ -37,10 +39,11 @@ Finished = Callable[[int, int, float, float], None]
 
 
 class BucketAllreduce(NamedTuple):
-    """A prepared allreduce, and the bytes that it adds up."""
+    """A prepared allreduce, the bytes that it adds up, and what to call when the bucket is handed in."""
 
     prepared: PersistentAllreduce
     size_bytes: int
+    complete: Callable[[], None] = nothing
 
 
 class Progress(Protocol):
@@ -81,9 +84,11 @@ class Inline:
         self, data: Array, order: SummationOrder | None = None, kind: CollectiveKind = "allreduce"
     ) -> BucketAllreduce:
         allreduce = prepare(self._transport, data, self._algorithm, self._compression, order, kind)
-        return BucketAllreduce(allreduce, data.nbytes)
+        complete = allreduce.complete if isinstance(allreduce, SteppedAllreduce) else nothing
+        return BucketAllreduce(allreduce, data.nbytes, complete)
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
+        allreduce.complete()
         self.bucket = bucket
         begin_s = now()
         allreduce.prepared.run()
@@ -130,6 +135,7 @@ class Polled(Inline):
         self._behind: deque[_Started] = deque()
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
+        allreduce.complete()
         self._queue.append((bucket, allreduce))
         self._advance()
 
@@ -205,6 +211,7 @@ class Threaded(Polled):
         self._thread.start()
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
+        allreduce.complete()
         self._computing = True
         with self._turn:
             self._queue.append((bucket, allreduce))

@@ -14,9 +14,11 @@ from dpsim.comm.clock import SLEEP_LEAD_S, now, sleep_until
 from dpsim.comm.compression import Compression
 from dpsim.kernels.allreduce.tree import PartialSums
 from dpsim.machine import Network
+from dpsim.memory import ALIGNMENT_BYTES as ALIGNMENT_BYTES
+from dpsim.memory import Memory
+from dpsim.memory import aligned_bytes as aligned_bytes
 
 Array = NDArray[Any]
-ALIGNMENT_BYTES = 64
 
 
 class Request(Protocol):
@@ -63,12 +65,25 @@ class PersistentAllreduce(Protocol):
         """Run it in place by steps; nothing moves before the first ``next``."""
 
 
-class SteppedAllreduce:
-    """A ``PersistentAllreduce`` made of its steps alone: ``begin()`` starts them."""
+def nothing() -> None:
+    """What most transports do when data is complete."""
 
-    def __init__(self, transport: Transport, begin: Callable[[], CollectiveSteps]) -> None:
+
+class SteppedAllreduce:
+    """A ``PersistentAllreduce`` made of its steps alone: ``begin()`` starts them.
+
+    ``complete()``, where it is called before, is called by the computing thread once the data has been computed, or
+    asked for of a device: the next run is of what the data is then.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        begin: Callable[[], CollectiveSteps],
+        complete: Callable[[], None] = nothing,
+    ) -> None:
         self._transport = transport
-        self.start = begin
+        self.start, self.complete = begin, complete
 
     def run(self) -> None:
         for pending in self.start():
@@ -81,6 +96,7 @@ class Transport(Protocol):
     ``oversubscribed``: there are more ranks than cores here, so waiting ranks must let the others have the core.
     ``nap_s``: waiting ranks sleep, so long at a time while nothing is known to be due; 0: they never sleep.
     ``devices_a_node``: rank r is on node r // devices_a_node of the layout; 1 in a flat one.
+    ``memory``: where the arrays lie that it allocates, and with them what is computed. Messages are of host arrays.
     """
 
     rank: int
@@ -89,6 +105,7 @@ class Transport(Protocol):
     oversubscribed: bool
     nap_s: float
     devices_a_node: int
+    memory: Memory
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """Zeroed memory for gradients, ``ALIGNMENT_BYTES`` aligned; collective, of the same size on every rank."""
@@ -120,13 +137,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give back memory that other ranks may be using. Collective, as ``allocate`` is; nothing may be under way."""
-
-
-def aligned_bytes(size_bytes: int) -> NDArray[np.uint8]:
-    """Zeroed host memory that starts at a multiple of ``ALIGNMENT_BYTES``."""
-    raw = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[start : start + size_bytes]
 
 
 def wait(t: Transport, pending: Sequence[Request]) -> None:

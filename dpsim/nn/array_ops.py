@@ -18,10 +18,11 @@ from numpy.typing import DTypeLike, NDArray
 from dpsim import rng
 from dpsim.choices import Choices
 from dpsim.kernels.allreduce.reference import rounded
+from dpsim.memory import HOST, Memory
 from dpsim.nn.ops import Ops, Workspace
-from dpsim.replica import Array, CodeTable, Leaves, Rounding
+from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
-_GROUP_ELEMENTS = 4096  # elements of a row of `_grouped`: long enough for SIMD loops, short enough for the L1 cache
+_GROUP_ELEMENTS = 4096  # elements of a row of `grouped`: long enough for SIMD loops, short enough for the L1 cache
 
 
 @functools.lru_cache(maxsize=1024)
@@ -30,7 +31,7 @@ def _group(positions: int, channels: int) -> int:
     return next(t for t in range(most, 0, -1) if positions % t == 0)
 
 
-def _grouped(x: Array) -> tuple[Array, int]:
+def grouped(x: Array) -> tuple[Array, int]:
     """x as rows of t * C elements, t neighbouring positions of one sample, and t: NumPy needs long inner loops."""
     channels = x.shape[-1]
     t = _group(math.prod(x.shape[1:-1]), channels)
@@ -45,14 +46,16 @@ def _groups(rows: Sequence[Array], values_GC: Sequence[Array]) -> Iterator[tuple
 
 
 def _by_sample(groups: int, *arrays_nPC: Array) -> tuple[int, int, list[Array]]:
-    """Elements of a group of channels, t of ``_grouped``, and the arrays as its rows sample by sample [n, R, t C]."""
+    """Elements of a group of channels, t of ``grouped``, and the arrays as its rows sample by sample [n, R, t C]."""
     n, positions, channels = arrays_nPC[0].shape
-    _, t = _grouped(arrays_nPC[0])
+    _, t = grouped(arrays_nPC[0])
     return positions * channels // groups, t, [array.reshape(n, -1, t * channels) for array in arrays_nPC]
 
 
 class ArrayOps:
     """See ``Ops`` for what each operation computes. ``xp`` is an array module with NumPy's functions."""
+
+    memory: Memory = HOST
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
@@ -65,26 +68,36 @@ class ArrayOps:
         tolerant: AbstractContextManager[Any] = self.xp.errstate(over="ignore", invalid="ignore", divide="ignore")
         return tolerant
 
+    def upload(self, name: str, host: Array) -> Array:
+        return host
+
+    def sums(self, slot_losses: Sequence[Array], correct: Array, samples: int) -> BatchSums | DeferredSums:
+        return BatchSums.of_slots(slot_losses, correct, samples)
+
     def in_leaves(self) -> Ops:
         return self
 
     def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         """Does nothing: every operation has one implementation here."""
 
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
+        """out = a b, of matrices that are contiguous or the transposed of such: every product of the others."""
+        self.xp.matmul(a, b, out=out)
+
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         for start, stop in itertools.pairwise(leaves):
-            self.xp.matmul(x[start:stop], weight, out=out[start:stop])
+            self.matmul(x[start:stop], weight, out[start:stop])
 
     def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         for start, stop in itertools.pairwise(leaves):
-            self.xp.matmul(grad[start:stop], weight.T, out=out[start:stop])
+            self.matmul(grad[start:stop], weight.T, out[start:stop])
 
     def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
         return 1
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
         start, stop = leaves
-        self.xp.matmul(x[start:stop].T, grad[start:stop], out=out)
+        self.matmul(x[start:stop].T, grad[start:stop], out)
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
         start, stop = leaves
@@ -103,19 +116,19 @@ class ArrayOps:
         out[...] = rounded(a + b, *to, self.xp)
 
     def channel_sum(self, x: Array, out: Array) -> None:
-        rows, t = _grouped(x)
+        rows, t = grouped(x)
         self.xp.add.reduce(self.xp.add.reduce(rows, axis=0).reshape(t, -1), axis=0, out=out)
 
     def channel_dot(self, x: Array, y: Array, out: Array) -> None:
-        rows, t = _grouped(x)
+        rows, t = grouped(x)
         self.xp.add.reduce(self.xp.einsum("ri,ri->i", rows, y.reshape(rows.shape)).reshape(t, -1), axis=0, out=out)
 
     def channel_add(self, x: Array, shift_C: Array, out: Array) -> None:
-        rows, t = _grouped(x)
+        rows, t = grouped(x)
         self.xp.add(rows, self.xp.tile(shift_C, t), out=out.reshape(rows.shape))
 
     def channel_multiply(self, x: Array, scale_C: Array, out: Array) -> None:
-        rows, t = _grouped(x)
+        rows, t = grouped(x)
         self.xp.multiply(rows, self.xp.tile(scale_C, t), out=out.reshape(rows.shape))
 
     def relu(self, x: Array, out: Array, mask: Array) -> None:
@@ -162,7 +175,7 @@ class ArrayOps:
         """``conv2d`` of one leaf."""
         kernel, _, _, outputs = weight_KKio.shape
         columns = self._unfold("x", x_bHWi, kernel, stride, work)
-        self.xp.matmul(columns, weight_KKio.reshape(-1, outputs), out=out_bhwo.reshape(-1, outputs))
+        self.matmul(columns, weight_KKio.reshape(-1, outputs), out_bhwo.reshape(-1, outputs))
 
     def conv2d_weight_gradient(
         self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
@@ -170,7 +183,7 @@ class ArrayOps:
         start, stop = leaves
         kernel, _, _, outputs = out_KKio.shape
         columns = self._unfold("x", x_bHWi[start:stop], kernel, stride, work)
-        self.xp.matmul(columns.T, grad_bhwo[start:stop].reshape(-1, outputs), out=out_KKio.reshape(-1, outputs))
+        self.matmul(columns.T, grad_bhwo[start:stop].reshape(-1, outputs), out_KKio.reshape(-1, outputs))
 
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
@@ -193,7 +206,7 @@ class ArrayOps:
             grad_bhwo = full
         columns = self._unfold("gradient", grad_bhwo, kernel, 1, work)
         flipped = weight_KKio[::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, inputs)
-        self.xp.matmul(columns, flipped, out=out_bHWi.reshape(-1, inputs))
+        self.matmul(columns, flipped, out_bHWi.reshape(-1, inputs))
 
     def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
         height, width = 2 * out.shape[1], 2 * out.shape[2]
@@ -224,7 +237,7 @@ class ArrayOps:
 
     def softmax_cross_entropy(
         self, logits_bC: Array, labels_b: NDArray[np.int64], losses_b: Array, grad_bC: Array
-    ) -> int:
+    ) -> Array:
         rows = self.xp.arange(len(labels_b))
         self.xp.subtract(logits_bC, logits_bC.max(axis=1, keepdims=True), out=grad_bC)
         losses_b[:] = grad_bC[rows, labels_b]
@@ -233,7 +246,8 @@ class ArrayOps:
         self.xp.subtract(self.xp.log(total[:, 0]), losses_b, out=losses_b)
         self.xp.divide(grad_bC, total, out=grad_bC)
         grad_bC[rows, labels_b] -= 1
-        return int(self.xp.count_nonzero(logits_bC.argmax(axis=1) == labels_b))
+        correct: Array = self.xp.count_nonzero(logits_bC.argmax(axis=1) == labels_b)
+        return correct
 
     def subsample(self, x_bHWC: Array, stride: int, out: Array) -> None:
         front = (out.shape[3] - x_bHWC.shape[3]) // 2
@@ -298,7 +312,7 @@ class ArrayOps:
         grad_bC -= smoothing / logits_bC.shape[1]
 
     def _group_sums(self, rows_nRI: Array, others_nRI: Array | None, channels: int, groups: int) -> Array:
-        """[n, G] sums of each row's elements (or products with those of the others), from rows of ``_grouped``."""
+        """[n, G] sums of each row's elements (or products with those of the others), from rows of ``grouped``."""
         xp, n = self.xp, len(rows_nRI)
         factors = [rows_nRI] if others_nRI is None else [rows_nRI, others_nRI]
         if groups == 1:
@@ -311,7 +325,7 @@ class ArrayOps:
         return sums
 
     def _spread(self, values_nG: Array, channels: int, t: int) -> Array:
-        """[n, 1, t C] values to combine with rows of ``_grouped``: each group's for its channels."""
+        """[n, 1, t C] values to combine with rows of ``grouped``: each group's for its channels."""
         groups = values_nG.shape[1]
         if groups == 1:
             return values_nG[:, None]

@@ -46,6 +46,10 @@ class BatchNorm(Layer):
         self.ordered_sum: OrderedSum = tree_sum
         self._rows_a_sample = math.prod(shape[:-1])
 
+    def compute_with(self, ops: Ops) -> None:
+        super().compute_with(ops)
+        self.running_mean, self.running_var = map(ops.xp.asarray, (self.running_mean, self.running_var))
+
     def initial_parameters(self, seed: int) -> dict[str, Array]:
         gamma, beta = self.tensors
         return {gamma.name: ones(gamma), beta.name: zeros(beta)}

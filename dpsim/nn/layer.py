@@ -110,6 +110,10 @@ class Layer:
             batch_norm_channels=self.batch_norm_channels,
         )
 
+    def compute_with(self, ops: Ops) -> None:
+        """Compute with these operations from now on, in arrays of theirs."""
+        self.ops, self.buffers = ops, Buffers(ops, self.dtype)
+
     def bind(
         self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], extra_slots: Sequence[Slot] = ()
     ) -> None:

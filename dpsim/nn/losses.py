@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dpsim.errors import ConfigError
 from dpsim.nn.layer import Buffers, leaf_ranges, slot_parts, tree_sum
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, BatchSums, Leaves, Slot
+from dpsim.replica import Array, BatchSums, DeferredSums, Leaves, Slot
 
 
 def softmax_cross_entropy(
@@ -21,7 +21,7 @@ def softmax_cross_entropy(
     leaves: Leaves,
     label_smoothing: float = 0.0,
     extra_slots: Sequence[Slot] = (),
-) -> tuple[BatchSums, Array]:
+) -> tuple[BatchSums | DeferredSums, Array]:
     """Sum over samples of -log softmax(logits)[label], in nats, and its gradient softmax(logits) - onehot(label).
 
     With label smoothing e, a sample's loss is (1 - e) times that plus e times the mean over the classes of
@@ -36,8 +36,8 @@ def softmax_cross_entropy(
     sums = ops.xp.empty(len(leaves) - 1, np.float64)
     for leaf, (start, stop) in enumerate(leaf_ranges(leaves)):
         sums[leaf] = losses_b[start:stop].sum(dtype=np.float64)
-    slots = tuple(float(tree_sum(of_slot)) for of_slot in slot_parts(sums, extra_slots))
-    return BatchSums(loss=sum(slots), correct=correct, samples=len(labels_b), slot_losses=slots), grad_bC
+    slots = [tree_sum(of_slot) for of_slot in slot_parts(sums, extra_slots)]
+    return ops.sums(slots, correct, len(labels_b)), grad_bC
 
 
 def check_label_smoothing(value: float) -> None:

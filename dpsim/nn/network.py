@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.choices import Choices, Problem
 from dpsim.errors import ConfigError
+from dpsim.memory import Memory
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.nn.device_ops import DeviceOps
 from dpsim.nn.finite import is_finite, nonfinite_forward, nonfinite_gradient
 from dpsim.nn.kernel_table import committed
 from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
+from dpsim.nn.leaf_check import leaf_difference
 from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
+from dpsim.nn.observe import observe
 from dpsim.nn.ops import Ops
 from dpsim.nn.timing import Timing
 from dpsim.replica import (
@@ -23,6 +28,7 @@ from dpsim.replica import (
     Batch,
     BatchSums,
     CodeTable,
+    DeferredSums,
     LayerSpec,
     Leaves,
     Observer,
@@ -111,6 +117,28 @@ class Network:
     def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         self.ops.use(choices, table)
 
+    def compute_in(self, memory: Memory) -> None:
+        """See ``DeviceReplica``."""
+        self.ops = DeviceOps(memory)
+        self.buffers = Buffers(self.ops, self.dtype)
+        for layer in self.chain:
+            layer.compute_with(self.ops)
+
+    def leaf_difference(self, batch: Batch) -> str | None:
+        """See ``DeviceReplica``."""
+        x, labels = self.ops.upload("x", batch.x), self.ops.upload("labels", batch.labels)
+        initial = self.initial_parameters(batch.seed)
+        gradients = {name: self.ops.zeros(value.shape, value.dtype) for name, value in initial.items()}
+        self.bind({name: self.ops.xp.asarray(value) for name, value in initial.items()}, gradients)
+        self.train_in_leaves(True, None)
+        self.normalise_batches("leaf", tree_sum)
+        fetch = self.ops.memory.fetch
+        with self._alone_without_trace(), self.ops.tolerate_overflow():
+            return leaf_difference(self.chain, self._loss_gradient, replace(batch, x=x, labels=labels), fetch)
+
+    def _loss_gradient(self, logits: Array, labels: Array, leaves: Leaves) -> Array:
+        return softmax_cross_entropy(self.ops, self.buffers, logits, labels, leaves, self.label_smoothing)[1]
+
     def train_in_leaves(self, in_leaves: bool, rounding: Rounding | None) -> None:
         for layer in self.chain:
             layer.ops = self.ops.in_leaves() if in_leaves else self.ops
@@ -150,7 +178,7 @@ class Network:
         """
         if not is_finite(x):
             return "the input batch"
-        place = None
+        place, x, labels = None, self.ops.upload("x", x), self.ops.upload("labels", labels)
         if len(x):
             with self._alone_without_trace(), self.ops.tolerate_overflow():
                 place, logits = nonfinite_forward(self.chain, x)
@@ -160,12 +188,10 @@ class Network:
     def _nonfinite_loss(self, logits: Array, labels: NDArray[np.int64]) -> str | None:
         leaves = (0, len(logits))
         sums, _ = softmax_cross_entropy(self.ops, self.buffers, logits, labels, leaves, self.label_smoothing)
-        return None if np.isfinite(sums.loss) else "the loss"
+        return None if math.isfinite(sums.fetch().loss) else "the loss"
 
     def observe(self, observer: Observer) -> None:
-        for layer in self.chain:
-            for operation in ("forward", "input_gradient"):
-                setattr(layer, operation, _observed(operation, layer, observer))
+        observe(self.chain, observer)
 
     def leaf_statistics(self) -> list[Array]:
         statistics_L = self.ops.xp.hstack([layer.leaf_statistics() for layer in self._batch_norms])
@@ -181,7 +207,7 @@ class Network:
     def state(self) -> dict[str, Array]:
         return {name: array for layer in self.chain for name, array in layer.state().items()}
 
-    def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
+    def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums | DeferredSums:
         """Write the gradients of the summed loss into the bound arrays; a rank without samples writes zeros.
 
         A layer's own gradients are computed before its input gradient, so that they can be sent meanwhile. Infinities
@@ -196,6 +222,7 @@ class Network:
             )
         if len(x) == 0:
             return self._no_samples(leaves, events)
+        x, labels = self.ops.upload("x", x), self.ops.upload("labels", labels)
         with self.ops.tolerate_overflow():
             for layer in self.chain:
                 layer.begin(batch)
@@ -223,10 +250,12 @@ class Network:
         with self.ops.tolerate_overflow():
             for start in range(0, len(x), _EVALUATION_SAMPLES):
                 samples = slice(start, start + _EVALUATION_SAMPLES)
-                values, leaves = x[samples], (0, len(x[samples]))
+                values, leaves = self.ops.upload("x", x[samples]), (0, len(x[samples]))
+                of_samples = self.ops.upload("labels", labels[samples])
                 for layer in self.chain:
                     values = layer.forward(values, leaves, training=False)
-                sums, _ = softmax_cross_entropy(self.ops, self.buffers, values, labels[samples], leaves)
+                deferred, _ = softmax_cross_entropy(self.ops, self.buffers, values, of_samples, leaves)
+                sums = deferred.fetch()
                 loss, correct = loss + sums.loss, correct + sums.correct
         return BatchSums(loss=loss, correct=correct, samples=len(x))
 
@@ -266,15 +295,3 @@ class Network:
             raise ConfigError(f"{len(x)} samples with {len(labels)} labels", allowed="one label a sample")
         if len(leaves) < 2 or leaves[0] != 0 or leaves[-1] != len(x) or list(leaves) != sorted(leaves):
             raise ConfigError(f"leaves {leaves} of {len(x)} samples", allowed=f"boundaries from 0 up to {len(x)}")
-
-
-def _observed(operation: str, layer: Layer, observer: Observer) -> Callable[..., Array]:
-    compute = getattr(layer, operation)
-
-    def computed(values: Array, *rest: Any, **settings: Any) -> Array:
-        before = values.copy() if operation == "input_gradient" else values  # which may be overwritten
-        result: Array = compute(values, *rest, **settings)
-        observer(operation, layer.name, before, result)
-        return result
-
-    return computed

@@ -9,6 +9,7 @@ therefore take the leaf boundaries. In all other operations a sample's elements 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim.choices import Choices
-from dpsim.replica import Array, CodeTable, Leaves, Rounding
+from dpsim.memory import Memory
+from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
 
 class Workspace(Protocol):
@@ -36,10 +38,20 @@ class Ops(Protocol):
     @property
     def xp(self) -> Any: ...
 
+    @property
+    def memory(self) -> Memory:
+        """The memory of the arrays."""
+
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         """While it is open, infinities and NaN raise no warning (the caller checks the loss)."""
+
+    def upload(self, name: str, host: Array) -> Array:
+        """A batch's array as these operations take it, valid until the next one of that name."""
+
+    def sums(self, slot_losses: Sequence[Array], correct: Array, samples: int) -> BatchSums | DeferredSums:
+        """The sums of a batch from numbers that operations returned. Never waits for them."""
 
     def in_leaves(self) -> Ops:
         """The same operations for training in leaves, in which a leaf must have the bits it has alone."""
@@ -139,8 +151,8 @@ class Ops(Protocol):
 
     def softmax_cross_entropy(
         self, logits_bC: Array, labels_b: NDArray[np.int64], losses_b: Array, grad_bC: Array
-    ) -> int:
-        """losses = -log softmax(logits)[label] and its gradient; returns the correct predictions."""
+    ) -> Array:
+        """losses = -log softmax(logits)[label] and its gradient; returns the correct predictions, for ``sums``."""
 
     def subsample(self, x_bHWC: Array, stride: int, out: Array) -> None:
         """Every stride-th pixel, in the middle channels of ``out`` [b, ceil(H/stride), ceil(W/stride), O].

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Protocol
 
-from dpsim.kernels.update import adamw, sgd
+from dpsim.kernels import update as on_host
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.replica import Array
+
+
+class UpdateKernels(Protocol):
+    """The functions of ``dpsim.kernels.update``, for arrays that lie there or elsewhere."""
+
+    @property
+    def sgd(self) -> Any: ...
+
+    @property
+    def adamw(self) -> Any: ...
 
 
 def update(
@@ -17,6 +28,7 @@ def update(
     learning_rate: float,
     scale: float,
     step: int,
+    kernels: UpdateKernels = on_host,
 ) -> None:
     """One step of ``optimizer`` (whose formula its docstring has) with g = scale * ``gradients``, in place.
 
@@ -28,10 +40,10 @@ def update(
     w, g, rate, scale = parameters, gradients, float(learning_rate), float(scale)
     if isinstance(optimizer, Sgd):
         momentum, decay = optimizer.momentum, optimizer.weight_decay
-        sgd(w, g, state["velocity"], scale, momentum, decay, rate, optimizer.nesterov)
+        kernels.sgd(w, g, state["velocity"], scale, momentum, decay, rate, optimizer.nesterov)
         return
     beta1, beta2 = optimizer.beta1, optimizer.beta2
-    adamw(
+    kernels.adamw(
         w,
         g,
         state["first_moment"],

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.comm.transport import aligned_bytes
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.shards import LINE, shard_bounds
+from dpsim.memory import HOST, Memory
 from dpsim.schedule import Schedule
 
 Array = NDArray[Any]
@@ -45,6 +45,8 @@ class Arena:
     ``shards`` are the parts that ``rank`` updates: everything, or where the schedule is sharded a part of each bucket.
     Then parameters are memory of the transport's as gradients are, and each slot of ``optimizer_state`` holds nothing
     but the rank's shards, one after another.
+
+    ``memory`` is where parameters and optimizer state lie; ``allocate`` takes that of the gradients from there too.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Arena:
         allocate: Callable[[int], NDArray[np.uint8]],
         slots: int = 1,
         rank: int = 0,
+        memory: Memory = HOST,
     ) -> None:
         tensors = schedule.workload.tensors
         align = _ALIGNMENT_BYTES // dtype.itemsize
@@ -71,13 +74,14 @@ class Arena:
         self.slots: tuple[Array, ...] = tuple(allocate(size_bytes).view(dtype) for _ in range(slots))
         self.gradients: Array = self.slots[0]
         self.sharded = schedule.sharded
-        parameter_memory = allocate if self.sharded else aligned_bytes
+        self.memory = memory
+        parameter_memory = allocate if self.sharded else memory.zeros
         self.parameters: Array = parameter_memory(size_bytes).view(dtype)
         self._bounds, self._ranks = bounds, schedule.plan.devices
         self.shards = self.shards_of(rank)
         own_bytes = self.shards[-1].state.stop * dtype.itemsize if self.shards else 0
         self.optimizer_state: dict[str, Array] = {
-            slot: aligned_bytes(own_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
+            slot: memory.zeros(own_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
         }
 
     @property
@@ -120,6 +124,15 @@ class Arena:
             (slice(start, start + int(np.prod(shape, dtype=np.int64))), len(shape) > 1)
             for start, shape in self._slices.values()
         ]
+
+    def zeros(self) -> Array:
+        """A flat array of zeros more, as long as the parameters, in the same memory."""
+        return self.memory.zeros(self.parameters.nbytes).view(self.parameters.dtype)
+
+    def on_host(self, flat: Array) -> dict[str, Array]:
+        """The tensors of one of the flat arrays as host arrays, which share its memory if that is the host's."""
+        (host,) = self.memory.fetch([flat])
+        return self.views(host)
 
     def views(self, flat: Array) -> dict[str, Array]:
         """The tensors of one of the flat arrays (or of an array of the same length) by name, sharing its memory."""

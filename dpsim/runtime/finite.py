@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,24 @@ class WholeGradients:
         return bool(np.isfinite(self._telltale).all())
 
 
+class FetchedGradients:
+    """The same of gradients in a device's memory: what the telltale says comes with the one fetch of the step."""
+
+    agrees = False
+
+    def __init__(self, telltale: Array) -> None:
+        self._telltale = telltale
+        self.finite = True
+        """What was fetched in this step."""
+
+    def ask(self) -> Any:
+        """Whether all are finite, an array without axes in the device's memory (of NumPy's arrays a scalar)."""
+        return np.isfinite(self._telltale).all()
+
+    def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
+        return self.finite
+
+
 class ShardedGradients:
     """The telltale is on some ranks alone: each sends to all others whether its part of it and its loss are finite.
 
@@ -68,4 +86,6 @@ class ShardedGradients:
 
 def finite_check(arena: Arena, telltale: Array, transport: Transport) -> FiniteCheck:
     """The check for an arena's gradients, of which ``telltale`` is a tensor."""
+    if arena.memory.deferred:
+        return FetchedGradients(telltale)
     return ShardedGradients(arena, telltale, transport) if arena.sharded else WholeGradients(telltale)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from dpsim.kernels.rounding import round_array, round_sum
 from dpsim.replica import Array, LeafReplica, Replica, Rounding, Slot
 from dpsim.runtime.arena import Arena
@@ -27,7 +25,7 @@ class GradientAccumulator:
         self._parameters = arena.views(arena.parameters)
         self._slots = [arena.views(slot) for slot in arena.slots[:held]]
         deepest = max(micro_batch.depth for micro_batch in micro_batches)
-        self._partial = [arena.views(np.zeros_like(arena.gradients)) for _ in range(deepest)]
+        self._partial = [arena.views(arena.zeros()) for _ in range(deepest)]
         self._rounding = rounding
 
     def bind(self, micro_batch: MicroBatch) -> None:

@@ -15,12 +15,12 @@ Tensors = dict[str, dict[str, Array]]
 
 
 def gathered(arena: Arena, comm: MPI.Intracomm, root: int | None = None) -> Tensors:
-    """The whole optimizer state, on every rank or on ``root`` (elsewhere empty). Collective where it is sharded.
+    """The whole optimizer state as host arrays, on every rank or on ``root`` (elsewhere empty).
 
-    Where it is not sharded it shares the arena's memory.
+    Collective where it is sharded. Where it is not, it shares the arena's memory if that is the host's.
     """
     if not arena.sharded:
-        return {slot: arena.views(flat) for slot, flat in arena.optimizer_state.items()}
+        return {slot: arena.on_host(flat) for slot, flat in arena.optimizer_state.items()}
     whole: Tensors = {}
     for slot, own in arena.optimizer_state.items():
         parts = comm.allgather(own) if root is None else comm.gather(own, root)
@@ -41,16 +41,16 @@ def distribute(arena: Arena, comm: MPI.Intracomm, whole: Mapping[str, Mapping[st
     for slot, own in arena.optimizer_state.items():
         parts = None
         if whole is not None:
-            flat = np.zeros_like(arena.parameters)
+            flat = np.zeros(arena.parameters.shape, arena.parameters.dtype)
             for name, view in arena.views(flat).items():
                 view[...] = whole[slot][name]
             parts = [_packed(arena, rank, flat) for rank in range(comm.size)] if arena.sharded else [flat]
         if arena.sharded:
             own[...] = comm.scatter(parts)
             continue
-        if parts is not None:
-            own[...] = parts[0]
-        comm.Bcast(own)
+        host = parts[0] if parts is not None else np.empty(own.shape, own.dtype)
+        comm.Bcast(host)
+        arena.memory.write(own, host)
 
 
 def _packed(arena: Arena, rank: int, flat: Array) -> Array:

@@ -7,8 +7,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.kernels import update as on_host
+from dpsim.memory import Memory
 from dpsim.nn.lars import LarsUpdate, Part
-from dpsim.nn.optimizer import update
+from dpsim.nn.optimizer import UpdateKernels, update
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 from dpsim.runtime.arena import Arena
 
@@ -32,7 +34,7 @@ class ElementUpdate:
     """The update by an optimizer that treats every element alike; it needs to know nothing of whole tensors."""
 
     def __init__(self, arena: Arena, optimizer: Sgd | AdamW) -> None:
-        self._arena, self._optimizer = arena, optimizer
+        self._arena, self._optimizer, self._kernels = arena, optimizer, _kernels(arena.memory)
         self._parts = [
             (
                 arena.parameters[shard.elements],
@@ -47,13 +49,13 @@ class ElementUpdate:
 
     def __call__(self, sums: NDArray[np.float64], learning_rate: float, scale: float, step: int) -> None:
         for parameters, gradients, state in self._parts:
-            update(parameters, gradients, state, self._optimizer, learning_rate, scale, step)
+            update(parameters, gradients, state, self._optimizer, learning_rate, scale, step, self._kernels)
 
     def warm_up(self) -> None:
         arena = self._arena
         nothing = arena.parameters[:0]
         state = {slot: own[:0] for slot, own in arena.optimizer_state.items()}
-        update(nothing, nothing, state, self._optimizer, 0.0, 1.0, 1)
+        update(nothing, nothing, state, self._optimizer, 0.0, 1.0, 1, self._kernels)
 
 
 class TensorUpdate:
@@ -80,6 +82,15 @@ class TensorUpdate:
 def shard_update(arena: Arena, optimizer: Optimizer) -> ShardUpdate:
     """The update of an arena's shards by an optimizer."""
     return TensorUpdate(arena, optimizer) if isinstance(optimizer, Lars) else ElementUpdate(arena, optimizer)
+
+
+def _kernels(memory: Memory) -> UpdateKernels:
+    """The kernels for arrays of a memory; the bits are the same."""
+    if not memory.deferred:
+        return on_host
+    from dpsim.kernels.update_cuda import OnStream  # loads CUDA
+
+    return OnStream(memory.stream.launch)
 
 
 def _parts(arena: Arena) -> tuple[list[Part], int]:

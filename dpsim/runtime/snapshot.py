@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.comm.broadcast import broadcast
 from dpsim.errors import ConfigError
 from dpsim.progress import Progress
 from dpsim.replica import Array
@@ -19,16 +18,17 @@ Floats = NDArray[np.float64]
 
 
 def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Checkpoint | None:
-    """The state between two steps, on rank 0 (None elsewhere); collective. Its tensors share the trainer's memory.
+    """The state between two steps, on rank 0 (None elsewhere); collective. Its tensors may share the trainer's memory.
 
     The running statistics of every rank are kept. Sharded optimizer state is brought together, so that a checkpoint
     does not depend on the strategy.
     """
-    state = {name: _gathered(trainer, value) for name, value in sorted(trainer.replica.state().items())}
+    state = {name: _gathered(trainer, value) for name, value in trainer.state_on_host().items()}
     optimizer_state = trainer.optimizer_state(root=0)
     if trainer.comm.rank:
         return None
-    tensors = {f"parameters/{name}": value for name, value in trainer.runner.parameters.items()}
+    arena = trainer.runner.arena
+    tensors = {f"parameters/{name}": value for name, value in arena.on_host(arena.parameters).items()}
     for slot, of_slot in optimizer_state.items():
         tensors |= {f"optimizer/{slot}/{name}": value for name, value in of_slot.items()}
     for name, ranks in state.items():
@@ -63,19 +63,19 @@ def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Progress) -
         if (warning := _other_table(trainer, checkpoint.header)) is not None:
             report(f"warning: {warning}")
         for name, value in trainer.runner.parameters.items():
-            value[...] = checkpoint.tensors[f"parameters/{name}"]
+            arena.memory.write(value, checkpoint.tensors[f"parameters/{name}"])
         optimizer_state = {
             slot: {name: checkpoint.tensors[f"optimizer/{slot}/{name}"] for name in trainer.runner.parameters}
             for slot in arena.optimizer_state
         }
         step, losses = checkpoint.header.step, checkpoint.tensors["losses"]
-    broadcast(trainer.transport, arena.parameters)
+    trainer.broadcast_in(arena.parameters)
     distribute(arena, comm, optimizer_state)
     for name, value in sorted(trainer.replica.state().items()):
         values = None if checkpoint is None else _state_of_ranks(checkpoint, name, comm.size)
-        own = np.empty_like(value, order="C")
+        own = np.empty(value.shape, value.dtype)
         comm.Scatter(values, own)
-        value[...] = own
+        arena.memory.write(value, own)
     trainer.resume_from(comm.bcast(step))
     result: list[float] = comm.bcast(losses).tolist()
     return result

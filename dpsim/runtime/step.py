@@ -34,7 +34,7 @@ from dpsim.replica import (
 )
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
-from dpsim.runtime.finite import finite_check
+from dpsim.runtime.finite import FetchedGradients, finite_check
 from dpsim.runtime.gradient_accumulator import GradientAccumulator
 from dpsim.runtime.micro_batches import MicroBatch, plan_micro_batches, plan_partial_sums, slot_sums
 from dpsim.runtime.program import compiled
@@ -42,6 +42,7 @@ from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
 from dpsim.runtime.shard_update import shard_update
 from dpsim.runtime.stall import Labels
+from dpsim.runtime.step_sums import Sums, fetch_step, step_sums
 from dpsim.schedule import ALL_GATHER_EVENT, SYNCHRONISE_EVENT, Schedule
 
 _WITNESS_FIRST_S = 2.0
@@ -94,14 +95,14 @@ class StepRunner:
                 allowed="batch_norm local",
                 remedy="write a replica as dpsim.replica.BatchNormReplica describes",
             )
-        self.replica, self.schedule, self.transport = replica, schedule, transport
+        self.replica, self.schedule, self.transport, self.memory = replica, schedule, transport, transport.memory
         self.plan = plan
         dtype = gradient_dtype(schedule)
         slots = plan_partial_sums(plan)
         self._order = slots
         self.ordered_sum = ordered_sum(exact or transport, slots)
         most_slots = max(map(slots.owners.count, slots.owners))
-        self.arena = Arena(schedule, dtype, transport.allocate, most_slots, transport.rank)
+        self.arena = Arena(schedule, dtype, transport.allocate, most_slots, transport.rank, self.memory)
         self.parameters = self.arena.views(self.arena.parameters)
         self.gradients = self.arena.views(self.arena.gradients)
         self._micro_batches = plan_micro_batches(plan, transport.rank, takes_leaves=isinstance(replica, LeafReplica))
@@ -115,7 +116,8 @@ class StepRunner:
         self._memory.bind(self._micro_batch)
         self._statistics: BatchNormReplica | None = None
         if normalises and isinstance(replica, BatchNormReplica):
-            replica.normalise_batches(plan.batch_norm, self._paused_sum)
+            between_layers = self._sum_on_host if self.memory.deferred else self._paused_sum
+            replica.normalise_batches(plan.batch_norm, between_layers)
             self._statistics = replica if plan.batch_norm == "leaf" else None
         self._emulated = replica if isinstance(replica, EmulatedCompute) else None
         self.steps = 0
@@ -147,7 +149,7 @@ class StepRunner:
     def initialise(self, seed: int) -> None:
         """Parameters from the replica's own initial values, optimizer state zero."""
         for name, value in self.replica.initial_parameters(seed).items():
-            self.parameters[name][...] = value
+            self.memory.write(self.parameters[name], value)
         for slot in self.arena.optimizer_state.values():
             slot[...] = 0
 
@@ -172,27 +174,20 @@ class StepRunner:
         self._held = []
         x, labels = share.x, share.labels
         self._of_leaves = []
-        found = [self._forward_backward(one, share) for one in self._micro_batches]
-        losses = slot_sums(self._micro_batches, [sums.slot_losses or (sums.loss,) for sums in found], operator.add)
-        sums = BatchSums(
-            loss=sum(losses),
-            correct=sum(sums.correct for sums in found),
-            samples=len(labels),
-            slot_losses=tuple(losses),
-        )
-        if not self._finite.agrees:
-            self._check_finite(sums.loss, x, labels)
+        of_each = [self._forward_backward(one, share) for one in self._micro_batches]
+        sums = None if self.memory.deferred else self._sums(of_each, x, labels)
         if self._communicates:
             self._finish_communication()
         if self._emulated is not None:
             self._emulated.update_begins(max((sent[-1] for sent in self._marks.collectives), default=0.0))
+        if sums is None:
+            sums = self._sums(of_each, x, labels)
         of_tensors = self._update.measure()
         if self._finite.agrees or self._communicates or self._rounding is not None:
             self._check_reduced(sums.loss, of_tensors, x, labels)
         if self._statistics is not None:
-            self._statistics.update_statistics(
-                self._paused_sum(slot_sums(self._micro_batches, self._of_leaves, operator.add))
-            )
+            total = self._paused_sum(slot_sums(self._micro_batches, self._of_leaves, operator.add))
+            self._statistics.update_statistics(self.memory.upload("statistics", total))
         self._update(of_tensors, self._rate(self.steps), 1.0 / global_samples, self.steps + 1)
         marks = self._marks
         marks.end_s = now()
@@ -261,6 +256,8 @@ class StepRunner:
         self._marks.collectives.append((self._sending, bucket, size_bytes, start_s, end_s))
 
     def _finish_communication(self) -> None:
+        if self.memory.deferred:
+            self._finish_computing()
         begin_s = now()
         self.status.waits()
         for first, stop in itertools.chain(self._held, self._policy.rest()):
@@ -270,6 +267,12 @@ class StepRunner:
         end_s = now()
         self._marks.pauses.append((begin_s, end_s))
         self._marks.compute.append((self.program.overhead, end_s))
+
+    def _finish_computing(self) -> None:
+        """Wait for a device that still computes: what it takes from now on would else count as communication."""
+        computed = self.memory.mark()
+        while not computed.done():
+            self._progress.poll()
 
     def _gather_parameters(self) -> None:
         """Bring the parameters together that each rank has updated its shards of, in the order of the schedule."""
@@ -311,6 +314,10 @@ class StepRunner:
         self._marks.collectives.append((SYNCHRONISE_EVENT, -1, arrays[0].nbytes, *self._marks.pauses[-1]))
         return total
 
+    def _sum_on_host(self, arrays: Sequence[Array]) -> Array:
+        """The same of arrays on a device. Each layer that needs it makes the host wait for the device once more."""
+        return self.memory.upload("sum between layers", self._paused_sum(self.memory.fetch(arrays)))
+
     def _of_micro_batch(self, micro_batch: MicroBatch) -> None:
         """Look up the operations that the replica announces next.
 
@@ -324,7 +331,7 @@ class StepRunner:
         self._forward, self._backward = self.program.forward[scheduled], self.program.backward[scheduled]
         self._loss = self.program.loss[scheduled]
 
-    def _forward_backward(self, one: MicroBatch, share: Batch) -> BatchSums:
+    def _forward_backward(self, one: MicroBatch, share: Batch) -> Sums:
         """The sums of one pass over its leaves of the share."""
         if len(self._micro_batches) > 1:
             self._micro_batch = one
@@ -343,6 +350,20 @@ class StepRunner:
         sums = self.replica.forward_backward(part, self)
         if self._statistics is not None:
             self._of_leaves.append(self._statistics.leaf_statistics())
+        return sums
+
+    def _sums(self, of_each: Sequence[Sums], x: Array, labels: NDArray[np.int64]) -> BatchSums:
+        """The sums of the step; on a device this is where the host waits for them, and for all that comes with them.
+
+        Raises ``NotFiniteError`` for a loss that is not finite, where the ranks do not agree on that together.
+        """
+        if isinstance(self._finite, FetchedGradients):
+            fetched, self._of_leaves = fetch_step(self.memory, of_each, self._finite, self._of_leaves)
+        else:
+            fetched = [sums.fetch() for sums in of_each]
+        sums = step_sums(self._micro_batches, fetched, len(labels))
+        if not self._finite.agrees:
+            self._check_finite(sums.loss, x, labels)
         return sums
 
     def _check_finite(self, loss: float, x: Array, labels: NDArray[np.int64]) -> None:

@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -26,11 +27,13 @@ from dpsim.data import Dataset, epoch_batches
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
+from dpsim.optimizer import Lars
 from dpsim.plan import Plan
-from dpsim.replica import Batch, BatchSums, EmulatedCompute, Replica, SizedReplica, TunableReplica
+from dpsim.replica import Batch, BatchSums, DeviceReplica, EmulatedCompute, Replica, SizedReplica, TunableReplica
 from dpsim.runtime import rank_status
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
+from dpsim.runtime.device_leaves import check_leaves
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
 from dpsim.runtime.optimizer_state import Tensors, gathered
@@ -51,8 +54,9 @@ class Trainer:
     waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
     what algorithm ``auto`` takes by size; without one it is measured, once a processor type, and so is which code
     computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. Where the replica
-    waits instead of computing (``EmulatedCompute``), ranks that wait for each other sleep. With ``backend`` cuda the
-    replica computes on the host all the same, and CUDA kernels reduce its gradients on the ranks' GPUs.
+    waits instead of computing (``EmulatedCompute``), ranks that wait for each other sleep. With ``backend`` cuda a
+    ``DeviceReplica`` computes on the ranks' GPUs, where CUDA kernels reduce its gradients; other replicas, and all with
+    LARS, compute on the host all the same.
     """
 
     def __init__(
@@ -70,10 +74,12 @@ class Trainer:
         selection: Selection | None = None,
         backend: Backend = "cpu",
     ) -> None:
-        check_backend(backend, plan.algorithm, network, plan.leaves, plan.strategy)
+        check_backend(backend, plan.algorithm, network, plan.leaves, plan.strategy, plan.wire_dtype)
+        on_device = backend == "cuda" and not isinstance(plan.optimizer, Lars)
+        device_replica = replica if on_device and isinstance(replica, DeviceReplica) else None
         self.kernel_table = ""
         """The digest of the table that decides in reproducible training which code computes; else empty."""
-        if isinstance(replica, TunableReplica):
+        if isinstance(replica, TunableReplica) and device_replica is None:
             self._choose_code(replica, dataset, plan, comm)
         if (
             selection is None
@@ -84,7 +90,19 @@ class Trainer:
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
         sleeps = isinstance(replica, EmulatedCompute)
-        self.transport: Transport = transport(comm, network, plan.devices_a_node, selection, backend, sleeps=sleeps)
+        self.transport: Transport = transport(
+            comm,
+            network,
+            plan.devices_a_node,
+            selection,
+            backend,
+            sleeps=sleeps,
+            on_device=device_replica is not None,
+        )
+        if device_replica is not None:
+            device_replica.compute_in(self.transport.memory)
+            if plan.leaves:
+                check_leaves(device_replica, dataset, plan, comm)
         control = transport(comm, network, sleeps=sleeps) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
@@ -196,19 +214,20 @@ class Trainer:
         if self.plan.batch_norm != "local":
             yield
             return
-        state = sorted(self.replica.state().items())
-        own = [value.copy() for _, value in state]
+        state, memory = sorted(self.replica.state().items()), self.runner.arena.memory
+        own = [value.copy() for value in self.state_on_host().values()]
         try:
             with self.waiting(rank_status.EVALUATION):
-                for _, value in state:
-                    flat = value.reshape(-1)
+                for (_, value), before in zip(state, own, strict=True):
+                    flat = before.reshape(-1).copy()
                     allreduce(self.transport, flat, "recursive-doubling")
                     flat /= self.plan.devices
+                    memory.write(value, flat.reshape(value.shape))
             self.runner.status.evaluates()
             yield
         finally:
             for (_, value), before in zip(state, own, strict=True):
-                value[...] = before
+                memory.write(value, before)
 
     def resume_from(self, step: int) -> None:
         """Count ``step`` steps as done: the next batch, learning rate and random numbers are those of the next one."""
@@ -221,8 +240,9 @@ class Trainer:
 
         Collective where optimizer state is sharded, of which it takes all.
         """
-        sha = hashlib.sha256()
-        for part in (self.runner.parameters, *self.optimizer_state().values(), self.replica.state()):
+        sha, arena = hashlib.sha256(), self.runner.arena
+        parameters = arena.on_host(arena.parameters)
+        for part in (parameters, *self.optimizer_state().values(), self.state_on_host()):
             for name in sorted(part):
                 sha.update(name.encode())
                 sha.update(np.ascontiguousarray(part[name]).tobytes())
@@ -231,6 +251,12 @@ class Trainer:
     def optimizer_state(self, root: int | None = None) -> Tensors:
         """The whole optimizer state by slot and name, on every rank or on ``root``. Collective where it is sharded."""
         return gathered(self.runner.arena, self.comm, root)
+
+    def state_on_host(self) -> dict[str, NDArray[Any]]:
+        """The replica's state in the order of its names, as host arrays."""
+        state = self.replica.state()
+        names = sorted(state)
+        return dict(zip(names, self.runner.arena.memory.fetch([state[name] for name in names]), strict=True))
 
     def waiting(self, place: int) -> AbstractContextManager[None]:
         """For what the ranks do together between steps: a stall in there is told as one at ``place``."""
@@ -244,9 +270,16 @@ class Trainer:
 
     def _broadcast_state(self) -> None:
         """Parameters and running statistics of rank 0, on every rank. Optimizer state is zero on all of them."""
-        broadcast(self.transport, self.runner.arena.parameters)
-        for name in sorted(self.replica.state()):
-            broadcast(self.transport, self.replica.state()[name].reshape(-1))
+        self.broadcast_in(self.runner.arena.parameters)
+        for _, value in sorted(self.replica.state().items()):
+            self.broadcast_in(value)
+
+    def broadcast_in(self, value: NDArray[Any]) -> None:
+        """Make an array of the replica's memory equal to rank 0's on every rank. Collective."""
+        memory = self.runner.arena.memory
+        (host,) = memory.fetch([value])
+        broadcast(self.transport, host.reshape(-1))
+        memory.write(value, host)
 
     def _global_batches(self) -> Iterator[NDArray[np.int64]]:
         while True:

@@ -226,21 +226,29 @@ def test_the_thread_never_sleeps_past_the_moment_a_message_is_due(tenths: int, m
 
 
 class Device(MemoryTransport):
-    """Puts each allreduce into a queue of its own; with ``asks`` a message goes before the first one."""
+    """Puts each allreduce into a queue of its own; with ``asks`` a message goes before the first one.
 
-    def __init__(self, *, queues: bool = True, asks: bool = False) -> None:
+    With ``at_once`` each is done when it is started.
+    """
+
+    def __init__(self, *, queues: bool = True, asks: bool = False, at_once: bool = False) -> None:
         super().__init__(Mailbox(2, eager=True), 0, 2)
-        self.answer, self.queues, self.asks = Left(), queues, asks
+        self.answer, self.queues, self.asks, self.at_once = Left(), queues, asks, at_once
         self.enqueued: list[Left] = []
+        self.complete: list[tuple[threading.Thread, int]] = []
 
     def prepare(self, data: Array, *others: Any, **options: Any) -> Any:
         def begin() -> CollectiveSteps:
             if self.asks and not self.answer.taken:
                 yield [self.answer]
             self.enqueued.append(Left())
+            self.enqueued[-1].taken = self.at_once
             yield Enqueued(self.enqueued[-1:]) if self.queues else self.enqueued[-1:]
 
-        return SteppedAllreduce(self, begin)
+        def complete() -> None:
+            self.complete.append((threading.current_thread(), len(self.enqueued)))
+
+        return SteppedAllreduce(self, begin, complete)
 
 
 @pytest.mark.parametrize("overlap", ["poll", "thread"])
@@ -259,6 +267,19 @@ def test_a_device_has_all_buckets_in_its_queue_before_the_first_is_done(overlap:
     for (*_, end_s), (_, _, begin_s, _) in itertools.pairwise(done):
         assert end_s <= begin_s  # a queue does one after another
     assert mechanism.bucket == -1
+
+
+@pytest.mark.parametrize("overlap", ["inline", "poll", "thread"])
+def test_a_bucket_is_said_to_be_complete_by_the_computing_thread_before_it_is_started(overlap: str) -> None:
+    device = Device(at_once=True)
+    mechanism = progress(device, "ring", overlap, lambda *what: None)
+    for bucket in range(3):
+        mechanism.submit(bucket, mechanism.prepare(np.ones(4, np.float32)))
+        thread, started = device.complete[bucket]
+        assert thread is threading.current_thread() and started <= bucket and len(device.complete) == bucket + 1
+    mechanism.finish()
+    mechanism.close()
+    assert len(device.enqueued) == 3
 
 
 def test_what_is_in_no_queue_is_started_one_after_another() -> None:

@@ -136,7 +136,8 @@ def test_train_takes_backend_cuda(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch)
     assert code == 0, err
     (point,) = json.loads(out)["points"]
     assert (point["backend"], point["algorithm"]) == ("cuda", "auto")
-    summary = "computed on the host and reduced on numba's CUDA simulator, split over simulated memory"
+    device = "numba's CUDA simulator"
+    summary = f"gradients are computed on {device} and reduced on {device}, split over simulated memory"
     assert summary in err
 
 
@@ -168,10 +169,12 @@ def test_what_a_backend_cannot_do_is_refused(backend: str, algorithm: str, netwo
     check_backend("cuda", "direct", Network())
 
 
-def test_leaves_are_refused_on_gpus_for_now() -> None:
-    with pytest.raises(ConfigError, match="with leaves"):
-        check_backend("cuda", "auto", Network(), leaves=8)
-    check_backend("cpu", "auto", Network(), leaves=8)
+def test_leaves_with_sixteen_bits_are_refused_on_gpus() -> None:
+    with pytest.raises(ConfigError, match="with leaves and wire dtype bfloat16"):
+        check_backend("cuda", "auto", Network(), leaves=8, wire_dtype="bfloat16")
+    check_backend("cuda", "auto", Network(), leaves=8)
+    check_backend("cuda", "auto", Network(), wire_dtype="bfloat16")
+    check_backend("cpu", "auto", Network(), leaves=8, wire_dtype="bfloat16")
 
 
 def test_every_algorithm_of_the_backend_is_a_registered_version() -> None:

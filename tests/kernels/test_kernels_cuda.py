@@ -52,7 +52,7 @@ IDS = [f"{case.version}-{case.dtype}-{case.variant}-{mode}" for case, mode in CH
 @pytest.fixture(scope="module")
 def compiled() -> Callable[[cases.Case, str], str]:
     """The PTX of exactly what ``make`` would start, for sm_80 (every GPU since then runs it)."""
-    _need_a_compiler()
+    cases.need_a_compiler()
     from numba import cuda
 
     from dpsim.kernels.allreduce.cuda import prepare
@@ -76,17 +76,6 @@ def compiled() -> Callable[[cases.Case, str], str]:
             return str(ptx)
 
         yield compile_one
-
-
-def _need_a_compiler() -> None:
-    """Skip where CUDA's compiler is missing. ``make test`` installs it."""
-    from cuda import pathfinder
-
-    for library in ("nvvm", "nvJitLink"):
-        try:
-            pathfinder.load_nvidia_dynamic_lib(library)
-        except pathfinder.DynamicLibNotFoundError:
-            pytest.skip(f"CUDA's {library} is not installed: pip install 'dpsim[ptx]'")
 
 
 def assembled(ptx: str, architecture: str) -> tuple[bytes, str]:
@@ -227,7 +216,7 @@ def test_only_kernels_that_wait_ask_for_a_cooperative_launch() -> None:
     def reads(address):  # type: ignore[no-untyped-def]
         read(address)
 
-    _need_a_compiler()
+    cases.need_a_compiler()
     for function, cooperative in ((waits, True), (reads, False)):
         built = compile_cuda(function, types.void, (types.int64,), nvvm_options={}, cc=(8, 0))
         assert built.library.use_cooperative == cooperative

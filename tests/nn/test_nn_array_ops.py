@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import types
+import unittest.mock
+from typing import Any
+
 import numpy as np
 import pytest
-from strict_arrays import StrictArray, StrictModule, host, strict
+from strict_arrays import StrictArray, StrictMemory, StrictModule, host, nothing_waited_for, strict
 
+from dpsim.memory import HOST, HostMemory
 from dpsim.nn.array_ops import ArrayOps, NumpyOps
+from dpsim.nn.device_ops import DeviceLeafOps, DeviceOps
 from dpsim.nn.layer import tree_sum
 from dpsim.nn.models import build_model
 from dpsim.nn.network import NoEvents
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch, Rounding
+from dpsim.replica import Array, Batch, BatchSums, DeferredSums, Rounding
 
 MODELS = (
     "mlp:8,8",
@@ -22,6 +29,31 @@ MODELS = (
     "resnet20",
 )
 SHAPE, CLASSES = (8, 8, 1), 10
+
+
+class Aligned(np.ndarray[Any, Any]):
+    """NumPy's arrays, of which copies begin at multiples of 256 bytes, as all that CuPy allocates does."""
+
+    def copy(self, order: Any = "C") -> Any:
+        copied = aligned(self.nbytes).view(self.dtype).reshape(self.shape)
+        copied[...] = self
+        return copied
+
+
+def aligned(size_bytes: int) -> Any:
+    raw = np.zeros(size_bytes + 256, np.uint8)
+    first = -raw.ctypes.data % 256
+    return raw[first : first + size_bytes].view(Aligned)
+
+
+class AlignedMemory(HostMemory):
+    def __init__(self) -> None:
+        self.xp = types.SimpleNamespace(
+            matmul=np.matmul, empty=lambda shape, dtype: aligned(4 * int(np.prod(shape))).view(dtype).reshape(shape)
+        )
+
+    def zeros(self, size_bytes: int) -> Any:
+        return aligned(size_bytes)
 
 
 def trained(token: str, ops: Ops, leaves: tuple[int, ...], rounding: Rounding | None = None) -> dict[str, Array]:
@@ -35,10 +67,14 @@ def trained(token: str, ops: Ops, leaves: tuple[int, ...], rounding: Rounding | 
     losses = []
     for step in range(2):
         random = np.random.default_rng(step)
-        x = ops.xp.asarray(random.standard_normal((leaves[-1], *SHAPE), np.float32))
-        labels = ops.xp.asarray(random.integers(0, CLASSES, leaves[-1]))
+        x = random.standard_normal((leaves[-1], *SHAPE), np.float32)
+        labels = random.integers(0, CLASSES, leaves[-1])
+        if not isinstance(ops, DeviceOps):  # to which batches are given in the host's memory
+            x, labels = ops.xp.asarray(x), ops.xp.asarray(labels)
         batch = Batch(x=x, labels=labels, leaves=leaves, seed=3, step=step, first_sample=5)
-        losses.append(network.forward_backward(batch, NoEvents()).loss)
+        with nothing_waited_for() if isinstance(ops, DeviceOps) else contextlib.nullcontext():
+            sums = network.forward_backward(batch, NoEvents())
+        losses.append(sums.fetch().loss)
         if len(leaves) > 2 and network.state():
             (total,) = network.leaf_statistics()
             network.update_statistics(total)
@@ -56,6 +92,43 @@ def test_training_over_strict_arrays_has_the_bits_of_numpy(token: str, leaves: t
     for name, value in expected.items():
         np.testing.assert_array_equal(value, actual[name], err_msg=name)
         assert np.isfinite(value).all()
+
+
+@pytest.mark.parametrize("leaves", [(0, 6), (0, 2, 4, 5, 7)])
+@pytest.mark.parametrize("token", MODELS)
+def test_training_in_a_devices_memory_waits_for_no_value_and_has_the_bits_of_the_same_on_the_host(
+    token: str, leaves: tuple[int, ...]
+) -> None:
+    expected, actual = trained(token, DeviceOps(HOST), leaves), trained(token, DeviceOps(StrictMemory()), leaves)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(value, actual[name], err_msg=name)
+    for name, value in trained(token, NumpyOps(), leaves).items():
+        np.testing.assert_allclose(value, actual[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_products_of_leaves_have_operands_at_aligned_places() -> None:
+    places = []
+
+    class Watched(DeviceLeafOps):
+        def matmul(self, a: Array, b: Array, out: Array) -> None:
+            with unittest.mock.patch.object(self.xp, "matmul", lambda *operands, out: places.append((*operands, out))):
+                super().matmul(a, b, out)
+
+    memory = AlignedMemory()
+    ops = Watched(memory)
+    x, weight = (memory.zeros(4 * 70).view(np.float32)[1:61].reshape(shape) for shape in ((6, 10), (10, 6)))
+    ops.product(x, weight, (0, 2, 6), out=x[:, :6].copy())
+    ops.transposed_product(x, x, (2, 5), out=memory.zeros(404).view(np.float32)[1:].reshape(10, 10))
+    assert len(places) == 3 and all(memory.address(each) % 256 == 0 for operands in places for each in operands)
+
+
+def test_sums_of_a_device_are_fetched_when_they_are_asked_for() -> None:
+    memory = StrictMemory()
+    ops = DeviceOps(memory)
+    losses = memory.upload("losses", np.array([1.5, 0.25]))
+    sums = ops.sums(list(losses), memory.upload("correct", np.array(3)), 7)
+    assert isinstance(sums, DeferredSums)
+    assert sums.fetch() == BatchSums(loss=1.75, correct=3, samples=7, slot_losses=(1.5, 0.25)) == sums.fetch().fetch()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -216,3 +216,15 @@ def prepared(case: Case, mode: str, **changed: Any) -> tuple[Any, Any]:
     options |= memory.options() | changed
     given = arguments.Arguments(case.version, tuple(memory.arrays), case.slots, mode=mode, **options)
     return given, prepare.prepare(given)
+
+
+def need_a_compiler() -> None:
+    """Skip where CUDA's compiler is missing. ``make test`` installs it."""
+    import pytest
+    from cuda import pathfinder
+
+    for library in ("nvvm", "nvJitLink"):
+        try:
+            pathfinder.load_nvidia_dynamic_lib(library)
+        except pathfinder.DynamicLibNotFoundError:
+            pytest.skip(f"CUDA's {library} is not installed: pip install 'dpsim[ptx]'")

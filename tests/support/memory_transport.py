@@ -14,6 +14,7 @@ from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.transport import Array, CollectiveSteps, Request, aligned_bytes
 from dpsim.machine import Network
+from dpsim.memory import HOST
 
 
 class Mailbox:
@@ -70,6 +71,7 @@ class MemoryTransport:
         self.sent_bytes = self.sent_messages = self.across_bytes = self.across_messages = 0
         self.oversubscribed = False
         self.nap_s = 0.0
+        self.memory = HOST
 
     def allocate(self, size_bytes: int) -> Any:
         return aligned_bytes(size_bytes)

@@ -14,6 +14,7 @@ from dpsim.data import Dataset, load_dataset
 from dpsim.lowering import lower
 from dpsim.machine import Network
 from dpsim.nn import build_model
+from dpsim.nn.ops import Ops
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.replica import Array, BatchSums
@@ -24,10 +25,12 @@ from dpsim.schedule import Schedule
 from dpsim.timeline import Timeline
 
 
-def open_trainer(comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | None = None) -> Trainer:
+def open_trainer(
+    comm: MPI.Intracomm, case: dict[str, Any], dataset: Dataset | None = None, ops: Ops | None = None
+) -> Trainer:
     """A trainer of ``case``: model, dataset, network, seed, the fields of a plan, and the rates of its steps."""
     dataset = dataset or load_dataset(case["dataset"])
-    replica = build_model(case["model"], dataset.input_shape, dataset.classes)
+    replica = build_model(case["model"], dataset.input_shape, dataset.classes, ops=ops)
     plan = codec.decode(case["plan"] | {"devices": comm.size}, Plan, "plan")
     lowered = lower(describe(replica, "model"), plan, alpha_s=case.get("alpha_s", 1e-4), beta_s_per_byte=1e-8)
     network = Network.parse(case.get("network", "node"))

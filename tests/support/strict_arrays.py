@@ -8,11 +8,13 @@ that CuPy has too.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dpsim.memory import HostMemory
 
 IN_CUPY = {
     "abs",
@@ -153,6 +155,41 @@ def _called(function: Callable[..., Any], args: Any, settings: Any) -> Any:
     out = settings.get("out")
     result = function(*_deep(args), **{key: _deep(value) for key, value in settings.items()})
     return strict(result) if out is None else out
+
+
+@contextlib.contextmanager
+def nothing_waited_for() -> Iterator[None]:
+    """While it is open, a strict array of one element is no number either: its value would have to be waited for."""
+
+    def refused(self: StrictArray) -> Any:
+        raise TypeError("the host waits for a value")
+
+    before = {name: getattr(StrictArray, name) for name in ("__float__", "__int__", "__bool__")}
+    try:
+        for name in before:
+            setattr(StrictArray, name, refused)
+        yield
+    finally:
+        for name, conversion in before.items():
+            setattr(StrictArray, name, conversion)
+
+
+class StrictMemory(HostMemory):
+    """``dpsim.memory.Memory`` of strict arrays: values go in by ``upload`` and come out by ``fetch``."""
+
+    deferred = True
+
+    def __init__(self) -> None:
+        self.xp = StrictModule()
+
+    def upload(self, name: str, host: Any) -> Any:
+        return self.xp.asarray(host)
+
+    def fetch(self, arrays: Sequence[Any]) -> list[Any]:
+        return [np.array(host(array)) for array in arrays]
+
+    def address(self, array: Any) -> int:
+        return super().address(host(array))
 
 
 class _StrideTricks:

@@ -1,47 +1,74 @@
-"""How gradients get to the communication stream of a device, and their sums back to computation."""
+"""Where gradients are computed, how they get to the communication stream of a device, and their sums back."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import Protocol
 
 from dpsim.comm.cuda.device import Device, DeviceArray, Event, Stream
+from dpsim.comm.cuda.memory import DeviceMemory
+from dpsim.memory import HOST, Array, Mark, Memory
 
 
 class Compute(Protocol):
     """Brings a bucket to the allreduce and takes the sum from it.
 
-    A replica that computes on the GPU would copy nothing: in ``give`` the communication stream would follow an event of
-    the replica's stream, and the replica's stream would follow the event that ``take`` returns.
+    ``memory`` is where gradients are computed, and ``where`` says it for people.
     """
 
-    def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Memory in which gradients are produced."""
+    memory: Memory
+    where: str
 
-    def give(self, stream: Stream, produced: NDArray[Any], bucket: DeviceArray) -> None:
-        """Work that ``stream`` gets later finds the final gradients in ``bucket``."""
+    def allocate(self, size_bytes: int, reduced: DeviceArray | None) -> Array:
+        """Memory in which gradients are produced. ``reduced``: as much, in which kernels reduce them, if any do."""
 
-    def take(self, stream: Stream, bucket: DeviceArray, produced: NDArray[Any]) -> Event:
+    def give(self, stream: Stream, complete: Mark, produced: Sequence[Array], bucket: Sequence[DeviceArray]) -> None:
+        """Work that ``stream`` gets later finds the final gradients of every slot in ``bucket``.
+
+        ``complete`` is a mark of the memory from after these gradients were computed.
+        """
+
+    def take(self, stream: Stream, bucket: DeviceArray, produced: Array) -> Event:
         """The event after which the sum in ``bucket`` has reached computation."""
 
 
 class HostCompute:
     """Computation on the host: each bucket is copied to the device before its allreduce, and back after it.
 
-    Over PCIe that costs more than the allreduce itself; it exists so that the kernels reduce real gradients.
+    Over PCIe that costs more than the allreduce itself. It is for replicas that know no other memory than the host's.
     """
+
+    memory: Memory = HOST
+    where = "on the host"
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
+    def allocate(self, size_bytes: int, reduced: DeviceArray | None) -> Array:
         return self._device.host_memory(size_bytes)
 
-    def give(self, stream: Stream, produced: NDArray[Any], bucket: DeviceArray) -> None:
-        self._device.upload(stream, produced, bucket)
+    def give(self, stream: Stream, complete: Mark, produced: Sequence[Array], bucket: Sequence[DeviceArray]) -> None:
+        for host, array in zip(produced, bucket, strict=True):
+            self._device.upload(stream, host, array)
 
-    def take(self, stream: Stream, bucket: DeviceArray, produced: NDArray[Any]) -> Event:
+    def take(self, stream: Stream, bucket: DeviceArray, produced: Array) -> Event:
         self._device.download(stream, bucket, produced)
+        return stream.record()
+
+
+class DeviceCompute:
+    """Computation on the device, in the memory that kernels reduce: nothing is copied, streams follow each other."""
+
+    def __init__(self, device: Device) -> None:
+        self.memory: Memory = DeviceMemory(device)
+        self.where = f"on {device.name}"
+
+    def allocate(self, size_bytes: int, reduced: DeviceArray | None) -> Array:
+        return self.memory.zeros(size_bytes) if reduced is None else reduced
+
+    def give(self, stream: Stream, complete: Mark, produced: Sequence[Array], bucket: Sequence[DeviceArray]) -> None:
+        stream.follow(complete)
+
+    def take(self, stream: Stream, bucket: DeviceArray, produced: Array) -> Event:
+        """The update waits for it on the host: the stream of the computation must not, since backward goes on."""
         return stream.record()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.memory import Mark
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -44,10 +46,13 @@ class Stream(Protocol):
 
     launch: Any
 
+    def use(self) -> None:
+        """Let operations on the calling thread's arrays run in this stream from now on."""
+
     def record(self) -> Event:
         """An event after all the work that the stream has so far."""
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: Mark) -> None:
         """Make the work that comes later wait for an event of another stream."""
 
     def wait(self) -> None:

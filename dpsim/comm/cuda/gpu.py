@@ -50,6 +50,9 @@ class GpuStream:
         self.cupy = cupy.cuda.Stream(non_blocking=True)
         self.launch: Any = cuda.external_stream(self.cupy.ptr)
 
+    def use(self) -> None:
+        self.cupy.use()
+
     def record(self) -> GpuEvent:
         return GpuEvent(self.cupy)
 

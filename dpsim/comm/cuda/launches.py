@@ -21,8 +21,9 @@ from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory
 from dpsim.comm.mpi import MpiRequest
 from dpsim.comm.transport import CollectiveSteps
 from dpsim.errors import CommunicationError, DpsimError
-from dpsim.kernels.allreduce import registry, tree
+from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, Watch, flag_words
+from dpsim.kernels.allreduce.tree import PartialSums
 
 MOST_RECENT = 256
 """Launches that are kept besides those prepared before the first run: a rule that packs buckets while running makes
@@ -32,25 +33,32 @@ _FAILED = -1
 
 
 class Kernel(NamedTuple):
-    """What decides which code runs. ``compression`` holds the dtype and the scale of the 16-bit codes."""
+    """What decides which code runs. ``compression`` holds the dtype and the scale of the 16-bit codes.
+
+    ``sums`` are the partial sums that it adds, of all ranks.
+    """
 
     dtype: str
     algorithm: str
     compression: tuple[str, float] | None
+    sums: PartialSums
 
 
 class Task(NamedTuple):
-    """An allreduce of bytes ``first`` to ``stop - 1`` of the block of memory of that number."""
+    """An allreduce of bytes ``first`` to ``stop - 1`` of blocks of memory: one for each slot that a rank may hold."""
 
     kernel: Kernel
-    block: int
+    blocks: tuple[int, ...]
     first: int
     stop: int
 
 
-def kernel_of(dtype: np.dtype[np.generic], algorithm: str, compression: Compression | None) -> Kernel:
+def kernel_of(
+    dtype: np.dtype[np.generic], algorithm: str, compression: Compression | None, sums: PartialSums
+) -> Kernel:
     """The kernel of an algorithm for arrays of ``dtype``."""
-    return Kernel(str(dtype), algorithm, None if compression is None else (compression.dtype, compression.scale))
+    codes = None if compression is None else (compression.dtype, compression.scale)
+    return Kernel(str(dtype), algorithm, codes, sums)
 
 
 @dataclass
@@ -86,10 +94,18 @@ class Launches:
         self._blocks.append(self._share(size_bytes))
         return len(self._blocks) - 1
 
+    def memory(self, number: int, rank: int) -> DeviceArray:
+        """A rank's memory of a block, in bytes."""
+        return self._blocks[number].ranks[rank]
+
     def arrays(self, task: Task) -> list[DeviceArray]:
-        """The part of every rank's memory that a task is about."""
-        dtype = np.dtype(task.kernel.dtype)
-        return [memory[task.first : task.stop].view(dtype) for memory in self._blocks[task.block].ranks]
+        """The part of the ranks' memory that a task is about: an array for each partial sum."""
+        dtype, sums = np.dtype(task.kernel.dtype), task.kernel.sums
+        arrays = []
+        for number, owner in enumerate(sums.owners):
+            memory = self.memory(task.blocks[sums.of(owner).index(number)], owner)
+            arrays.append(memory[task.first : task.stop].view(dtype))
+        return arrays
 
     def compile(self, task: Task) -> None:
         """Compile the task's kernel on this rank if it is new. A mistake is kept for ``agree``."""
@@ -118,8 +134,8 @@ class Launches:
             if every.min() == _FAILED:
                 raise_on_all(self._comm, compiled.error)
             compiled.blocks, compiled.agreed = min(int(every.min()), self._most_blocks), True
-        if task.kernel.compression is not None and task.block not in self._codes:
-            self._codes[task.block] = self._share(self._blocks[task.block].ranks[0].nbytes // 2)
+        if task.kernel.compression is not None and task.blocks[0] not in self._codes:
+            self._codes[task.blocks[0]] = self._share(self._blocks[task.blocks[0]].ranks[0].nbytes // 2)
         prepared, compiled.prepared = compiled.prepared, []
         for each in prepared:
             if self._has_codes(each):
@@ -159,13 +175,13 @@ class Launches:
         self._flags.clear()
 
     def _has_codes(self, task: Task) -> bool:
-        return task.kernel.compression is None or task.block in self._codes
+        return task.kernel.compression is None or task.blocks[0] in self._codes
 
     def _make(self, task: Task, blocks: int) -> Launch:
         arrays = self.arrays(task)
         launch: Launch = registry.find("cuda", CUDA_VERSIONS[task.kernel.algorithm]).make(
             arrays,
-            tree.slots(range(self._comm.size + 1)),
+            task.kernel.sums,
             rank=self._comm.rank,
             mode=self._access.mode,
             flags=[memory.view(np.uint32) for shared in self._flags for memory in shared.ranks],
@@ -176,13 +192,16 @@ class Launches:
         return launch
 
     def _codes_of(self, task: Task, arrays: list[DeviceArray]) -> Codes | None:
-        """Where a task's codes lie: as far into their memory as its numbers are into theirs."""
+        """Where a task's codes lie: as far into their memory as its numbers are into theirs.
+
+        With codes every rank has one slot.
+        """
         if task.kernel.compression is None:
             return None
         dtype, scale = task.kernel.compression
-        if task.block in self._codes:
+        if task.blocks[0] in self._codes:
             first, stop = task.first // 2, task.stop // 2
-            codes = [memory[first:stop].view(np.uint16) for memory in self._codes[task.block].ranks]
+            codes = [memory[first:stop].view(np.uint16) for memory in self._codes[task.blocks[0]].ranks]
         else:  # only to compile: memory of the right kind, which nothing is written to
             codes = [array.view(np.uint16)[: array.size] for array in arrays]
         return Codes(dtype=dtype, scale=scale, arrays=codes)

@@ -6,37 +6,18 @@ It tests that code is right and tells nothing about speed: kernels run in Python
 from __future__ import annotations
 
 import mmap
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from dpsim.comm.cuda.device import DeviceArray, Event, PeerMemory, Stream, Way
+from dpsim.comm.cuda.device import DeviceArray, PeerMemory, Stream, Way
 from dpsim.comm.shared import shared_memory
+from dpsim.memory import HostMark, Mark
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-class SimulatedEvent:
-    """A point that the stream has always reached; its time is the host's."""
-
-    def __init__(self) -> None:
-        self.at_s = time.perf_counter()
-
-    def done(self) -> bool:
-        return True
-
-    def due_s(self) -> float | None:
-        return None
-
-    def wait(self) -> None:
-        pass
-
-    def seconds_since(self, earlier: Any) -> float:
-        return float(self.at_s - earlier.at_s)
 
 
 class SimulatedStream:
@@ -44,10 +25,13 @@ class SimulatedStream:
 
     launch: Any = 0
 
-    def record(self) -> SimulatedEvent:
-        return SimulatedEvent()
+    def use(self) -> None:
+        pass
 
-    def follow(self, event: Event) -> None:
+    def record(self) -> HostMark:
+        return HostMark()
+
+    def follow(self, event: Mark) -> None:
         pass
 
     def wait(self) -> None:

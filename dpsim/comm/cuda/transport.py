@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access, find_access
 from dpsim.comm.cuda.available import open_device
-from dpsim.comm.cuda.compute import Compute, HostCompute
+from dpsim.comm.cuda.compute import Compute, DeviceCompute, HostCompute
 from dpsim.comm.cuda.device import Device, DeviceArray
 from dpsim.comm.cuda.launches import Launches, Task, kernel_of
 from dpsim.comm.mpi import MpiRequest, MpiTransport
@@ -27,32 +26,49 @@ from dpsim.comm.transport import (
 )
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
+from dpsim.kernels.allreduce.tree import slots
+from dpsim.memory import Mark
 
 WAIT_LIMIT_S = 600.0
 """How long kernels wait for a rank before training ends with an error: ten minutes, as PyTorch's process groups do."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Block:
+class _Block(NamedTuple):
     """Memory from one ``allocate``: where gradients are produced, and the number of its block on the devices."""
 
-    produced: NDArray[np.uint8]
+    produced: Array
     number: int
 
-    def place(self, data: Array) -> slice | None:
-        """Where ``data`` lies in the block; None if it lies elsewhere."""
-        first = data.ctypes.data - self.produced.ctypes.data
-        inside = first >= 0 and first + data.nbytes <= self.produced.nbytes
-        return slice(first, first + data.nbytes) if inside else None
+
+class _Place(NamedTuple):
+    """Bytes ``first`` to ``stop - 1`` of the block of a number."""
+
+    number: int
+    first: int
+    stop: int
+
+
+@dataclass
+class _Operands:
+    """What is reduced by a task: this rank's slots where they are produced, and where kernels reduce them.
+
+    ``complete``: the mark after which the gradients are final, if that was said before the allreduce begins.
+    """
+
+    task: Task
+    produced: list[Array]
+    bucket: list[DeviceArray]
+    complete: Mark | None = None
 
 
 class CudaTransport(MpiTransport):
     """MPI's messages, and an allreduce of allocated memory by the CUDA kernels, in the fixed order of ``tree``.
 
     Its kernels run in one stream, in the order in which buckets are handed in. Data that is not in memory it allocated
-    (losses, the initial state) is sent as by ``MpiTransport``. ``most_blocks`` bounds how much of a GPU a kernel
-    occupies while it waits for other ranks, for ``wait_limit_s`` at most. Raises ``ConfigError`` without a GPU and for
-    ranks on several machines.
+    (losses, the initial state) is sent as by ``MpiTransport``. With ``on_device`` the memory that it allocates is the
+    device's, for gradients that are computed there; else it is the host's. ``most_blocks`` bounds how much of a GPU a
+    kernel occupies while it waits for other ranks, for ``wait_limit_s`` at most. Raises ``ConfigError`` without a GPU
+    and for ranks on several machines.
     """
 
     def __init__(
@@ -60,6 +76,7 @@ class CudaTransport(MpiTransport):
         comm: MPI.Intracomm,
         devices_a_node: int = 1,
         *,
+        on_device: bool = False,
         most_blocks: int = MOST_BLOCKS,
         wait_limit_s: float = WAIT_LIMIT_S,
     ) -> None:
@@ -74,7 +91,8 @@ class CudaTransport(MpiTransport):
                 remedy="use --backend cpu between machines",
             )
         self.device: Device = open_device(number)
-        self.compute: Compute = HostCompute(self.device)
+        self.compute: Compute = DeviceCompute(self.device) if on_device else HostCompute(self.device)
+        self.memory = self.compute.memory
         self.access: Access | None = find_access(self.device, comm) if comm.size > 1 else None
         self._stream = self.device.stream()
         self._blocks: list[_Block] = []
@@ -86,12 +104,14 @@ class CudaTransport(MpiTransport):
     def description(self) -> str:
         """Where gradients are computed and reduced, for people."""
         how = f", {self.access.mode} over {self.access.way} memory" if self.access is not None else ""
-        return f"gradients are computed on the host and reduced on {self.device.name}{how}"
+        return f"gradients are computed {self.compute.where} and reduced on {self.device.name}{how}"
 
-    def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
-        produced = self.compute.allocate(size_bytes)
-        if self.launches is not None:
-            self._blocks.append(_Block(produced=produced, number=self.launches.allocate(size_bytes)))
+    def allocate(self, size_bytes: int) -> Array:
+        if self.launches is None:
+            return self.compute.allocate(size_bytes, None)
+        number = self.launches.allocate(size_bytes)
+        produced = self.compute.allocate(size_bytes, self.launches.memory(number, self.rank))
+        self._blocks.append(_Block(produced, number))
         return produced
 
     def prepare(
@@ -102,14 +122,34 @@ class CudaTransport(MpiTransport):
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
-        """The kernels' allreduce of memory that it allocated, compiled on this rank; its first run is collective."""
-        for block in self._blocks if order is None and kind == "allreduce" else ():
-            if self.launches is not None and (place := block.place(data)) is not None:
-                task = Task(kernel_of(data.dtype, algorithm, compression), block.number, place.start, place.stop)
-                self.device.use()
-                self.launches.compile(task)
-                bucket = self.launches.arrays(task)[self.rank]
-                return SteppedAllreduce(self, functools.partial(self._rounds, self.launches, task, bucket, data))
+        """The kernels' allreduce of memory that it allocated, compiled on this rank; its first run is collective.
+
+        What is extra in ``order`` lies in other blocks, as far into them as the data into its own.
+        """
+        produced = [data, *(order.extra if order is not None else ())]
+        places = [place for array in produced if (place := self._place(array)) is not None]
+        if self.launches is None or kind != "allreduce" or len(places) < len(produced):
+            return None
+        sums = order.slots if order is not None else slots(range(self.size + 1))
+        kernel = kernel_of(data.dtype, algorithm, compression, sums)
+        task = Task(kernel, tuple(place.number for place in places), places[0].first, places[0].stop)
+        self.device.use()
+        self.launches.compile(task)
+        arrays = self.launches.arrays(task)
+        held = sums.of(self.rank)
+        operands = _Operands(task, produced[: len(held)], [arrays[number] for number in held])
+
+        def complete() -> None:
+            operands.complete = self.memory.mark()
+
+        return SteppedAllreduce(self, functools.partial(self._rounds, self.launches, operands), complete)
+
+    def _place(self, data: Array) -> _Place | None:
+        """Where data lies in the memory that was allocated; None if it lies elsewhere."""
+        for produced, number in self._blocks:
+            first = self.memory.address(data) - self.memory.address(produced)
+            if 0 <= first <= first + data.nbytes <= produced.nbytes:
+                return _Place(number, first, first + data.nbytes)
         return None
 
     def close(self) -> None:
@@ -119,20 +159,21 @@ class CudaTransport(MpiTransport):
         if self.launches is not None:
             self.launches.close()
 
-    def _rounds(self, launches: Launches, task: Task, bucket: DeviceArray, data: Array) -> CollectiveSteps:
+    def _rounds(self, launches: Launches, operands: _Operands) -> CollectiveSteps:
         """The stages of a kernel, each once every rank has done the one before (see ``Launch``)."""
         self.device.use()
-        yield from launches.agree(task)
+        complete, operands.complete = operands.complete or self.memory.mark(), None
+        yield from launches.agree(operands.task)
         launches.check()
-        stages = launches.launch(task).stages
-        self.compute.give(self._stream, data, bucket)
+        stages = launches.launch(operands.task).stages
+        self.compute.give(self._stream, complete, operands.produced, operands.bucket)
         for number, stage in enumerate(stages):
             if number:
                 yield [self._stream.record()]
                 yield [MpiRequest([self.comm.Ibarrier()])]
                 self.device.use()
             stage(self._stream.launch)
-        done = self.compute.take(self._stream, bucket, data)
+        done = self.compute.take(self._stream, operands.bucket[0], operands.produced[0])
         # with flags the next kernel may follow at once; without them its host barriers would mix with these
         yield Enqueued([done]) if self.access is not None and self.access.mode == "flags" else [done]
         launches.check()

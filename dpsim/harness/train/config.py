@@ -94,7 +94,8 @@ class TrainConfig(Noun, frozen=True):
         check_label_smoothing(self.label_smoothing)
         self.plan()
         check_algorithm(self.algorithm, Network.parse(self.network))
-        check_backend(self.backend, self.algorithm, Network.parse(self.network), self.leaves, self.strategy)
+        network = Network.parse(self.network)
+        check_backend(self.backend, self.algorithm, network, self.leaves, self.strategy, self.wire_dtype)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run: by ``steps`` or ``epochs``, whichever ends first; 20 epochs without either."""

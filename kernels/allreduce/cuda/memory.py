@@ -220,12 +220,13 @@ def total(dtype: str, lanes: int, tree: Tree) -> Any:
     return read
 
 
-def _product(builder: Any, a: Any, b: Any) -> Any:
-    name = "llvm.nvvm.mul.rn.f" if a.type == F32 else "llvm.nvvm.mul.rn.d"
-    kind = ir.FunctionType(a.type, [a.type, a.type])
-    module = builder.module
-    multiply = module.globals.get(name) or ir.Function(module, kind, name)
-    return builder.call(multiply, [a, b])
+def _nearest(builder: Any, operation: str, *operands: Any) -> Any:
+    """One operation of NVVM, rounded to nearest by itself."""
+    number = operands[0].type
+    name = f"llvm.nvvm.{operation}.rn.{'f' if number == F32 else 'd'}"
+    kind = ir.FunctionType(number, [number] * len(operands))
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(function, operands)
 
 
 @intrinsic
@@ -244,7 +245,49 @@ def times(typingctx, values, number):  # type: ignore[no-untyped-def]
     """values * number."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        products = [_product(builder, value, args[1]) for value in _unpack(builder, args[0])]
+        products = [_nearest(builder, "mul", value, args[1]) for value in _unpack(builder, args[0])]
         return context.make_tuple(builder, sig.return_type, products)
 
     return signature(values, values, values.dtype), code
+
+
+@intrinsic
+def plus(typingctx, values, number):  # type: ignore[no-untyped-def]
+    """values + number."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        sums = [builder.fadd(value, args[1]) for value in _unpack(builder, args[0])]
+        return context.make_tuple(builder, sig.return_type, sums)
+
+    return signature(values, values, values.dtype), code
+
+
+@intrinsic
+def multiply(typingctx, left, right):  # type: ignore[no-untyped-def]
+    """left * right, number by number."""
+    return _paired("mul", left, right)
+
+
+@intrinsic
+def divide(typingctx, left, right):  # type: ignore[no-untyped-def]
+    """left / right, number by number."""
+    return _paired("div", left, right)
+
+
+@intrinsic
+def root(typingctx, values):  # type: ignore[no-untyped-def]
+    """The square root of each number."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        roots = [_nearest(builder, "sqrt", value) for value in _unpack(builder, args[0])]
+        return context.make_tuple(builder, sig.return_type, roots)
+
+    return signature(values, values), code
+
+
+def _paired(operation: str, left: Any, right: Any) -> Any:
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pairs = zip(*(_unpack(builder, arg) for arg in args), strict=True)
+        return context.make_tuple(builder, sig.return_type, [_nearest(builder, operation, *pair) for pair in pairs])
+
+    return signature(left, left, right), code

@@ -103,6 +103,26 @@ def times(values: Numbers, number: Any) -> Numbers:
         return tuple(value * number for value in values)
 
 
+def plus(values: Numbers, number: Any) -> Numbers:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return tuple(value + number for value in values)
+
+
+def multiply(left: Numbers, right: Numbers) -> Numbers:
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return tuple(a * b for a, b in zip(left, right, strict=True))
+
+
+def divide(left: Numbers, right: Numbers) -> Numbers:
+    with np.errstate(all="ignore"):
+        return tuple(a / b for a, b in zip(left, right, strict=True))
+
+
+def root(values: Numbers) -> Numbers:
+    with np.errstate(invalid="ignore"):
+        return tuple(np.sqrt(value) for value in values)
+
+
 def read_address(address: int) -> int:
     return int(_memory(address, np.int64, 1)[0])
 

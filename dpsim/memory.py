@@ -1,0 +1,132 @@
+"""``Memory``: where a replica computes. On the host, or on a device that works while the host goes on.
+
+What a device has been asked to do is done in the order of its stream. The host asks, and waits once a step: ``fetch``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALIGNMENT_BYTES = 64
+
+Array = NDArray[Any]
+"""An array of a memory's ``xp``: NumPy's, or one that reads the same (CuPy's)."""
+
+
+class Mark(Protocol):
+    """A point in the work of a memory."""
+
+    def done(self) -> bool:
+        """Whether the work has come to it. Never waits."""
+
+    def wait(self) -> None:
+        """Return once the work has come to it."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Seconds between two points of one memory that the work has come to."""
+
+
+class Memory(Protocol):
+    """The arrays that a replica, its gradients and the optimizer's state live in.
+
+    ``xp`` is the module of the arrays, with NumPy's functions. ``deferred``: an operation on them may return before its
+    result is there, so the host must not look at a value without ``fetch``. ``stream`` is what the operations run in:
+    on a device ``dpsim.comm.cuda.device.Stream``, on the host None.
+    """
+
+    xp: Any
+    deferred: bool
+    stream: Any
+
+    def use(self) -> None:
+        """Let the calling thread's operations run in this memory's stream. Every thread that computes calls it."""
+
+    def zeros(self, size_bytes: int) -> Array:
+        """Zeroed bytes that start at a multiple of ``ALIGNMENT_BYTES``; on a device at one of 256."""
+
+    def upload(self, name: str, host: Array) -> Array:
+        """The values of a host array as an array of this memory, valid until the next upload of that name.
+
+        The host array may be written as soon as this returns.
+        """
+
+    def write(self, target: Array, host: Array) -> None:
+        """Copy a host array into an array of this memory, of the same shape and dtype, and wait for it."""
+
+    def fetch(self, arrays: Sequence[Array]) -> list[Array]:
+        """The values of the arrays as host arrays, once all work so far is done: the one wait of a step.
+
+        On the host these are the arrays themselves.
+        """
+
+    def mark(self) -> Mark:
+        """A point after all work so far."""
+
+    def address(self, array: Array) -> int:
+        """Where an array begins."""
+
+
+class HostMark:
+    """A point that the work has always come to; its time is the host's."""
+
+    def __init__(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def done(self) -> bool:
+        return True
+
+    def due_s(self) -> float | None:
+        """It is past; see ``dpsim.comm.transport.Request``."""
+        return None
+
+    def wait(self) -> None:
+        pass
+
+    def seconds_since(self, earlier: Any) -> float:
+        return float(self.at_s - earlier.at_s)
+
+
+class HostMemory:
+    """NumPy's arrays, on which every operation is done when it returns."""
+
+    xp: Any = np
+    deferred = False
+    stream: Any = None
+
+    def use(self) -> None:
+        pass
+
+    def zeros(self, size_bytes: int) -> Array:
+        return aligned_bytes(size_bytes)
+
+    def upload(self, name: str, host: Array) -> Array:
+        return host
+
+    def write(self, target: Array, host: Array) -> None:
+        if target is not host:
+            target[...] = host
+
+    def fetch(self, arrays: Sequence[Array]) -> list[Array]:
+        return list(arrays)
+
+    def mark(self) -> Mark:
+        return HostMark()
+
+    def address(self, array: Array) -> int:
+        return int(array.ctypes.data)
+
+
+HOST: Memory = HostMemory()
+"""The memory of the host, of which every process has one."""
+
+
+def aligned_bytes(size_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed host memory that starts at a multiple of ``ALIGNMENT_BYTES``."""
+    raw = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes]

@@ -1,0 +1,140 @@
+"""Optimizer updates of flat arrays in the memory of a GPU, with the bits of ``dpsim.kernels.update`` on the CPU.
+
+Every product, quotient, root and sum is rounded by itself, in the same order. Importing this loads numba-cuda; in its
+simulator the kernels run on NumPy's arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dpsim.kernels.allreduce.cuda.arguments import address_of
+from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, inline, lanes_of, memory, plain, sweep
+
+_MOST_BLOCKS = 2 if SIMULATED else 1 << 10
+"""Blocks of a launch; each goes over as many elements as it must. The simulator runs one after another."""
+
+
+def sgd(
+    w: Any,
+    g: Any,
+    v: Any,
+    scale: float,
+    momentum: float,
+    decay: float,
+    rate: float,
+    nesterov: bool,
+    stream: Any = 0,
+) -> None:
+    """See ``dpsim.kernels.update.sgd``. Device arrays; ``stream`` is one of numba's."""
+    _launch(_sgd(w.dtype.name, nesterov, decay != 0), (w, g, v), (scale, momentum, decay, -rate), stream)
+
+
+def adamw(
+    w: Any,
+    g: Any,
+    m: Any,
+    v: Any,
+    scale: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+    rate: float,
+    correction1: float,
+    correction2: float,
+    stream: Any = 0,
+) -> None:
+    """See ``dpsim.kernels.update.adamw``. Device arrays; ``stream`` is one of numba's."""
+    betas = (beta1, 1 - beta1, beta2, 1 - beta2)
+    numbers = (scale, *betas, epsilon, 1 - rate * decay, -rate / correction1, 1 / math.sqrt(correction2))
+    _launch(_adamw(w.dtype.name, decay != 0), (w, g, m, v), numbers, stream)
+
+
+def arguments(arrays: Sequence[Any], numbers: Sequence[float]) -> tuple[Any, ...]:
+    """The arguments of a kernel of this file: those of ``plain``, then the elements, the addresses and the numbers."""
+    dtype, length = arrays[0].dtype, int(arrays[0].shape[0])
+    addresses = tuple(map(address_of, arrays))
+    packs = 0 if any(address % 16 for address in addresses) else length // lanes_of(dtype.name)
+    elements = (0, packs, length - packs * lanes_of(dtype.name))
+    return (0, 1, 0, 0, elements, (*addresses, *(dtype.type(number) for number in numbers)))
+
+
+def _launch(kernel: Any, arrays: Sequence[Any], numbers: Sequence[float], stream: Any) -> None:
+    given = arguments(arrays, numbers)
+    _, packs, singles = given[4]
+    blocks = min(max(1, -(-max(packs, singles) // THREADS)), _MOST_BLOCKS)
+    kernel[(blocks, 1), THREADS, stream](*given)
+
+
+def _over_all(work: Any, dtype: str) -> Any:
+    """A kernel that does ``work(lanes)`` on all elements."""
+    over = sweep(work(lanes_of(dtype)), work(1), lanes_of(dtype))
+
+    @inline
+    def act(step, rank, elements, args):  # type: ignore[no-untyped-def]
+        over((0, elements[1], 0, elements[2]), elements, args)
+
+    return plain(act)
+
+
+@functools.cache
+def _sgd(dtype: str, nesterov: bool, decayed: bool) -> Any:
+    size, times, add = SIZE[dtype], memory.times, memory.add
+
+    def work(lanes: int) -> Any:
+        load, store = memory.load(dtype, lanes), memory.store(dtype, lanes)
+
+        @inline
+        def update(element, args):  # type: ignore[no-untyped-def]
+            w, g, v, scale, momentum, decay, minus_rate = args
+            at = element * size
+            before = load(w + at)
+            step = times(load(g + at), scale)
+            if decayed:
+                step = add(step, times(before, decay))
+            velocity = add(times(load(v + at), momentum), step)
+            store(v + at, velocity)
+            move = add(step, times(velocity, momentum)) if nesterov else velocity
+            store(w + at, add(before, times(move, minus_rate)))
+
+        return update
+
+    return _over_all(work, dtype)
+
+
+@functools.cache
+def _adamw(dtype: str, decayed: bool) -> Any:
+    size, times, add, plus = SIZE[dtype], memory.times, memory.add, memory.plus
+    multiply, divide, root = memory.multiply, memory.divide, memory.root
+
+    def work(lanes: int) -> Any:
+        load, store = memory.load(dtype, lanes), memory.store(dtype, lanes)
+
+        @inline
+        def update(element, args):  # type: ignore[no-untyped-def]
+            w, g, m, v, scale, beta1, rest1, beta2, rest2, epsilon, keep, minus_rate, per_root = args
+            at = element * size
+            step = times(load(g + at), scale)
+            first = add(times(load(m + at), beta1), times(step, rest1))
+            second = add(times(load(v + at), beta2), times(multiply(step, step), rest2))
+            store(m + at, first)
+            store(v + at, second)
+            before = times(load(w + at), keep) if decayed else load(w + at)
+            minus_distance = divide(times(first, minus_rate), plus(times(root(second), per_root), epsilon))
+            store(w + at, add(before, minus_distance))
+
+        return update
+
+    return _over_all(work, dtype)
+
+
+class OnStream:
+    """The updates as ``dpsim.nn.optimizer.update`` calls them, in one of numba's streams."""
+
+    def __init__(self, stream: Any) -> None:
+        self.sgd = functools.partial(sgd, stream=stream)
+        self.adamw = functools.partial(adamw, stream=stream)

@@ -1,0 +1,63 @@
+"""The optimizers' CUDA kernels without a GPU: the CPU's bits in the simulator, and no operations that are joined."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_cases import Host, need_a_compiler
+from python_path import extended_path
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"
+)
+HERE = Path(__file__).parents[1] / "support"
+
+
+def test_updates_in_the_simulator_have_the_bits_of_the_cpus() -> None:
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": extended_path(HERE)}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "simulate_cuda_updates.py")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"cases": 4 * 2 * 4 * 2, "wrong": []}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_every_operation_of_an_update_is_rounded_by_itself(kind: str, dtype: str) -> None:
+    need_a_compiler()
+    from numba import cuda
+
+    from dpsim.kernels import update_cuda
+    from dpsim.kernels.allreduce.cuda import prepare
+
+    counts = {"sgd": (3, 4), "adamw": (4, 9)}
+    arrays, numbers = counts[kind]
+    kernel = update_cuda._sgd(dtype, True, True) if kind == "sgd" else update_cuda._adamw(dtype, True)
+    given = update_cuda.arguments([Host(np.zeros(16, dtype)) for _ in range(arrays)], [0.5] * numbers)
+    ptx, _ = cuda.compile(
+        kernel.py_func,
+        prepare.signature(given),
+        cc=(8, 0),
+        device=False,
+        abi="numba",
+        output="ptx",
+        launch_bounds=kernel.targetoptions["launch_bounds"],
+    )
+    text = str(ptx)
+    assert not re.findall(r"\bfma\.|\bmad\.\w+\.f|\bmul\.f|\bftz\b|approx|\.full\.", text)
+    assert re.search(r"ld\.global\.v[24]", text) and re.search(r"st\.global\.v[24]", text)
+    if kind == "adamw":
+        assert "div.rn.f" in text and "sqrt.rn.f" in text

@@ -1,0 +1,156 @@
+"""Tasks of the tests of training in the memory of devices; the ranks run in numba's CUDA simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from mpi4py import MPI
+from ranks_runtime import open_trainer
+
+from dpsim.comm.cuda import transport as transport_module
+from dpsim.comm.cuda.access import Access
+from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.memory import DeviceMemory
+from dpsim.comm.cuda.transport import CudaTransport
+from dpsim.data import load_dataset
+from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.memory import HOST
+from dpsim.nn import Network
+from dpsim.nn.device_ops import DeviceOps
+from dpsim.progress import Progress
+from dpsim.runtime.snapshot import restore, snapshot
+from dpsim.runtime.trainer import Trainer
+
+
+def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
+    """All that the tests ask of ranks, in one job: see the functions below."""
+    return {
+        "trained": {case["name"]: trained(comm, case, argument["steps"]) for case in argument["cases"]},
+        "resumed": resumed(comm, argument["cases"][0]),
+        "not_finite": comm.allgather(not_finite(comm, argument["cases"][0])),
+        "refused": comm.allgather(refused(comm, argument["cases"][0])),
+    }
+
+
+@contextlib.contextmanager
+def flags(comm: MPI.Intracomm, wanted: bool) -> Any:
+    """While it is open, kernels wait for each other inside, if that is wanted."""
+    access = Access(way=open_device(comm.rank).ways[0], mode="flags")
+    patched = mock.patch.object(transport_module, "find_access", lambda *_: access)
+    with patched if wanted else contextlib.nullcontext():
+        yield
+
+
+def opened(comm: MPI.Intracomm, case: dict[str, Any], where: str, dataset: Any = None) -> Trainer:
+    """A trainer of a case: on the ``device``, its ``twin`` of the same operations on the host, or as on the ``cpu``."""
+    ops = DeviceOps(HOST) if where == "twin" else None
+    backend = "cuda" if where == "device" else "cpu"
+    with flags(comm, case["flags"]):
+        return open_trainer(comm, case | {"backend": backend}, dataset, ops)
+
+
+def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Digests, losses and tests of every place that the case names, and how often each step fetched from the device."""
+    results: dict[str, Any] = {}
+    for where in case["where"]:
+        trainer = opened(comm, case, where)
+        if where == "device" and comm.rank == comm.size - 1:
+            out_of_step(trainer)
+        memory = trainer.runner.memory
+        fetches, losses = [], []
+        for _ in range(steps):
+            before = memory.fetches if isinstance(memory, DeviceMemory) else 0
+            losses.append(trainer.step().sums)
+            fetches.append(memory.fetches - before if isinstance(memory, DeviceMemory) else 0)
+        test = trainer.evaluate()
+        results[where] = {
+            "digests": comm.allgather(trainer.digest()),
+            "losses": comm.allgather([(sums.slot_losses, sums.correct) for sums in losses]),
+            "test": (test.loss, test.correct, test.samples),
+            "fetches": sorted({count for counts in comm.allgather(fetches) for count in counts}),
+            "on_device": isinstance(memory, DeviceMemory),
+            "copied_nothing": produced_where_it_is_reduced(trainer),
+        }
+        trainer.close()
+    return results
+
+
+def out_of_step(trainer: Trainer) -> None:
+    """Let this rank's gradients come later than those of the others."""
+    ready = trainer.runner.gradients_ready
+
+    def late(layer: int) -> None:
+        time.sleep(5e-3)
+        ready(layer)
+
+    trainer.runner.gradients_ready = late  # type: ignore[method-assign]
+
+
+def produced_where_it_is_reduced(trainer: Trainer) -> bool:
+    """Whether the arena's gradients are the memory that kernels of all ranks reduce."""
+    transport = trainer.transport
+    if not isinstance(transport, CudaTransport) or transport.launches is None:
+        return False
+    return all(
+        np.shares_memory(slot, transport.launches.memory(number, transport.rank))
+        for number, slot in enumerate(trainer.runner.arena.slots)
+    )
+
+
+def resumed(comm: MPI.Intracomm, case: dict[str, Any]) -> dict[str, Any]:
+    """Two steps and a checkpoint on the device, and two more there and on the host: the digests of both."""
+    first = opened(comm, case, "device")
+    for _ in range(2):
+        first.step()
+    first.log.gather()
+    checkpoint = snapshot(first, first.log.losses, {})
+    if checkpoint is not None:  # it may share the memory of a trainer on the host
+        tensors = {name: np.array(value) for name, value in checkpoint.tensors.items()}
+        checkpoint = dataclasses.replace(checkpoint, tensors=tensors)
+    digests = {}
+    for where in ("device", "twin"):
+        trainer = opened(comm, case, where)
+        restore(trainer, checkpoint, lambda _: None)
+        for _ in range(2):
+            trainer.step()
+        digests[where] = comm.allgather(trainer.digest())
+        trainer.close()
+    for _ in range(2):
+        first.step()
+    digests["without a stop"] = comm.allgather(first.digest())
+    first.close()
+    return digests
+
+
+def not_finite(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
+    """What this rank says of a NaN in the data of the last rank."""
+    dataset = load_dataset(case["dataset"])
+    if comm.rank == comm.size - 1:
+        dataset.train_x[:] = np.nan
+    trainer = opened(comm, case | {"plan": case["plan"] | {"overlap": "off"}}, "device", dataset)
+    before = trainer.digest()
+    try:
+        trainer.step()
+    except NotFiniteError as error:
+        assert trainer.digest() == before, "parameters have changed"
+        return str(error)
+    finally:
+        comm.Barrier()
+        trainer.close()
+    return "nothing"
+
+
+def refused(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
+    """What this rank says where a leaf has other bits alone than amid others, on the last rank."""
+    differs = "the forward pass" if comm.rank == comm.size - 1 else None
+    with mock.patch.object(Network, "leaf_difference", lambda *_: differs):
+        try:
+            opened(comm, case, "device").close()
+        except ConfigError as error:
+            return str(error)
+    return "nothing"
