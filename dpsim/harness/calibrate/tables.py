@@ -17,7 +17,7 @@ from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
 from dpsim.comm.group import quiet_start
 from dpsim.comm.ordered_sum import ordered_sum
-from dpsim.comm.progress import BucketAllreduce, progress
+from dpsim.comm.progress import BucketAllreduce, Progress, progress
 from dpsim.comm.selection import sizes
 from dpsim.comm.transport import Transport
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
@@ -133,7 +133,7 @@ class LoadedTable:
     def __init__(self, idle: IdleTable, link: Transport, overlap: str, load: Load) -> None:
         self._idle, self._link, self._overlap, self._load = idle, link, overlap, load
         self._intervals_s: list[tuple[float, float]] = []
-        self._mechanism = progress(link, idle.algorithm, overlap, self._reduced, idle.compression)
+        self._mechanism = self._progress()
         self._sizes = idle.sizes[::-2][::-1]  # every second size, the largest among them
         self._allreduces: dict[int, list[BucketAllreduce]] = {}
         self._units: dict[int, int] = {}
@@ -141,6 +141,10 @@ class LoadedTable:
         self._losses: dict[int, list[float]] = {size: [] for size in self._sizes}
         self._reference_s: dict[int, list[float]] = {size: [] for size in self._sizes}
         self._warm = False
+
+    def _progress(self) -> Progress:
+        """What runs the allreduces beside the load, and calls ``_reduced`` for each."""
+        return progress(self._link, self._idle.algorithm, self._overlap, self._reduced, self._idle.compression)
 
     def _reduced(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
         self._intervals_s.append((start_s, end_s))
