@@ -228,6 +228,13 @@ def _named(setting: Setting, name: str) -> str:
 
 def completed(experiment: Experiment) -> Experiment:
     """Return the experiment with all defaults filled in, so that two can be compared. Raises ``ConfigError``."""
+    others = {*map(str, experiment.values("runtime"))} - {"dpsim"}
+    if others or experiment.script:
+        raise ConfigError(
+            f"a sweep with the runtime {', '.join(sorted(others)) or 'of ' + experiment.script}",
+            allowed="dpsim",
+            remedy="measure a PyTorch script under DDP with dpsim measure --torch-script",
+        )
     return QUESTIONS.find(experiment.question).completed(experiment)
 
 

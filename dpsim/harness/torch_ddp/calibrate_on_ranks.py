@@ -95,7 +95,8 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     """The tables of a ``CalibrationTask``; rank 0 returns them as plain values, as other calibrations do."""
     task = codec.decode(argument, CalibrationTask, "calibration")
     report(f"calibrating the allreduces of {task.runtime} on {task.devices} devices, network {task.network}")
-    idle, loaded = _tables(comm, task)
+    quiet_barrier(comm)
+    idle, loaded, reductions = _tables(comm, task)
     stop = StopRule(least_rounds=_LEAST_ROUNDS, least_s=task.seconds, most_s=2 * task.seconds)
     for current in rounds(stop, suffice=lambda: True, comm=comm):
         for table in idle:
@@ -107,34 +108,41 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
         "allreduce": [codec.to_builtins(table.result()) for table in idle],
         "overlap": [codec.to_builtins(beside.result()) for beside in loaded],
     }
-    for table in idle:
-        table.link.reduction.close()  # type: ignore[attr-defined]
+    for reduction in reductions:
+        reduction.close()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
     if comm.rank:
         return None
     return tables | {"halves": [], "compute_slowdown": [], "selection": [], "speed": []}
 
 
-def _tables(comm: MPI.Intracomm, task: CalibrationTask) -> tuple[list[IdleTable], list[BackwardTable]]:
+def _tables(
+    comm: MPI.Intracomm, task: CalibrationTask
+) -> tuple[list[IdleTable], list[BackwardTable], list[Reduction]]:
     """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
     load, speeds, network = TorchLoad(), OneSpeed(), Network.parse(task.network)
     config = CalibrateConfig(max_bytes=task.max_bytes)
     if task.runtime == "torch-ddp-gloo":
         store = distributed.FileStore(str(Path(task.folder) / "calibration"), comm.size)
         distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
-    idle, loaded = [], []
+    idle: list[IdleTable] = []
+    loaded: list[BackwardTable] = []
+    reductions: list[Reduction] = []
     for devices in task.devices:
         group = first_ranks(comm, devices)
         gloo = distributed.new_group(list(range(devices))) if task.runtime == "torch-ddp-gloo" else None
         if group is None:
             continue
-        reduction = (
+        reduction: Reduction = (
             GlooReduction(gloo)
-            if gloo is not None
+            if task.runtime == "torch-ddp-gloo"
             else MpiReduction(transport(group, network), task.algorithm, task.overlap)
         )
+        reductions.append(reduction)
         link: Any = ReducedMemory(group, network, reduction)
         table = IdleTable(group, link, task.algorithm, "", config, speeds)
         idle.append(table)
         if task.overlap == "thread":
             loaded.append(BackwardTable(table, link, task.overlap, load))
-    return idle, loaded
+    return idle, loaded, reductions

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.comm.clock import now
+from dpsim.comm.group import quiet_barrier
 from dpsim.errors import ConfigError
 from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.statistics import median_interval
@@ -36,8 +37,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     places = [index for index, setting in enumerate(task.settings) for _ in range(setting.plan.devices)]
     address = str(Path(task.folder) / CONTROL)
     listener = Listener(address, "AF_UNIX", backlog=comm.size) if comm.rank == 0 else None
+    quiet_barrier(comm)  # the others may still be loading PyTorch
     group = comm.Split(places[comm.rank - 1] if comm.rank else len(task.settings), comm.rank)
-    comm.Barrier()
     if listener is None:
         place = places[comm.rank - 1]
         train_in_turns(group, task.settings[place], task.script, task.arguments, task.folder, place)
