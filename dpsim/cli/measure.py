@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,14 +80,20 @@ def measure(
         if predict_only:
             predictions = harness.predict(config, profiled, folder, progress)
         else:
-            comparison = harness.measure(config, profiled, folder, progress)
+            measured = harness.measure(config, profiled, folder, progress)
     if predict_only:
         _print_predictions(predictions, folder, json=json)
-    elif json:
-        show.print_json("measure", points_json(comparison), summary_json(comparison))
-    else:
-        show.rich(for_terminal(comparison))
-        print(f"report: {folder / 'index.html'}")
+        return
+    errors = sorted(map(abs, measured.ready_errors))
+    ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
+    if json:
+        show.print_json("measure", points_json(measured.comparison), summary_json(measured.comparison) | ready)
+        return
+    show.rich(for_terminal(measured.comparison))
+    if errors:
+        print(f"buckets were ready when they were predicted to be within {ready['ready_median_abs_error']:.1%}", end=" ")
+        print(f"(median of {len(errors)} buckets)")
+    print(f"report: {folder / 'index.html'}")
 
 
 def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) -> None:

@@ -167,7 +167,9 @@ class MeasuredPoint(Noun, frozen=True):
     the machine's speed does not change). ``memory_bytes`` is what the device with the most has allocated, without
     communication buffers (0: not known). ``emulation`` is given where computation is emulated. ``logged_s`` are the
     times of each of these steps that PyTorch's DDP logs itself, under its own names, on the rank with the least exposed
-    communication, and ``bucket_bytes`` the buckets that it reports; both are empty where dpsim trains.
+    communication, and ``bucket_bytes`` the buckets that it reports. ``bucket_ready_s`` are the medians of the seconds
+    of computation from the start of backward until a communication hook got each bucket. They are empty where dpsim
+    trains, the last one also where DDP has no hook.
     """
 
     setting: Setting
@@ -183,6 +185,7 @@ class MeasuredPoint(Noun, frozen=True):
     emulation: Emulation | None = None
     logged_s: dict[str, tuple[float, ...]] = {}
     bucket_bytes: tuple[int, ...] = ()
+    bucket_ready_s: tuple[float, ...] = ()
 
 
 class Results(Noun, frozen=True):

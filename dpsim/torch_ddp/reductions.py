@@ -39,7 +39,8 @@ class MpiReduction:
     """The mean over all ranks by an allreduce of dpsim's own, over MPI messages as they are or held to a paced link.
 
     With ``overlap`` inline the caller waits for each; with ``thread`` a thread of dpsim's runs them one after another.
-    ``waited_s`` is how long callers have waited so far.
+    ``waited_s`` is how long callers have waited so far, and ``starts`` has for every reduction since it was cleared when
+    it was asked for, and what callers had waited by then.
     """
 
     def __init__(self, link: Transport, algorithm: str, overlap: str) -> None:
@@ -49,9 +50,11 @@ class MpiReduction:
         self._under_way: dict[int, tuple[Any, Any]] = {}
         self._started = 0
         self.waited_s = 0.0
+        self.starts: list[tuple[float, float]] = []
 
     def reduce(self, tensor: Any) -> Any:
         began_s = now()
+        self.starts.append((began_s, self.waited_s))
         tensor.div_(self._link.size)
         place = tensor.data_ptr(), tensor.numel()
         if place not in self._prepared:

@@ -36,12 +36,14 @@ _NANOSECOND_S = 1e-9
 class Visit:
     """What one rank did in a turn: when its steps began and the last one ended, and what DDP logged of each.
 
-    ``waited_s`` is how long each step waited inside a communication hook. ``bucket_bytes`` are DDP's buckets.
+    ``waited_s`` is how long each step waited inside a communication hook, and ``ready_s`` when the hook got each of its
+    buckets: seconds of computation from the start of backward. ``bucket_bytes`` are DDP's buckets.
     """
 
     moments_s: list[float] = field(default_factory=list)
     logged_s: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in LOGGED.values()})
     waited_s: list[float] = field(default_factory=list)
+    ready_s: list[list[float]] = field(default_factory=list)
     bucket_bytes: tuple[int, ...] = ()
     ended: bool = False
 
@@ -61,6 +63,7 @@ class StepTimer:
         self._begins = True
         self._synchronises = False
         self._waited_s = 0.0
+        self._backward_began_s = 0.0
 
     def before_forward(self, ddp: Any) -> None:
         """A step begins with the first forward after a backward that synchronised, as in a profile.
@@ -83,6 +86,9 @@ class StepTimer:
             self._step_begins()
         self._begins, self._synchronises = False, ddp.require_backward_grad_sync
 
+    def before_backward(self) -> None:
+        self._backward_began_s = now()
+
     def after_backward(self) -> None:
         self._begins = self._synchronises
 
@@ -91,13 +97,14 @@ class StepTimer:
         visit.moments_s.append(now())
         if len(visit.moments_s) > 1:
             self._keep_logged(visit)
+        else:
+            self._forget_reductions()
         if self._left == 0:
             visit.bucket_bytes = bucket_bytes(self.ddp)
             self._left = self._take_turn(visit)
             if not self._left:
                 raise EnoughSteps
             self._visit = Visit()
-            self._waited_s = 0.0 if self._reduction is None else self._reduction.waited_s
             self._visit.moments_s.append(now())
         self._left -= 1
 
@@ -107,9 +114,22 @@ class StepTimer:
         logged = self.ddp._get_ddp_logging_data()
         for name, short in LOGGED.items():
             visit.logged_s[short].append(_NANOSECOND_S * max(logged.get(name, 0), 0))
-        waited_s = 0.0 if self._reduction is None else self._reduction.waited_s
-        visit.waited_s.append(waited_s - self._waited_s)
-        self._waited_s = waited_s
+        if self._reduction is None:
+            visit.waited_s.append(0.0)
+            return
+        visit.waited_s.append(self._reduction.waited_s - self._waited_s)
+        visit.ready_s.append(
+            [
+                start_s - self._backward_began_s - (waited_s - self._waited_s)
+                for start_s, waited_s in self._reduction.starts
+            ]
+        )
+        self._forget_reductions()
+
+    def _forget_reductions(self) -> None:
+        if self._reduction is not None:
+            self._waited_s = self._reduction.waited_s
+            self._reduction.starts.clear()
 
 
 def bucket_bytes(ddp: Any) -> tuple[int, ...]:
@@ -143,6 +163,7 @@ def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiRedu
 
     @functools.wraps(backward)
     def timed_backward(*arguments: Any, **keywords: Any) -> Any:
+        timer.before_backward()
         result = backward(*arguments, **keywords)
         timer.after_backward()
         return result

@@ -120,7 +120,7 @@ def experiment_of(config: DdpConfig, workload: Workload) -> Experiment:
         cases=config.cases(),
         seed=config.seed,
         budget_s=config.budget_s,
-        script=str(Path(config.script).absolute()),
+        script=config.script,
         arguments=config.arguments,
     )
     settings_of(experiment.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpsim import codec
@@ -12,6 +13,7 @@ from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
 from dpsim.harness.torch_ddp.predict import predicted
+from dpsim.harness.torch_ddp.ready import ready_errors
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
@@ -32,7 +34,15 @@ def predict(config: DdpConfig, workload: Workload | None, folder: Path, progress
         return _predictions(config, workload, folder, progress)
 
 
-def measure(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Comparison:
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The comparison, and the relative errors of the moments when buckets became ready (none without a hook)."""
+
+    comparison: Comparison
+    ready_errors: list[float]
+
+
+def measure(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Measured:
     """Predict, measure and compare; writes ``predictions.json`` first, then ``results.json`` and the report.
 
     What the folder holds is not done again. Raises ``ConfigError``.
@@ -49,7 +59,7 @@ def measure(config: DdpConfig, workload: Workload | None, folder: Path, progress
         comparison = compare(predictions, results)
         progress("writing the report")
         write_report(folder, predictions, results, comparison)
-        return comparison
+        return Measured(comparison=comparison, ready_errors=ready_errors(predictions, results))
 
 
 def _predictions(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Predictions:
@@ -75,7 +85,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
         with tempfile.TemporaryDirectory(prefix="dpsim-ddp-") as meeting:
             task = MeasureTask(
                 settings=tuple(setting for setting in settings if setting.where == place),
-                script=experiment.script,
+                script=str(Path(experiment.script).absolute()),
                 arguments=experiment.arguments,
                 seed=experiment.seed,
                 budget_s=experiment.budget_s / len(places),

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from dpsim import codec
@@ -82,6 +83,7 @@ class _Samples:
     round: list[int] = field(default_factory=list)
     logged_s: dict[str, list[float]] = field(default_factory=dict)
     bucket_bytes: tuple[int, ...] = ()
+    ready_s: list[list[float]] = field(default_factory=list)
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """Let the setting train a few steps; whether its script goes on."""
@@ -97,6 +99,7 @@ class _Samples:
     def _add(self, visits: list[Visit], number: int) -> None:
         times_s = step_times_s([visit.moments_s[1:] for visit in visits])
         self.bucket_bytes = visits[0].bucket_bytes
+        self.ready_s += [each for visit in visits for each in visit.ready_s[WARM_UP_STEPS:]]
         for step, step_s in enumerate(times_s, WARM_UP_STEPS):
             last = min(visits, key=lambda visit: _exposed_s(visit, step))  # the rank that was ready last
             self.step_s.append(step_s)
@@ -120,6 +123,7 @@ class _Samples:
             losses=(),
             logged_s={name: tuple(values) for name, values in self.logged_s.items()},
             bucket_bytes=self.bucket_bytes,
+            bucket_ready_s=tuple(np.median(self.ready_s, axis=0).tolist()) if self.ready_s else (),
         )
 
 
