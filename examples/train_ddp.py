@@ -1,4 +1,4 @@
-"""Trains a perceptron on synthetic data with PyTorch's DistributedDataParallel: torchrun --nproc-per-node 2 train_ddp.py"""
+"""Trains a perceptron on synthetic data with PyTorch's DDP: torchrun --nproc-per-node 2 train_ddp.py"""
 
 import argparse
 

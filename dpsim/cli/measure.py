@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -91,7 +91,9 @@ def measure(
         return
     show.rich(for_terminal(measured.comparison))
     if errors:
-        print(f"buckets were ready when they were predicted to be within {ready['ready_median_abs_error']:.1%}", end=" ")
+        print(
+            f"buckets were ready when they were predicted to be within {ready['ready_median_abs_error']:.1%}", end=" "
+        )
         print(f"(median of {len(errors)} buckets)")
     print(f"report: {folder / 'index.html'}")
 
@@ -101,7 +103,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "devices": point.setting.plan.devices,
             "network": point.setting.network,

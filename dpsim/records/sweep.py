@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
+
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
@@ -183,7 +185,7 @@ class MeasuredPoint(Noun, frozen=True):
     reference_s: tuple[float, ...] = ()
     memory_bytes: int = 0
     emulation: Emulation | None = None
-    logged_s: dict[str, tuple[float, ...]] = {}
+    logged_s: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
     bucket_bytes: tuple[int, ...] = ()
     bucket_ready_s: tuple[float, ...] = ()
 

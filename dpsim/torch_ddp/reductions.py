@@ -39,7 +39,7 @@ class MpiReduction:
     """The mean over all ranks by an allreduce of dpsim's own, over MPI messages as they are or held to a paced link.
 
     With ``overlap`` inline the caller waits for each; with ``thread`` a thread of dpsim's runs them one after another.
-    ``waited_s`` is how long callers have waited so far, and ``starts`` has for every reduction since it was cleared when
+    ``waited_s`` is how long callers have waited so far. ``starts`` has, for every reduction since it was cleared, when
     it was asked for, and what callers had waited by then.
     """
 

@@ -1,4 +1,4 @@
-"""Times the steps of a user's DDP script on one rank, a few at a time, whenever it is this training's turn. Loads torch.
+"""Times the steps of a user's DDP script on one rank, a few at a time, whenever it is their turn. Loads torch.
 
 Between its turns the script waits where its next step would begin. The script itself is not changed.
 """

@@ -198,8 +198,6 @@ def test_the_grid_has_every_way_to_communicate_on_the_networks_that_have_it(tmp_
         (profiled(ddp=DdpSettings(torch="2.13.0", devices=2, find_unused_parameters=True)), "find_unused_parameters"),
     ],
 )
-def test_a_workload_that_the_rule_does_not_predict_is_refused(
-    workload: Workload, given: str, tmp_path: Path
-) -> None:
+def test_a_workload_that_the_rule_does_not_predict_is_refused(workload: Workload, given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=given):
         experiment_of(DdpConfig(script=str(a_script(tmp_path))), workload)

@@ -100,6 +100,7 @@ class IdleTable:
     def result(self) -> AllreduceCost:
         """The table, on every rank of the group. Collective."""
         time_s, factor = _slowest(self.group, self._rows, self._reference_s, self.speeds)
+        p10_s, p90_s = _quantiles(self.group, self._rows)
         return AllreduceCost(
             algorithm=self.algorithm,
             devices=self.group.size,
@@ -110,7 +111,8 @@ class IdleTable:
             slow_factor=factor,
             kind=self.kind,
             relative_uncertainty=_visits_error(self.group, self._rows, self._visits),
-            **_quantiles(self.group, self._rows),
+            p10_s=p10_s,
+            p90_s=p90_s,
         )
 
 
@@ -198,6 +200,7 @@ class LoadedTable:
             losses.append(
                 max(0.0, float(_median_at_full_speed(loss_s, factors(references_s, mixture, mixture.change))))
             )
+        p10_s, p90_s = _quantiles(group, np.column_stack([self._times[size] for size in self._sizes]).tolist())
         return OverlapCost(
             algorithm=self._idle.algorithm,
             devices=group.size,
@@ -211,7 +214,8 @@ class LoadedTable:
             kind=self._idle.kind,
             relative_uncertainty=float(np.sqrt(np.mean(np.square(errors)))),
             loss_relative_uncertainty=_losses_error([self._mean_losses(size) for size in self._sizes], losses),
-            **_quantiles(group, np.column_stack([self._times[size] for size in self._sizes]).tolist()),
+            p10_s=p10_s,
+            p90_s=p90_s,
         )
 
     def _mean_losses(self, size: int) -> NDArray[np.float64]:
@@ -251,10 +255,10 @@ def _slowest(
     return tuple(full.tolist()), factor
 
 
-def _quantiles(group: MPI.Intracomm, rows: list[list[float]]) -> dict[str, tuple[float, ...]]:
+def _quantiles(group: MPI.Intracomm, rows: list[list[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The quantiles of a table: 10 % and 90 % of the slowest rank's times, one a column. Collective."""
     low, high = np.quantile(np.max(group.allgather(rows), axis=0), (0.1, 0.9), axis=0)
-    return {"p10_s": tuple(low.tolist()), "p90_s": tuple(high.tolist())}
+    return tuple(low.tolist()), tuple(high.tolist())
 
 
 def _visits_error(group: MPI.Intracomm, rows: list[list[float]], visits: list[int]) -> float:

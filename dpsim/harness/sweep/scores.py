@@ -255,10 +255,13 @@ def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Grou
 
 
 def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...]:
-    """Return step with overlap / step without - 1, wherever both were run on more than one device."""
+    """Return step with overlap / step without - 1, wherever both were run on more than one device.
+
+    PyTorch's DDP always communicates during backward.
+    """
     without = {point.setting: point for point in points if point.overlap == "off" and point.devices > 1}
     effects = []
-    for on in points:
+    for on in (point for point in points if point.runtime == "dpsim"):
         plan = msgspec.structs.replace(on.setting.plan, overlap="off")
         off = without.get(msgspec.structs.replace(on.setting, plan=plan))
         if off is None or on.overlap == "off":
@@ -272,7 +275,6 @@ def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...
                 network=on.network,
                 emulated_network=on.emulated_network,
                 emulated_compute=on.emulated_compute,
-                runtime=on.runtime,
                 devices=on.devices,
                 fusion_threshold_bytes=on.fusion_threshold_bytes,
                 algorithm=on.algorithm,

@@ -117,9 +117,7 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     return tables | {"halves": [], "compute_slowdown": [], "selection": [], "speed": []}
 
 
-def _tables(
-    comm: MPI.Intracomm, task: CalibrationTask
-) -> tuple[list[IdleTable], list[BackwardTable], list[Reduction]]:
+def _tables(comm: MPI.Intracomm, task: CalibrationTask) -> tuple[list[IdleTable], list[BackwardTable], list[Reduction]]:
     """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
     load, speeds, network = TorchLoad(), OneSpeed(), Network.parse(task.network)
     config = CalibrateConfig(max_bytes=task.max_bytes)

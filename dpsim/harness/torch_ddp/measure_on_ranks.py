@@ -39,7 +39,7 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     address = str(Path(task.folder) / CONTROL)
     listener = Listener(address, "AF_UNIX", backlog=comm.size) if comm.rank == 0 else None
     quiet_barrier(comm)  # the others may still be loading PyTorch
-    group = comm.Split(places[comm.rank - 1] if comm.rank else len(task.settings), comm.rank)
+    group: Any = comm.Split(places[comm.rank - 1] if comm.rank else len(task.settings), comm.rank)
     if listener is None:
         place = places[comm.rank - 1]
         train_in_turns(group, task.settings[place], task.script, task.arguments, task.folder, place)
@@ -137,18 +137,20 @@ def _measured(task: MeasureTask, ranks: list[list[Connection[int, Visit]]], repo
     """Visit every setting in every round, until all intervals are narrow or the budget is spent."""
     settings = [_Samples(setting, connections) for setting, connections in zip(task.settings, ranks, strict=True)]
     stop = StopRule(least_rounds=LEAST_ROUNDS, most_s=task.budget_s)
-    narrow, reported_s = 0, now()
-    for current in rounds(stop, suffice=lambda: narrow == len(settings), warm_up=_WARM_UP_ROUNDS, seed=task.seed):
+    reported_s = now()
+
+    def narrow() -> int:
+        return sum(each.narrow(task.interval) for each in settings)
+
+    for current in rounds(stop, suffice=lambda: narrow() == len(settings), warm_up=_WARM_UP_ROUNDS, seed=task.seed):
         order = current.order(range(len(settings)))
         if not all([settings[index].visit(current.number, counted=current.counted) for index in order]):
             _check_trains(Visit(ended=current.number < LEAST_ROUNDS), current.number + _WARM_UP_ROUNDS)
             break
-        if current.counted:
-            narrow = sum(each.narrow(task.interval) for each in settings)
-        if now() - reported_s > _REPORT_S:
+        if current.counted and now() - reported_s > _REPORT_S:
             reported_s = now()
             report(
-                f"round {current.number + 1}: {narrow} of {len(settings)} settings have intervals within "
+                f"round {current.number + 1}: {narrow()} of {len(settings)} settings have intervals within "
                 f"{task.interval:.0%}; {current.spent_s():.0f} s used, budget {task.budget_s:.0f} s"
             )
     for each in settings:
