@@ -32,24 +32,22 @@ from dpsim.progress import Progress
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
 
 _LEAST_ROUNDS = 5
+_NAP_S = 1e-4
 _WIDTH, _LAYERS, _BATCH = 512, 3, 64
 
 
-class OneSpeed(SpeedLog):
-    """A log in which the machine has one speed: its changes are part of the scatter of the times."""
-
-    def visited(self, devices: int, before_s: float, after_s: float) -> float:
-        return super().visited(devices, 1.0, 1.0)
-
-
 class ReducedMemory:
-    """A ``Transport`` whose allreduces are those of a ``Reduction``; it sends no other messages."""
+    """A ``Transport`` whose allreduces are those of a ``Reduction``; it sends no other messages.
+
+    Its ranks sleep where they wait for each other (``nap_s``), as DDP does: a rank that spins delays the threads of
+    gloo on its core by milliseconds.
+    """
 
     def __init__(self, group: MPI.Intracomm, network: Network, reduction: Reduction) -> None:
         self.rank: int = group.rank
         self.size: int = group.size
         self.network, self.reduction = network, reduction
-        self.oversubscribed, self.nap_s, self.devices_a_node = False, 0.0, 1
+        self.oversubscribed, self.nap_s, self.devices_a_node = False, _NAP_S, 1
 
     def allocate(self, size_bytes: int) -> NDArray[Any]:
         return aligned_bytes(size_bytes)
@@ -119,7 +117,7 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
 
 def _tables(comm: MPI.Intracomm, task: CalibrationTask) -> tuple[list[IdleTable], list[BackwardTable], list[Reduction]]:
     """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
-    load, speeds, network = TorchLoad(), OneSpeed(), Network.parse(task.network)
+    load, speeds, network = TorchLoad(), SpeedLog(), Network.parse(task.network)
     config = CalibrateConfig(max_bytes=task.max_bytes)
     if task.runtime == "torch-ddp-gloo":
         store = distributed.FileStore(str(Path(task.folder) / "calibration"), comm.size)

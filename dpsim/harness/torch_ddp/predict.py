@@ -12,7 +12,7 @@ from dpsim.harness.calibrate.calibrate import machine
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.prepare import Prepared, calibration_kind, profile_kind
-from dpsim.harness.torch_ddp.contention import compute_slowdown, profiled_on_cores
+from dpsim.harness.torch_ddp.contention import compute_slowdown, computed_s, profiled_on_cores
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.launch.jobs import on_ranks
@@ -24,14 +24,15 @@ from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.workload import Workload
 
 _CALIBRATION_S = 5.0
+_REPEATS = 2
 
 
 def predicted(config: DdpConfig, workload: Workload | None, progress: Progress) -> Predictions:
     """Profile (unless there is a ``workload``), calibrate, and predict every setting. Raises ``ConfigError``."""
     request = ScriptRequest(script=config.script, arguments=config.arguments, devices=config.most_devices)
     progress(f"profiling {config.script} as rank 0 of {config.most_devices} in one process")
-    alone = profiled_on_cores(request, 1)[0]
-    workload = workload or alone
+    alone = [profiled_on_cores(request, 1)[0] for _ in range(_REPEATS)]
+    workload = workload or min(alone, key=computed_s)
     experiment = experiment_of(config, workload)
     slowdowns = []
     for devices in sorted({*config.devices} - {1}):
