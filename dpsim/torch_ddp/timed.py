@@ -197,3 +197,9 @@ def connect(store: str, rank: int, ranks: int) -> None:
         original("gloo", store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
 
     replace_everywhere(original, init_process_group)
+
+
+def disconnect() -> None:
+    """End the script's process group, whose threads would abort the process as it ends."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -56,6 +56,7 @@ def train_in_turns(
                 take_turn(timed.Visit(ended=True))
     if reduction is not None:
         reduction.close()
+    timed.disconnect()
 
 
 def _ends_by_itself(script: str, arguments: tuple[str, ...]) -> bool:

@@ -13,6 +13,7 @@ from dpsim.comm.networks import transport
 from dpsim.machine import Network
 from dpsim.progress import Progress
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, Reduction
+from dpsim.torch_ddp.timed import disconnect
 
 SIZES = (1, 5, 1000, 40_000)
 
@@ -41,5 +42,5 @@ def reduced(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
         queue.submit(number, queue.prepare(torch.ones(2000).numpy()))
     queue.finish()
     queue.close()
-    gathered = comm.gather({"values": values, "spans": spans})
-    return gathered
+    disconnect()
+    return comm.gather({"values": values, "spans": spans})
