@@ -196,5 +196,16 @@ for _algorithm in (
         sixteen_bits=True,
         halves=True,
     ),
+    Algorithm(
+        name="gloo",
+        summary="gloo's ring, as PyTorch's DDP runs it; dpsim prices it",
+        place="elsewhere",
+        lines=_ring,
+        rounds=_always(1),
+        sixteen_bits=False,
+        sixteen_bit_messages=True,
+        halves=False,
+        steps=None,
+    ),
 ):
     ALGORITHMS.register(_algorithm)

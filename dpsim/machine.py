@@ -143,6 +143,7 @@ class AllreduceCost(Noun, frozen=True):
     sum.
     ``layout`` is as in a ``Plan``. At the slow speed of the machine (``Speed``) it takes ``slow_factor`` times as long.
     ``relative_uncertainty`` is one standard error of the times over them (``dpsim.uncertainty``; ``None``: not known).
+    ``time_s`` are medians; ``p10_s`` and ``p90_s`` the 10 % and 90 % quantiles of the same times (empty: not known).
     """
 
     algorithm: str
@@ -154,13 +155,16 @@ class AllreduceCost(Noun, frozen=True):
     slow_factor: float = 1.0
     kind: CollectiveKind = "allreduce"
     relative_uncertainty: float | None = None
+    p10_s: tuple[float, ...] = ()
+    p90_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         ALGORITHMS.find(self.algorithm)
         _check_devices(f"an allreduce table {self.algorithm!r}", self.devices)
         check_layout(self.layout, self.devices)
         _check_factor(f"allreduce table {self.algorithm!r} at {self.devices} devices", "slow_factor", self.slow_factor)
-        _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, self.time_s)
+        columns = [self.time_s, *(column for column in (self.p10_s, self.p90_s) if column)]
+        _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, *columns)
         check_uncertainty(f"allreduce table {self.algorithm!r}", relative_uncertainty=self.relative_uncertainty)
 
     @property
@@ -213,7 +217,8 @@ class OverlapCost(Noun, frozen=True):
     ``poll_s`` is the compute time of one poll (mechanism ``poll``). Calibration leaves it 0, because the compute time
     that it measures contains the polls. At the slow speed of the machine (``Speed``) the allreduce takes
     ``slow_factor`` times as long. ``relative_uncertainty`` is one standard error of ``time_s`` over it, and
-    ``loss_relative_uncertainty`` that of ``compute_loss_s`` (``None``: not known).
+    ``loss_relative_uncertainty`` that of ``compute_loss_s`` (``None``: not known). ``p10_s`` and ``p90_s`` are
+    quantiles of the times whose median is ``time_s`` (empty: not known).
     """
 
     algorithm: str
@@ -229,12 +234,15 @@ class OverlapCost(Noun, frozen=True):
     kind: CollectiveKind = "allreduce"
     relative_uncertainty: float | None = None
     loss_relative_uncertainty: float | None = None
+    p10_s: tuple[float, ...] = ()
+    p90_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         what = f"overlap table {self.algorithm!r}/{self.overlap!r} at {self.devices} devices"
         _check_devices(f"an overlap table {self.algorithm!r}/{self.overlap!r}", self.devices)
         check_layout(self.layout, self.devices)
-        _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s)
+        quantiles = [column for column in (self.p10_s, self.p90_s) if column]
+        _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s, *quantiles)
         if not (math.isfinite(self.poll_s) and self.poll_s >= 0):
             raise ConfigError(f"{what} has poll_s {self.poll_s}", allowed="finite seconds >= 0")
         _check_factor(what, "slow_factor", self.slow_factor)

@@ -14,6 +14,7 @@ from dpsim.fusion_rules import FUSION_RULES
 from dpsim.layout import parse_devices
 from dpsim.machine import NODE, Network, check_algorithm
 from dpsim.plan import Plan
+from dpsim.training_runtime import RUNTIMES, Runtime, check_runtime
 from dpsim.units import format_size, parse_size
 
 OVERLAP_CHOICES = ("auto", "all")
@@ -28,8 +29,10 @@ class Setting(Noun, frozen=True):
     """A plan that trains a model on a network: the one place where a configuration stands.
 
     With ``compute`` emulated each rank waits for as long as the model computes, so that there may be more ranks than
-    cores. ``repeat`` tells the two runs of an A/A pair apart (0 and 1). Raises ``ConfigError`` for an algorithm that
-    the network cannot run, and for what emulated compute cannot run.
+    cores. ``repeat`` tells the two runs of an A/A pair apart (0 and 1). ``runtime`` says who trains: dpsim, or
+    PyTorch's DDP, which communicates by gloo or through dpsim's MPI transports (``dpsim.training_runtime``). Raises
+    ``ConfigError`` for an algorithm that the network or the runtime cannot run, and for what emulated compute cannot
+    run.
     """
 
     plan: Plan
@@ -37,9 +40,14 @@ class Setting(Noun, frozen=True):
     network: str = NODE
     repeat: int = 0
     compute: Compute = "real"
+    runtime: Runtime = "dpsim"
 
     def __post_init__(self) -> None:
-        check_algorithm(self.plan.algorithm, Network.parse(self.network))
+        if self.runtime not in RUNTIMES:
+            raise unknown("runtime", self.runtime, RUNTIMES)
+        if self.runtime != "torch-ddp-gloo":
+            check_algorithm(self.plan.algorithm, Network.parse(self.network))
+        check_runtime(self.runtime, self.plan, self.network, self.compute)
         if self.compute not in COMPUTES:
             raise unknown("compute", self.compute, COMPUTES)
         if self.emulated_compute:
@@ -54,7 +62,12 @@ class Setting(Noun, frozen=True):
 
     @property
     def where(self) -> str:
-        """The network, and whether computation is emulated on it: times of different places are never mixed."""
+        """The network, who trains there if it is not dpsim, and whether computation is emulated on it.
+
+        Times of different places are never mixed.
+        """
+        if self.runtime != "dpsim":
+            return f"{self.network} ({self.runtime})"
         return f"{self.network} (emulated computation)" if self.emulated_compute else self.network
 
     @property
@@ -83,6 +96,7 @@ class Setting(Noun, frozen=True):
             self.network != NODE,
             self.network,
             self.emulated_compute,
+            self.runtime,
             *leading,
             threshold,
             self.repeat,
@@ -117,10 +131,10 @@ class Setting(Noun, frozen=True):
         return f"{devices} on {self.where}, {size}, {plan.algorithm}, overlap {plan.overlap}"
 
 
-_OF_SETTING = ("model", "network", "compute")
+_OF_SETTING = ("model", "network", "compute", "runtime")
 FIELDS = (*Plan.__struct_fields__, "local_batch", *_OF_SETTING)
-"""What a grid may vary: every field of ``Plan``, the model, the network, whether computation is real or emulated, and
-``local_batch`` for weak scaling."""
+"""What a grid may vary: every field of ``Plan``, the model, the network, whether computation is real or emulated, who
+trains, and ``local_batch`` for weak scaling."""
 
 
 def _check_emulated(plan: Plan, network: str) -> None:
@@ -155,7 +169,7 @@ def setting_of(row: Row) -> Setting:
     """
     fields = dict(row)
     model, network = fields.pop("model", "mlp:64x20"), fields.pop("network", NODE)
-    compute = fields.pop("compute", "real")
+    compute, runtime = fields.pop("compute", "real"), fields.pop("runtime", "dpsim")
     devices, layout = parse_devices(fields.pop("devices", 1))
     if (local_batch := fields.pop("local_batch", None)) is not None:
         if "global_batch" in fields:
@@ -175,7 +189,8 @@ def setting_of(row: Row) -> Setting:
         fields["batch_norm"] = Plan.default_batch_norm(leaves if isinstance(leaves, int) else 0)
     plain = {"plan": fields | {"devices": devices, "layout": layout or fields.get("layout", "")}}
     try:
-        return msgspec.convert(plain | {"model": model, "network": network, "compute": compute}, Setting)
+        rest = {"model": model, "network": network, "compute": compute, "runtime": runtime}
+        return msgspec.convert(plain | rest, Setting)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):
             raise error.__cause__ from error

@@ -19,6 +19,7 @@ from dpsim.cli import (
     doctor,
     launch,
     machine,
+    measure,
     predict,
     profile,
     report,
@@ -57,6 +58,7 @@ def build() -> App:
     app.command(profile.profile, help_epilogue=profile.EXAMPLES)
     app.command(calibrate.calibrate, help_epilogue=calibrate.EXAMPLES)
     app.command(predict.predict, help_epilogue=predict.EXAMPLES)
+    app.command(measure.measure, help_epilogue=measure.EXAMPLES)
     app.command(report.report, help_epilogue=report.EXAMPLES)
     app.command(compare.compare, help_epilogue=compare.EXAMPLES)
     app.command(trace.trace, help_epilogue=trace.EXAMPLES)

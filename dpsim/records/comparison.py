@@ -37,6 +37,8 @@ class ComparedPoint(Noun, frozen=True):
       (``None``: a band that was assumed). ``predicted_communication_cost_s`` is the predicted step - the one on a
       network where collectives take no time.
     - ``group`` names the group in which the point is compared with others, and ``setting`` is the whole setting.
+    - ``runtime`` says who trained (``dpsim.training_runtime``). Where that is PyTorch's DDP,
+      ``exposed_communication_s`` is DDP's own logged time.
     """
 
     devices: int
@@ -96,6 +98,7 @@ class ComparedPoint(Noun, frozen=True):
     free_cores: float | None = None
     interval_level: float | None = None
     predicted_communication_cost_s: float | None = None
+    runtime: str = "dpsim"
 
     @property
     def measured_s_per_sample(self) -> float:
@@ -155,6 +158,7 @@ class Group(Noun, frozen=True):
     median_error: float
     median_error_at_equal_speed: float | None
     emulated_compute: bool = False
+    runtime: str = "dpsim"
 
     @property
     def shape_counts(self) -> bool:
@@ -200,6 +204,7 @@ class Overall(Noun, frozen=True):
     effect: float
     noise: float | None
     emulated_compute: bool = False
+    runtime: str = "dpsim"
 
 
 class OverlapEffect(Noun, frozen=True):
@@ -220,6 +225,7 @@ class OverlapEffect(Noun, frozen=True):
     noise: float
     sign_right: bool | None
     emulated_compute: bool = False
+    runtime: str = "dpsim"
 
 
 class Comparison(Noun, frozen=True):

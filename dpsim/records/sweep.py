@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
+
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
@@ -29,6 +31,7 @@ class Experiment(Grid, frozen=True):
     devices also trains so many steps, and the divergence from one device is measured. With ``seeds`` a sweep over batch
     norm also trains from so many seeds for ``epochs`` epochs, to measure what the local batch does to the loss; with
     ``target_loss`` one over the local batch trains to it at several global batches, to measure how many steps it takes.
+    Where PyTorch's DDP trains, ``script`` is the user's script that it runs, with its ``arguments``.
     """
 
     name: str = "sweep"
@@ -43,6 +46,8 @@ class Experiment(Grid, frozen=True):
     epochs: int = 8
     target_loss: float = 0.0
     schema: str = EXPERIMENT_SCHEMA
+    script: str = ""
+    arguments: tuple[str, ...] = ()
 
     @property
     def weak(self) -> bool:
@@ -162,7 +167,11 @@ class MeasuredPoint(Noun, frozen=True):
     ``recording_s_per_event`` of the results. ``reference_s`` is the time of the reference computation in the same visit
     as each sample, on the slowest rank (empty in records of earlier versions, and where computation is emulated, which
     the machine's speed does not change). ``memory_bytes`` is what the device with the most has allocated, without
-    communication buffers (0: not known). ``emulation`` is given where computation is emulated.
+    communication buffers (0: not known). ``emulation`` is given where computation is emulated. ``logged_s`` are the
+    times of each of these steps that PyTorch's DDP logs itself, under its own names, on the rank with the least exposed
+    communication, and ``bucket_bytes`` the buckets that it reports. ``bucket_ready_s`` are the medians of the seconds
+    of computation from the start of backward until a communication hook got each bucket. They are empty where dpsim
+    trains, the last one also where DDP has no hook.
     """
 
     setting: Setting
@@ -176,6 +185,9 @@ class MeasuredPoint(Noun, frozen=True):
     reference_s: tuple[float, ...] = ()
     memory_bytes: int = 0
     emulation: Emulation | None = None
+    logged_s: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
+    bucket_bytes: tuple[int, ...] = ()
+    bucket_ready_s: tuple[float, ...] = ()
 
 
 class Results(Noun, frozen=True):

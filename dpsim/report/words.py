@@ -9,6 +9,8 @@ from typing import Protocol
 from dpsim.units import format_size
 
 EMULATED_COMPUTE = " (emulated computation)"
+_RUNTIMES = {"dpsim": "", "torch-ddp-gloo": ", PyTorch DDP by gloo", "torch-ddp-mpi": ", PyTorch DDP by an MPI hook"}
+"""Who trained, as it is written behind the network."""
 BASELINES = {
     "constant": "constant",
     "perfect_scaling": "perfect scaling",
@@ -28,6 +30,8 @@ class OnNetwork(Protocol):
     def emulated_network(self) -> bool: ...
     @property
     def emulated_compute(self) -> bool: ...
+    @property
+    def runtime(self) -> str: ...
 
 
 def milliseconds(seconds: float) -> str:
@@ -54,11 +58,11 @@ def digits(value: float | None, count: int) -> str:
 
 
 def network_name(item: OnNetwork) -> str:
-    """Return the network's token, marked where the network is emulated, and where computation is."""
+    """Return the network's token, marked where the network is emulated, computation is, or PyTorch's DDP trains."""
     if item.emulated_network and item.emulated_compute:
         return f"{item.network} (emulated, as is computation)"
     name = f"{item.network} (emulated)" if item.emulated_network else item.network
-    return name + EMULATED_COMPUTE * item.emulated_compute
+    return name + EMULATED_COMPUTE * item.emulated_compute + _RUNTIMES.get(item.runtime, f", {item.runtime}")
 
 
 def field_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.launch.child_process import child
+from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.user_script import check_script
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
 from dpsim.workload import Workload
@@ -24,16 +26,12 @@ def profile_script(request: ScriptRequest) -> Workload:
     What the script prints goes to stderr. Raises ``ConfigError`` for a script that cannot be profiled.
     """
     check_script(request.script)
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError(
-            "PyTorch is not installed beside dpsim",
-            allowed="PyTorch 2.4 or newer, for --torch-script alone",
-            remedy="pip install 'dpsim[torch]' in the environment that the script runs in",
-        )
+    check_torch()
     with tempfile.TemporaryDirectory(prefix="dpsim-torch-") as folder:
         paths = Path(folder) / "request.json", Path(folder) / "outcome.json"
         codec.write(paths[0], request)
-        with child([sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)], stdout=_STDERR) as process:
+        command = [sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)]
+        with child(command, env=_environment(request.devices), stdout=_STDERR) as process:
             code = process.wait()
         if not paths[1].exists():
             raise ConfigError(
@@ -47,6 +45,22 @@ def profile_script(request: ScriptRequest) -> Workload:
         assert error is not None
         raise ConfigError(error.given, allowed=error.allowed, remedy=error.remedy)
     return outcome.workload
+
+
+def check_torch() -> None:
+    """Raises ``ConfigError`` unless PyTorch is installed. Does not load it."""
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "PyTorch is not installed beside dpsim",
+            allowed="PyTorch 2.4 or newer, for --torch-script alone",
+            remedy="pip install 'dpsim[torch]' in the environment that the script runs in",
+        )
+
+
+def _environment(devices: int) -> dict[str, str]:
+    """The environment, with one compute thread where several ranks would run, as ``torchrun`` sets it."""
+    threads = dict.fromkeys(THREAD_VARIABLES, "1") if devices > 1 else {}
+    return threads | dict(os.environ)
 
 
 def _ending(code: int) -> str:

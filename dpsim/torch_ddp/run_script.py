@@ -27,9 +27,9 @@ from dpsim.workload import Workload
 
 def run(request: ScriptRequest) -> Workload:
     """Run the script as ``torchrun`` would run its rank 0, until enough is recorded. Raises ``ConfigError``."""
-    _act_as_rank_0(request.devices)
+    act_as_rank(0, request.devices)
     process_group.answer_for(request.devices)
-    _take_over_spawn()
+    take_over_spawn(0)
     recorder = Recorder(request.steps)
     install(recorder)
     sys.argv = [request.script, *request.arguments]
@@ -47,28 +47,28 @@ def run(request: ScriptRequest) -> Workload:
     return workload_of(recorded_of(recorder, request))
 
 
-def _act_as_rank_0(devices: int) -> None:
-    """Set what ``torchrun`` sets for rank 0 on one node."""
+def act_as_rank(rank: int, devices: int) -> None:
+    """Set what ``torchrun`` sets for a rank on one node."""
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     os.environ.update(dict.fromkeys(names, str(devices)))
-    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"))
-    os.environ.update({"GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "dpsim"})
+    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)))
+    os.environ.update({"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "dpsim"})
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     os.environ["TORCH_DIST_INIT_BARRIER"] = "0"  # there is nobody to wait for
 
 
-def _take_over_spawn() -> None:
-    """Let ``torch.multiprocessing.spawn`` call its function in this process, as rank 0."""
+def take_over_spawn(rank: int) -> None:
+    """Let ``torch.multiprocessing.spawn`` call its function in this process, as this rank."""
     import torch.multiprocessing
 
     for original in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
-        process_group.replace_everywhere(original, _renamed(original.__name__))
+        process_group.replace_everywhere(original, _spawn(original.__name__, rank))
 
 
-def _renamed(name: str) -> Any:
+def _spawn(name: str, rank: int) -> Any:
     def call(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
-        fn(0, *args)
+        fn(rank, *args)
         return None if join else _Joined()
 
     call.__name__ = name
@@ -84,7 +84,7 @@ class _Joined:
 
 def _died(script: str, error: BaseException) -> ConfigError:
     """The error of a script that raised one: where, what, and what to do."""
-    place = _place(script, error.__traceback__)
+    place = place_in(script, error.__traceback__)
     if isinstance(error, SystemExit):
         return ConfigError(f"{place}: the script ended with exit code {error.code}", remedy="see what it printed above")
     text = " ".join(str(error).split())
@@ -98,7 +98,7 @@ def _died(script: str, error: BaseException) -> ConfigError:
     return ConfigError(given, remedy="run it with torchrun first; it has to work on this machine")
 
 
-def _place(script: str, where: TracebackType | None) -> str:
+def place_in(script: str, where: TracebackType | None) -> str:
     """``train.py:17``: the innermost line of the script itself."""
     lines = [frame.lineno for frame in traceback.extract_tb(where) if frame.filename == script]
     return f"{Path(script).name}:{lines[-1]}" if lines else Path(script).name

@@ -17,7 +17,7 @@ from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
 from dpsim.comm.group import quiet_start
 from dpsim.comm.ordered_sum import ordered_sum
-from dpsim.comm.progress import BucketAllreduce, progress
+from dpsim.comm.progress import BucketAllreduce, Progress, progress
 from dpsim.comm.selection import sizes
 from dpsim.comm.transport import Transport
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
@@ -100,6 +100,7 @@ class IdleTable:
     def result(self) -> AllreduceCost:
         """The table, on every rank of the group. Collective."""
         time_s, factor = _slowest(self.group, self._rows, self._reference_s, self.speeds)
+        p10_s, p90_s = _quantiles(self.group, self._rows)
         return AllreduceCost(
             algorithm=self.algorithm,
             devices=self.group.size,
@@ -110,6 +111,8 @@ class IdleTable:
             slow_factor=factor,
             kind=self.kind,
             relative_uncertainty=_visits_error(self.group, self._rows, self._visits),
+            p10_s=p10_s,
+            p90_s=p90_s,
         )
 
 
@@ -133,7 +136,7 @@ class LoadedTable:
     def __init__(self, idle: IdleTable, link: Transport, overlap: str, load: Load) -> None:
         self._idle, self._link, self._overlap, self._load = idle, link, overlap, load
         self._intervals_s: list[tuple[float, float]] = []
-        self._mechanism = progress(link, idle.algorithm, overlap, self._reduced, idle.compression)
+        self._mechanism = self._progress()
         self._sizes = idle.sizes[::-2][::-1]  # every second size, the largest among them
         self._allreduces: dict[int, list[BucketAllreduce]] = {}
         self._units: dict[int, int] = {}
@@ -141,6 +144,10 @@ class LoadedTable:
         self._losses: dict[int, list[float]] = {size: [] for size in self._sizes}
         self._reference_s: dict[int, list[float]] = {size: [] for size in self._sizes}
         self._warm = False
+
+    def _progress(self) -> Progress:
+        """What runs the allreduces beside the load, and calls ``_reduced`` for each."""
+        return progress(self._link, self._idle.algorithm, self._overlap, self._reduced, self._idle.compression)
 
     def _reduced(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
         self._intervals_s.append((start_s, end_s))
@@ -193,6 +200,7 @@ class LoadedTable:
             losses.append(
                 max(0.0, float(_median_at_full_speed(loss_s, factors(references_s, mixture, mixture.change))))
             )
+        p10_s, p90_s = _quantiles(group, np.column_stack([self._times[size] for size in self._sizes]).tolist())
         return OverlapCost(
             algorithm=self._idle.algorithm,
             devices=group.size,
@@ -206,6 +214,8 @@ class LoadedTable:
             kind=self._idle.kind,
             relative_uncertainty=float(np.sqrt(np.mean(np.square(errors)))),
             loss_relative_uncertainty=_losses_error([self._mean_losses(size) for size in self._sizes], losses),
+            p10_s=p10_s,
+            p90_s=p90_s,
         )
 
     def _mean_losses(self, size: int) -> NDArray[np.float64]:
@@ -243,6 +253,12 @@ def _slowest(
     factor = slow_factor(relative.ravel(), np.repeat(reference_s, relative.shape[1]).tolist(), mixture)
     full = _median_at_full_speed(slowest, factors(reference_s, mixture, factor)[:, None])
     return tuple(full.tolist()), factor
+
+
+def _quantiles(group: MPI.Intracomm, rows: list[list[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The quantiles of a table: 10 % and 90 % of the slowest rank's times, one a column. Collective."""
+    low, high = np.quantile(np.max(group.allgather(rows), axis=0), (0.1, 0.9), axis=0)
+    return tuple(low.tolist()), tuple(high.tolist())
 
 
 def _visits_error(group: MPI.Intracomm, rows: list[list[float]], visits: list[int]) -> float:

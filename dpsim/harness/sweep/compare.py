@@ -81,8 +81,10 @@ def compare(
         points=tuple(points),
         groups=tuple(groups),
         networks=tuple(
-            scores.overall(n, [p for p in many if _place(p) == (n, e)], [g for g in several if _place(g) == (n, e)])
-            for n, e in dict.fromkeys(map(_place, several))
+            scores.overall(
+                place[0], [p for p in many if _place(p) == place], [g for g in several if _place(g) == place]
+            )
+            for place in dict.fromkeys(map(_place, several))
         ),
         overall=scores.overall(ALL_NETWORKS, pooled, real) if several else None,
         single_device_median_abs_error=float(np.median([abs(p.error) for p in single])) if single else None,
@@ -110,9 +112,9 @@ def compare(
     )
 
 
-def _place(item: ComparedPoint | Group) -> tuple[str, bool]:
-    """Return the network, and whether computation is emulated on it."""
-    return item.network, item.emulated_compute
+def _place(item: ComparedPoint | Group) -> tuple[str, bool, str]:
+    """Return the network, whether computation is emulated on it, and who trains."""
+    return item.network, item.emulated_compute, item.runtime
 
 
 def _chosen_overlap(where: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
@@ -222,6 +224,7 @@ def _point(
         setting=setting,
         deadline_lateness=max(each.lateness_s for each in emulations) / step.median if emulations else None,
         free_cores=min(each.free_cores for each in emulations) if emulations else None,
+        runtime=setting.runtime,
     )
 
 
@@ -257,7 +260,8 @@ def _trained(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
     """What a point and the single device have in common that its speedup is over."""
     plan = point.setting.plan
     batch = point.local_batch if weak else float(point.global_batch)
-    return point.model, point.emulated_compute, batch, plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer
+    trained = plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer
+    return point.model, point.emulated_compute, point.runtime, batch, *trained
 
 
 def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:

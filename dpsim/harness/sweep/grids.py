@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
@@ -151,12 +152,22 @@ def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tupl
     dataset = load_dataset(experiment.dataset, experiment.seed)
     model = setting_of(experiment.rows[0]).model
     sizes = describe(models.load(model, dataset.input_shape, dataset.classes).replica(), "model").ready_order
-    buckets: dict[int, float] = {}
     candidates = [0.0, *(2.0**power for power in range(4, 64) if 2.0**power < sizes.size_bytes.sum()), math.inf]
+    return telling(sizes.size_bytes, sizes.dtype_code, "tarantella", candidates, count)
+
+
+def telling(
+    size_bytes: NDArray[np.int64], dtype_code: NDArray[np.int64], rule: str, candidates: Sequence[float], count: int
+) -> tuple[float, ...]:
+    """Return at most ``count`` of the ascending ``candidates``, all of which give different buckets under a rule.
+
+    The last candidate is always among them.
+    """
+    buckets: dict[int, float] = {}
     for threshold in candidates:
-        starts = fuse(sizes.size_bytes, "tarantella", threshold, dtype_code=sizes.dtype_code)
+        starts = fuse(size_bytes, rule, threshold, dtype_code=dtype_code)
         buckets.setdefault(len(starts) - 1, threshold)
-    buckets[1] = math.inf
+    buckets[len(starts) - 1] = candidates[-1]
     numbers = sorted(buckets)
     targets = np.geomspace(numbers[0], numbers[-1], count)
     chosen = {min(numbers, key=lambda number: abs(math.log(number / target))) for target in targets}

@@ -183,7 +183,8 @@ for _question in (FusionThreshold(), Devices(), LocalBatch(), BatchNorm(), Setti
 
 def group_name(experiment: Experiment, setting: Setting) -> str:
     """The group of a setting: ``node; 2 devices``."""
-    return "; ".join(_named(setting, name) for name in QUESTIONS.find(experiment.question).apart(experiment))
+    apart = QUESTIONS.find(experiment.question).apart(experiment)
+    return "; ".join(_named(setting, name) for name in apart if name != "runtime")
 
 
 def compared(experiment: Experiment) -> tuple[str, ...]:
@@ -199,7 +200,7 @@ def compared(experiment: Experiment) -> tuple[str, ...]:
 
 def _places(experiment: Experiment) -> tuple[str, ...]:
     """The fields that say where a setting runs: times of different places are never compared."""
-    return ("network", "compute") if "compute" in experiment.varied else ("network",)
+    return ("network", *(name for name in ("runtime", "compute") if name in experiment.varied))
 
 
 def _refuse_all_overlaps(experiment: Experiment) -> None:
@@ -212,6 +213,8 @@ def _refuse_all_overlaps(experiment: Experiment) -> None:
 
 
 def _named(setting: Setting, name: str) -> str:
+    if name == "network" and setting.runtime != "dpsim":
+        return setting.where
     if name in ("network", "model"):
         return setting.text(name)
     if name == "compute":
@@ -225,6 +228,13 @@ def _named(setting: Setting, name: str) -> str:
 
 def completed(experiment: Experiment) -> Experiment:
     """Return the experiment with all defaults filled in, so that two can be compared. Raises ``ConfigError``."""
+    others = {*map(str, experiment.values("runtime"))} - {"dpsim"}
+    if others or experiment.script:
+        raise ConfigError(
+            f"a sweep with the runtime {', '.join(sorted(others)) or 'of ' + experiment.script}",
+            allowed="dpsim",
+            remedy="measure a PyTorch script under DDP with dpsim measure --torch-script",
+        )
     return QUESTIONS.find(experiment.question).completed(experiment)
 
 

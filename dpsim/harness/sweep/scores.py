@@ -209,6 +209,7 @@ def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float
         network=best.network,
         emulated_network=best.emulated_network,
         emulated_compute=best.emulated_compute,
+        runtime=best.runtime,
         devices=best.devices if len({p.layout for p in points}) == 1 else 0,
         points=len(many),
         step=step_score(many),
@@ -242,6 +243,7 @@ def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Grou
         network=network,
         emulated_network=any(g.emulated_network for g in groups),
         emulated_compute=any(g.emulated_compute for g in groups),
+        runtime=" and ".join(dict.fromkeys(g.runtime for g in groups)),
         points=len(points),
         step=step_score(points),
         shape=shape_score(panels),
@@ -253,10 +255,13 @@ def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Grou
 
 
 def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...]:
-    """Return step with overlap / step without - 1, wherever both were run on more than one device."""
+    """Return step with overlap / step without - 1, wherever both were run on more than one device.
+
+    PyTorch's DDP always communicates during backward.
+    """
     without = {point.setting: point for point in points if point.overlap == "off" and point.devices > 1}
     effects = []
-    for on in points:
+    for on in (point for point in points if point.runtime == "dpsim"):
         plan = msgspec.structs.replace(on.setting.plan, overlap="off")
         off = without.get(msgspec.structs.replace(on.setting, plan=plan))
         if off is None or on.overlap == "off":

@@ -58,7 +58,7 @@ def measure(experiment: Experiment, folder: Path, progress: Progress) -> tuple[P
 
 def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -> tuple[Predictions, Results]:
     """The predictions and the results, made now where the folder lacks them."""
-    predictions = _existing(folder, experiment)
+    predictions = existing_predictions(folder, experiment)
     if (folder / "results.json").exists() and predictions is not None:
         return predictions, read_results(folder / "results.json")
     if predictions is None:
@@ -72,7 +72,7 @@ def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -
 
 def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
     """Predict and measure what the folder lacks, and report; the folder is locked for this sweep."""
-    _existing(folder, experiment)
+    existing_predictions(folder, experiment)
     if _complete(folder, experiment):
         progress(f"{folder} holds this experiment already; nothing is measured again")
     predictions, results = _measured_before(experiment, folder, progress)
@@ -108,14 +108,14 @@ def free_folder(reports: Path, experiment: Experiment) -> Path:
         if _complete(folder, experiment):
             continue
         try:
-            _existing(folder, experiment)
+            existing_predictions(folder, experiment)
         except DpsimError:
             continue
         return folder
     raise AssertionError("unreachable: there is always a next number")
 
 
-def _existing(folder: Path, experiment: Experiment) -> Predictions | None:
+def existing_predictions(folder: Path, experiment: Experiment) -> Predictions | None:
     """Return the predictions in the folder, ``None`` if it is empty. Raises ``ConfigError`` for another experiment."""
     path = folder / "predictions.json"
     if not path.exists():
@@ -169,7 +169,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
             )
         before, spent_s, measured_from = samples.points, samples.spent_s, samples.measured_from
         progress(f"continuing an interrupted sweep after {spent_s:.0f} s of measuring")
-    _check_same_machine(predictions.environment, current, folder)
+    check_same_machine(predictions.environment, current, folder)
     settings = tuple(point.setting for point in predictions.points)
     task = MeasureTask(
         experiment=experiment,
@@ -203,7 +203,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     )
 
 
-def _check_same_machine(predicted: Environment, current: Environment, folder: Path) -> None:
+def check_same_machine(predicted: Environment, current: Environment, folder: Path) -> None:
     if (predicted.processor, predicted.cores, predicted.blas) != (current.processor, current.cores, current.blas):
         raise ConfigError(
             f"the predictions in {folder} were made on {predicted.processor} with {predicted.cores} cores, this is "

@@ -23,6 +23,12 @@ _LAYOUT = Column(
     "layout", "category", "name", "The devices as a layout: `2x4` is 2 nodes with 4 each, `8` is 8 on one."
 )
 
+_RUNTIME = Column(
+    "runtime",
+    "category",
+    "name",
+    "Who trained: `dpsim`, or PyTorch's DDP by gloo (`torch-ddp-gloo`) or by a hook over MPI (`torch-ddp-mpi`).",
+)
 _MODEL = Column("model", "category", "name", "The model that was trained.")
 STRATEGY = Column("strategy", "category", "name", "The strategy: plain data parallelism, or ZeRO-1.")
 _TRAINING = (
@@ -45,6 +51,7 @@ _SETTING = (
     OVERLAP,
     _MODEL,
     *_TRAINING,
+    _RUNTIME,
 )
 _OF_RUN = (
     *_SETTING,
@@ -181,6 +188,7 @@ POINTS = (
         "s",
         "The predicted step minus the one on a network where collectives take no time; NaN in earlier records.",
     ),
+    _RUNTIME,
 )
 
 SAMPLES = (

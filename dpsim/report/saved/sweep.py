@@ -38,6 +38,7 @@ def setting_columns(setting: Setting) -> dict[str, Any]:
         "network": setting.network,
         "emulated_compute": setting.emulated_compute,
         "model": setting.model,
+        "runtime": setting.runtime,
         "repeat": setting.repeat,
     }
 

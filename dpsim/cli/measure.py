@@ -1,0 +1,139 @@
+"""``dpsim measure``: predict what PyTorch's DDP does with a user's own script, then measure it, and compare."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from dpsim.cli import flags, show
+
+if TYPE_CHECKING:
+    from dpsim.records.sweep import Predictions
+
+EXAMPLES = """\
+Examples:
+  dpsim measure --torch-script train.py --devices 2 -- --batch-size 32
+  dpsim measure --torch-script train.py --workload train.json --predict-only
+  dpsim measure --torch-script train.py --communication mpi
+    --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf"""
+
+
+def measure(
+    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
+    torch_script: Annotated[
+        str,
+        Parameter(name="--torch-script", help="Your own PyTorch script, which trains with DistributedDataParallel."),
+    ],
+    workload: Annotated[
+        Path | None,
+        Parameter(help="Predict from this profile of the script (profiled now if left out)."),
+    ] = None,
+    devices: Annotated[str | None, Parameter(help="Numbers of ranks, all on this machine: 2, or 1,2 (2).")] = None,
+    bucket_cap: Annotated[
+        str | None,
+        Parameter(help="List of sizes for DDP's bucket_cap_mb: 0,1MiB,25MiB,inf (up to seven that matter)."),
+    ] = None,
+    communication: Annotated[
+        str | None,
+        Parameter(help="How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both."),
+    ] = None,
+    network: flags.Networks = None,
+    predict_only: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Write the predictions, and measure later.")
+    ] = False,
+    budget: Annotated[str | None, Parameter(help="Time to spend on measuring, like 60s (45s).")] = None,
+    seed: flags.Seed = None,
+    output: Annotated[Path | None, Parameter(help="Folder of the report [reports/ddp-NAME].")] = None,
+    json: flags.Json = False,
+) -> None:
+    """Predict and measure your own PyTorch script under DDP, unchanged.
+
+    Every setting is predicted from a one-process profile and a calibration of
+    the allreduces alone. Then real DDP trains on local ranks, all settings in
+    turn. The same command again continues in the same folder.
+    """
+    from dpsim import workload as workloads
+    from dpsim.harness.torch_ddp import measure as harness
+    from dpsim.harness.torch_ddp.experiment import DdpConfig
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.result import points_json, summary_json
+
+    config = DdpConfig(
+        script=torch_script,
+        arguments=arguments,
+        **flags.provided(
+            devices=flags.listed("--devices", devices, flags.whole("--devices")),
+            caps_bytes=flags.listed("--bucket-cap", bucket_cap, flags.threshold),
+            communication=flags.listed("--communication", communication, str),
+            networks=flags.networks(network),
+            budget_s=flags.budget(budget),
+            seed=seed,
+        ),
+    )
+    folder = output or Path("reports") / f"ddp-{Path(torch_script).stem}"
+    flags.writable(folder, folder=True)
+    profiled = None if workload is None else workloads.read(workload)
+    with show.progress() as progress:
+        if predict_only:
+            predictions = harness.predict(config, profiled, folder, progress)
+        else:
+            measured = harness.measure(config, profiled, folder, progress)
+    if predict_only:
+        _print_predictions(predictions, folder, json=json)
+        return
+    errors = sorted(map(abs, measured.ready_errors))
+    ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
+    if json:
+        show.print_json("measure", points_json(measured.comparison), summary_json(measured.comparison) | ready)
+        return
+    show.rich(for_terminal(measured.comparison))
+    if errors:
+        print(
+            f"buckets were ready when they were predicted to be within {ready['ready_median_abs_error']:.1%}", end=" "
+        )
+        print(f"(median of {len(errors)} buckets)")
+    print(f"report: {folder / 'index.html'}")
+
+
+def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) -> None:
+    """A row for every predicted setting."""
+    from dpsim.report.table import Column
+    from dpsim.units import format_duration, format_size
+
+    rows: list[dict[str, Any]] = [
+        {
+            "devices": point.setting.plan.devices,
+            "network": point.setting.network,
+            "runtime": point.setting.runtime,
+            "fusion_threshold_bytes": point.setting.plan.threshold_bytes if point.setting.plan.devices > 1 else None,
+            "buckets": point.buckets,
+            "predicted_step_s": point.step_s,
+            "predicted_low_s": point.low_s,
+            "predicted_high_s": point.high_s,
+            "predicted_exposed_communication_s": point.exposed_communication_s,
+        }
+        for point in predictions.points
+        if point.setting.repeat == 0
+    ]
+    if json:
+        show.print_json("measure", rows, {"predicted_at": predictions.predicted_at, "folder": str(folder)})
+        return
+    show.table(
+        (
+            Column(head="network", cell=lambda row: row["network"], left=True),
+            Column(head="runtime", cell=lambda row: row["runtime"], left=True),
+            Column(head="devices", cell=lambda row: str(row["devices"])),
+            Column(
+                head="bucket cap",
+                cell=lambda row: "" if (size := row["fusion_threshold_bytes"]) is None else format_size(size),
+            ),
+            Column(head="buckets", cell=lambda row: str(row["buckets"])),
+            Column(head="step", cell=lambda row: format_duration(row["predicted_step_s"])),
+            Column(head="exposed", cell=lambda row: format_duration(row["predicted_exposed_communication_s"])),
+        ),
+        rows,
+    )
+    print(f"predictions: {folder / 'predictions.json'}; the same command without --predict-only measures them")

@@ -1,0 +1,144 @@
+"""Calibrates the allreduces that DDP starts, by gloo or through a hook: with nothing else running, and beside backward.
+
+Loads torch on the ranks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from numpy.typing import NDArray
+from torch import distributed
+
+from dpsim import codec
+from dpsim.collective import CollectiveKind
+from dpsim.comm.clock import now
+from dpsim.comm.compression import Compression
+from dpsim.comm.group import first_ranks, quiet_barrier
+from dpsim.comm.networks import transport
+from dpsim.comm.progress import Progress as AllreduceProgress
+from dpsim.comm.transport import Array, SummationOrder, aligned_bytes
+from dpsim.harness.calibrate.calibrate import CalibrateConfig
+from dpsim.harness.calibrate.load import nothing
+from dpsim.harness.calibrate.tables import IdleTable, LoadedTable
+from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.measurement.reference import SpeedLog
+from dpsim.harness.torch_ddp.task import CalibrationTask
+from dpsim.machine import Network
+from dpsim.progress import Progress
+from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
+
+_LEAST_ROUNDS = 5
+_NAP_S = 1e-4
+_WIDTH, _LAYERS, _BATCH = 512, 3, 64
+
+
+class ReducedMemory:
+    """A ``Transport`` whose allreduces are those of a ``Reduction``; it sends no other messages.
+
+    Its ranks sleep where they wait for each other (``nap_s``), as DDP does: a rank that spins delays the threads of
+    gloo on its core by milliseconds.
+    """
+
+    def __init__(self, group: MPI.Intracomm, network: Network, reduction: Reduction) -> None:
+        self.rank: int = group.rank
+        self.size: int = group.size
+        self.network, self.reduction = network, reduction
+        self.oversubscribed, self.nap_s, self.devices_a_node = False, _NAP_S, 1
+
+    def allocate(self, size_bytes: int) -> NDArray[Any]:
+        return aligned_bytes(size_bytes)
+
+    def prepare(
+        self,
+        data: Array,
+        algorithm: str,
+        compression: Compression | None,
+        order: SummationOrder | None = None,
+        kind: CollectiveKind = "allreduce",
+    ) -> ReducedArray:
+        return ReducedArray(self.reduction, data)
+
+
+class BackwardTable(LoadedTable):
+    """How long a ``Reduction`` takes beside PyTorch's backward, and how much longer that takes for it."""
+
+    def _progress(self) -> AllreduceProgress:
+        link: Any = self._link
+        return FutureProgress(link.reduction, self._reduced)
+
+
+class TorchLoad:
+    """Forward and backward of a small PyTorch model, repeated."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(_LAYERS) for layer in (torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.ReLU())]
+        self._module, self._x = torch.nn.Sequential(*layers), torch.randn(_BATCH, _WIDTH)
+        self.run(5, nothing)
+        self.unit_s = self.run(10, nothing) / 10
+
+    def run(self, units: int, poll: Any) -> float:
+        start_s = now()
+        for _ in range(units):
+            self._module.zero_grad(set_to_none=True)
+            self._module(self._x).sum().backward()
+        return now() - start_s
+
+
+def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """The tables of a ``CalibrationTask``; rank 0 returns them as plain values, as other calibrations do."""
+    task = codec.decode(argument, CalibrationTask, "calibration")
+    report(f"calibrating the allreduces of {task.runtime} on {task.devices} devices, network {task.network}")
+    quiet_barrier(comm)
+    idle, loaded, reductions = _tables(comm, task)
+    stop = StopRule(least_rounds=_LEAST_ROUNDS, least_s=task.seconds, most_s=2 * task.seconds)
+    for current in rounds(stop, suffice=lambda: True, comm=comm):
+        for table in idle:
+            table.visit(current)
+        for beside in loaded:
+            beside.visit()
+        quiet_barrier(comm)
+    tables = {
+        "allreduce": [codec.to_builtins(table.result()) for table in idle],
+        "overlap": [codec.to_builtins(beside.result()) for beside in loaded],
+    }
+    for reduction in reductions:
+        reduction.close()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    if comm.rank:
+        return None
+    return tables | {"halves": [], "compute_slowdown": [], "selection": [], "speed": []}
+
+
+def _tables(comm: MPI.Intracomm, task: CalibrationTask) -> tuple[list[IdleTable], list[BackwardTable], list[Reduction]]:
+    """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
+    load, speeds, network = TorchLoad(), SpeedLog(), Network.parse(task.network)
+    config = CalibrateConfig(max_bytes=task.max_bytes)
+    if task.runtime == "torch-ddp-gloo":
+        store = distributed.FileStore(str(Path(task.folder) / "calibration"), comm.size)
+        distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+    idle: list[IdleTable] = []
+    loaded: list[BackwardTable] = []
+    reductions: list[Reduction] = []
+    for devices in task.devices:
+        group = first_ranks(comm, devices)
+        gloo = distributed.new_group(list(range(devices))) if task.runtime == "torch-ddp-gloo" else None
+        if group is None:
+            continue
+        reduction: Reduction = (
+            GlooReduction(gloo)
+            if task.runtime == "torch-ddp-gloo"
+            else MpiReduction(transport(group, network), task.algorithm, task.overlap)
+        )
+        reductions.append(reduction)
+        link: Any = ReducedMemory(group, network, reduction)
+        table = IdleTable(group, link, task.algorithm, "", config, speeds)
+        idle.append(table)
+        if task.overlap == "thread":
+            loaded.append(BackwardTable(table, link, task.overlap, load))
+    return idle, loaded, reductions

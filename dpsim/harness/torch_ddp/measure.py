@@ -1,0 +1,111 @@
+"""``measure``: predicts what PyTorch's DDP will do with a user's script, then lets it train, and compares."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsim import codec
+from dpsim.folder_lock import locked
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions
+from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
+from dpsim.harness.torch_ddp.predict import predicted
+from dpsim.harness.torch_ddp.ready import ready_errors
+from dpsim.harness.torch_ddp.task import MeasureTask
+from dpsim.launch.jobs import on_ranks
+from dpsim.progress import Progress
+from dpsim.records.comparison import Comparison
+from dpsim.records.sweep import MeasuredPoint, Predictions, Results, read_predictions, read_results
+from dpsim.report.sweep.write import write_report
+from dpsim.torch_ddp.profile_script import check_torch
+from dpsim.workload import Workload
+
+
+def predict(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Predictions:
+    """The predictions of a measurement, written into ``folder``; those that it holds already, if there are any.
+
+    Raises ``ConfigError``.
+    """
+    check_torch()
+    with locked(folder):
+        return _predictions(config, workload, folder, progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The comparison, and the relative errors of the moments when buckets became ready (none without a hook)."""
+
+    comparison: Comparison
+    ready_errors: list[float]
+
+
+def measure(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Measured:
+    """Predict, measure and compare; writes ``predictions.json`` first, then ``results.json`` and the report.
+
+    What the folder holds is not done again. Raises ``ConfigError``.
+    """
+    check_torch()
+    with locked(folder):
+        predictions = _predictions(config, workload, folder, progress)
+        path = folder / "results.json"
+        if path.exists():
+            progress(f"{folder} holds this experiment already; nothing is measured again")
+        else:
+            codec.write(path, _measured(predictions, folder, progress))
+        results = read_results(path)
+        comparison = compare(predictions, results)
+        progress("writing the report")
+        write_report(folder, predictions, results, comparison)
+        return Measured(comparison=comparison, ready_errors=ready_errors(predictions, results))
+
+
+def _predictions(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Predictions:
+    path = folder / "predictions.json"
+    if path.exists():
+        before = read_predictions(path)
+        known = workload or before.workloads[0]
+        return existing_predictions(folder, experiment_of(config, known)) or before
+    if workload is not None:
+        existing_predictions(folder, experiment_of(config, workload))  # raises before anything runs
+    codec.write(path, predicted(config, workload, progress))
+    return read_predictions(path)
+
+
+def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
+    """Let DDP train every predicted setting: those of each network and way to communicate take turns."""
+    experiment, current, measured_from = predictions.experiment, environment(), stamp()
+    check_same_machine(predictions.environment, current, folder)
+    settings = [point.setting for point in predictions.points]
+    places = dict.fromkeys(setting.where for setting in settings)
+    points: list[MeasuredPoint] = []
+    for place in places:
+        with tempfile.TemporaryDirectory(prefix="dpsim-ddp-") as meeting:
+            task = MeasureTask(
+                settings=tuple(setting for setting in settings if setting.where == place),
+                script=str(Path(experiment.script).absolute()),
+                arguments=experiment.arguments,
+                seed=experiment.seed,
+                budget_s=experiment.budget_s / len(places),
+                interval=experiment.interval,
+                folder=meeting,
+            )
+            progress(f"measuring on {place}")
+            measured = on_ranks(
+                "dpsim.harness.torch_ddp.measure_on_ranks:measure_on_ranks",
+                dict(codec.to_builtins(task)),
+                devices=task.ranks,
+                progress=progress,
+            )
+        points += [codec.decode(point, MeasuredPoint, "measurement") for point in measured]
+    return Results(
+        experiment=experiment,
+        environment=current,
+        predictions_sha256=codec.digest(predictions),
+        predicted_at=predictions.predicted_at,
+        measured_from=measured_from,
+        measured_until=stamp(),
+        points=tuple(points),
+    )

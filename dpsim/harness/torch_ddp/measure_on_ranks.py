@@ -1,0 +1,159 @@
+"""Measures settings of PyTorch's DDP in turn: each has ranks of its own, which wait until it is their turn.
+
+World rank 0 trains nothing: it gives the turns, in rounds and in random order, and keeps the samples. Waiting ranks
+sleep in a read from a socket, so that those of one setting have the cores to themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim import codec
+from dpsim.comm.clock import now
+from dpsim.comm.group import quiet_barrier
+from dpsim.errors import ConfigError
+from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.measurement.statistics import median_interval
+from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
+from dpsim.harness.torch_ddp.task import MeasureTask
+from dpsim.progress import Progress
+from dpsim.records.sweep import MeasuredPoint
+from dpsim.setting import Setting
+from dpsim.torch_ddp.timed import Visit
+from dpsim.torch_ddp.timed_script import CONTROL, train_in_turns
+
+LEAST_ROUNDS = 6
+_WARM_UP_ROUNDS, _REPORT_S = 2, 5.0
+
+
+def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
+    """The ``MeasuredPoint`` of each setting of a ``MeasureTask`` (plain values), on world rank 0."""
+    task = codec.decode(argument, MeasureTask, "measurement")
+    places = [index for index, setting in enumerate(task.settings) for _ in range(setting.plan.devices)]
+    address = str(Path(task.folder) / CONTROL)
+    listener = Listener(address, "AF_UNIX", backlog=comm.size) if comm.rank == 0 else None
+    quiet_barrier(comm)  # the others may still be loading PyTorch
+    group: Any = comm.Split(places[comm.rank - 1] if comm.rank else len(task.settings), comm.rank)
+    if listener is None:
+        place = places[comm.rank - 1]
+        train_in_turns(group, task.settings[place], task.script, task.arguments, task.folder, place)
+        return None
+    with listener:
+        ranks = _accepted(listener, task, report)
+        points = _measured(task, ranks, report)
+    return [codec.to_builtins(point) for point in points]
+
+
+def _accepted(listener: Listener, task: MeasureTask, report: Progress) -> list[list[Connection[int, Visit]]]:
+    """The connections to the ranks of each setting, once all have built DDP and wait at their first step."""
+    report(f"starting {task.ranks - 1} processes that train {len(task.settings)} settings")
+    connections: list[list[Connection[int, Visit]]] = [[] for _ in task.settings]
+    for _ in range(task.ranks - 1):
+        connection: Any = listener.accept()
+        connections[connection.recv()].append(connection)
+    for of_setting in connections:
+        for connection in of_setting:
+            _check_trains(connection.recv(), 0)
+    return connections
+
+
+def _check_trains(visit: Visit, rounds_done: int) -> None:
+    if visit.ended:
+        raise ConfigError(
+            f"the script ended after {rounds_done} rounds of {WARM_UP_STEPS + COUNTED_STEPS} training steps",
+            allowed=f"at least {_WARM_UP_ROUNDS + LEAST_ROUNDS} rounds: dpsim ends the script itself",
+            remedy="let it train longer, or on more data",
+        )
+
+
+@dataclass
+class _Samples:
+    """What was measured of a setting so far."""
+
+    setting: Setting
+    connections: list[Connection[int, Visit]]
+    step_s: list[float] = field(default_factory=list)
+    exposed_s: list[float] = field(default_factory=list)
+    round: list[int] = field(default_factory=list)
+    logged_s: dict[str, list[float]] = field(default_factory=dict)
+    bucket_bytes: tuple[int, ...] = ()
+    ready_s: list[list[float]] = field(default_factory=list)
+
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """Let the setting train a few steps; whether its script goes on."""
+        for connection in self.connections:
+            connection.send(WARM_UP_STEPS + COUNTED_STEPS)
+        visits = [connection.recv() for connection in self.connections]
+        if any(visit.ended for visit in visits):
+            return False
+        if counted:
+            self._add(visits, number)
+        return True
+
+    def _add(self, visits: list[Visit], number: int) -> None:
+        times_s = step_times_s([visit.moments_s[1:] for visit in visits])
+        self.bucket_bytes = visits[0].bucket_bytes
+        self.ready_s += [each for visit in visits for each in visit.ready_s[WARM_UP_STEPS:]]
+        for step, step_s in enumerate(times_s, WARM_UP_STEPS):
+            last = min(visits, key=lambda visit: _exposed_s(visit, step))  # the rank that was ready last
+            self.step_s.append(step_s)
+            self.exposed_s.append(_exposed_s(last, step) if self.setting.plan.devices > 1 else 0.0)
+            self.round.append(number)
+            for name, values in last.logged_s.items():
+                self.logged_s.setdefault(name, []).append(values[step])
+
+    def narrow(self, interval: float) -> bool:
+        """Whether the median's 95 % interval is within +- ``interval`` of it."""
+        return median_interval(self.step_s, resamples=200).relative_half_width <= interval
+
+    def point(self) -> MeasuredPoint:
+        several = self.setting.plan.devices > 1
+        return MeasuredPoint(
+            setting=self.setting,
+            buckets=len(self.bucket_bytes) if several else 0,
+            step_s=tuple(self.step_s),
+            exposed_communication_s=tuple(self.exposed_s),
+            round=tuple(self.round),
+            losses=(),
+            logged_s={name: tuple(values) for name, values in self.logged_s.items()},
+            bucket_bytes=self.bucket_bytes,
+            bucket_ready_s=tuple(np.median(self.ready_s, axis=0).tolist()) if self.ready_s else (),
+        )
+
+
+def _exposed_s(visit: Visit, step: int) -> float:
+    """Communication after the last gradient, by DDP's own times, and what the step waited inside a hook."""
+    logged = visit.logged_s
+    return max(logged["communication"][step] - logged["overlap"][step], 0.0) + visit.waited_s[step]
+
+
+def _measured(task: MeasureTask, ranks: list[list[Connection[int, Visit]]], report: Progress) -> list[MeasuredPoint]:
+    """Visit every setting in every round, until all intervals are narrow or the budget is spent."""
+    settings = [_Samples(setting, connections) for setting, connections in zip(task.settings, ranks, strict=True)]
+    stop = StopRule(least_rounds=LEAST_ROUNDS, most_s=task.budget_s)
+    reported_s = now()
+
+    def narrow() -> int:
+        return sum(each.narrow(task.interval) for each in settings)
+
+    for current in rounds(stop, suffice=lambda: narrow() == len(settings), warm_up=_WARM_UP_ROUNDS, seed=task.seed):
+        order = current.order(range(len(settings)))
+        if not all([settings[index].visit(current.number, counted=current.counted) for index in order]):
+            _check_trains(Visit(ended=current.number < LEAST_ROUNDS), current.number + _WARM_UP_ROUNDS)
+            break
+        if current.counted and now() - reported_s > _REPORT_S:
+            reported_s = now()
+            report(
+                f"round {current.number + 1}: {narrow()} of {len(settings)} settings have intervals within "
+                f"{task.interval:.0%}; {current.spent_s():.0f} s used, budget {task.budget_s:.0f} s"
+            )
+    for each in settings:
+        for connection in each.connections:
+            connection.send(0)
+    return [each.point() for each in settings]

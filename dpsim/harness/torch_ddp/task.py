@@ -1,0 +1,41 @@
+"""What the ranks of a calibration and of a measurement of PyTorch's DDP are asked for."""
+
+from __future__ import annotations
+
+from dpsim.codec import Noun
+from dpsim.setting import Setting
+from dpsim.training_runtime import Runtime
+
+
+class CalibrationTask(Noun, frozen=True):
+    """The allreduces to calibrate: those of one runtime on one network, up to ``max_bytes``, for ``seconds``."""
+
+    network: str
+    runtime: Runtime
+    algorithm: str
+    overlap: str
+    devices: tuple[int, ...]
+    max_bytes: int
+    seconds: float
+    folder: str
+
+
+class MeasureTask(Noun, frozen=True):
+    """The settings to measure in turn, each by ranks of its own that run ``script``.
+
+    World rank 0 only gives the turns. ``budget_s`` bounds the measuring, and ``interval`` is how narrow the intervals
+    of the medians have to be. ``folder`` is where the ranks meet.
+    """
+
+    settings: tuple[Setting, ...]
+    script: str
+    arguments: tuple[str, ...]
+    seed: int
+    budget_s: float
+    interval: float
+    folder: str
+
+    @property
+    def ranks(self) -> int:
+        """How many processes that takes."""
+        return 1 + sum(setting.plan.devices for setting in self.settings)

@@ -1,0 +1,205 @@
+"""Times the steps of a user's DDP script on one rank, a few at a time, whenever it is their turn. Loads torch.
+
+Between its turns the script waits where its next step would begin. The script itself is not changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from dpsim.comm.clock import now
+from dpsim.errors import ConfigError
+from dpsim.torch_ddp.process_group import replace_everywhere
+from dpsim.torch_ddp.record import EnoughSteps, Refused
+from dpsim.torch_ddp.reductions import MpiReduction
+
+LOGGED = {
+    "forward_compute_time": "forward",
+    "backward_compute_time": "backward",
+    "backward_comm_time": "communication",
+    "backward_compute_comm_overlap_time": "overlap",
+}
+"""The times that DDP logs of a step, in nanoseconds, and what they are called here."""
+_NANOSECOND_S = 1e-9
+
+
+@dataclass
+class Visit:
+    """What one rank did in a turn: when its steps began and the last one ended, and what DDP logged of each.
+
+    ``waited_s`` is how long each step waited inside a communication hook, and ``ready_s`` when the hook got each of its
+    buckets: seconds of computation from the start of backward. ``bucket_bytes`` are DDP's buckets.
+    """
+
+    moments_s: list[float] = field(default_factory=list)
+    logged_s: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in LOGGED.values()})
+    waited_s: list[float] = field(default_factory=list)
+    ready_s: list[list[float]] = field(default_factory=list)
+    bucket_bytes: tuple[int, ...] = ()
+    ended: bool = False
+
+
+TakeTurn = Callable[[Visit], int]
+"""Hands over what was done, waits for the next turn, and returns its steps; 0: there will be none."""
+
+
+class StepTimer:
+    """Around DDP's forward and every backward of a script."""
+
+    def __init__(self, take_turn: TakeTurn, reduction: MpiReduction | None = None) -> None:
+        self._take_turn, self._reduction = take_turn, reduction
+        self.ddp: Any = None
+        self._visit = Visit()
+        self._left = 0
+        self._begins = True
+        self._synchronises = False
+        self._waited_s = 0.0
+        self._backward_began_s = 0.0
+
+    def before_forward(self, ddp: Any) -> None:
+        """A step begins with the first forward after a backward that synchronised, as in a profile.
+
+        Raises ``EnoughSteps``.
+        """
+        if not torch.is_grad_enabled() or not ddp.training:
+            return
+        if self.ddp is None:
+            self.ddp = ddp
+        elif self.ddp is not ddp:
+            raise Refused(
+                ConfigError(
+                    "the script trains two models with DistributedDataParallel",
+                    allowed="one model",
+                    remedy="measure a script that trains one of them, or wrap both in one module",
+                )
+            )
+        if self._begins:
+            self._step_begins()
+        self._begins, self._synchronises = False, ddp.require_backward_grad_sync
+
+    def before_backward(self) -> None:
+        self._backward_began_s = now()
+
+    def after_backward(self) -> None:
+        self._begins = self._synchronises
+
+    def _step_begins(self) -> None:
+        visit = self._visit
+        visit.moments_s.append(now())
+        if len(visit.moments_s) > 1:
+            self._keep_logged(visit)
+        else:
+            self._forget_reductions()
+        if self._left == 0:
+            visit.bucket_bytes = bucket_bytes(self.ddp)
+            self._left = self._take_turn(visit)
+            if not self._left:
+                raise EnoughSteps
+            self._visit = Visit()
+            self._visit.moments_s.append(now())
+        self._left -= 1
+
+    def _keep_logged(self, visit: Visit) -> None:
+        """Keep what DDP logged of the step that has ended."""
+        self.ddp.logger.set_runtime_stats_and_log()
+        logged = self.ddp._get_ddp_logging_data()
+        for name, short in LOGGED.items():
+            visit.logged_s[short].append(_NANOSECOND_S * max(logged.get(name, 0), 0))
+        if self._reduction is None:
+            visit.waited_s.append(0.0)
+            return
+        visit.waited_s.append(self._reduction.waited_s - self._waited_s)
+        visit.ready_s.append(
+            [
+                start_s - self._backward_began_s - (waited_s - self._waited_s)
+                for start_s, waited_s in self._reduction.starts
+            ]
+        )
+        self._forget_reductions()
+
+    def _forget_reductions(self) -> None:
+        if self._reduction is not None:
+            self._waited_s = self._reduction.waited_s
+            self._reduction.starts.clear()
+
+
+def bucket_bytes(ddp: Any) -> tuple[int, ...]:
+    """The sizes of the buckets that DDP uses now, as it logs them."""
+    logged = ddp._get_ddp_logging_data()
+    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes", "")
+    return tuple(int(size) for size in sizes.split(",") if size.strip())
+
+
+def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiReduction | None) -> None:
+    """Put ``timer`` around DDP and backward, give DDP its cap, and its hook where there is a ``reduction``."""
+    initialise, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
+    register, backward = DistributedDataParallel.register_comm_hook, torch.autograd.backward
+    parameters = inspect.signature(initialise)
+
+    @functools.wraps(initialise)
+    def capped_initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
+        given = parameters.bind(self, *arguments, **keywords)
+        if bucket_cap_bytes is not None:
+            given.arguments.pop("bucket_cap_mb_list", None)
+            given.arguments["bucket_cap_mb"] = cap_in_mib(bucket_cap_bytes)
+        initialise(*given.args, **given.kwargs)
+        self._set_ddp_runtime_logging_sample_rate(1)
+        if reduction is not None:
+            register(self, None, lambda state, bucket: reduction.reduce(bucket.buffer()))
+
+    @functools.wraps(forward)
+    def timed_forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        timer.before_forward(self)
+        return forward(self, *arguments, **keywords)
+
+    @functools.wraps(backward)
+    def timed_backward(*arguments: Any, **keywords: Any) -> Any:
+        timer.before_backward()
+        result = backward(*arguments, **keywords)
+        timer.after_backward()
+        return result
+
+    DistributedDataParallel.__init__, DistributedDataParallel.forward = capped_initialise, timed_forward
+    if reduction is not None:
+        DistributedDataParallel.register_comm_hook = _refuse_hook
+    replace_everywhere(backward, timed_backward)
+
+
+def cap_in_mib(size_bytes: float) -> float:
+    """``bucket_cap_mb`` for a fusion threshold: 0 is one bucket a tensor, infinity one for all of a dtype."""
+    return min(max(size_bytes, 1.0), float(2**50)) / 2**20
+
+
+def _refuse_hook(*_: Any, **__: Any) -> None:
+    raise Refused(
+        ConfigError(
+            "the script registers a communication hook of its own",
+            allowed="no hook, for DDP takes one, and this measurement needs it to reduce over MPI",
+            remedy="measure this script with --communication gloo",
+        )
+    )
+
+
+def connect(store: str, rank: int, ranks: int) -> None:
+    """Let the process group that the script asks for be one of gloo that meets in the file ``store``."""
+    original = distributed_c10d.init_process_group
+
+    def init_process_group(*_: Any, **__: Any) -> None:
+        original("gloo", store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
+
+    replace_everywhere(original, init_process_group)
+
+
+def disconnect() -> None:
+    """End the script's process group, whose threads would abort the process as it ends."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

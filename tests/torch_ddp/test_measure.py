@@ -1,0 +1,203 @@
+"""``dpsim measure``: a script under real DDP, predicted before; scripts that cannot be measured are explained."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpsim import codec
+from dpsim.ddp_settings import DdpSettings
+from dpsim.errors import ConfigError
+from dpsim.harness.load import load
+from dpsim.harness.sweep.compare import compare
+from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of, telling_caps
+from dpsim.lowering.fusion import fuse
+from dpsim.records.sweep import read_predictions, read_results
+from dpsim.workload import Layer, Tensor, Workload
+
+Dpsim = Callable[..., tuple[int, str, str]]
+WITHOUT = "PyTorch is not installed: pip install 'dpsim[torch]'"
+PREAMBLE = """
+import os, sys, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(steps=100_000, hook=False):
+    dist.init_process_group("nccl")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(4)])
+    ddp = DDP(model, bucket_cap_mb=25)
+    if hook:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+        ddp.register_comm_hook(None, allreduce_hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ddp(torch.randn(4, 32)).sum().backward()
+        optimizer.step()
+"""
+
+
+def profiled(**changes: Any) -> Workload:
+    """A workload as a profile of such a script has it."""
+    layers = tuple(
+        Layer(
+            name=f"{number}",
+            kind="module",
+            forward_s=(1e-4,),
+            backward_s=(2e-4,),
+            tensors=(Tensor(name=f"{number}.weight", shape=(32, 32)), Tensor(name=f"{number}.bias", shape=(32,))),
+        )
+        for number in range(4)
+    )
+    ddp = DdpSettings(torch="2.13.0", devices=2, bucket_cap_bytes=25 * 2**20)
+    return msgspec.structs.replace(Workload(name="four", local_batches=(4,), layers=layers, ddp=ddp), **changes)
+
+
+def a_script(folder: Path, text: str = "train()") -> Path:
+    script = folder / "four.py"
+    script.write_text(PREAMBLE + text)
+    return script
+
+
+def measured(dpsim: Dpsim, script: Path, output: Path, *flags: str | Path) -> tuple[int, str, str]:
+    return dpsim("measure", "--torch-script", script, "--output", output, "--budget", "1s", *flags)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dpsim, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason=WITHOUT)
+    script, output = a_script(tmp_path), tmp_path / "report"
+    flags = ("--devices", "1,2", "--bucket-cap", "0,5KiB,inf", "--network", "node,paced:500us,100mbit")
+    code, _, err = measured(dpsim, script, output, *flags, "--predict-only")
+    assert code == 0, err
+    written = (output / "predictions.json").read_bytes()
+    assert not (output / "results.json").exists()
+    code, out, err = measured(dpsim, script, output, *flags, "--json")
+    assert code == 0, err
+    assert (output / "predictions.json").read_bytes() == written
+    predictions, results = read_predictions(output / "predictions.json"), read_results(output / "results.json")
+    assert results.predictions_sha256 == codec.digest(predictions)
+    assert results.predicted_at < results.measured_from
+    runtimes = {(point.setting.network, point.setting.runtime) for point in results.points}
+    assert runtimes == {
+        ("node", "torch-ddp-gloo"),
+        ("node", "torch-ddp-mpi"),
+        ("paced:500us,100mbit", "torch-ddp-mpi"),
+    }
+    buckets = {0.0: 8, 5.0 * 2**10: 3, float("inf"): 1}
+    for point in results.points:
+        plan = point.setting.plan
+        assert len(point.step_s) >= 6 * 6 and set(point.logged_s) >= {"backward", "communication", "overlap"}
+        assert point.buckets == (buckets[plan.threshold_bytes] if plan.devices > 1 else 0)
+        assert sum(point.bucket_bytes) == 4 * 4 * (32 * 32 + 32)
+    for predicted in predictions.points:
+        plan = predicted.setting.plan
+        assert predicted.buckets == (buckets[plan.threshold_bytes] if plan.devices > 1 else 0)
+    comparison = compare(predictions, results)
+    assert len(comparison.groups) == 3 and all(group.noise is not None for group in comparison.groups)
+    on_link = next(group for group in comparison.groups if group.emulated_network)
+    assert on_link.best_measured_threshold_bytes != 0, "eight messages of a millisecond each"
+    shown = json.loads(out)
+    assert {point["runtime"] for point in shown["points"]} == {"torch-ddp-gloo", "torch-ddp-mpi"}
+    assert "PyTorch DDP by gloo" in (output / "report.md").read_text()
+    assert {"runtime", "step_s"} <= {*load(output).samples().columns}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("text", "given", "more"),
+    [
+        ("torch.nn.Linear(1, 1)", "without building DistributedDataParallel", "wrap the model"),
+        ("if os.environ['RANK'] == '1': raise KeyError('mine')\ntrain()", "four.py:22: the script raised", "torchrun"),
+        ("if os.environ['RANK'] == '1': sys.exit(7)\ntrain()", "exit code 7 on rank 1", "torchrun"),
+        ("train(steps=60)", "ended after", "let it train longer"),
+        ("train(hook=True)", "allreduce_hook", "without it"),
+    ],
+    ids=["no DDP", "dies on a rank", "exits on a rank", "too short", "hook of its own"],
+)
+def test_a_script_that_cannot_be_measured_is_explained(
+    text: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason=WITHOUT)
+    script, output = a_script(tmp_path, text), tmp_path / "report"
+    code, out, err = measured(dpsim, script, output, "--communication", "gloo", "--bucket-cap", "inf")
+    assert (code, out) == (2, "")
+    assert given in err and more in err and "Traceback" not in err
+    assert not (output / "results.json").exists()
+
+
+def test_without_torch_the_message_says_what_to_install(
+    dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, out, err = measured(dpsim, a_script(tmp_path), tmp_path / "report")
+    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "dpsim[torch]" in err
+    assert not (tmp_path / "report").exists() or not list((tmp_path / "report").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [
+        (("--communication", "gloo", "--network", "paced:50us,1gbit"), "gloo on paced:50us,1gbit"),
+        (("--communication", "nccl"), "'nccl'"),
+        (("--devices", "1"), "DDP on devices 1"),
+        (("--bucket-cap", "1MiB,1MiB"), "caps_bytes"),
+        (("--workload", "nowhere.json"), "nowhere.json"),
+    ],
+)
+def test_flags_that_make_no_measurement_are_refused(
+    flags: tuple[str, ...], given: str, dpsim: Dpsim, tmp_path: Path
+) -> None:
+    code, out, err = measured(dpsim, a_script(tmp_path), tmp_path / "report", *flags)
+    assert (code, out) == (2, "") and given in err
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_script_and_its_flag_are_needed(dpsim: Dpsim, tmp_path: Path) -> None:
+    assert dpsim("measure")[0] == 2
+    code, _, err = measured(dpsim, tmp_path / "nowhere.py", tmp_path / "report")
+    assert code == 2 and "there is no such file" in err
+
+
+def test_caps_are_those_that_give_different_buckets() -> None:
+    workload = profiled()
+    caps, order = telling_caps(workload), workload.ready_order
+    counts = [len(fuse(order.size_bytes, "ddp", cap)) - 1 for cap in caps]
+    assert counts[0] == 8 and counts[-1] == 1 and len(set(counts)) == len(counts)
+    assert list(caps) == sorted(caps)
+
+
+def test_the_grid_has_every_way_to_communicate_on_the_networks_that_have_it(tmp_path: Path) -> None:
+    config = DdpConfig(
+        script=str(a_script(tmp_path)), caps_bytes=(0.0, 1e6), networks=("node", "paced:1ms,100mbit"), arguments=("-x",)
+    )
+    experiment = experiment_of(config, profiled())
+    assert (experiment.values("local_batch"), experiment.arguments) == ((4,), ("-x",))
+    assert [(case["runtime"], case["network"], case["overlap"]) for case in experiment.cases] == [
+        ("torch-ddp-gloo", "node", "thread"),
+        ("torch-ddp-mpi", "node", "inline"),
+        ("torch-ddp-mpi", "paced:1ms,100mbit", "thread"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workload", "given"),
+    [
+        (profiled(ddp=None), "not recorded from a PyTorch script"),
+        (profiled(ddp=DdpSettings(torch="2.13.0", devices=2, communication_hook="fp16")), "hook fp16"),
+        (profiled(ddp=DdpSettings(torch="2.13.0", devices=2, bucket_caps_bytes=(5,))), "bucket_cap_mb_list"),
+        (profiled(ddp=DdpSettings(torch="2.13.0", devices=2, find_unused_parameters=True)), "find_unused_parameters"),
+    ],
+)
+def test_a_workload_that_the_rule_does_not_predict_is_refused(workload: Workload, given: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=given):
+        experiment_of(DdpConfig(script=str(a_script(tmp_path))), workload)

@@ -1,0 +1,47 @@
+"""DDP's reductions: gloo's sums, and means over dpsim's own transports, one after another and at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+
+OnRanks = Callable[..., Any]
+WAYS = {
+    "gloo": {"overlap": "gloo"},
+    "node": {"overlap": "inline", "network": "node", "algorithm": "mpi"},
+    "link": {"overlap": "thread", "network": "paced:100us,1gbit", "algorithm": "ring"},
+}
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_rank_ends_with_the_same_sum_or_mean(way: str, devices: int, on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = on_ranks("ranks_torch:reduced", WAYS[way] | {"folder": str(tmp_path)}, devices=devices)
+    for turn in range(2):
+        total = sum(range(1 + turn, devices + 1 + turn))
+        expected = total if way == "gloo" else total / devices
+        for rank in ranks:
+            values = [value for of_tensor in rank["values"][turn] for value in of_tensor]
+            assert values == pytest.approx([expected] * len(values))
+    for rank in ranks:
+        assert [size for size, _, _ in rank["spans"]] == [8000] * 4
+        assert all(start_s <= end_s for _, start_s, end_s in rank["spans"])
+        ends = [end_s for _, _, end_s in rank["spans"]]
+        assert all(start_s >= before for (_, start_s, _), before in zip(rank["spans"][1:], ends, strict=False))
+
+
+def test_a_gradient_that_cannot_be_reduced_over_mpi_is_refused() -> None:
+    import torch
+
+    from dpsim.errors import ConfigError
+    from dpsim.torch_ddp.reductions import _array
+
+    assert _array(torch.ones(2, 3)).shape == (6,)
+    with pytest.raises(ConfigError, match="gradients of bfloat16 on cpu") as refused:
+        _array(torch.ones(2, dtype=torch.bfloat16))
+    assert "--communication gloo" in refused.value.remedy
