@@ -100,7 +100,7 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
     if isinstance(error, SystemExit):
         return ConfigError(f"{place}: the script ended with exit code {error.code}", remedy="see what it printed above")
     text = " ".join(str(error).split())
-    given = f"{place}: the script raised {type(error).__name__}" + (f": {text}" if text else "")
+    given = f"{place}: the {'function' if request.function else 'script'} raised {type(error).__name__}" + (f": {text}" if text else "")
     if isinstance(error, AssertionError):
         return ConfigError(
             given,
@@ -115,7 +115,8 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
             remedy="set find_unused_parameters=True for parameters that never get one, as DDP asks for, and profile the"
             " kinds of steps apart",
         )
-    return ConfigError(given, remedy="run it with torchrun first; it has to work on this machine")
+    how = "train its module without dpsim first" if request.function else "run it with torchrun first"
+    return ConfigError(given, remedy=f"{how}; it has to work on this machine")
 
 
 def _place(request: ScriptRequest, where: TracebackType | None) -> str:

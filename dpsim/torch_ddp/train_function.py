@@ -61,15 +61,17 @@ def _call(function: str, local_batch: int | None) -> Any:
         ) from error
     if not callable(build):
         raise ConfigError(f"{module_name} has no function {name!r}", allowed="the name of a function in that module")
-    if local_batch is None:
-        return build()
-    if not inspect.signature(build).parameters:
+    arguments = () if local_batch is None else (local_batch,)
+    try:
+        inspect.signature(build).bind(*arguments)
+    except TypeError as error:
+        given = f"--torch {function} " + ("without --local-batch" if local_batch is None else "with --local-batch")
         raise ConfigError(
-            f"--local-batch with --torch {function}, which takes no arguments",
-            allowed="a function that takes the number of samples and gives a batch of as many",
-            remedy=f"define it as def {name}(local_batch=8), or leave --local-batch out",
-        )
-    return build(local_batch)
+            f"{given}: {error}",
+            allowed="a function without arguments, or one that gets the local batch",
+            remedy=f"define it as def {name}(local_batch=8), for use with and without --local-batch",
+        ) from error
+    return build(*arguments)
 
 
 def _built(function: str, built: Any) -> tuple[Any, Any, Callable[[Any], Any]]:

@@ -24,6 +24,7 @@ from dpsim.workload import Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
 MS = 1e-3
+TRACE = Path(__file__).parent / "traces" / "gloo_rank0.json.gz"
 
 
 def of(folder: Path, events: list[dict[str, Any]], **header: Any) -> Workload:
@@ -35,6 +36,19 @@ def ready_s(workload: Workload) -> list[float]:
     for layer in reversed(workload.layers):
         seconds.append((seconds[-1] if seconds else 0.0) + layer.backward_s[0])
     return seconds
+
+
+def test_a_real_trace_of_two_ranks_over_gloo_has_the_buckets_that_ddp_made() -> None:
+    workload = read_trace(TRACE, 32)
+    assert workload.ddp is not None
+    assert (workload.ddp.devices, workload.ddp.whole_buckets, workload.ddp.accumulate) == (2, False, 1)
+    assert [tensor.shape for tensor in reversed(workload.tensors)] == [(10,), (10, 256), (256,), (256,), (256,), (256, 64)]
+    assert sum(workload.ddp.bucket_bytes) == workload.gradient_bytes == 4 * (2826 + 512 + 256 + 256 * 64 - 256)
+    plan = Plan(devices=2, global_batch=64, fusion_rule="ddp", fusion_threshold_bytes=workload.ddp.bucket_cap_bytes)
+    assert tuple(lower(workload, plan).bucket_size_bytes.tolist()) == workload.ddp.bucket_bytes
+    assert "rank 0 of 2 over gloo" in workload.source and len(workload.step_spread) >= 5
+    assert workload.update_s > 0 and workload.input_s_per_sample > 0
+    assert all(layer.backward_s[0] > 0 for layer in workload.layers) and workload.layers[0].forward_s[0] > 0
 
 
 def test_gradients_with_shapes_become_layers_in_ddps_buckets(tmp_path: Path) -> None:
@@ -164,7 +178,7 @@ def test_micro_batches_before_the_last_are_counted(tmp_path: Path) -> None:
             "ProfilerStep#3 has 2 backward passes that send gradients",
             "no_sync()",
         ),
-        ([*host_step(3, 0), event("Optimizer.step#X", 0, 1) | {"dur": None}], "event 21 at byte", "record it again"),
+        ([*host_step(3, 0), event("Optimizer.step#X", 0, 1) | {"dur": None}], "event 18 at byte", "record it again"),
         ([*host_step(3, 0), event("Optimizer.step#X", 0, 1) | {"ts": -1}], "ts of 'Optimizer.step#X' is '-1'", "record"),
     ],
     ids=[
