@@ -43,7 +43,7 @@ def test_a_real_trace_of_two_ranks_over_gloo_has_the_buckets_that_ddp_made() -> 
     assert workload.ddp is not None
     assert (workload.ddp.devices, workload.ddp.whole_buckets, workload.ddp.accumulate) == (2, False, 1)
     assert [tensor.shape for tensor in reversed(workload.tensors)] == [(10,), (10, 256), (256,), (256,), (256,), (256, 64)]
-    assert sum(workload.ddp.bucket_bytes) == workload.gradient_bytes == 4 * (2826 + 512 + 256 + 256 * 64 - 256)
+    assert sum(workload.ddp.bucket_bytes) == workload.gradient_bytes == 4 * 19722
     plan = Plan(devices=2, global_batch=64, fusion_rule="ddp", fusion_threshold_bytes=workload.ddp.bucket_cap_bytes)
     assert tuple(lower(workload, plan).bucket_size_bytes.tolist()) == workload.ddp.bucket_bytes
     assert "rank 0 of 2 over gloo" in workload.source and len(workload.step_spread) >= 5
@@ -179,7 +179,7 @@ def test_micro_batches_before_the_last_are_counted(tmp_path: Path) -> None:
             "no_sync()",
         ),
         ([*host_step(3, 0), event("Optimizer.step#X", 0, 1) | {"dur": None}], "event 18 at byte", "record it again"),
-        ([*host_step(3, 0), event("Optimizer.step#X", 0, 1) | {"ts": -1}], "ts of 'Optimizer.step#X' is '-1'", "record"),
+        ([*host_step(3, 0), event("Optimizer.step#X", 0, 1) | {"ts": -1}], "ts of 'Optimizer.step#X' is -1", "record"),
     ],
     ids=[
         "no communication",

@@ -20,7 +20,9 @@ _LOAD = "enumerate(DataLoader)#_SingleProcess"
 _FUNCTION = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _BACKEND_SPAN = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)")
+_WORD = re.compile(r"\w{1,40}", re.ASCII)
 _ALLREDUCES = ("allreduce", "all_reduce", "allreduce_", "allreduce_coalesced", "allreduce_coalesced_")
+_MOST_EXTENTS = 64
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "driver")
 _TYPES = {
@@ -110,7 +112,7 @@ def collect(name: str, events: Iterable[Event]) -> Marks:
         marks.events = event.number
         fields = event.fields
         if fields.get("ph") == "X" and isinstance(fields.get("name"), str):
-            _keep(marks, name, event, fields["name"], str(fields.get("cat", "")).lower())
+            _keep(marks, name, event, fields["name"], _text(fields.get("cat")).lower())
     return marks
 
 
@@ -154,13 +156,14 @@ def _keep_collective(marks: Marks, trace: str, event: Event, name: str) -> None:
     span = _BACKEND_SPAN.fullmatch(name)
     arguments = _arguments(event)
     if name == "record_param_comms":
-        collective = str(arguments.get("Collective name", ""))
+        collective = _text(arguments.get("Collective name"))
     elif span or name.startswith("c10d::"):
         collective = span[1] if span else name.removeprefix("c10d::")
     else:
         return
     if collective not in _ALLREDUCES:
-        marks.collectives[collective.strip("_")] += 1
+        if _WORD.fullmatch(collective):
+            marks.collectives[collective.strip("_")] += 1
         return
     marks.collectives["allreduce"] += 1
     shapes, dtype = _inputs(arguments)
@@ -188,14 +191,20 @@ def _span(trace: str, event: Event) -> tuple[float, float, str]:
     for key in ("ts", "dur"):
         value = event.fields.get(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e18:
+            shown = str(value)[:30] if isinstance(value, (int, float)) else f"of type {type(value).__name__}"
             raise FileFormatError(
-                f"{trace}, event {event.number} at byte {event.byte}: {key} of {event.fields['name'][:60]!r} is"
-                f" {str(value)[:30]!r}",
+                f"{trace}, event {event.number} at byte {event.byte}: {key} of {event.fields['name'][:60]!r} is {shown}",
                 allowed="microseconds of 0 or more",
                 remedy="the file is damaged or was changed: record it again",
             )
         seconds.append(value * 1e-6)
-    return seconds[0], seconds[0] + seconds[1], f"{event.fields.get('pid')}/{event.fields.get('tid')}"
+    process, thread = (_text(event.fields.get(key)) for key in ("pid", "tid"))
+    return seconds[0], seconds[0] + seconds[1], f"{process}/{thread}"
+
+
+def _text(value: Any) -> str:
+    """A text or a number as a text; empty for anything else."""
+    return str(value) if isinstance(value, (str, int)) else ""
 
 
 def _arguments(event: Event) -> dict[str, Any]:
@@ -209,7 +218,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _dtype(value: Any) -> str:
-    name = str(value or "").removeprefix("c10::").lower()
+    name = _text(value).removeprefix("c10::").lower()
     return _TYPES.get(name, name)
 
 
@@ -224,6 +233,6 @@ def _inputs(arguments: dict[str, Any]) -> tuple[list[tuple[int, ...]], str]:
     first = dims[0]
     many = isinstance(first, list) and first and all(isinstance(each, list) for each in first)
     shapes = first if many else [first]
-    if not all(isinstance(shape, list) and all(_whole(n) is not None for n in shape) for shape in shapes):
+    if not all(isinstance(s, list) and len(s) <= _MOST_EXTENTS and None not in map(_whole, s) for s in shapes):
         return [], ""
     return [tuple(shape) for shape in shapes], _dtype(types[0][0] if many and isinstance(types[0], list) else types[0])

@@ -204,12 +204,12 @@ def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: WorkClock, num
 def _micro_batches(marks: Marks, sent: list[Allreduce], mark: Span) -> list[_MicroBatch]:
     """The forwards of a step that have a backward; those of evaluation have none."""
     forwards = _within(marks.forwards, mark.start_s, mark.end_s)
-    found = []
+    micro_batches = []
     for forward, end_s in zip(forwards, [*(each.start_s for each in forwards[1:]), mark.end_s], strict=True):
         functions = list(_within(marks.functions, forward.end_s, end_s))
         if functions:
-            found.append(_MicroBatch(forward, functions, list(_within(sent, forward.end_s, end_s))))
-    return found
+            micro_batches.append(_MicroBatch(forward, functions, list(_within(sent, forward.end_s, end_s))))
+    return micro_batches
 
 
 def _check_sent(trace: str, number: int, allreduce: Allreduce) -> None:

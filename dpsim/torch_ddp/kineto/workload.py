@@ -6,6 +6,7 @@ workload has a layer for each gradient. Otherwise it has a layer for each bucket
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from dpsim.units import ITEM_BYTES
 from dpsim.workload import Layer, Workload
 
 _FEWEST_FOR_SPREAD = 5
+_WORD = re.compile(r"[\w:,]{1,40}", re.ASCII)
 _HOOKS = {"float16": "fp16", "bfloat16": "bf16"}
 _NOT_IN_A_TRACE = "a trace has no activations, buffers, optimizer state or data loading processes"
 
@@ -68,7 +70,7 @@ def read_trace(path: Path, local_batch: int) -> Workload:
         name=f"trace {trace}",
         source=f"dpsim profile --from {trace}: medians of {len(steps)} steps of a trace of PyTorch's profiler,"
         f" rank {rank if isinstance(rank, int) else 'unknown'} of {devices}"
-        + (f" over {backend}" if isinstance(backend, str) else "")
+        + (f" over {backend}" if isinstance(backend, str) and _WORD.fullmatch(backend) else "")
         + f"; times beside communication; {parts.text}; {_NOT_IN_A_TRACE}",
         parameters=parts.parameters,
         first_parameter={parts.parameters[parts.buckets[-1][-1]].module: parts.buckets[-1][-1]},
