@@ -14,7 +14,7 @@ class ScriptRequest(Noun, frozen=True):
     """A script to run as rank 0 of ``devices``, its arguments, and how many of its synchronising steps to record.
 
     Instead of ``script`` it may name ``function``, as ``package.module:build_model``, which gives a module to train.
-    ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (``None``: theirs).
+    ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
     """
 
     script: str = ""

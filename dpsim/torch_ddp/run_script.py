@@ -100,7 +100,9 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
     if isinstance(error, SystemExit):
         return ConfigError(f"{place}: the script ended with exit code {error.code}", remedy="see what it printed above")
     text = " ".join(str(error).split())
-    given = f"{place}: the {'function' if request.function else 'script'} raised {type(error).__name__}" + (f": {text}" if text else "")
+    given = f"{place}: the {'function' if request.function else 'script'} raised {type(error).__name__}" + (
+        f": {text}" if text else ""
+    )
     if isinstance(error, AssertionError):
         return ConfigError(
             given,

@@ -1,4 +1,4 @@
-"""Joins workloads of one training at several local batches into one with tables over the local batch. Loads no torch."""
+"""Joins workloads of one training at several local batches into one with tables over them. Loads no torch."""
 
 from __future__ import annotations
 

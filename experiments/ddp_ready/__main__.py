@@ -1,7 +1,7 @@
 """When gradients are final on two ranks of DDP over gloo, against what a profile of one process predicts.
 
-``python -m dpsim.experiments.ddp_ready --rounds 3`` profiles each model and runs it on two ranks, by turns, every process
-with one thread, and prints |predicted / measured - 1| over the gradients. It needs PyTorch.
+``python -m dpsim.experiments.ddp_ready --rounds 3`` profiles each model and runs it on two ranks, by turns, every
+process with one thread, and prints |predicted / measured - 1| over the gradients. It needs PyTorch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An ordinary script that trains one of three models with DDP over gloo, on batches from memory. Loads torch.
 
-With ``--measured FILE`` rank 0 writes when each gradient was final: for every step after the first few, seconds from the
-start of its backward by the names of parameters.
+With ``--measured FILE`` rank 0 writes when each gradient was final: for every step after the first few, seconds from
+the start of its backward by the names of parameters.
 """
 
 from __future__ import annotations

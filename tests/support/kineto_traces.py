@@ -47,8 +47,10 @@ def accumulate(start_us: float, end_us: float, shape: Sequence[int] | None, dtyp
 def gloo(start_us: float, end_us: float, elements: int, done_us: float, dtype: str = "float") -> Events:
     shape: dict[str, Any] = {"Input Dims": [[elements]], "Input type": [dtype]}
     return [
-        event("c10d::allreduce_", start_us, end_us, **{"Input Dims": [[[elements]], [], []], "Input type": [[dtype]]}),
-        event("gloo:all_reduce", start_us + 10, done_us, "user_annotation", **shape),
+        event(
+            "c10d::allreduce_", start_us, end_us, **{"Input Dims": [[[elements]], [], []], "Input type": ["TensorList"]}
+        ),
+        event("gloo:all_reduce", start_us + 60, done_us, "user_annotation", 9, **shape),
     ]
 
 

@@ -45,7 +45,9 @@ def test_a_function_becomes_a_workload(text: str, folder: Path, dpsim: Dpsim) ->
 @pytest.mark.timeout(120)
 def test_a_function_gives_batches_of_the_sizes_that_it_is_asked_for(folder: Path, dpsim: Dpsim) -> None:
     (folder / "own.py").write_text(f"{PREAMBLE}def build(n):\n    return nn.Linear(8, 3), torch.randn(n, 8)\n")
-    code, _, err = dpsim("profile", "--torch", "own:build", "--local-batch", "2,8", "--steps", "3", "--output", "w.json")
+    code, _, err = dpsim(
+        "profile", "--torch", "own:build", "--local-batch", "2,8", "--steps", "3", "--output", "w.json"
+    )
     assert code == 0, err
     assert workloads.read(folder / "w.json").local_batches == (2, 8)
 
@@ -74,7 +76,11 @@ def test_a_function_gives_batches_of_the_sizes_that_it_is_asked_for(folder: Path
             ("--torch", "own:build", "--local-batch", "8"),
             "own:build still trains on 2 samples at once",
         ),
-        ("def build(n):\n    return 1", ("--torch", "own:build"), "own:build without --local-batch: missing a required argument: 'n'"),
+        (
+            "def build(n):\n    return 1",
+            ("--torch", "own:build"),
+            "own:build without --local-batch: missing a required argument: 'n'",
+        ),
         ("def build():\n    return 1 / 0", ("--torch", "own:build"), "own.py:5: the function raised ZeroDivisionError"),
     ],
 )

@@ -146,7 +146,19 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
             "zero1",
         ),
     ],
-    ids=["no DDP", "dies", "exits", "kills itself", "too short", "identity", "two models", "unused", "changing graph", "fully_shard", "FSDP"],
+    ids=[
+        "no DDP",
+        "dies",
+        "exits",
+        "kills itself",
+        "too short",
+        "identity",
+        "two models",
+        "unused",
+        "changing graph",
+        "fully_shard",
+        "FSDP",
+    ],
 )
 @pytest.mark.timeout(120)
 def test_a_script_that_cannot_be_profiled_is_explained(

@@ -62,7 +62,7 @@ class Gradient(Span):
 class Allreduce(Span):
     """One of the events that tell of an allreduce; ``elements``, ``dtype`` and ``ranks`` where it says them.
 
-    Its span is that of the call which sends it. ``done_s`` is when it had finished, where the event says that.
+    ``done_s`` is when it had finished, where that is known: a call ends when the allreduce was begun.
     """
 
     elements: int | None
@@ -85,6 +85,7 @@ class DeviceWork:
 class Marks:
     """What was kept of a trace. ``steps`` are the marks ``ProfilerStep#n`` by n; ``launched_s`` are host seconds.
 
+    ``allreduces`` are calls and what is nested in them, ``transfers`` what a backend of the host then did.
     ``collectives`` counts the names of all collectives that were seen.
     """
 
@@ -96,10 +97,25 @@ class Marks:
     functions: list[Function] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
     allreduces: list[Allreduce] = field(default_factory=list)
+    transfers: list[Allreduce] = field(default_factory=list)
     device: DeviceWork = field(default_factory=DeviceWork)
     launch: array[int] = field(default_factory=lambda: array("q"))
     launched_s: array[float] = field(default_factory=lambda: array("d"))
     collectives: Counter[str] = field(default_factory=Counter)
+
+    def sort(self) -> None:
+        """Order everything by its beginning; of two that begin at once the longer goes first."""
+        kept: tuple[list[Any], ...] = (
+            self.forwards,
+            self.updates,
+            self.loads,
+            self.functions,
+            self.gradients,
+            self.allreduces,
+            self.transfers,
+        )
+        for spans in kept:
+            spans.sort(key=lambda span: (span.start_s, -span.end_s))
 
 
 def collect(name: str, events: Iterable[Event]) -> Marks:
@@ -152,7 +168,10 @@ def _keep_device_work(marks: Marks, trace: str, event: Event, name: str, is_laun
 
 
 def _keep_collective(marks: Marks, trace: str, event: Event, name: str) -> None:
-    """Keep ``c10d::allreduce_``, ``record_param_comms`` and ``gloo:all_reduce``, which tell of the same allreduce."""
+    """Keep ``c10d::allreduce_``, ``record_param_comms`` and ``gloo:all_reduce``, which tell of the same allreduce.
+
+    The last of them, and those of other backends on the host, last until it has finished, on a thread of the backend.
+    """
     span = _BACKEND_SPAN.fullmatch(name)
     arguments = _arguments(event)
     if name == "record_param_comms":
@@ -172,10 +191,10 @@ def _keep_collective(marks: Marks, trace: str, event: Event, name: str) -> None:
     elements = _whole(arguments.get("In msg nelems"))
     if elements is None and shapes and not name.startswith("record"):
         elements = sum(map(math.prod, shapes))
-    marks.allreduces.append(
+    (marks.transfers if asynchronous else marks.allreduces).append(
         Allreduce(
             start_s,
-            start_s if asynchronous else end_s,
+            end_s,
             thread,
             elements=elements,
             dtype=_dtype(arguments.get("dtype")) or dtype,
@@ -193,7 +212,8 @@ def _span(trace: str, event: Event) -> tuple[float, float, str]:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e18:
             shown = str(value)[:30] if isinstance(value, (int, float)) else f"of type {type(value).__name__}"
             raise FileFormatError(
-                f"{trace}, event {event.number} at byte {event.byte}: {key} of {event.fields['name'][:60]!r} is {shown}",
+                f"{trace}, event {event.number} at byte {event.byte}: {key} of {event.fields['name'][:60]!r}"
+                f" is {shown}",
                 allowed="microseconds of 0 or more",
                 remedy="the file is damaged or was changed: record it again",
             )
@@ -235,4 +255,4 @@ def _inputs(arguments: dict[str, Any]) -> tuple[list[tuple[int, ...]], str]:
     shapes = first if many else [first]
     if not all(isinstance(s, list) and len(s) <= _MOST_EXTENTS and None not in map(_whole, s) for s in shapes):
         return [], ""
-    return [tuple(shape) for shape in shapes], _dtype(types[0][0] if many and isinstance(types[0], list) else types[0])
+    return [tuple(shape) for shape in shapes], "" if types[0] == "TensorList" else _dtype(types[0])

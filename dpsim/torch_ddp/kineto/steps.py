@@ -14,6 +14,7 @@ from dpsim.torch_ddp.kineto.marks import Allreduce, Function, Gradient, Marks, S
 from dpsim.units import ITEM_BYTES
 
 S = TypeVar("S", bound=Span)
+_MOST_WAITING = 1000
 _COUNTS = ("int", "long", "short", "byte", "bool", "char", "unsigned", "signed")
 """How types begin that no gradient has: DDP sends which parameters were used as whole numbers."""
 
@@ -82,12 +83,9 @@ def steps_of(trace: str, marks: Marks) -> list[TracedStep]:
     """The steps of a trace that communicated in their backward, in their order. Raises ``FileFormatError``."""
     _check_marks(trace, marks)
     clock = clock_of(marks)
-    for spans in (marks.forwards, marks.functions, marks.gradients, marks.allreduces, marks.updates, marks.loads):
-        spans.sort(key=lambda span: (span.start_s, -span.end_s))
+    marks.sort()
     sent = _sent_by_ddp(marks)
-    steps = [
-        step for number in sorted(marks.steps) if (step := _step(trace, marks, sent, clock, number)) is not None
-    ]
+    steps = [step for number in sorted(marks.steps) if (step := _step(trace, marks, sent, clock, number)) is not None]
     if not steps:
         raise _refuse(
             trace,
@@ -128,21 +126,45 @@ def _sent_by_ddp(marks: Marks) -> list[Allreduce]:
     """
     sent: list[Allreduce] = []
     for event in marks.allreduces:
-        holder = sent[-1] if sent else None
-        if holder is not None and holder.thread == event.thread and event.start_s <= holder.end_s:
-            sent[-1] = Allreduce(
-                start_s=holder.start_s,
-                end_s=holder.end_s,
-                thread=holder.thread,
-                elements=holder.elements if event.elements is None else event.elements,
-                dtype=event.dtype or holder.dtype,
-                ranks=holder.ranks if event.ranks is None else event.ranks,
-                done_s=holder.done_s if event.done_s is None else event.done_s,
-            )
+        if sent and _holds(sent[-1], event):
+            sent[-1] = _merged(sent[-1], event)
         else:
             sent.append(event)
+    _attach(sent, marks.transfers)
     accumulating = [function for function in marks.functions if function.accumulates]
     return [each for each in sent if any(_holds(function, each) for function in _before(accumulating, each))]
+
+
+def _attach(calls: list[Allreduce], transfers: Sequence[Allreduce]) -> None:
+    """Merge into each call what the backend's threads did for it: the first of its size that begins after it."""
+    waiting: list[int] = []
+    begun = 0
+    for transfer in transfers:
+        while begun < len(calls) and calls[begun].start_s <= transfer.start_s:
+            waiting.append(begun)
+            begun += 1
+        fitting = next((number for number in waiting if _may_be(calls[number], transfer)), None)
+        if fitting is not None:
+            waiting.remove(fitting)
+            calls[fitting] = _merged(calls[fitting], transfer)
+        del waiting[:-_MOST_WAITING]
+
+
+def _may_be(call: Allreduce, transfer: Allreduce) -> bool:
+    return call.elements is None or transfer.elements is None or call.elements == transfer.elements
+
+
+def _merged(call: Allreduce, event: Allreduce) -> Allreduce:
+    """A call with what another event says of the same allreduce."""
+    return Allreduce(
+        call.start_s,
+        call.end_s,
+        call.thread,
+        elements=call.elements if event.elements is None else event.elements,
+        dtype=event.dtype or call.dtype,
+        ranks=call.ranks if event.ranks is None else event.ranks,
+        done_s=call.done_s if event.done_s is None else event.done_s,
+    )
 
 
 def _before(functions: Sequence[Function], event: Span) -> Sequence[Function]:
@@ -204,8 +226,9 @@ def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: WorkClock, num
 def _micro_batches(marks: Marks, sent: list[Allreduce], mark: Span) -> list[_MicroBatch]:
     """The forwards of a step that have a backward; those of evaluation have none."""
     forwards = _within(marks.forwards, mark.start_s, mark.end_s)
+    ends_s = [*(forward.start_s for forward in forwards), mark.end_s][1:]
     micro_batches = []
-    for forward, end_s in zip(forwards, [*(each.start_s for each in forwards[1:]), mark.end_s], strict=True):
+    for forward, end_s in zip(forwards, ends_s, strict=True):
         functions = list(_within(marks.functions, forward.end_s, end_s))
         if functions:
             micro_batches.append(_MicroBatch(forward, functions, list(_within(sent, forward.end_s, end_s))))

@@ -153,7 +153,10 @@ def _gradients(steps: Sequence[TracedStep]) -> _Parts | None:
     if members is None:
         return None
     sizes = [_size_bytes(parameter) for parameter in parameters]
-    caps: tuple[int | None, ...] = (None, min(sum(sizes[index] for index in bucket) for bucket in members[:-1] or members))
+    caps: tuple[int | None, ...] = (
+        None,
+        min(sum(sizes[index] for index in bucket) for bucket in members[:-1] or members),
+    )
     reduced = [DdpParameter(size_bytes=size, dtype=each.dtype) for size, each in zip(sizes, gradients, strict=True)]
     for cap_bytes in caps:
         if final_buckets(reduced, range(len(reduced)), DdpOptions(bucket_cap_bytes=cap_bytes)) == members:

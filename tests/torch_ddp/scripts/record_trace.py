@@ -1,4 +1,4 @@
-"""Makes traces/gloo_rank0.json.gz: torchrun --nproc-per-node 2 record_trace.py traces/gloo_rank0.json.gz [--no-shapes]."""
+"""Makes traces/gloo_rank0.json.gz: torchrun --nproc-per-node 2 record_trace.py FILE.json.gz [--no-shapes]."""
 
 import sys
 
@@ -20,7 +20,7 @@ def main():
     data = TensorDataset(torch.randn(512, 64), torch.randint(0, 10, (512,)))
     with profile(
         activities=[ProfilerActivity.CPU],
-        schedule=schedule(wait=2, warmup=2, active=6),
+        schedule=schedule(wait=2, warmup=2, active=6, repeat=1),
         record_shapes="--no-shapes" not in sys.argv,
         on_trace_ready=lambda profiler: dist.get_rank() or profiler.export_chrome_trace(sys.argv[1]),
     ) as profiler:
