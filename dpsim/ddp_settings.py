@@ -9,11 +9,12 @@ from dpsim.errors import ConfigError
 class DdpSettings(Noun, frozen=True):
     """How a script trained, as far as it decides communication.
 
-    ``torch`` is PyTorch's version, ``devices`` the world size that the script was given, ``accumulate`` its
-    micro-batches a step (``no_sync``). ``bucket_cap_bytes`` is ``bucket_cap_mb`` in bytes (``None``: not set) and
-    ``bucket_caps_bytes`` is ``bucket_cap_mb_list``, one size for each bucket (empty: not set).
+    ``torch`` is PyTorch's version (empty: not known), ``devices`` the world size that the script was given,
+    ``accumulate`` its micro-batches a step (``no_sync``). ``bucket_cap_bytes`` is ``bucket_cap_mb`` in bytes
+    (``None``: not set) and ``bucket_caps_bytes`` is ``bucket_cap_mb_list``, one size for each bucket (empty: not set).
     ``communication_hook`` is the hook's name, empty without one. ``initial_bucket_bytes`` are the buckets of the first
     step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as DDP itself reports them.
+    ``whole_buckets``: the workload has a tensor for each of these buckets, as what is in them is not known.
     """
 
     torch: str
@@ -26,6 +27,7 @@ class DdpSettings(Noun, frozen=True):
     communication_hook: str = ""
     initial_bucket_bytes: tuple[int, ...] = ()
     bucket_bytes: tuple[int, ...] = ()
+    whole_buckets: bool = False
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,13 @@ def _interpolate(x: NDArray[np.float64], y: NDArray[np.float64], at: float) -> N
     weight = (at - x[i]) / (x[i + 1] - x[i])
     line: NDArray[np.float64] = y[:, i] * (1 - weight) + y[:, i + 1] * weight
     return line
+
+
+def overhead_line(local_batches: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """(``overhead_s``, ``overhead_per_sample_s``): the line nearest to the overhead at each batch; none is negative."""
+    slope = float(np.polyfit(local_batches, seconds, 1)[0]) if len(local_batches) > 1 else 0.0
+    slope = min(max(slope, 0.0), float(np.min(np.array(seconds) / np.array(local_batches))))
+    return max(float(np.mean(np.array(seconds) - slope * np.array(local_batches))), 0.0), slope
 
 
 def read(path: Path | str) -> Workload:

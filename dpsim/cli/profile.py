@@ -1,4 +1,4 @@
-"""``dpsim profile``: measure a workload, of a model of dpsim's or of a user's own PyTorch script."""
+"""``dpsim profile``: measure a workload, of a model of dpsim's or of a user's own PyTorch training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Examples:
   dpsim profile --model cnn --local-batch 8,16,32,64 --output w.json
-  dpsim profile --torch-script train.py --devices 8 -- --batch-size 32"""
+  dpsim profile --torch-script train.py --devices 8 -- --batch-size 32
+  dpsim profile --torch package.module:build_model --local-batch 8,16,32
+  dpsim profile --from rank0.pt.trace.json.gz --local-batch 32"""
 
 
 def profile(
@@ -34,9 +36,23 @@ def profile(
             help="Profile what your own PyTorch script trains with DistributedDataParallel, instead of a model here.",
         ),
     ] = None,
-    devices: Annotated[int | None, Parameter(help="With --torch-script: ranks that the script sees (8).")] = None,
+    torch: Annotated[
+        str | None,
+        Parameter(
+            name="--torch",
+            help="Profile DDP on what MODULE:FUNCTION returns: (module, batch) or (module, batch, loss) of PyTorch.",
+        ),
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        Parameter(
+            name="--from",
+            help="Read the trace (.json, .json.gz) that PyTorch's profiler made of one rank of a DDP training.",
+        ),
+    ] = None,
+    devices: Annotated[int | None, Parameter(help="With --torch-script, --torch: ranks that it sees (8).")] = None,
     steps: Annotated[
-        int | None, Parameter(help="With --torch-script: training steps to record; then the script is ended (15).")
+        int | None, Parameter(help="With --torch-script, --torch: training steps to record; then it is ended (15).")
     ] = None,
     output: Annotated[Path, Parameter(help="The workload file to write.")] = Path("workload.json"),
     json: flags.Json = False,
@@ -45,26 +61,38 @@ def profile(
 
     With --torch-script your own PyTorch script runs, unchanged, as rank 0 of
     --devices ranks in one process. The other ranks appear to hold its values.
+    --local-batch then replaces the batch size of its data loaders. With --from
+    nothing runs, and --local-batch says what the trace was recorded with.
     """
     from dpsim import codec
 
-    flags.writable(output)
-    of_model = flags.provided(model=model, dataset=dataset, local_batch=local_batch, seed=seed, optimizer=optimizer)
+    flags.writable(output, inputs=() if from_ is None else (from_,))
+    sources = flags.provided(torch_script=torch_script, torch=torch, from_=from_)
+    of_model = flags.provided(model=model, dataset=dataset, seed=seed, optimizer=optimizer)
     of_script = flags.provided(arguments=arguments or None, devices=devices, steps=steps)
-    if torch_script is None:
+    if len(sources) > 1:
+        raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")
+    if not sources:
         _refuse(of_script, "without --torch-script", "name the script, or leave them out")
-        workload = _of_model(of_model)
+        workload = _of_model(of_model | flags.provided(local_batch=local_batch))
+    elif from_ is not None:
+        _refuse(of_model | of_script, "with --from", "leave them out: the trace says what it was recorded of")
+        workload = _of_trace(from_, local_batch)
     else:
-        _refuse(of_model, "with --torch-script", "leave them out: the script chooses its model, data and batch")
-        workload = _of_script(torch_script, of_script)
+        (source,) = map(_flag, sources)
+        _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
+        workload = _of_script(torch_script or "", torch or "", local_batch, of_script)
     codec.write(output, workload)
     _print(workload, output, json=json)
 
 
+def _flag(name: str) -> str:
+    return "ARGUMENTS" if name == "arguments" else f"--{name.strip('_').replace('_', '-')}"
+
+
 def _refuse(unused: dict[str, Any], reason: str, remedy: str) -> None:
     if unused:
-        names = ["ARGUMENTS" if name == "arguments" else f"--{name.replace('_', '-')}" for name in unused]
-        raise ConfigError(f"{', '.join(names)} {reason}", remedy=remedy)
+        raise ConfigError(f"{', '.join(map(_flag, unused))} {reason}", remedy=remedy)
 
 
 def _of_model(given: dict[str, Any]) -> Workload:
@@ -83,11 +111,25 @@ def _of_model(given: dict[str, Any]) -> Workload:
         return harness.profile(config, progress)
 
 
-def _of_script(script: str, given: dict[str, Any]) -> Workload:
+def _of_script(script: str, function: str, local_batch: str | None, given: dict[str, Any]) -> Workload:
     from dpsim.torch_ddp.profile_script import profile_script
     from dpsim.torch_ddp.request import ScriptRequest
 
-    return profile_script(ScriptRequest(script=script, **({"devices": 8} | given)))
+    batches = flags.listed("--local-batch", local_batch, flags.whole("--local-batch")) or ()
+    return profile_script(ScriptRequest(script=script, function=function, **({"devices": 8} | given)), batches)
+
+
+def _of_trace(path: Path, local_batch: str | None) -> Workload:
+    from dpsim.torch_ddp.kineto.workload import read_trace
+
+    batches = flags.listed("--local-batch", local_batch, flags.whole("--local-batch")) or ()
+    if len(batches) != 1:
+        raise ConfigError(
+            f"--from with --local-batch {local_batch}" if batches else "--from without --local-batch",
+            allowed="the number of samples that each rank trained on at once: --local-batch 32",
+            remedy="the trace does not say it, and its times are of one batch",
+        )
+    return read_trace(path, batches[0])
 
 
 def _print(workload: Workload, output: Path, *, json: bool) -> None:
@@ -133,10 +175,12 @@ def _print_ddp(ddp: DdpSettings, local_batch: int, output: Path) -> None:
         print("with find_unused_parameters it fills them from the first layer on, which --fusion-rule ddp does not")
     if ddp.bucket_caps_bytes:
         print("bucket_cap_mb_list gives each bucket a size of its own, which --fusion-rule ddp does not")
+    if ddp.whole_buckets:
+        print("what is in them is not known, so they cannot be divided: record the trace with record_shapes=True")
     if ddp.communication_hook:
         print(f"communication hook: {ddp.communication_hook}")
     words = [f"dpsim predict --workload {output} --machine MACHINE --devices {ddp.devices} --local-batch {local_batch}"]
-    words.append("--fusion-rule ddp")
+    words.append("--fusion-rule per-tensor" if ddp.whole_buckets else "--fusion-rule ddp")
     if ddp.bucket_cap_bytes is not None:
         words.append(f"--fusion-threshold {ddp.bucket_cap_bytes}B")
     if ddp.accumulate > 1:

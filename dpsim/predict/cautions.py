@@ -27,6 +27,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
         _halves(machine, several),
         _no_shared_memory([p for p in several if not _has_table(machine, p)]),
         _waiting(machine, several, workload),
+        _whole_buckets([p for p in several if p.fusion_rule != "per-tensor"], workload),
         _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
     ]
     return tuple(sentence for sentence in sentences if sentence)
@@ -102,6 +103,15 @@ def _waiting(machine: Machine, plans: Sequence[Plan], workload: Workload | None)
         f"waiting for the slowest of {_listed(beyond, _layout)} devices is extrapolated: a profile shows what steps "
         f"last on up to {EXACT_DEVICES} devices, and beyond that the slowest is taken to last longer by as much for "
         "every doubling as from 4 to 8"
+    )
+
+
+def _whole_buckets(plans: Sequence[Plan], workload: Workload | None) -> str:
+    if not plans or workload is None or workload.ddp is None or not workload.ddp.whole_buckets:
+        return ""
+    return (
+        "the workload knows DDP's buckets, but not the gradients in them: no prediction can divide a bucket, and"
+        " --fusion-rule per-tensor sends them as they were"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,10 +33,9 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         initial_bucket_bytes=_numbers(logged["bucket_sizes"]),
         bucket_bytes=tuple(sum(sizes[index] for index in bucket) for bucket in buckets),
     )
-    script = Path(request.script).name
     return Recorded(
-        name=f"{type(ddp.module).__name__} of {script}",
-        source=f"dpsim profile --torch-script {script}: medians of {len(recorder.steps)} steps on {ddp.device_type},"
+        name=f"{type(ddp.module).__name__} of {request.name}",
+        source=f"dpsim profile {request.flag}: medians of {len(recorder.steps)} steps on {ddp.device_type},"
         f" as rank 0 of {request.devices} in one process, PyTorch {torch.__version__}",
         parameters=_described(ddp),
         first_parameter=recorder.first_parameter,

@@ -1,4 +1,4 @@
-"""``profile_script``: a PyTorch script in, a ``Workload`` out. Loads no torch: it starts the process that does."""
+"""``profile_script``: a PyTorch script in, a ``Workload`` out. Loads no torch: it starts the processes that do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from dpsim import codec
 from dpsim.errors import ConfigError
@@ -15,18 +18,29 @@ from dpsim.launch.child_process import child
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.user_script import check_script
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
+from dpsim.torch_ddp.tables import joined
 from dpsim.workload import Workload
 
 _STDERR = 2
 
 
-def profile_script(request: ScriptRequest) -> Workload:
+def profile_script(request: ScriptRequest, local_batches: Sequence[int] = ()) -> Workload:
     """Run the script in a process of its own, as rank 0 of ``request.devices``, and return what it trained.
 
-    What the script prints goes to stderr. Raises ``ConfigError`` for a script that cannot be profiled.
+    With ``local_batches`` it runs once for each of them, and the workload has tables over them. What the script prints
+    goes to stderr. Raises ``ConfigError`` for a script that cannot be profiled.
     """
-    check_script(request.script)
+    if request.script:
+        check_script(request.script)
     check_torch()
+    if not local_batches:
+        return _profile(request)
+    batches = sorted(set(local_batches))
+    return joined([_profile(msgspec.structs.replace(request, local_batch=batch)) for batch in batches])
+
+
+def _profile(request: ScriptRequest) -> Workload:
+    """Run the script once. Raises ``ConfigError``."""
     with tempfile.TemporaryDirectory(prefix="dpsim-torch-") as folder:
         paths = Path(folder) / "request.json", Path(folder) / "outcome.json"
         codec.write(paths[0], request)
@@ -35,7 +49,7 @@ def profile_script(request: ScriptRequest) -> Workload:
             code = process.wait()
         if not paths[1].exists():
             raise ConfigError(
-                f"{Path(request.script).name} ended its process ({_ending(code)}) before enough was recorded",
+                f"{request.name} ended its process ({_ending(code)}) before enough was recorded",
                 allowed="a script that trains until dpsim ends it",
                 remedy="see what it printed above",
             )
@@ -52,7 +66,7 @@ def check_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "PyTorch is not installed beside dpsim",
-            allowed="PyTorch 2.4 or newer, for --torch-script alone",
+            allowed="PyTorch 2.4 or newer, for --torch-script and --torch alone",
             remedy="pip install 'dpsim[torch]' in the environment that the script runs in",
         )
 

@@ -273,6 +273,19 @@ def install(recorder: Recorder) -> None:
     replace_everywhere(fsdp.fully_shard, _refuse_fsdp)
 
 
+def check_one_graph(recorder: Recorder) -> None:
+    """Raises ``ConfigError`` if other parameters got a gradient in one step than in another, as DDP allows some."""
+    ready = [frozenset(step.ready_s) for step in recorder.steps if step.ready_s]
+    changed = sorted(frozenset.union(*ready) - frozenset.intersection(*ready)) if ready else []
+    if changed:
+        names = [name for name, _ in reduced_parameters(recorder.ddp)]
+        raise ConfigError(
+            f"{len(changed)} parameters get a gradient in some steps and none in others, such as {names[changed[0]]}",
+            allowed="a script whose graph is the same in every step, as a workload is one step",
+            remedy="profile each kind of step by itself: let the script train that kind alone",
+        )
+
+
 def _refuse_fsdp(*_: Any, **__: Any) -> None:
     raise Refused(
         ConfigError(

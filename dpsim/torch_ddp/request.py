@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.recorded import MODES
@@ -9,14 +11,42 @@ from dpsim.workload import Workload
 
 
 class ScriptRequest(Noun, frozen=True):
-    """A script to run as rank 0 of ``devices``, its arguments, and how many of its synchronising steps to record."""
+    """A script to run as rank 0 of ``devices``, its arguments, and how many of its synchronising steps to record.
 
-    script: str
+    Instead of ``script`` it may name ``function``, as ``package.module:build_model``, which gives a module to train.
+    ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
+    """
+
+    script: str = ""
+    function: str = ""
     arguments: tuple[str, ...] = ()
     devices: int = 1
     steps: int = 15
+    local_batch: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the script's file name, or the function."""
+        return self.function or Path(self.script).name
+
+    @property
+    def flag(self) -> str:
+        """The words of the command line that ask for it."""
+        return f"--torch {self.function}" if self.function else f"--torch-script {self.name}"
 
     def __post_init__(self) -> None:
+        if bool(self.script) == bool(self.function):
+            given = "--torch-script and --torch" if self.script else "neither --torch-script nor --torch"
+            raise ConfigError(given, allowed="one of the two")
+        module, colon, name = self.function.partition(":")
+        if self.function and not (colon and name.isidentifier() and all(map(str.isidentifier, module.split(".")))):
+            raise ConfigError(
+                f"--torch is {self.function!r}",
+                allowed="package.module:function, such as models.resnet:build_model",
+                remedy="name an importable module; those in the current folder are",
+            )
+        if self.function and self.arguments:
+            raise ConfigError("ARGUMENTS with --torch", remedy="leave them out: the function gets no arguments")
         if self.devices < 1:
             raise ConfigError(f"--devices is {self.devices}", allowed="1 or more")
         if self.steps < len(MODES):

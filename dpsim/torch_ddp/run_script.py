@@ -1,7 +1,7 @@
-"""The process that runs a user's PyTorch script as rank 0 of n and writes what it recorded. Loads torch.
+"""The process that runs a user's PyTorch script, or trains their module, as rank 0 of n. Loads torch.
 
-``python -m dpsim.torch_ddp.run_script REQUEST OUTCOME`` reads a ``ScriptRequest`` and writes a ``ScriptOutcome``. What
-the script prints goes where this process prints.
+``python -m dpsim.torch_ddp.run_script REQUEST OUTCOME`` reads a ``ScriptRequest`` and writes a ``ScriptOutcome``: what
+was recorded. What the script prints goes where this process prints.
 """
 
 from __future__ import annotations
@@ -17,33 +17,45 @@ from typing import Any
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.torch_ddp import process_group
+from dpsim.torch_ddp import process_group, train_function
+from dpsim.torch_ddp.batches import check_local_batch, replace_batch_size
 from dpsim.torch_ddp.logged import recorded_of
-from dpsim.torch_ddp.record import WARM_UP_STEPS, EnoughSteps, Recorder, Refused, install
+from dpsim.torch_ddp.record import WARM_UP_STEPS, EnoughSteps, Recorder, Refused, check_one_graph, install
 from dpsim.torch_ddp.recorded import MODES, workload_of
 from dpsim.torch_ddp.request import ScriptError, ScriptOutcome, ScriptRequest
 from dpsim.workload import Workload
 
+_GRAPH_WORDS = ("Expected to have finished reduction in the prior iteration", "training graph has changed")
+
 
 def run(request: ScriptRequest) -> Workload:
-    """Run the script as ``torchrun`` would run its rank 0, until enough is recorded. Raises ``ConfigError``."""
+    """Train as ``torchrun`` would let its rank 0 train, until enough is recorded. Raises ``ConfigError``."""
     act_as_rank(0, request.devices)
     process_group.answer_for(request.devices)
     take_over_spawn(0)
     recorder = Recorder(request.steps)
     install(recorder)
-    sys.argv = [request.script, *request.arguments]
-    sys.path[0] = str(Path(request.script).parent)
+    if request.local_batch is not None:
+        replace_batch_size(request.local_batch)
     try:
-        runpy.run_path(request.script, run_name="__main__")
+        if request.function:
+            train_function.train(request.function, request.local_batch)
+        else:
+            sys.argv = [request.script, *request.arguments]
+            sys.path[0] = str(Path(request.script).parent)
+            runpy.run_path(request.script, run_name="__main__")
     except EnoughSteps:
         pass
     except Refused as refused:
         raise refused.error from None
+    except ConfigError:
+        raise
     except BaseException as error:
         if not recorder.complete and not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            raise _died(request.script, error) from error
-    _check_enough(request.script, recorder)
+            raise _died(request, error) from error
+    _check_enough(request.name, recorder)
+    check_one_graph(recorder)
+    check_local_batch(recorder, request)
     return workload_of(recorded_of(recorder, request))
 
 
@@ -82,30 +94,48 @@ class _Joined:
         return True
 
 
-def _died(script: str, error: BaseException) -> ConfigError:
+def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
     """The error of a script that raised one: where, what, and what to do."""
-    place = place_in(script, error.__traceback__)
+    place = _place(request, error.__traceback__)
     if isinstance(error, SystemExit):
         return ConfigError(f"{place}: the script ended with exit code {error.code}", remedy="see what it printed above")
     text = " ".join(str(error).split())
-    given = f"{place}: the script raised {type(error).__name__}" + (f": {text}" if text else "")
+    given = f"{place}: the {'function' if request.function else 'script'} raised {type(error).__name__}" + (
+        f": {text}" if text else ""
+    )
     if isinstance(error, AssertionError):
         return ConfigError(
             given,
             allowed="a script that does not check what other ranks hold",
             remedy="it runs as rank 0 in one process, and every other rank appears to hold rank 0's values",
         )
-    return ConfigError(given, remedy="run it with torchrun first; it has to work on this machine")
+    if any(words in text for words in _GRAPH_WORDS):
+        return ConfigError(
+            f"{place}: DistributedDataParallel stopped the training, because not every parameter got a gradient in a"
+            f" step, or its graph changed from step to step: {text[:200]}",
+            allowed="a script that trains the same parameters in every step",
+            remedy="set find_unused_parameters=True for parameters that never get one, as DDP asks for, and profile the"
+            " kinds of steps apart",
+        )
+    how = "train its module without dpsim first" if request.function else "run it with torchrun first"
+    return ConfigError(given, remedy=f"{how}; it has to work on this machine")
 
 
-def place_in(script: str, where: TracebackType | None) -> str:
-    """``train.py:17``: the innermost line of the script itself."""
+def place_in(script: str, where: TracebackType | None, name: str = "") -> str:
+    """``train.py:17``: the innermost line of the script itself; without one ``name``, or the script's."""
     lines = [frame.lineno for frame in traceback.extract_tb(where) if frame.filename == script]
-    return f"{Path(script).name}:{lines[-1]}" if lines else Path(script).name
+    return f"{Path(script).name}:{lines[-1]}" if lines else name or Path(script).name
 
 
-def _check_enough(script: str, recorder: Recorder) -> None:
-    name = Path(script).name
+def _place(request: ScriptRequest, where: TracebackType | None) -> str:
+    """The innermost line of the script, or of the module of a function."""
+    if not request.function:
+        return place_in(request.script, where)
+    module = sys.modules.get(request.function.partition(":")[0])
+    return place_in(getattr(module, "__file__", None) or "", where, request.name)
+
+
+def _check_enough(name: str, recorder: Recorder) -> None:
     if not recorder.built:
         raise ConfigError(
             f"{name} ended without building DistributedDataParallel in this process",

@@ -30,8 +30,8 @@ SURFACE = {
     "reproduce": "--model --dataset --devices --fusion-threshold --algorithm --overlap --batch-norm --steps --leaves"
     " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json --wire-dtype"
     " --strategy",
-    "profile": "ARGUMENTS --model --dataset --local-batch --seed --optimizer --torch-script --devices --steps --output"
-    " --json",
+    "profile": "ARGUMENTS --model --dataset --local-batch --seed --optimizer --torch-script --torch --from --devices"
+    " --steps --output --json",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
     " --wire-dtype --strategy --from --format --out-of-place",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"

@@ -122,6 +122,20 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
             "one model",
         ),
         (
+            "dist.init_process_group()\nddp = DDP(torch.nn.ModuleList(torch.nn.Linear(8, 3) for _ in range(2)))\n"
+            "ddp.module.forward = lambda x, n: ddp.module[n](x)\n"
+            "for n in range(99):\n    ddp(torch.randn(2, 8), n % 2).sum().backward()",
+            "not every parameter got a gradient in a step, or its graph changed from step to step",
+            "find_unused_parameters=True",
+        ),
+        (
+            "dist.init_process_group()\nddp = DDP(torch.nn.ModuleList(torch.nn.Linear(8, 3) for _ in range(2)),"
+            " find_unused_parameters=True)\nddp.module.forward = lambda x, n: ddp.module[n](x)\n"
+            "for n in range(99):\n    ddp(torch.randn(2, 8), n % 2).sum().backward()",
+            "4 parameters get a gradient in some steps and none in others, such as 0.weight",
+            "each kind of step by itself",
+        ),
+        (
             "from torch.distributed.fsdp import fully_shard\nfully_shard(torch.nn.Linear(1, 1))",
             "uses FSDP",
             "DistributedDataParallel",
@@ -132,7 +146,19 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
             "zero1",
         ),
     ],
-    ids=["no DDP", "dies", "exits", "kills itself", "too short", "identity", "two models", "fully_shard", "FSDP"],
+    ids=[
+        "no DDP",
+        "dies",
+        "exits",
+        "kills itself",
+        "too short",
+        "identity",
+        "two models",
+        "unused",
+        "changing graph",
+        "fully_shard",
+        "FSDP",
+    ],
 )
 @pytest.mark.timeout(120)
 def test_a_script_that_cannot_be_profiled_is_explained(
@@ -145,6 +171,37 @@ def test_a_script_that_cannot_be_profiled_is_explained(
     assert (code, out, output.exists()) == (2, "", False)
     assert err.startswith("dpsim: ") and given in err and more in err
     assert "Traceback" not in err
+
+
+LOADER = """
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Linear(8, 3))
+data = torch.utils.data.TensorDataset(torch.randn(4096, 8))
+for _ in range(100):
+    for x, in torch.utils.data.DataLoader(data, 4, drop_last=True):
+        ddp(x).sum().backward()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_several_local_batches_replace_the_batch_size_of_data_loaders(dpsim: Dpsim, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    script = tmp_path / "loads.py"
+    script.write_text(PREAMBLE + LOADER)
+    workload = profiled(dpsim, tmp_path, script, "--local-batch", "64,16")
+    assert workload.local_batches == (16, 64) and workload.input_s_per_sample > 0
+    assert all(len(layer.forward_s) == len(layer.backward_s) == 2 for layer in workload.layers)
+    assert workload.ddp is not None and workload.ddp.bucket_bytes == (4 * 27,) and "16, 64" in workload.source
+
+
+@pytest.mark.timeout(120)
+def test_a_script_that_makes_its_own_batches_cannot_have_others(dpsim: Dpsim, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    script = tmp_path / "own.py"
+    script.write_text(PREAMBLE + "train(torch.nn.Linear(8, 3))")
+    code, out, err = dpsim("profile", "--torch-script", script, "--local-batch", "8", "--output", tmp_path / "w.json")
+    assert (code, out) == (2, "")
+    assert "with --local-batch 8, own.py still trains on 4 samples at once" in err and "DataLoader" in err
 
 
 def test_without_torch_the_message_says_what_to_install(
@@ -162,13 +219,16 @@ def test_without_torch_the_message_says_what_to_install(
     [
         (("--torch-script", "nowhere.py"), "there is no such file"),
         (
-            ("--torch-script", "a.py", "--model", "cnn", "--local-batch", "8"),
-            "--model, --local-batch with --torch-script",
+            ("--torch-script", "a.py", "--model", "cnn", "--seed", "8"),
+            "--model, --seed with --torch-script",
         ),
         (("--devices", "4"), "--devices without --torch-script"),
         (("--", "--lr", "0.1"), "ARGUMENTS without --torch-script"),
         (("--torch-script", "a.py", "--steps", "2"), "--steps is 2"),
         (("--torch-script", "a.py", "--devices", "0"), "--devices is 0"),
+        (("--torch-script", "a.py", "--torch", "a:b"), "--torch-script and --torch"),
+        (("--torch", "a:b", "--", "--lr", "0.1"), "ARGUMENTS with --torch"),
+        (("--torch", "a.py"), "--torch is 'a.py'"),
     ],
 )
 def test_flags_that_do_not_belong_together_are_refused(

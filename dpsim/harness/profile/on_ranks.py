@@ -31,7 +31,7 @@ from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
 from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, UPDATE_EVENT, Schedule
-from dpsim.workload import Layer, Workload
+from dpsim.workload import Layer, Workload, overhead_line
 
 Floats = NDArray[np.float64]
 _LEAST_SAMPLES = 15
@@ -202,7 +202,7 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
     count = len(replica.layers)
     columns = np.array([_typical(cases[batch], speeds) for batch in batches])
     update_s = float(np.median(columns[:, -2]))
-    overhead_s, per_sample_s = _line(batches, columns[:, -1] + columns[:, -2] - update_s)
+    overhead_s, per_sample_s = overhead_line(batches, (columns[:, -1] + columns[:, -2] - update_s).tolist())
     bare = describe(replica, f"{config.model} on {config.dataset}")
     layers = tuple(
         Layer(
@@ -244,13 +244,6 @@ def joined_slowdown(measured: Sequence[tuple[float, ComputeSlowdown]]) -> Comput
     factor = (of_long.factor * long_s - of_short.factor * short_s) / (long_s - short_s)
     factor = max(factor, min(1.0, of_long.factor))
     return msgspec.structs.replace(of_long, factor=factor, added_s=(of_long.factor - factor) * long_s)
-
-
-def _line(batches: list[int], seconds: Floats) -> tuple[float, float]:
-    """(constant, slope) of the line nearest to the overhead at each batch; neither is negative."""
-    slope = float(np.polyfit(batches, seconds, 1)[0]) if len(batches) > 1 else 0.0
-    slope = min(max(slope, 0.0), float(np.min(seconds / np.array(batches))))
-    return max(float(np.mean(seconds - slope * np.array(batches))), 0.0), slope
 
 
 def _spread(cases: list[Visits], speeds: Mixture) -> tuple[float, ...]:

@@ -38,6 +38,7 @@ from dpsim.records import bench, reproduce, sweep
 from dpsim.replica import Array
 from dpsim.report.reproduce.content import content
 from dpsim.runtime import checkpoint
+from dpsim.torch_ddp.kineto.workload import read_trace
 
 HANG_S, IDLE_S = 20.0, 120.0
 """A case hangs after so many seconds of computing, or of the clock: other programs may run on this machine, too."""
@@ -97,6 +98,9 @@ def _readers(folder: Path) -> list[Reader]:
         path = _copied(log, folder / log.name)
         config = ImportConfig(files=(str(path),), devices=(2,))
         readers.append(Reader(name=log.name, files=(path,), read=lambda config=config: import_machine(config)))  # type: ignore[misc]
+    trace = folder / "trace.json"
+    trace.write_bytes(gzip.decompress((_ROOT / "tests/torch_ddp/traces/gloo_rank0.json.gz").read_bytes()))
+    readers.append(Reader(name="trace", files=(trace,), read=lambda: read_trace(trace, 32)))
     hostfile = folder / "hosts.txt"
     hostfile.write_text("node1:4\n# a comment\nnode2 slots=8\nlocalhost\n")
     readers.append(Reader(name="hostfile", files=(hostfile,), read=lambda: hosts.read_hostfile(hostfile)))

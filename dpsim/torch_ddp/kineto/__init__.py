@@ -1,0 +1,1 @@
+"""Reads traces of PyTorch's profiler (Kineto) into workloads. Loads no torch."""
