@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dpsim.records.quality_results import QualityResults
-from dpsim.report.content import Content, Facts, environment_facts
+from dpsim.report.content import Card, Content, Facts, Tile, environment_facts
 from dpsim.report.quality.sections import (
     divergence_sentences,
     divergence_table,
@@ -17,7 +20,7 @@ from dpsim.report.quality.sections import (
     steps_table,
 )
 from dpsim.report.table import Table
-from dpsim.report.words import counted
+from dpsim.report.words import counted, percent
 
 RULES = (
     "Devices are emulated as leaves of one rank: batch norm with B / b leaves takes the statistics that B / b devices "
@@ -34,10 +37,15 @@ RULES = (
 )
 
 
+_FEW_GAPS = 2
+"""Studies of the gap whose every sentence stands at the top of the page; of more, the details stand at the tables."""
+
+
 def answers(results: QualityResults) -> Iterator[str]:
-    """Yield every figure of the study with its baseline, as sentences."""
+    """Yield every figure of the study with its baseline, as sentences; of many gaps the main one of each."""
     for gap in results.gap:
-        yield from gap_sentences(gap)
+        sentences = list(gap_sentences(gap))
+        yield from sentences if len(results.gap) <= _FEW_GAPS else sentences[:1]
     yield from gaps_together(results.gap)
     yield from divergence_sentences(results.divergence)
     for steps in results.steps_to_target:
@@ -45,11 +53,35 @@ def answers(results: QualityResults) -> Iterator[str]:
 
 
 def tables(results: QualityResults) -> tuple[Table, ...]:
-    """Return a table for each part of the study."""
-    of_gaps = [
-        table(gap) for gap in results.gap for table in (gap_table, others_table) if gap.others or table is gap_table
-    ]
+    """Return a table for each part of the study, with the sentences that ``answers`` leaves out."""
+    of_gaps: list[Table] = []
+    for gap in results.gap:
+        _, *details = gap_sentences(gap)
+        own = [table(gap) for table in (gap_table, others_table) if gap.others or table is gap_table]
+        if len(results.gap) > _FEW_GAPS:
+            own = [
+                replace(table, note=" ".join((*of_table, table.note)))
+                for table, of_table in zip(own, (details[:1], details[1:]), strict=False)
+            ]
+        of_gaps += own
     return (*of_gaps, *map(divergence_table, results.divergence), *map(steps_table, results.steps_to_target))
+
+
+def _cards(results: QualityResults) -> tuple[Card, ...]:
+    """The median errors of what was predicted, over all studies of a kind."""
+    errors: dict[str, list[Sequence[float]]] = {
+        "gap of batch norm at held-out local batches": [gap.errors.get("predicted", ()) for gap in results.gap],
+        "divergence of statistics": [each.errors("predicted") for each in results.divergence],
+        "steps to the target at held-out batches": [
+            each.errors.get("predicted", ()) for each in results.steps_to_target
+        ],
+    }
+    tiles = []
+    for label, studies in errors.items():
+        finite = [value for values in studies for value in values if math.isfinite(value)]
+        if finite:
+            tiles.append(Tile(value=percent(statistics.median(finite)), label=f"{label} ({len(finite)} values)"))
+    return (Card(title="Median errors of what was predicted", tiles=tuple(tiles)),) if tiles else ()
 
 
 def content(results: QualityResults) -> Content:
@@ -60,7 +92,7 @@ def content(results: QualityResults) -> Content:
         question="How much worse does training become with small local batches and large global ones, and can it be "
         "predicted?",
         answers=tuple(answers(results)),
-        cards=(),
+        cards=_cards(results),
         tables=tables(results),
         warnings=(),
         rules=RULES,
