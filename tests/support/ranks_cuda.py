@@ -40,6 +40,10 @@ class TreeTransport(MpiTransport):
         return SteppedAllreduce(self, rounds)
 
 
+class Nobody:
+    """What no replica is: in place of ``DeviceReplica`` all compute on the host, and the bits are the CPU's."""
+
+
 def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """All that the tests ask of ranks, in one job: see the functions below."""
     return {
@@ -64,6 +68,7 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
                 access = Access(way=open_device(comm.rank).ways[0], mode="flags")
                 stack.enter_context(mock.patch.object(transport_module, "find_access", lambda *_: access))  # noqa: B023
             backend = "cuda" if name in ("cuda", "flags") else "cpu"
+            stack.enter_context(mock.patch.object(trainer_module, "DeviceReplica", Nobody))
             trainer = open_trainer(comm, case | {"backend": backend})
         losses = [trainer.step().sums.loss for _ in range(steps)]
         test = trainer.evaluate()
