@@ -1,7 +1,10 @@
-"""When gradients are final on two ranks of DDP over gloo, against what a profile of one process predicts.
+"""When gradients are final on two ranks of DDP over gloo, against what profiles predict.
 
-``python -m dpsim.experiments.ddp_ready --rounds 3`` profiles each model and runs it on two ranks, by turns, every
-process with one thread, and prints |predicted / measured - 1| over the gradients. It needs PyTorch.
+``python -m dpsim.experiments.ddp_ready --rounds 3`` profiles each model in one process, profiles it in two processes at
+once, and runs it on two ranks, by turns, every process with one thread. It prints the median |predicted / measured - 1|
+over the gradients: of the profile of one process, of two at once (which has what the ranks' computation takes from each
+other), and of the first with all times scaled to the same last gradient (which has the order and the shares alone). It
+needs PyTorch.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dpsim.launch import child_process
@@ -23,16 +28,21 @@ SCRIPT = Path(__file__).with_name("train.py")
 MODELS = ("mlp", "cnn", "transformer")
 RANKS = 2
 
+Ready = Mapping[str, float]
+"""Seconds from the start of backward until each gradient is final, by the names of parameters."""
 
-def predicted(model: str) -> dict[str, float]:
-    """Seconds from the start of backward until each gradient is final, by a profile of one process."""
-    workload = profile_script(ScriptRequest(script=str(SCRIPT), arguments=("--model", model), devices=RANKS, steps=30))
+
+def predicted(model: str, processes: int) -> Ready:
+    """The times by a profile in each of so many processes at once: the first one's."""
+    request = ScriptRequest(script=str(SCRIPT), arguments=("--model", model), devices=RANKS, steps=30)
+    with ThreadPoolExecutor(processes) as pool:
+        workload, *_ = pool.map(profile_script, [request] * processes)
     names = [workload.tensors[index].name for index in workload.ready_order.tensor]
     return dict(zip(names, ready_times(workload, workload.local_batches[0]).tolist(), strict=True))
 
 
-def measured(model: str) -> dict[str, float]:
-    """The same on rank 0 of two: medians over the steps."""
+def measured(model: str) -> Ready:
+    """The times on rank 0 of two: medians over the steps."""
     with tempfile.TemporaryDirectory(prefix="dpsim-ddp-ready-") as folder:
         path = Path(folder) / "measured.json"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
@@ -43,22 +53,33 @@ def measured(model: str) -> dict[str, float]:
     return {name: statistics.median(step[name] for step in steps) for name in steps[0]}
 
 
+def median_error(predicted_s: Ready, measured_s: Ready, scale: float = 1.0) -> float:
+    """The median over gradients of |scale predicted / measured - 1|."""
+    return statistics.median(abs(scale * predicted_s[name] / measured_s[name] - 1) for name in measured_s)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    print(f"{'model':12} {'gradients':>9} {'median |error|':>14} {'last gradient: predicted, measured':>36}")
-    for model in MODELS:
-        pairs = [(predicted(model), measured(model)) for _ in range(rounds)]
-        both = [
-            {name: statistics.median(each[side][name] for each in pairs) for name in pairs[0][side]} for side in (0, 1)
-        ]
-        errors = [abs(both[0][name] / both[1][name] - 1) for name in both[1]]
-        last = [max(seconds.values()) for seconds in both]
+    print(f"{'model':12} {'gradients':>9} {'one process':>12} {'two at once':>12} {'shares':>7}   last gradient, ms")
+    for model in options.models:
+        rounds = [(predicted(model, 1), predicted(model, RANKS), measured(model)) for _ in range(options.rounds)]
+        alone, together, real = (
+            {name: statistics.median(each[name] for each in side) for name in side[0]}
+            for side in zip(*rounds, strict=True)
+        )
+        last = [max(seconds.values()) for seconds in (alone, together, real)]
+        errors = (
+            median_error(alone, real),
+            median_error(together, real),
+            median_error(alone, real, last[2] / last[0]),
+        )
         print(
-            f"{model:12} {len(errors):9} {statistics.median(errors):14.1%} "
-            f"{last[0] * 1e3:24.2f} ms {last[1] * 1e3:5.2f} ms",
+            f"{model:12} {len(real):9} {errors[0]:12.1%} {errors[1]:12.1%} {errors[2]:7.1%}   "
+            + ", ".join(f"{1e3 * each:.2f}" for each in last),
             flush=True,
         )
 
