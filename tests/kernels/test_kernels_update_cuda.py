@@ -15,6 +15,8 @@ import pytest
 from cuda_cases import Host, need_a_compiler
 from python_path import extended_path
 
+from dpsim.comm.cuda.available import why_no_gpu
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"
 )
@@ -32,6 +34,16 @@ def test_updates_in_the_simulator_have_the_bits_of_the_cpus() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"cases": 4 * 2 * 4 * 2, "wrong": []}
+
+
+@pytest.mark.gpu
+def test_updates_on_a_gpu_have_the_bits_of_the_cpus() -> None:
+    if reason := why_no_gpu():
+        pytest.skip(f"no CUDA device: {reason}")
+    import cupy
+    import simulate_cuda_updates as updates
+
+    assert [text for case in updates.cases() if (text := updates.wrong_in(*case, cupy)) is not None] == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
