@@ -19,20 +19,26 @@ SIZES = (1, 5, 1000, 40_000)
 
 
 def reduced(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
-    """What each rank holds after reductions of several tensors at once, twice, and the spans of a queue of them."""
-    reduction: Reduction
-    if argument["overlap"] == "gloo":
-        store = distributed.FileStore(str(Path(argument["folder"]) / "store"), comm.size)
-        distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
-        reduction = GlooReduction(distributed.group.WORLD)
-    else:
-        link = transport(comm, Network.parse(argument["network"]))
-        reduction = MpiReduction(link, argument["algorithm"], argument["overlap"])
+    """By each way: what a rank holds after reductions of several tensors at once, twice; the spans of a queue."""
+    store = distributed.FileStore(str(Path(argument["folder"]) / "store"), comm.size)
+    distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+    ways = {name: _by(_reduction(comm, way), comm.rank) for name, way in argument["ways"].items()}
+    disconnect()
+    return comm.gather(ways)
+
+
+def _reduction(comm: MPI.Intracomm, way: dict[str, str]) -> Reduction:
+    if way["overlap"] == "gloo":
+        return GlooReduction(distributed.group.WORLD)
+    return MpiReduction(transport(comm, Network.parse(way["network"])), way["algorithm"], way["overlap"])
+
+
+def _by(reduction: Reduction, rank: int) -> dict[str, Any]:
     tensors = [torch.zeros(size) for size in SIZES]
     values = []
     for turn in range(2):
         for tensor in tensors:
-            tensor.fill_(comm.rank + 1 + turn)
+            tensor.fill_(rank + 1 + turn)
         for future in [reduction.reduce(tensor) for tensor in tensors]:
             future.wait()
         values.append([sorted({*tensor.tolist()}) for tensor in tensors])
@@ -42,5 +48,4 @@ def reduced(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
         queue.submit(number, queue.prepare(torch.ones(2000).numpy()))
     queue.finish()
     queue.close()
-    disconnect()
-    return comm.gather({"values": values, "spans": spans})
+    return {"values": values, "spans": spans}

@@ -71,7 +71,7 @@ def measured(dpsim: Dpsim, script: Path, output: Path, *flags: str | Path) -> tu
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dpsim, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path), tmp_path / "report"
@@ -92,7 +92,7 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
         ("node", "torch-ddp-mpi"),
         ("paced:500us,100mbit", "torch-ddp-mpi"),
     }
-    buckets = {0.0: 8, 5.0 * 2**10: 3, float("inf"): 1}
+    buckets = {0.0: 8, 5.0 * 2**10: 2, float("inf"): 1}
     for point in results.points:
         plan = point.setting.plan
         assert len(point.step_s) >= 6 * 6 and set(point.logged_s) >= {"backward", "communication", "overlap"}
@@ -117,7 +117,11 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     ("text", "given", "more"),
     [
         ("torch.nn.Linear(1, 1)", "without building DistributedDataParallel", "wrap the model"),
-        ("if os.environ['RANK'] == '1': raise KeyError('mine')\ntrain()", "four.py:22: the script raised", "torchrun"),
+        (
+            "if os.environ['RANK'] == '1': raise KeyError('mine')\ntrain()",
+            "the script raised KeyError on rank 1",
+            "torchrun",
+        ),
         ("if os.environ['RANK'] == '1': sys.exit(7)\ntrain()", "exit code 7 on rank 1", "torchrun"),
         ("train(steps=60)", "ended after", "let it train longer"),
         ("train(hook=True)", "allreduce_hook", "without it"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,20 @@ WAYS = {
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
-@pytest.mark.parametrize("way", WAYS)
-def test_every_rank_ends_with_the_same_sum_or_mean(way: str, devices: int, on_ranks: OnRanks, tmp_path: Path) -> None:
-    ranks = on_ranks("ranks_torch:reduced", WAYS[way] | {"folder": str(tmp_path)}, devices=devices)
-    for turn in range(2):
-        total = sum(range(1 + turn, devices + 1 + turn))
-        expected = total if way == "gloo" else total / devices
+def test_every_rank_ends_with_the_same_sum_or_mean(devices: int, on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = on_ranks("ranks_torch:reduced", {"ways": WAYS, "folder": str(tmp_path)}, devices=devices)
+    for way in WAYS:
+        for turn in range(2):
+            total = sum(range(1 + turn, devices + 1 + turn))
+            expected = total if way == "gloo" else total / devices
+            for rank in ranks:
+                values = [value for of_tensor in rank[way]["values"][turn] for value in of_tensor]
+                assert values == pytest.approx([expected] * len(values)), way
         for rank in ranks:
-            values = [value for of_tensor in rank["values"][turn] for value in of_tensor]
-            assert values == pytest.approx([expected] * len(values))
-    for rank in ranks:
-        assert [size for size, _, _ in rank["spans"]] == [8000] * 4
-        assert all(start_s <= end_s for _, start_s, end_s in rank["spans"])
-        ends = [end_s for _, _, end_s in rank["spans"]]
-        assert all(start_s >= before for (_, start_s, _), before in zip(rank["spans"][1:], ends, strict=False))
+            spans = rank[way]["spans"]
+            assert [size for size, _, _ in spans] == [8000] * 4
+            assert all(start_s <= end_s for _, start_s, end_s in spans)
+            assert all(after[1] >= before[2] for before, after in itertools.pairwise(spans)), "one after another"
 
 
 def test_a_gradient_that_cannot_be_reduced_over_mpi_is_refused() -> None:
