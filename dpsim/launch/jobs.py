@@ -93,6 +93,19 @@ def mpiexec_path() -> str | None:
     return shutil.which("mpiexec", path=os.pathsep.join(folders)) or shutil.which("mpiexec")
 
 
+def check_launcher() -> None:
+    """Raise ``CommunicationError`` where no ranks can be started: for what takes long before it starts some."""
+    if job() is None:
+        _path_of_mpiexec()
+
+
+def _path_of_mpiexec() -> str:
+    path = mpiexec_path()
+    if path is None:
+        raise CommunicationError("there is no mpiexec next to this Python or on PATH", remedy=_INSTALL)
+    return path
+
+
 def mpiexec_flavour(path: str) -> str:
     """``mpich`` (also for Intel MPI, which has the same launcher), ``openmpi`` or ``unknown``."""
     try:
@@ -108,9 +121,7 @@ def mpiexec_flavour(path: str) -> str:
 
 
 def _mpiexec(machines: tuple[hosts.Host, ...]) -> list[str]:
-    path = mpiexec_path()
-    if path is None:
-        raise CommunicationError("there is no mpiexec next to this Python or on PATH", remedy=_INSTALL)
+    path = _path_of_mpiexec()
     flavour = mpiexec_flavour(path)
     flags = hosts.mpiexec_arguments(machines, flavour)
     if flavour != "openmpi":

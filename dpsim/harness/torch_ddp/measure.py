@@ -15,7 +15,7 @@ from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
 from dpsim.harness.torch_ddp.predict import predicted
 from dpsim.harness.torch_ddp.ready import ready_errors
 from dpsim.harness.torch_ddp.task import MeasureTask
-from dpsim.launch.jobs import on_ranks
+from dpsim.launch.jobs import check_launcher, on_ranks
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import MeasuredPoint, Predictions, Results, read_predictions, read_results
@@ -30,6 +30,7 @@ def predict(config: DdpConfig, workload: Workload | None, folder: Path, progress
     Raises ``ConfigError``.
     """
     check_torch()
+    check_launcher()
     with locked(folder):
         return _predictions(config, workload, folder, progress)
 
@@ -48,6 +49,7 @@ def measure(config: DdpConfig, workload: Workload | None, folder: Path, progress
     What the folder holds is not done again. Raises ``ConfigError``.
     """
     check_torch()
+    check_launcher()
     with locked(folder):
         predictions = _predictions(config, workload, folder, progress)
         path = folder / "results.json"
