@@ -47,7 +47,7 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             ran += 1
         else:
             assert language in ("text", "toml", "json", ""), f"a block {language!r} that nobody runs:\n{text}"
-    assert ran or page.stem == "README"
+    assert ran or page.stem in ("README", "pytorch")  # what needs PyTorch has tests of its own
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_the_readmes_commands_run_one_after_the_other(tmp_path: Path) -> None:
     text = next(block for block in blocks if "dpsim doctor" in block)
     commands = re.split(r"\n(?=dpsim )", text.replace("\\\n", " "))
     chain = ("profile", "calibrate", "predict", "report", "trace")
-    chosen = [command for command in commands if command.split()[1] in chain]
+    chosen = [command for command in commands if command.split()[1] in chain and "--torch" not in command]
     assert [command.split()[1] for command in chosen] == list(chain)
     shutil.copytree(ROOT / "reports" / "example", tmp_path / "reports" / "fusion-threshold")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -20,7 +20,7 @@ from dpsim.kernels.allreduce import reference
 from dpsim.kernels.allreduce.tree import slots
 
 POINT_TO_POINT = ["ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
-RANKS = [1, 2, 3, 4, 5, 8]
+RANKS = [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 8))]
 OnRanks = Callable[..., Any]
 
 

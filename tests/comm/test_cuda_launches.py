@@ -12,7 +12,7 @@ import pytest
 from dpsim.launch import jobs
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
-RANKS = [2, 3, 4]
+RANKS = [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
 
 
 @functools.cache

@@ -109,7 +109,7 @@ def test_training_reduced_by_cuda_kernels_has_the_bits_of_the_tree_and_at_up_to_
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_memory_that_ranks_share_is_tried_by_real_writes(ranks: int, where: str) -> None:
     actual = ran(ranks, where)["reached"]
     assert actual["way"] in (("simulated",) if where == "simulator" else ("ipc", "mapped"))
@@ -121,7 +121,7 @@ def test_memory_that_ranks_share_is_tried_by_real_writes(ranks: int, where: str)
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_the_transport_reduces_its_own_memory_with_kernels_and_all_else_with_messages(ranks: int, where: str) -> None:
     elsewhere = [ranks * (ranks - 1) / 2] * 7
     launches = 0 if ranks == 1 else 3

@@ -44,6 +44,7 @@ CASES = [
     case("lars", "cpu device", optimizer={"kind": "lars"}),
 ]
 RANKS = [1, 2, 3]
+RANKS_BY_SPEED = [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))]
 LIMIT_S = {"simulator": 100, "gpu": 280}
 """Of one job; on a GPU it may compile each of CuPy's kernels that it uses for the first time."""
 on_gpus = [
@@ -78,7 +79,7 @@ def trained(ranks: int, where: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [asked["name"] for asked in CASES])
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
 def test_training_on_devices_has_the_bits_of_the_same_operations_on_the_host(ranks: int, where: str, name: str) -> None:
     places = trained(ranks, where, name)
     first, *others = places.values()
@@ -94,12 +95,14 @@ def test_training_on_devices_has_the_bits_of_the_same_operations_on_the_host(ran
     assert places["device"]["on_device"] == (name != "lars")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [asked["name"] for asked in CASES if "leaves" in asked["name"]])
 @pytest.mark.parametrize("where", WHERE)
 def test_leaves_on_devices_have_the_same_bits_on_any_number_of_ranks(where: str, name: str) -> None:
     assert len({trained(ranks, where, name)["device"]["digests"][0] for ranks in RANKS}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE)
 def test_leaves_have_the_same_bits_where_kernels_wait_for_each_other_inside(where: str) -> None:
     for ranks in RANKS:
@@ -108,7 +111,7 @@ def test_leaves_have_the_same_bits_where_kernels_wait_for_each_other_inside(wher
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
 def test_a_step_on_a_device_waits_for_values_once(ranks: int, where: str) -> None:
     for name in ("leaves", "leaves, accumulated", "plain"):
         assert trained(ranks, where, name)["device"]["fetches"] == [1]
@@ -117,7 +120,7 @@ def test_a_step_on_a_device_waits_for_values_once(ranks: int, where: str) -> Non
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
 def test_gradients_are_produced_in_the_memory_that_kernels_reduce(ranks: int, where: str) -> None:
     for name in ("leaves", "plain"):
         assert trained(ranks, where, name)["device"]["copied_nothing"] == (ranks > 1)
@@ -125,7 +128,7 @@ def test_gradients_are_produced_in_the_memory_that_kernels_reduce(ranks: int, wh
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
 def test_a_checkpoint_of_a_device_is_continued_with_the_same_bits(ranks: int, where: str) -> None:
     resumed = ran(ranks, where)["resumed"]
     assert resumed["device"] == resumed["without a stop"]
@@ -133,7 +136,7 @@ def test_a_checkpoint_of_a_device_is_continued_with_the_same_bits(ranks: int, wh
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
 def test_a_loss_that_is_not_finite_is_noticed_before_any_parameter_changes(ranks: int, where: str) -> None:
     *others, spoilt = ran(ranks, where)["not_finite"]
     assert spoilt.startswith("the loss is nan in step 1; the first value that is not finite: the input batch")
@@ -142,7 +145,7 @@ def test_a_loss_that_is_not_finite_is_noticed_before_any_parameter_changes(ranks
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
 def test_leaves_are_refused_by_all_ranks_where_they_have_other_bits_alone(ranks: int, where: str) -> None:
     text = f"the forward pass has other bits for a leaf alone than amid others, on the device of rank {ranks - 1}"
     assert all(said.startswith(text) for said in ran(ranks, where)["refused"])

@@ -206,6 +206,7 @@ def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution
     simulated(python(*arguments, env={"NUMBA_ENABLE_CUDASIM": "1"}, timeout_s=110), tmp_path)
 
 
+@pytest.mark.slow
 @needs_numba_cuda
 def test_ranks_that_a_launcher_started_run_it_together(tmp_path: Path) -> None:
     mpiexec = jobs.mpiexec_path()

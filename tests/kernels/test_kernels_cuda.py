@@ -45,8 +45,15 @@ def chosen() -> list[tuple[cases.Case, str]]:
     return [*some, (replace(case, dtype="float64", variant="sgd"), "split")]
 
 
-CHOSEN = chosen()
-IDS = [f"{case.version}-{case.dtype}-{case.variant}-{mode}" for case, mode in CHOSEN]
+CHOSEN = [
+    pytest.param(
+        case,
+        mode,
+        id=f"{case.version}-{case.dtype}-{case.variant}-{mode}",
+        marks=[] if case.dtype == "float32" else [pytest.mark.slow],
+    )
+    for case, mode in chosen()
+]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +107,7 @@ def vector_accesses(ptx: str, direction: str) -> list[str]:
     return re.findall(rf"\b{direction}\.global\.(v[248]\.[a-z]+\d+)", ptx)
 
 
-@pytest.mark.parametrize(("case", "mode"), CHOSEN, ids=IDS)
+@pytest.mark.parametrize(("case", "mode"), CHOSEN)
 def test_kernels_compile_for_sm_80_and_sm_90_without_spilling(
     case: cases.Case, mode: str, compiled: Callable[..., str]
 ) -> None:
@@ -119,7 +126,7 @@ def test_kernels_compile_for_sm_90_as_their_own_target(version: str, compiled: C
     assert assembled(ptx, "sm_90")[0][:4] == b"\x7fELF"
 
 
-@pytest.mark.parametrize(("case", "mode"), CHOSEN, ids=IDS)
+@pytest.mark.parametrize(("case", "mode"), CHOSEN)
 def test_memory_is_read_and_written_by_128_bits(case: cases.Case, mode: str, compiled: Callable[..., str]) -> None:
     ptx = compiled(case, mode)
     for direction in ("ld", "st"):
@@ -140,14 +147,14 @@ def test_two_shot_reads_each_slot_once_and_writes_each_result_once(compiled: Cal
         assert reads % RANKS == 0
 
 
-@pytest.mark.parametrize(("case", "mode"), CHOSEN, ids=IDS)
+@pytest.mark.parametrize(("case", "mode"), CHOSEN)
 def test_no_product_is_joined_with_a_sum(case: cases.Case, mode: str, compiled: Callable[..., str]) -> None:
     ptx = compiled(case, mode)
     assert not re.findall(r"\bfma\.|\bmad\.\w+\.f|\bmul\.f|\bftz\b|add\.ftz", ptx)
     assert "mul.rn.f" in ptx
 
 
-@pytest.mark.parametrize(("case", "mode"), CHOSEN, ids=IDS)
+@pytest.mark.parametrize(("case", "mode"), CHOSEN)
 def test_arguments_are_packed_as_the_compiled_kernel_takes_them(
     case: cases.Case, mode: str, compiled: Callable[..., str]
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_stranger_who_says_nothing_or_little_is_sent_away_in_time(
         assert closed(slow)
 
 
+@pytest.mark.slow
 def test_of_many_silent_strangers_the_oldest_are_sent_away_and_a_rank_comes_through(
     listener: tuple[control_channel.Listener, JobState],
 ) -> None:

@@ -103,8 +103,8 @@ def test_however_a_job_ends_no_process_and_no_file_is_left(ending: str, expected
 @pytest.mark.parametrize(
     ("name", "number", "reason"),
     [
-        ("mpiexec", signal.SIGKILL, "mpiexec was killed by SIGKILL"),
-        ("hydra", signal.SIGKILL, "hydra_pmi_proxy (process {}"),
+        pytest.param("mpiexec", signal.SIGKILL, "mpiexec was killed by SIGKILL", marks=pytest.mark.slow),
+        pytest.param("hydra", signal.SIGKILL, "hydra_pmi_proxy (process {}", marks=pytest.mark.slow),
         ("rank", signal.SIGINT, "rank 1 of 2 was killed by SIGINT"),
     ],
 )

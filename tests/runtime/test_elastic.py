@@ -72,6 +72,7 @@ def one_round(number: int) -> dict[str, Any]:
     return {"case": CASES[number % len(CASES)], "parts": parts}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_handed_on_to_other_devices_ends_in_the_same_bits(on_ranks: OnRanks, tmp_path: Path) -> None:
     """With two rounds of real kills below: 20 rounds."""
     rounds = [one_round(number) for number in range(ROUNDS)]

@@ -25,7 +25,7 @@ def case(how: str, **plan: Any) -> dict[str, Any]:
     return {"name": f"{how} {plan}", "how": how, "plan": plan}
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("devices", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_a_rank_that_computes_is_stopped_or_rests_is_named_once(devices: int, on_ranks: OnRanks) -> None:
     cases = [case("computing"), case("stopped")]
     if devices == 2:

@@ -28,6 +28,7 @@ from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.reference import SpeedLog
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.machine import Network
+from dpsim.memory import HOST
 from dpsim.progress import Progress
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
 
@@ -48,6 +49,7 @@ class ReducedMemory:
         self.size: int = group.size
         self.network, self.reduction = network, reduction
         self.oversubscribed, self.nap_s, self.devices_a_node = False, _NAP_S, 1
+        self.memory = HOST
 
     def allocate(self, size_bytes: int) -> NDArray[Any]:
         return aligned_bytes(size_bytes)
