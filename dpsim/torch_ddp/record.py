@@ -34,6 +34,17 @@ class Refused(BaseException):
         self.error = error
 
 
+def second_model(verb: str) -> Refused:
+    """What ends a script that trains two models; ``verb`` is what dpsim was to do with it."""
+    return Refused(
+        ConfigError(
+            "the script trains two models with DistributedDataParallel",
+            allowed="one model, as a workload is",
+            remedy=f"{verb} a script that trains one of them, or wrap both in one module",
+        )
+    )
+
+
 class Recorder:
     """Records ``wanted`` synchronising steps of the one model that a script trains, after the warm-up."""
 
@@ -141,13 +152,7 @@ class Recorder:
             self._parameters = [parameter for _, parameter in reduced_parameters(ddp)]
             self.first_parameter = _first_parameters(ddp, self._parameters)
         elif self.ddp is not ddp:
-            raise Refused(
-                ConfigError(
-                    "the script trains two models with DistributedDataParallel",
-                    allowed="one model, as a workload is",
-                    remedy="profile a script that trains one of them, or wrap both in one module",
-                )
-            )
+            raise second_model("profile")
 
     def _next_step(self, local_batch: int) -> None:
         """End the step before this one, and begin another in the next mode. Raises ``EnoughSteps``."""

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.process_group import replace_everywhere
-from dpsim.torch_ddp.record import EnoughSteps, Refused
+from dpsim.torch_ddp.record import EnoughSteps, Refused, second_model
 from dpsim.torch_ddp.reductions import MpiReduction
 
 LOGGED = {
@@ -75,13 +75,7 @@ class StepTimer:
         if self.ddp is None:
             self.ddp = ddp
         elif self.ddp is not ddp:
-            raise Refused(
-                ConfigError(
-                    "the script trains two models with DistributedDataParallel",
-                    allowed="one model",
-                    remedy="measure a script that trains one of them, or wrap both in one module",
-                )
-            )
+            raise second_model("measure")
         if self._begins:
             self._step_begins()
         self._begins, self._synchronises = False, ddp.require_backward_grad_sync

@@ -37,7 +37,7 @@ class DeviceMemory:
         self.fetches = 0
         """How often the host has waited for values."""
         self._uploads: dict[str, _Upload] = {}
-        self._fetched = device.host_memory(0)
+        self._fetched: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.use()
 
     def use(self) -> None:
