@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import msgspec
 import numpy as np
@@ -48,7 +49,8 @@ def test_a_run_keeps_the_samples_of_both_kinds_of_step() -> None:
     record = measure([case], lambda line: None)
     (waiting,) = record.cases
     assert len(waiting.equal_s) == len(waiting.drawn_s) == 16
-    assert min(waiting.equal_s) > 0.009 and waiting.predicted_s > 0
+    # A step after a late one is shorter, for moments follow one another: only most steps last as long as they compute.
+    assert statistics.median(waiting.equal_s) > 0.009 and waiting.predicted_s > 0
     (line,) = waiting_lines(record)
     assert line.points == 16 and line.value == abs(waiting.error)
     assert lines(record)[0].startswith("2 ranks, normal spread of 40%: predicted +")
