@@ -89,36 +89,42 @@ def _array(tensor: Any) -> Array:
 
 
 class FutureProgress:
-    """Runs allreduces beside a load as ``dpsim.comm.progress.Progress`` does, by a ``Reduction``."""
+    """Runs allreduces beside a load as ``dpsim.comm.progress.Progress`` does, by a ``Reduction``.
+
+    Their ends are seen by ``poll``, which the load calls often: a callback would take the interpreter's lock on a
+    thread that reduces, as nothing does while DDP trains.
+    """
 
     def __init__(self, reduction: Reduction, finished: Finished) -> None:
         self._reduction, self._report = reduction, finished
-        self._pending: list[Any] = []
-        self._last_end_s = 0.0
+        self._under_way: list[tuple[int, int, Any]] = []
+        self._last_s = 0.0  # when the first one that is under way began to take its turn
         self.bucket = -1
 
     def prepare(self, data: Array, order: object = None, kind: str = "allreduce") -> BucketAllreduce:
         return BucketAllreduce(ReducedArray(self._reduction, data), data.nbytes)
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
-        started_s = now()
+        if not self._under_way:
+            self._last_s = now()
         reduced = allreduce.prepared
         assert isinstance(reduced, ReducedArray)
-
-        def done(future: Any) -> None:
-            end_s = now()
-            self._report(bucket, allreduce.size_bytes, max(started_s, self._last_end_s), end_s)
-            self._last_end_s = end_s
-
-        self._pending.append(reduced.begin().then(done))
+        self._under_way.append((bucket, allreduce.size_bytes, reduced.begin()))
 
     def poll(self) -> None:
-        pass
+        for entry in [entry for entry in self._under_way if entry[2].done()]:
+            self._ended(entry)
 
     def finish(self) -> None:
-        for future in self._pending:
-            future.wait()
-        self._pending.clear()
+        while self._under_way:
+            self._under_way[0][2].wait()
+            self._ended(self._under_way[0])
+
+    def _ended(self, entry: tuple[int, int, Any]) -> None:
+        self._under_way.remove(entry)
+        end_s = now()
+        self._report(entry[0], entry[1], self._last_s, end_s)
+        self._last_s = end_s
 
     def close(self) -> None:
         self._reduction.close()

@@ -158,10 +158,14 @@ class LoadedTable:
         unit_s = max(self._idle.group.allgather(self._load.unit_s))
         for size, idle_s in zip(cost.sizes_bytes, cost.time_s, strict=True):
             if size in self._times:
-                count = max(1, min(_MOST_AT_ONCE, int(_LOADED_S / max(idle_s, 1e-6))))
+                count = self._at_once(size, idle_s)
                 buffers = [self._link.allocate(size).view(np.float32) for _ in range(count)]
                 self._allreduces[size] = [self._mechanism.prepare(buffer, kind=self._idle.kind) for buffer in buffers]
                 self._units[size] = math.ceil(2.5 * max(count * idle_s, _LEAST_LOAD_S) / unit_s)
+
+    def _at_once(self, size: int, idle_s: float) -> int:
+        """How many allreduces of ``size``, each of which takes about ``idle_s`` alone, are submitted together."""
+        return max(1, min(_MOST_AT_ONCE, int(_LOADED_S / max(idle_s, 1e-6))))
 
     def visit(self) -> None:
         """Run the load without and with allreduces of each size; the very first visit does not count."""

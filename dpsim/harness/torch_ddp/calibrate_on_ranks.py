@@ -5,9 +5,11 @@ Loads torch on the ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
@@ -17,14 +19,14 @@ from dpsim import codec
 from dpsim.collective import CollectiveKind
 from dpsim.comm.clock import now
 from dpsim.comm.compression import Compression
-from dpsim.comm.group import first_ranks, quiet_barrier
+from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.comm.networks import transport
 from dpsim.comm.progress import Progress as AllreduceProgress
 from dpsim.comm.transport import Array, SummationOrder, aligned_bytes
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.load import nothing
 from dpsim.harness.calibrate.tables import IdleTable, LoadedTable
-from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.measurement.loop import Round, StopRule, rounds
 from dpsim.harness.measurement.reference import SpeedLog
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.machine import Network
@@ -34,7 +36,8 @@ from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReducti
 
 _LEAST_ROUNDS = 5
 _NAP_S = 1e-4
-_WIDTH, _LAYERS, _BATCH = 512, 3, 64
+_WIDTH, _LAYERS, _BATCH = 512, 6, 64
+_MOST_AT_ONCE = 24
 
 
 class ReducedMemory:
@@ -65,29 +68,72 @@ class ReducedMemory:
         return ReducedArray(self.reduction, data)
 
 
+class StreamTable(IdleTable):
+    """How long a ``Reduction`` takes on average where DDP starts as many at once as a step has of that size.
+
+    gloo reduces several at a time, so that the time of one alone says little about a stream of them.
+    """
+
+    def __init__(self, group: MPI.Intracomm, link: Any, task: CalibrationTask, speeds: SpeedLog) -> None:
+        super().__init__(group, link, task.algorithm, "", CalibrateConfig(max_bytes=task.max_bytes), speeds)
+        self._streams = {
+            size: [np.ones(size // 4, np.float32) for _ in range(at_once(size, task.max_bytes))] for size in self.sizes
+        }
+        self._reduced = {
+            size: [ReducedArray(link.reduction, data) for data in stream] for size, stream in self._streams.items()
+        }
+
+    def _each_size(self, current: Round, turn: int) -> list[float]:
+        seconds = dict.fromkeys(self.sizes, 0.0)
+        for size in current.order(self.sizes, turn):
+            for data in self._streams[size]:
+                data[...] = 1.0
+            start_s = quiet_start(self.group)
+            for future in [reduced.begin() for reduced in self._reduced[size]]:
+                future.wait()
+            seconds[size] = (now() - start_s) / len(self._reduced[size])
+        return list(seconds.values())
+
+
 class BackwardTable(LoadedTable):
-    """How long a ``Reduction`` takes beside PyTorch's backward, and how much longer that takes for it."""
+    """How long a ``Reduction`` takes in such a stream beside PyTorch's backward, and how much longer that takes."""
 
     def _progress(self) -> AllreduceProgress:
         link: Any = self._link
         return FutureProgress(link.reduction, self._reduced)
 
+    def _at_once(self, size: int, idle_s: float) -> int:
+        return at_once(size, self._idle.sizes[-1])
+
+
+def at_once(size_bytes: int, step_bytes: int) -> int:
+    """How many allreduces of a size a step with so many bytes of gradients has, up to a bound."""
+    return max(1, min(_MOST_AT_ONCE, step_bytes // size_bytes))
+
 
 class TorchLoad:
-    """Forward and backward of a small PyTorch model, repeated."""
+    """Forward and backward of a small PyTorch model, repeated; ``poll`` is called after every layer of both."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        layers = [layer for _ in range(_LAYERS) for layer in (torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.ReLU())]
-        self._module, self._x = torch.nn.Sequential(*layers), torch.randn(_BATCH, _WIDTH)
+        self._layers = [torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)]
+        self._x = torch.randn(_BATCH, _WIDTH)
+        self._poll: Callable[[], None] = nothing
+        for layer in self._layers:
+            layer.weight.register_post_accumulate_grad_hook(lambda _: self._poll())
         self.run(5, nothing)
         self.unit_s = self.run(10, nothing) / 10
 
-    def run(self, units: int, poll: Any) -> float:
+    def run(self, units: int, poll: Callable[[], None]) -> float:
+        self._poll = poll
         start_s = now()
         for _ in range(units):
-            self._module.zero_grad(set_to_none=True)
-            self._module(self._x).sum().backward()
+            activations = self._x
+            for layer in self._layers:
+                layer.zero_grad(set_to_none=True)
+                activations = torch.relu(layer(activations))
+                poll()
+            activations.sum().backward()
         return now() - start_s
 
 
@@ -120,7 +166,6 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
 def _tables(comm: MPI.Intracomm, task: CalibrationTask) -> tuple[list[IdleTable], list[BackwardTable], list[Reduction]]:
     """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
     load, speeds, network = TorchLoad(), SpeedLog(), Network.parse(task.network)
-    config = CalibrateConfig(max_bytes=task.max_bytes)
     if task.runtime == "torch-ddp-gloo":
         store = distributed.FileStore(str(Path(task.folder) / "calibration"), comm.size)
         distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
@@ -139,7 +184,7 @@ def _tables(comm: MPI.Intracomm, task: CalibrationTask) -> tuple[list[IdleTable]
         )
         reductions.append(reduction)
         link: Any = ReducedMemory(group, network, reduction)
-        table = IdleTable(group, link, task.algorithm, "", config, speeds)
+        table = StreamTable(group, link, task, speeds)
         idle.append(table)
         if task.overlap == "thread":
             loaded.append(BackwardTable(table, link, task.overlap, load))

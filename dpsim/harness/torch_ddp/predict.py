@@ -23,7 +23,7 @@ from dpsim.setting import Setting, setting_of
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.workload import Workload
 
-_CALIBRATION_S = 5.0
+_CALIBRATION_S = 10.0
 _REPEATS = 2
 
 
