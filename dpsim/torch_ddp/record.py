@@ -46,10 +46,13 @@ def second_model(verb: str) -> Refused:
 
 
 class Recorder:
-    """Records ``wanted`` synchronising steps of the one model that a script trains, after the warm-up."""
+    """Records ``wanted`` synchronising steps of the one model that a script trains, after the warm-up.
 
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
+    Every synchronising backward is followed by a pause of ``pause_s``, in which the clock stands still.
+    """
+
+    def __init__(self, wanted: int, pause_s: float = 0.0) -> None:
+        self.wanted, self._pause_s = wanted, pause_s
         self.steps: list[RecordedStep] = []
         self.built = 0
         self.ddp: Any = None
@@ -126,6 +129,8 @@ class Recorder:
             if self._synchronises:
                 self._step.last_backward_s = seconds
                 self._step.synchronised = True
+                with CLOCK.stopped():
+                    time.sleep(self._pause_s)
 
     def update_begins(self, optimizer: Any, *_: Any) -> None:
         self._update_began_s = self.now()

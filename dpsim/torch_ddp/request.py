@@ -15,6 +15,8 @@ class ScriptRequest(Noun, frozen=True):
 
     Instead of ``script`` it may name ``function``, as ``package.module:build_model``, which gives a module to train.
     ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
+    ``pause_s`` is how long it waits after each backward that synchronises, as for an allreduce. The pause itself counts
+    for nothing, but a processor that has waited computes more slowly: its caches hold less, its clock has slowed down.
     """
 
     script: str = ""
@@ -23,6 +25,7 @@ class ScriptRequest(Noun, frozen=True):
     devices: int = 1
     steps: int = 15
     local_batch: int | None = None
+    pause_s: float = 0.0
 
     @property
     def name(self) -> str:

@@ -33,7 +33,7 @@ def run(request: ScriptRequest) -> Workload:
     act_as_rank(0, request.devices)
     process_group.answer_for(request.devices)
     take_over_spawn(0)
-    recorder = Recorder(request.steps)
+    recorder = Recorder(request.steps, request.pause_s)
     install(recorder)
     if request.local_batch is not None:
         replace_batch_size(request.local_batch)

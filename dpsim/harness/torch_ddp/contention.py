@@ -1,11 +1,13 @@
-"""How much longer a script's computation takes when several devices of this machine compute at once.
+"""How much longer a script's computation takes when several devices of this machine compute at once, and wait at times.
 
 It runs as many one-process profiles at once, each on a core of its own. Nothing is communicated.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +18,9 @@ from dpsim.torch_ddp.profile_script import profile_script
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.workload import Workload
 
-_TOGETHER_S = 3.0
+_PROFILE_S = 3.0
 _MOST_STEPS = 600
+_LONGEST_PAUSE_S = 50e-3
 
 
 def computed_s(workload: Workload) -> float:
@@ -40,14 +43,26 @@ def profiled_on_cores(request: ScriptRequest, devices: int) -> list[Workload]:
         return list(threads.map(profiled, range(devices)))
 
 
-def compute_slowdown(request: ScriptRequest, alone: Sequence[Workload], devices: int) -> ComputeSlowdown:
-    """The slowdown of the slowest of ``devices`` profiles at once against ``alone``, profiles on one core.
+def longer(request: ScriptRequest, step_s: float, pause_s: float = 0.0) -> ScriptRequest:
+    """The request with so many steps that the times of the script's start do not matter, and with a pause in each."""
+    pause_s = min(pause_s, _LONGEST_PAUSE_S)
+    steps = round(_PROFILE_S / max(step_s + pause_s, 1e-6))
+    return msgspec.structs.replace(request, steps=min(max(request.steps, steps), _MOST_STEPS), pause_s=pause_s)
 
-    They take so many steps that the times of their start do not matter. The least of as many repeats counts as there
-    are of ``alone``, on both sides: other programs only ever make them longer.
+
+def median_profile(profiles: Sequence[Workload]) -> Workload:
+    """The profile whose step is the median one; the shorter of two."""
+    return sorted(profiles, key=computed_s)[(len(profiles) - 1) // 2]
+
+
+def compute_slowdown(alone: Workload, together: Sequence[Sequence[Workload]]) -> ComputeSlowdown:
+    """The slowdown of the slowest of several profiles at once, the median over repeats, against one profile ``alone``.
+
+    A device alone is at least as fast.
     """
-    alone_s = min(map(computed_s, alone))
-    steps = min(max(request.steps, round(_TOGETHER_S / max(alone_s, 1e-6))), _MOST_STEPS)
-    longer = msgspec.structs.replace(request, steps=steps)
-    slowest_s = min(max(map(computed_s, profiled_on_cores(longer, devices))) for _ in alone)
-    return ComputeSlowdown(devices=devices, factor=max(slowest_s / alone_s, 1.0))
+    slowest_s = [max(map(computed_s, profiles)) for profiles in together]
+    factors = [seconds / computed_s(alone) for seconds in slowest_s]
+    scatter = statistics.stdev(factors) / math.sqrt(len(factors)) if len(factors) > 1 else 0.0
+    return ComputeSlowdown(
+        devices=len(together[0]), factor=max(statistics.median(factors), 1.0), half_width=1.96 * scatter
+    )
