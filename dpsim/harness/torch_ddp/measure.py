@@ -93,6 +93,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
                 budget_s=experiment.budget_s / len(places),
                 interval=experiment.interval,
                 folder=meeting,
+                sets_local_batch="local_batch" in experiment.axes,
             )
             progress(f"measuring on {place}")
             measured = on_ranks(

@@ -25,6 +25,7 @@ from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
+from dpsim.torch_ddp.batches import replace_batch_size
 from dpsim.torch_ddp.timed import Visit
 from dpsim.torch_ddp.timed_script import CONTROL, train_in_turns
 
@@ -42,6 +43,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     group: Any = comm.Split(places[comm.rank - 1] if comm.rank else len(task.settings), comm.rank)
     if listener is None:
         place = places[comm.rank - 1]
+        if task.sets_local_batch:
+            replace_batch_size(int(task.settings[place].plan.local_batch))
         train_in_turns(group, task.settings[place], task.script, task.arguments, task.folder, place)
         return None
     with listener:

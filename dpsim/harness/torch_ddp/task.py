@@ -24,7 +24,8 @@ class MeasureTask(Noun, frozen=True):
     """The settings to measure in turn, each by ranks of its own that run ``script``.
 
     World rank 0 only gives the turns. ``budget_s`` bounds the measuring, and ``interval`` is how narrow the intervals
-    of the medians have to be. ``folder`` is where the ranks meet.
+    of the medians have to be. ``folder`` is where the ranks meet. With ``sets_local_batch`` the batch size of the
+    script's data loaders is that of the setting.
     """
 
     settings: tuple[Setting, ...]
@@ -34,6 +35,7 @@ class MeasureTask(Noun, frozen=True):
     budget_s: float
     interval: float
     folder: str
+    sets_local_batch: bool = False
 
     @property
     def ranks(self) -> int:
