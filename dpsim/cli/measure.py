@@ -46,6 +46,10 @@ def measure(
         Parameter(help="How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both."),
     ] = None,
     network: flags.Networks = None,
+    runtime: Annotated[
+        str | None,
+        Parameter(help="torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."),
+    ] = None,
     predict_only: Annotated[
         bool, Parameter(negative="", show_default=False, help="Write the predictions, and measure later.")
     ] = False,
@@ -75,6 +79,7 @@ def measure(
             local_batches=flags.listed("--local-batch", local_batch, flags.whole("--local-batch")),
             communication=flags.listed("--communication", communication, str),
             networks=flags.networks(network),
+            runtimes=flags.listed("--runtime", runtime, str),
             budget_s=flags.budget(budget),
             seed=seed,
         ),

@@ -95,6 +95,7 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path), tmp_path / "report"
     flags = ("--devices", "1,2", "--bucket-cap", "0,5KiB,inf", "--network", "node,paced:500us,100mbit")
+    flags += ("--runtime", "torch-ddp,dpsim")
     code, _, err = measured(dpsim, script, output, *flags, "--predict-only")
     assert code == 0, err
     written = (output / "predictions.json").read_bytes()
@@ -117,6 +118,13 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
         assert len(point.step_s) >= 6 * 6 and set(point.logged_s) >= {"backward", "communication", "overlap"}
         assert point.buckets == (buckets[plan.threshold_bytes] if plan.devices > 1 else 0)
         assert sum(point.bucket_bytes) == 4 * 4 * (32 * 32 + 32)
+    own = {point.setting.plan.threshold_bytes: point for point in results.other_points}
+    assert {cap: (point.buckets, sum(point.bucket_bytes)) for cap, point in own.items()} == {
+        cap: (count, 4 * 4 * (32 * 32 + 32)) for cap, count in buckets.items()
+    }
+    for point in own.values():
+        assert (point.setting.where, point.setting.plan.devices) == ("paced:500us,100mbit (emulated computation)", 2)
+        assert point.emulation is not None and len(point.step_s) >= 6 * 6 and not point.logged_s
     for predicted in predictions.points:
         plan = predicted.setting.plan
         assert predicted.buckets == (buckets[plan.threshold_bytes] if plan.devices > 1 else 0)
@@ -127,6 +135,7 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     shown = json.loads(out)
     assert {point["runtime"] for point in shown["points"]} == {"torch-ddp-gloo", "torch-ddp-mpi"}
     assert "PyTorch DDP by gloo" in (output / "report.md").read_text()
+    assert "dpsim's own runtime (emulated computation) took" in (output / "report.md").read_text()
     assert {"runtime", "step_s"} <= {*load(output).samples().columns}
 
 
@@ -196,6 +205,9 @@ def test_without_torch_the_message_says_what_to_install(
         (("--bucket-cap", "1MiB,1MiB"), "caps_bytes"),
         (("--local-batch", "16"), "--local-batch 16, with which there is nothing to compare"),
         (("--local-batch", "8,8"), "local_batches"),
+        (("--runtime", "dpsim", "--network", "paced:1ms,100mbit"), "without DDP itself"),
+        (("--runtime", "torch-ddp,dpsim"), "--runtime dpsim with gloo and mpi on node"),
+        (("--runtime", "torch-ddp,horovod"), "'horovod'"),
         (("--local-batch", "8,0"), "--local-batch is '0'"),
         (("--workload", "nowhere.json"), "nowhere.json"),
     ],

@@ -11,6 +11,7 @@ from dpsim.codec import Noun
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.sweep.grids import telling
+from dpsim.harness.torch_ddp.own_runtime import check_emulation
 from dpsim.launch.user_script import check_script
 from dpsim.machine import NODE, Network
 from dpsim.records.checks import check_distinct
@@ -20,6 +21,7 @@ from dpsim.workload import Workload
 
 Communication = Literal["gloo", "mpi"]
 COMMUNICATIONS: tuple[Communication, ...] = ("gloo", "mpi")
+RUNTIMES = ("torch-ddp", "dpsim")
 OWN_DATA = "its own data"
 
 
@@ -30,7 +32,7 @@ class DdpConfig(Noun, frozen=True):
     ``local_batches`` the script's own. ``local_batches`` replace the batch size of the script's data loaders; empty:
     the script's own batch.
     ``communication`` says how DDP reduces: ``gloo``, which the networks' ``node`` alone has, or ``mpi``, which is
-    dpsim's own transports on all ``networks``.
+    dpsim's own transports on all ``networks``. ``runtimes`` are DDP, and dpsim's own where it is to be measured beside.
     """
 
     script: str
@@ -40,6 +42,7 @@ class DdpConfig(Noun, frozen=True):
     local_batches: tuple[int, ...] = ()
     communication: tuple[str, ...] = COMMUNICATIONS
     networks: tuple[str, ...] = (NODE,)
+    runtimes: tuple[str, ...] = RUNTIMES[:1]
     budget_s: float = 45.0
     seed: int = 0
 
@@ -48,8 +51,11 @@ class DdpConfig(Noun, frozen=True):
         for name in self.communication:
             if name not in COMMUNICATIONS:
                 raise unknown("communication", name, COMMUNICATIONS)
+        for name in self.runtimes:
+            if name not in RUNTIMES:
+                raise unknown("runtime", name, RUNTIMES)
         given = [name for name in ("caps_bytes", "local_batches") if getattr(self, name)]
-        for what in ("devices", "communication", "networks", *given):
+        for what in ("devices", "communication", "networks", "runtimes", *given):
             check_distinct(what, getattr(self, what))
         if len(self.local_batches) == 1:
             raise ConfigError(
@@ -67,6 +73,25 @@ class DdpConfig(Noun, frozen=True):
                 f"gloo on {', '.join(self.networks)}, whose messages dpsim cannot hold to a link",
                 allowed="gloo on node, mpi on any network",
                 remedy="add mpi to --communication, or node to --network",
+            )
+
+        self._check_runtimes()
+
+    def _check_runtimes(self) -> None:
+        """Raises ``ConfigError`` unless DDP is measured, and dpsim's runtime can do the same somewhere."""
+        if RUNTIMES[0] not in self.runtimes:
+            raise ConfigError(
+                f"--runtime {','.join(self.runtimes)}, without DDP itself",
+                allowed="torch-ddp, or torch-ddp,dpsim",
+                remedy="dpsim sweep measures dpsim's own runtime alone",
+            )
+        emulated = any(Network.parse(network).emulated for network in self.networks)
+        if "dpsim" in self.runtimes and not ("mpi" in self.communication and emulated):
+            raise ConfigError(
+                f"--runtime dpsim with {' and '.join(self.communication)} on {', '.join(self.networks)}",
+                allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
+                "cores would be free on which DDP computes, and gloo is not one of dpsim's transports",
+                remedy="add a link such as --network paced:200us,1gbit",
             )
 
     @property
@@ -129,7 +154,10 @@ def experiment_of(config: DdpConfig, workload: Workload) -> Experiment:
         budget_s=config.budget_s,
         script=config.script,
         arguments=config.arguments,
+        other_runtimes=tuple(name for name in config.runtimes if name != RUNTIMES[0]),
     )
+    if experiment.other_runtimes:
+        check_emulation(workload)
     settings_of(experiment.rows)
     return experiment
 

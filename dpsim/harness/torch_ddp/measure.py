@@ -12,6 +12,7 @@ from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
+from dpsim.harness.torch_ddp.own_runtime import own_settings
 from dpsim.harness.torch_ddp.predict import predicted
 from dpsim.harness.torch_ddp.ready import ready_errors
 from dpsim.harness.torch_ddp.task import MeasureTask
@@ -85,8 +86,10 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     points: list[MeasuredPoint] = []
     for place in places:
         with tempfile.TemporaryDirectory(prefix="dpsim-ddp-") as meeting:
+            of_place = tuple(setting for setting in settings if setting.where == place)
+            first = next(point for point in predictions.points if point.setting.where == place)
             task = MeasureTask(
-                settings=tuple(setting for setting in settings if setting.where == place),
+                settings=of_place + own_settings(of_place) * bool(experiment.other_runtimes),
                 script=str(Path(experiment.script).absolute()),
                 arguments=experiment.arguments,
                 seed=experiment.seed,
@@ -94,6 +97,8 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
                 interval=experiment.interval,
                 folder=meeting,
                 sets_local_batch="local_batch" in experiment.axes,
+                workload=predictions.workloads[first.workload],
+                machine=predictions.machines[first.machine],
             )
             progress(f"measuring on {place}")
             measured = on_ranks(
@@ -110,5 +115,6 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
         predicted_at=predictions.predicted_at,
         measured_from=measured_from,
         measured_until=stamp(),
-        points=tuple(points),
+        points=tuple(point for point in points if point.setting.runtime != "dpsim"),
+        other_points=tuple(point for point in points if point.setting.runtime == "dpsim"),
     )

@@ -21,6 +21,9 @@ from dpsim.errors import ConfigError
 from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
+from dpsim.harness.sweep.emulation import EmulationLog, cores
+from dpsim.harness.torch_ddp.own_runtime import waited_for
+from dpsim.harness.torch_ddp.own_runtime_on_ranks import wait_in_turns
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
@@ -43,14 +46,25 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     group: Any = comm.Split(places[comm.rank - 1] if comm.rank else len(task.settings), comm.rank)
     if listener is None:
         place = places[comm.rank - 1]
-        if task.sets_local_batch:
-            replace_batch_size(int(task.settings[place].plan.local_batch))
-        train_in_turns(group, task.settings[place], task.script, task.arguments, task.folder, place)
+        _take_turns(group, task, place)
         return None
     with listener:
         ranks = _accepted(listener, task, report)
         points = _measured(task, ranks, report)
     return [codec.to_builtins(point) for point in points]
+
+
+def _take_turns(group: MPI.Intracomm, task: MeasureTask, place: int) -> None:
+    """Be a rank of one setting until the measurement ends: run the script, or wait as long as it computes."""
+    setting = task.settings[place]
+    if setting.runtime == "dpsim":
+        assert task.workload is not None and task.machine is not None
+        workload = waited_for(task.workload, task.machine, setting.plan)
+        wait_in_turns(group, setting, workload, task.seed, task.folder, place)
+        return
+    if task.sets_local_batch:
+        replace_batch_size(int(setting.plan.local_batch))
+    train_in_turns(group, setting, task.script, task.arguments, task.folder, place)
 
 
 def _accepted(listener: Listener, task: MeasureTask, report: Progress) -> list[list[Connection[int, Visit]]]:
@@ -87,6 +101,7 @@ class _Samples:
     logged_s: dict[str, list[float]] = field(default_factory=dict)
     bucket_bytes: tuple[int, ...] = ()
     ready_s: list[list[float]] = field(default_factory=list)
+    emulation: EmulationLog = field(default_factory=EmulationLog)
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """Let the setting train a few steps; whether its script goes on."""
@@ -100,6 +115,10 @@ class _Samples:
         return True
 
     def _add(self, visits: list[Visit], number: int) -> None:
+        watched = [visit.watched for visit in visits if visit.watched is not None]
+        if watched:
+            self.emulation.visited(watched, cores())
+            self.emulation.check(self.setting, self.step_s)
         times_s = step_times_s([visit.moments_s[1:] for visit in visits])
         self.bucket_bytes = visits[0].bucket_bytes
         self.ready_s += [each for visit in visits for each in visit.ready_s[WARM_UP_STEPS:]]
@@ -126,13 +145,19 @@ class _Samples:
             losses=(),
             logged_s={name: tuple(values) for name, values in self.logged_s.items()},
             bucket_bytes=self.bucket_bytes,
+            emulation=self.emulation.result(),
             bucket_ready_s=tuple(np.median(self.ready_s, axis=0).tolist()) if self.ready_s else (),
         )
 
 
 def _exposed_s(visit: Visit, step: int) -> float:
-    """Communication after the last gradient, by DDP's own times, and what the step waited inside a hook."""
+    """Communication after the last gradient, by DDP's own times, and what the step waited inside a hook.
+
+    dpsim's runtime logs no such times: there it is all that computation waited.
+    """
     logged = visit.logged_s
+    if not logged:
+        return visit.waited_s[step]
     return max(logged["communication"][step] - logged["overlap"][step], 0.0) + visit.waited_s[step]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
+from dpsim.machine import Machine
 from dpsim.setting import Setting
 from dpsim.training_runtime import Runtime
+from dpsim.workload import Workload
 
 
 class CalibrationTask(Noun, frozen=True):
@@ -23,6 +25,8 @@ class CalibrationTask(Noun, frozen=True):
 class MeasureTask(Noun, frozen=True):
     """The settings to measure in turn, each by ranks of its own that run ``script``.
 
+    Those of dpsim's own runtime wait for the times of ``workload`` as ``machine`` slows them down.
+
     World rank 0 only gives the turns. ``budget_s`` bounds the measuring, and ``interval`` is how narrow the intervals
     of the medians have to be. ``folder`` is where the ranks meet. With ``sets_local_batch`` the batch size of the
     script's data loaders is that of the setting.
@@ -36,6 +40,8 @@ class MeasureTask(Noun, frozen=True):
     interval: float
     folder: str
     sets_local_batch: bool = False
+    workload: Workload | None = None
+    machine: Machine | None = None
 
     @property
     def ranks(self) -> int:

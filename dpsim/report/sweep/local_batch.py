@@ -18,6 +18,9 @@ from dpsim.report.sweep.tables import (
     errors_sentence,
     group_title,
     is_best,
+    own_runtime_column,
+    own_runtime_note,
+    own_runtime_sentence,
     predicted_speedup,
     speedup,
 )
@@ -55,7 +58,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
     if best.devices > 1:
         sentences.append(_hiding(points))
     sentences.append(errors_sentence(group))
-    return " ".join(sentences)
+    return " ".join(sentences) + own_runtime_sentence(points)
 
 
 def _batch(batch: Measured) -> str:
@@ -134,6 +137,7 @@ def _points(comparison: Comparison) -> Table:
             Column(head="95% interval", cell=cells.interval, left=True, dispensable=5),
             Column(head="predicted ms", cell=cells.predicted),
             Column(head="error", cell=error),
+            own_runtime_column(comparison, cells),
             Column(head="exposed ms", cell=cells.exposed, dispensable=3),
             Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
             Column(head="exposed share", cell=share_exposed, dispensable=1),
@@ -153,7 +157,8 @@ def _points(comparison: Comparison) -> Table:
         + "Exposed: communication not hidden by computation. Speedup over one device at the same "
         + ("local" if comparison.experiment.weak else "global")
         + " batch; efficiency = speedup / devices."
-        + sized * " Memory: what the device with the most allocates, without communication buffers.",
+        + sized * " Memory: what the device with the most allocates, without communication buffers."
+        + own_runtime_note(comparison),
     )
 
 
