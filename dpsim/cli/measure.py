@@ -62,7 +62,7 @@ def measure(
 
     Every setting is predicted from a one-process profile and a calibration of
     the allreduces alone. Then real DDP trains on local ranks, all settings in
-    turn. The same command again continues in the same folder.
+    turn. After an interruption the same command goes on where it stopped.
     """
     from dpsim import workload as workloads
     from dpsim.harness.torch_ddp import measure as harness

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -11,15 +12,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from interrupted import killed_once_it_exists
+from report_factory import sweep
 
 from dpsim import codec
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.load import load
+from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.experiment import predict_experiment
+from dpsim.harness.sweep.prepare import Prepared, calibration_kind, profile_kind
 from dpsim.harness.sweep.questions import compared, group_name
+from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of, telling_caps
 from dpsim.lowering.fusion import fuse
+from dpsim.machine import Link, Machine
 from dpsim.records.sweep import read_predictions, read_results
 from dpsim.setting import settings_of
 from dpsim.workload import Layer, Tensor, Workload
@@ -157,6 +165,57 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
         assert point["measured_speedup"] > 0 and point["predicted_speedup"] > 0
     report = (output / "report.md").read_text()
     assert "local batch" in report and "trained fastest" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason=WITHOUT)
+    folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
+    config = DdpConfig(
+        script=str(script), caps_bytes=(0.0, math.inf), networks=(link,), communication=("mpi",), budget_s=3.0
+    )
+    experiment = experiment_of(config, profiled())
+    setting = settings_of(experiment.rows)[0]
+    machine = Machine(
+        name="m", network=link, emulated_network=True, link=Link(latency_s=5e-4, bandwidth_bytes_per_s=1.25e7)
+    )
+    prepared = Prepared(
+        workloads=(profiled(),),
+        machines=(machine,),
+        places={(profile_kind(setting), calibration_kind(setting)): (0, 0)},
+    )
+    folder.mkdir()
+    codec.write(folder / "predictions.json", predict_experiment(experiment, prepared, environment()))
+    flags = ("--torch-script", script, "--bucket-cap", "0,inf", "--communication", "mpi", "--network", link)
+    command = ("measure", *flags, "--budget", "3s", "--output", folder)
+    samples = folder / "samples-1.json"
+    killed_once_it_exists(samples, ("-m", "dpsim", *command))
+    assert not (folder / "results.json").exists()
+    before = codec.read(samples, Samples, "samples", SAMPLES_SCHEMA)
+    assert before.spent_s > 0 and not before.complete
+
+    code, _, err = dpsim(*command)
+    assert code == 0 and "continuing an interrupted sweep" in err
+    results = read_results(folder / "results.json")
+    assert not samples.exists() and results.measured_from == before.measured_from
+    for old, new in zip(before.points, results.points, strict=True):
+        kept = len(old.step_s)
+        assert old.setting == new.setting and 0 < kept < len(new.step_s)
+        for name in ("step_s", "exposed_communication_s", "round"):
+            assert getattr(new, name)[:kept] == getattr(old, name)
+        assert all(new.logged_s[name][:kept] == values for name, values in old.logged_s.items())
+        assert min(new.round[kept:]) == max(old.round) + 1 and old.bucket_bytes == new.bucket_bytes
+
+
+def test_samples_of_other_predictions_are_refused(tmp_path: Path) -> None:
+    predictions, _ = sweep()
+    path = tmp_path / "samples-1.json"
+    codec.write(path, msgspec.structs.replace(samples_before(path, predictions, [].append), complete=True))
+    assert samples_before(path, predictions, [].append).complete
+    other, _ = sweep(bias=0.2)
+    with pytest.raises(ConfigError, match="measured for other predictions"):
+        samples_before(path, other, [].append)
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from dpsim import codec
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
 from dpsim.harness.torch_ddp.own_runtime import check_emulation, own_settings, waited_for
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.lowering import lower
 from dpsim.machine import ComputeSlowdown, Link, Machine
 from dpsim.plan import Plan
-from dpsim.records.sweep import MeasuredPoint
 from dpsim.report.sweep.content import answers, tables
 from dpsim.runtime.workload_replica import WorkloadReplica
 from dpsim.setting import Setting, setting_of, settings_of
@@ -119,6 +119,7 @@ def test_its_steps_last_as_long_as_what_is_waited_for_and_send_the_same_buckets(
 ) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     setting = Setting(plan=_plan(devices), model="four", network=PACED, runtime="dpsim", compute="emulated")
+    before = samples_before(tmp_path / "samples.json", sweep()[0], [].append)
     task = MeasureTask(
         settings=(setting,),
         script="",
@@ -127,13 +128,17 @@ def test_its_steps_last_as_long_as_what_is_waited_for_and_send_the_same_buckets(
         budget_s=0.0,
         interval=1.0,
         folder=str(tmp_path),
+        before=before,
+        save_to=str(tmp_path / "samples.json"),
         workload=workload(),
         machine=machine(),
     )
     result = on_ranks(
         "dpsim.harness.torch_ddp.measure_on_ranks:measure_on_ranks", codec.to_builtins(task), devices=task.ranks
     )
-    (point,) = (codec.decode(each, MeasuredPoint, "point") for each in result)
+    samples = codec.decode(result, Samples, "samples")
+    assert samples == codec.read(tmp_path / "samples.json", Samples, "samples", SAMPLES_SCHEMA)
+    (point,) = samples.points
     assert (point.buckets, point.bucket_bytes) == (2, (2 * 4 * 32 * 32,) * 2) and not point.logged_s
     assert len(point.step_s) == len(point.exposed_communication_s) == 6 * 6
     assert np.median(point.step_s) >= 0.95 * (LAYERS * 6e-3 + 2e-3) and point.emulation is not None

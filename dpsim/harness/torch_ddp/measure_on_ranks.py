@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from mpi4py import MPI
 
@@ -22,6 +23,7 @@ from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.harness.sweep.emulation import EmulationLog, cores
+from dpsim.harness.sweep.samples import Samples
 from dpsim.harness.torch_ddp.own_runtime import waited_for
 from dpsim.harness.torch_ddp.own_runtime_on_ranks import wait_in_turns
 from dpsim.harness.torch_ddp.task import MeasureTask
@@ -36,8 +38,8 @@ LEAST_ROUNDS = 6
 _WARM_UP_ROUNDS, _REPORT_S = 2, 5.0
 
 
-def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
-    """The ``MeasuredPoint`` of each setting of a ``MeasureTask`` (plain values), on world rank 0."""
+def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """The ``Samples`` of the settings of a ``MeasureTask`` (plain values), on world rank 0, which saves every round."""
     task = codec.decode(argument, MeasureTask, "measurement")
     places = [index for index, setting in enumerate(task.settings) for _ in range(setting.plan.devices)]
     address = str(Path(task.folder) / CONTROL)
@@ -50,8 +52,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
         return None
     with listener:
         ranks = _accepted(listener, task, report)
-        points = _measured(task, ranks, report)
-    return [codec.to_builtins(point) for point in points]
+        samples = _measured(task, ranks, report)
+    return dict(codec.to_builtins(samples))
 
 
 def _take_turns(group: MPI.Intracomm, task: MeasureTask, place: int) -> None:
@@ -103,6 +105,26 @@ class _Samples:
     ready_s: list[list[float]] = field(default_factory=list)
     emulation: EmulationLog = field(default_factory=EmulationLog)
 
+    @classmethod
+    def continued(
+        cls, setting: Setting, connections: list[Connection[int, Visit]], before: MeasuredPoint | None
+    ) -> _Samples:
+        """The samples from before an interruption. Of when buckets were ready only their medians are known."""
+        if before is None:
+            return cls(setting, connections)
+        rows = len(before.step_s) * setting.plan.devices if before.bucket_ready_s else 0
+        return cls(
+            setting,
+            connections,
+            step_s=list(before.step_s),
+            exposed_s=list(before.exposed_communication_s),
+            round=list(before.round),
+            logged_s={name: list(values) for name, values in before.logged_s.items()},
+            bucket_bytes=before.bucket_bytes,
+            ready_s=[list(before.bucket_ready_s)] * rows,
+            emulation=EmulationLog(before.emulation),
+        )
+
     def visit(self, number: int, *, counted: bool) -> bool:
         """Let the setting train a few steps; whether its script goes on."""
         for connection in self.connections:
@@ -120,6 +142,13 @@ class _Samples:
             self.emulation.visited(watched, cores())
             self.emulation.check(self.setting, self.step_s)
         times_s = step_times_s([visit.moments_s[1:] for visit in visits])
+        if self.bucket_bytes not in ((), visits[0].bucket_bytes):
+            raise ConfigError(
+                f"{self.setting.describe()}: DDP has buckets of {visits[0].bucket_bytes} bytes, and had buckets of "
+                f"{self.bucket_bytes} bytes before",
+                allowed="the same buckets throughout a measurement",
+                remedy="measure into a new folder with --output, and change nothing in between",
+            )
         self.bucket_bytes = visits[0].bucket_bytes
         self.ready_s += [each for visit in visits for each in visit.ready_s[WARM_UP_STEPS:]]
         for step, step_s in enumerate(times_s, WARM_UP_STEPS):
@@ -161,27 +190,43 @@ def _exposed_s(visit: Visit, step: int) -> float:
     return max(logged["communication"][step] - logged["overlap"][step], 0.0) + visit.waited_s[step]
 
 
-def _measured(task: MeasureTask, ranks: list[list[Connection[int, Visit]]], report: Progress) -> list[MeasuredPoint]:
+def _measured(task: MeasureTask, ranks: list[list[Connection[int, Visit]]], report: Progress) -> Samples:
     """Visit every setting in every round, until all intervals are narrow or the budget is spent."""
-    settings = [_Samples(setting, connections) for setting, connections in zip(task.settings, ranks, strict=True)]
+    settings = [
+        _Samples.continued(setting, connections, task.before.of(setting))
+        for setting, connections in zip(task.settings, ranks, strict=True)
+    ]
     stop = StopRule(least_rounds=LEAST_ROUNDS, most_s=task.budget_s)
-    reported_s = now()
+    samples, reported_s = task.before, now()
 
     def narrow() -> int:
         return sum(each.narrow(task.interval) for each in settings)
 
-    for current in rounds(stop, suffice=lambda: narrow() == len(settings), warm_up=_WARM_UP_ROUNDS, seed=task.seed):
+    for current in rounds(
+        stop,
+        suffice=lambda: narrow() == len(settings),
+        warm_up=_WARM_UP_ROUNDS,
+        seed=task.seed,
+        first=samples.next_round,
+        spent_s=samples.spent_s,
+    ):
         order = current.order(range(len(settings)))
         if not all([settings[index].visit(current.number, counted=current.counted) for index in order]):
             _check_trains(Visit(ended=current.number < LEAST_ROUNDS), current.number + _WARM_UP_ROUNDS)
             break
-        if current.counted and now() - reported_s > _REPORT_S:
+        if not current.counted:
+            continue
+        samples = msgspec.structs.replace(
+            samples, points=tuple(each.point() for each in settings), spent_s=current.spent_s()
+        )
+        codec.write(Path(task.save_to), samples)
+        if now() - reported_s > _REPORT_S:
             reported_s = now()
             report(
                 f"round {current.number + 1}: {narrow()} of {len(settings)} settings have intervals within "
-                f"{task.interval:.0%}; {current.spent_s():.0f} s used, budget {task.budget_s:.0f} s"
+                f"{task.interval:.0%}; {samples.spent_s:.0f} s used, budget {task.budget_s:.0f} s"
             )
     for each in settings:
         for connection in each.connections:
             connection.send(0)
-    return [each.point() for each in settings]
+    return samples

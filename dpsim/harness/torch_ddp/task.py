@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
+from dpsim.harness.sweep.samples import Samples
 from dpsim.machine import Machine
 from dpsim.setting import Setting
 from dpsim.training_runtime import Runtime
@@ -29,7 +30,8 @@ class MeasureTask(Noun, frozen=True):
 
     World rank 0 only gives the turns. ``budget_s`` bounds the measuring, and ``interval`` is how narrow the intervals
     of the medians have to be. ``folder`` is where the ranks meet. With ``sets_local_batch`` the batch size of the
-    script's data loaders is that of the setting.
+    script's data loaders is that of the setting. After every round the samples are saved to ``save_to``, those from
+    ``before`` an interruption included.
     """
 
     settings: tuple[Setting, ...]
@@ -39,6 +41,8 @@ class MeasureTask(Noun, frozen=True):
     budget_s: float
     interval: float
     folder: str
+    before: Samples
+    save_to: str
     sets_local_batch: bool = False
     workload: Workload | None = None
     machine: Machine | None = None
