@@ -17,6 +17,7 @@ EXAMPLES = """\
 Examples:
   dpsim measure --torch-script train.py --devices 2 -- --batch-size 32
   dpsim measure --torch-script train.py --workload train.json --predict-only
+  dpsim measure --torch-script train.py --local-batch 8,16,32 --devices 1,2
   dpsim measure --torch-script train.py --communication mpi
     --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf"""
 
@@ -36,11 +37,19 @@ def measure(
         str | None,
         Parameter(help="List of sizes for DDP's bucket_cap_mb: 0,1MiB,25MiB,inf (up to seven that matter)."),
     ] = None,
+    local_batch: Annotated[
+        str | None,
+        Parameter(help="List of batch sizes for the script's data loaders: 8,16,32 (its own)."),
+    ] = None,
     communication: Annotated[
         str | None,
         Parameter(help="How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both."),
     ] = None,
     network: flags.Networks = None,
+    runtime: Annotated[
+        str | None,
+        Parameter(help="torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."),
+    ] = None,
     predict_only: Annotated[
         bool, Parameter(negative="", show_default=False, help="Write the predictions, and measure later.")
     ] = False,
@@ -53,7 +62,7 @@ def measure(
 
     Every setting is predicted from a one-process profile and a calibration of
     the allreduces alone. Then real DDP trains on local ranks, all settings in
-    turn. The same command again continues in the same folder.
+    turn. After an interruption the same command goes on where it stopped.
     """
     from dpsim import workload as workloads
     from dpsim.harness.torch_ddp import measure as harness
@@ -67,8 +76,10 @@ def measure(
         **flags.provided(
             devices=flags.listed("--devices", devices, flags.whole("--devices")),
             caps_bytes=flags.listed("--bucket-cap", bucket_cap, flags.threshold),
+            local_batches=flags.listed("--local-batch", local_batch, flags.whole("--local-batch")),
             communication=flags.listed("--communication", communication, str),
             networks=flags.networks(network),
+            runtimes=flags.listed("--runtime", runtime, str),
             budget_s=flags.budget(budget),
             seed=seed,
         ),
@@ -108,9 +119,11 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
             "devices": point.setting.plan.devices,
             "network": point.setting.network,
             "runtime": point.setting.runtime,
+            "local_batch": point.setting.plan.local_batch,
             "fusion_threshold_bytes": point.setting.plan.threshold_bytes if point.setting.plan.devices > 1 else None,
             "buckets": point.buckets,
             "predicted_step_s": point.step_s,
+            "predicted_samples_per_s": point.setting.plan.global_batch / point.step_s,
             "predicted_low_s": point.low_s,
             "predicted_high_s": point.high_s,
             "predicted_exposed_communication_s": point.exposed_communication_s,
@@ -126,11 +139,13 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
             Column(head="network", cell=lambda row: row["network"], left=True),
             Column(head="runtime", cell=lambda row: row["runtime"], left=True),
             Column(head="devices", cell=lambda row: str(row["devices"])),
+            Column(head="local batch", cell=lambda row: f"{row['local_batch']:g}"),
             Column(
                 head="bucket cap",
                 cell=lambda row: "" if (size := row["fusion_threshold_bytes"]) is None else format_size(size),
             ),
             Column(head="buckets", cell=lambda row: str(row["buckets"])),
+            Column(head="samples/s", cell=lambda row: f"{row['predicted_samples_per_s']:,.0f}"),
             Column(head="step", cell=lambda row: format_duration(row["predicted_step_s"])),
             Column(head="exposed", cell=lambda row: format_duration(row["predicted_exposed_communication_s"])),
         ),

@@ -37,6 +37,9 @@ class ComparedPoint(Noun, frozen=True):
       (``None``: a band that was assumed). ``predicted_communication_cost_s`` is the predicted step - the one on a
       network where collectives take no time.
     - ``group`` names the group in which the point is compared with others, and ``setting`` is the whole setting.
+    - ``dpsim_step_s`` is the median step of dpsim's own runtime with the same plan on the same network, where PyTorch's
+      DDP was measured beside it, and ``dpsim_exposed_communication_s`` its exposed communication. Its ranks wait for
+      the profiled times instead of computing (``None``: not measured).
     - ``runtime`` says who trained (``dpsim.training_runtime``). Where that is PyTorch's DDP,
       ``exposed_communication_s`` is DDP's own logged time.
     """
@@ -99,6 +102,8 @@ class ComparedPoint(Noun, frozen=True):
     interval_level: float | None = None
     predicted_communication_cost_s: float | None = None
     runtime: str = "dpsim"
+    dpsim_step_s: float | None = None
+    dpsim_exposed_communication_s: float | None = None
 
     @property
     def measured_s_per_sample(self) -> float:

@@ -31,7 +31,8 @@ class Experiment(Grid, frozen=True):
     devices also trains so many steps, and the divergence from one device is measured. With ``seeds`` a sweep over batch
     norm also trains from so many seeds for ``epochs`` epochs, to measure what the local batch does to the loss; with
     ``target_loss`` one over the local batch trains to it at several global batches, to measure how many steps it takes.
-    Where PyTorch's DDP trains, ``script`` is the user's script that it runs, with its ``arguments``.
+    Where PyTorch's DDP trains, ``script`` is the user's script that it runs, with its ``arguments``, and
+    ``other_runtimes`` are measured beside it with the same plans, where they can run them.
     """
 
     name: str = "sweep"
@@ -48,6 +49,7 @@ class Experiment(Grid, frozen=True):
     schema: str = EXPERIMENT_SCHEMA
     script: str = ""
     arguments: tuple[str, ...] = ()
+    other_runtimes: tuple[str, ...] = ()
 
     @property
     def weak(self) -> bool:
@@ -191,7 +193,11 @@ class MeasuredPoint(Noun, frozen=True):
 
 
 class Results(Noun, frozen=True):
-    """Everything that was measured in a sweep, tied to the predictions by their SHA-256."""
+    """Everything that was measured in a sweep, tied to the predictions by their SHA-256.
+
+    ``other_points`` are those of the experiment's other runtimes; each has the plan of one of ``points``, and none was
+    predicted.
+    """
 
     experiment: Experiment
     environment: Environment
@@ -203,6 +209,7 @@ class Results(Noun, frozen=True):
     recording_s_per_event: float = 0.0
     warnings: tuple[str, ...] = ()
     schema: str = RESULTS_SCHEMA
+    other_points: tuple[MeasuredPoint, ...] = ()
 
 
 def read_experiment(path: Path | str) -> Experiment:

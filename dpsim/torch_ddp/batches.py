@@ -5,19 +5,25 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from dpsim.errors import ConfigError
-from dpsim.torch_ddp.record import Recorder
+from dpsim.torch_ddp.record import Recorder, Refused
 from dpsim.torch_ddp.request import ScriptRequest
 
 
-def replace_batch_size(local_batch: int) -> None:
-    """Let every ``DataLoader`` that forms batches by a ``batch_size`` form them of ``local_batch`` samples."""
-    initialise = DataLoader.__init__
+def replace_batch_size(local_batch: int) -> set[int]:
+    """Let every ``DataLoader`` that forms batches by a ``batch_size`` form them of ``local_batch`` samples.
+
+    Returns a set that will hold the samples of those loaders that have fewer. One of them that drops its last batch
+    would give none at all: it ends the script.
+    """
+    initialise, iterate = DataLoader.__init__, DataLoader.__iter__
     signature = inspect.signature(initialise)
+    too_few: set[int] = set()
 
     @functools.wraps(initialise)
     def resized(*arguments: Any, **keywords: Any) -> None:
@@ -27,15 +33,46 @@ def replace_batch_size(local_batch: int) -> None:
             bound.arguments["batch_size"] = local_batch
         initialise(*bound.args, **bound.kwargs)
 
-    DataLoader.__init__ = resized
+    @functools.wraps(iterate)
+    def checked(self: Any) -> Any:
+        samples = _samples(self)
+        if self.batch_size == local_batch and samples is not None and samples < local_batch:
+            too_few.add(samples)
+            if self.drop_last:
+                raise Refused(_too_large(local_batch, samples))
+        return iterate(self)
+
+    DataLoader.__init__, DataLoader.__iter__ = resized, checked
+    return too_few
 
 
-def check_local_batch(recorder: Recorder, request: ScriptRequest) -> None:
-    """Raises ``ConfigError`` unless the model was called with as many samples as the request asks for."""
+def _samples(loader: Any) -> int | None:
+    """The samples that a loader takes its batches from on this rank; None where it does not know."""
+    try:
+        return len(loader.sampler)
+    except TypeError:
+        return None
+
+
+def _too_large(local_batch: int, samples: int) -> ConfigError:
+    return ConfigError(
+        f"--local-batch {local_batch} is more than the data: a rank has {samples} samples",
+        allowed=f"batches of at most {samples}",
+        remedy="leave the larger ones out, or give the script more data",
+    )
+
+
+def check_local_batch(recorder: Recorder, request: ScriptRequest, too_few: Collection[int] = ()) -> None:
+    """Raises ``ConfigError`` unless the model was called with as many samples as the request asks for.
+
+    ``too_few`` are the samples of the data loaders that have fewer than that.
+    """
     counts = Counter(step.local_batch for step in recorder.steps)
     ((samples, _),) = counts.most_common(1)
     if request.local_batch is None or samples == request.local_batch:
         return
+    if samples in too_few:
+        raise _too_large(request.local_batch, samples)
     given = f"with --local-batch {request.local_batch}, {request.name} still trains on {samples} samples at once"
     if request.function:
         raise ConfigError(given, allowed="a function that gives a batch of as many samples as its argument says")

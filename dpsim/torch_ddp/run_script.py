@@ -35,8 +35,7 @@ def run(request: ScriptRequest) -> Workload:
     take_over_spawn(0)
     recorder = Recorder(request.steps, request.pause_s)
     install(recorder)
-    if request.local_batch is not None:
-        replace_batch_size(request.local_batch)
+    too_few = set() if request.local_batch is None else replace_batch_size(request.local_batch)
     try:
         if request.function:
             train_function.train(request.function, request.local_batch)
@@ -55,7 +54,7 @@ def run(request: ScriptRequest) -> Workload:
             raise _died(request, error) from error
     _check_enough(request.name, recorder)
     check_one_graph(recorder)
-    check_local_batch(recorder, request)
+    check_local_batch(recorder, request, too_few)
     return workload_of(recorded_of(recorder, request))
 
 

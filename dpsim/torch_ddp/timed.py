@@ -37,7 +37,8 @@ class Visit:
     """What one rank did in a turn: when its steps began and the last one ended, and what DDP logged of each.
 
     ``waited_s`` is how long each step waited inside a communication hook, and ``ready_s`` when the hook got each of its
-    buckets: seconds of computation from the start of backward. ``bucket_bytes`` are DDP's buckets.
+    buckets: seconds of computation from the start of backward. ``bucket_bytes`` are DDP's buckets. A rank of dpsim's
+    own runtime has no logged times, and ``watched`` says how well it kept to emulated ones.
     """
 
     moments_s: list[float] = field(default_factory=list)
@@ -46,6 +47,7 @@ class Visit:
     ready_s: list[list[float]] = field(default_factory=list)
     bucket_bytes: tuple[int, ...] = ()
     ended: bool = False
+    watched: Any = None
 
 
 TakeTurn = Callable[[Visit], int]

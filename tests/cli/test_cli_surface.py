@@ -37,8 +37,8 @@ SURFACE = {
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
     " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --strategy --target-loss --convergence --output"
     " --json",
-    "measure": "ARGUMENTS --torch-script --workload --devices --bucket-cap --communication --network --predict-only"
-    " --budget --seed --output --json",
+    "measure": "ARGUMENTS --torch-script --workload --devices --bucket-cap --local-batch --communication"
+    " --network --runtime --predict-only --budget --seed --output --json",
     "report": "FOLDER --output --format --json",
     "compare": "RUNS --label --output --json",
     "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",

@@ -9,8 +9,8 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.harness.profile.on_ranks import joined_slowdown
 from dpsim.harness.profile.profile import Profile, ProfileConfig, profile
+from dpsim.harness.profile.slowdown import joined_slowdown
 from dpsim.machine import ComputeSlowdown
 from dpsim.optimizer import AdamW
 from dpsim.workload import Workload

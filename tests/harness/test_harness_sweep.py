@@ -5,18 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from interrupted import killed_once_it_exists
 
 from dpsim import codec
 from dpsim.errors import ConfigError
@@ -147,7 +143,12 @@ def test_an_interrupted_sweep_goes_on_with_the_samples_it_has(done: Done, tmp_pa
     folder.mkdir()
     shutil.copy(done.folder / "predictions.json", folder)
     samples = folder / "samples.json"
-    kill_when(folder, samples.exists)
+    program = (
+        "import json, sys; from pathlib import Path; from dpsim.harness.sweep.sweep import sweep;"
+        "from dpsim.records.sweep import Experiment; from dpsim import codec;"
+        "sweep(codec.decode(json.loads(sys.argv[2]), Experiment, 'experiment'), Path(sys.argv[1]), print)"
+    )
+    killed_once_it_exists(samples, ["-c", program, folder, json.dumps(codec.to_builtins(TINY))])
     assert not (folder / "results.json").exists()
     before = codec.read(samples, Samples, "samples", SAMPLES_SCHEMA)
     assert before.spent_s > 0
@@ -164,39 +165,6 @@ def test_an_interrupted_sweep_goes_on_with_the_samples_it_has(done: Done, tmp_pa
         for name in ("step_s", "exposed_communication_s", "round", "losses"):
             assert getattr(new, name)[:kept] == getattr(old, name)
         assert min(new.round[kept:]) > max(old.round)
-
-
-def kill_when(folder: Path, happened: Callable[[], bool]) -> None:
-    """Run the tiny sweep in a process of its own; once something happened, kill it, and wait for its ranks to end."""
-    program = (
-        "import json, sys; from pathlib import Path; from dpsim.harness.sweep.sweep import sweep;"
-        "from dpsim.records.sweep import Experiment; from dpsim import codec;"
-        "sweep(codec.decode(json.loads(sys.argv[2]), Experiment, 'experiment'), Path(sys.argv[1]), print)"
-    )
-    argument = json.dumps(codec.to_builtins(TINY))
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(folder), argument],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        until_s = time.monotonic() + 60
-        while not happened():
-            assert process.poll() is None and time.monotonic() < until_s, "it never came to measure"
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-    until_s = time.monotonic() + 10
-    while still_measuring(folder):
-        assert time.monotonic() < until_s, "the ranks of a killed sweep go on"
-        time.sleep(0.02)
-
-
-def still_measuring(folder: Path) -> bool:
-    """Whether the samples still change; a round of the tiny sweep takes less than a second."""
-    before = (folder / "samples.json").stat().st_mtime_ns
-    time.sleep(1.0)
-    return (folder / "samples.json").stat().st_mtime_ns != before
 
 
 def test_thresholds_that_are_left_out_all_give_different_buckets() -> None:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from interrupted import killed_once_it_exists
+from report_factory import sweep
 
 from dpsim import codec
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.load import load
+from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.experiment import predict_experiment
+from dpsim.harness.sweep.prepare import Prepared, calibration_kind, profile_kind
+from dpsim.harness.sweep.questions import compared, group_name
+from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of, telling_caps
 from dpsim.lowering.fusion import fuse
+from dpsim.machine import Link, Machine
 from dpsim.records.sweep import read_predictions, read_results
+from dpsim.setting import settings_of
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -40,6 +51,22 @@ def train(steps=100_000, hook=False):
     for _ in range(steps):
         optimizer.zero_grad()
         ddp(torch.randn(4, 32)).sum().backward()
+        optimizer.step()
+"""
+
+
+LOADER = """
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+ddp = DDP(torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(4)]))
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+data = DataLoader(TensorDataset(torch.randn(4096, 32)), batch_size=4)
+while True:
+    for (x,) in data:
+        assert len(x) in (8, 32)
+        optimizer.zero_grad()
+        ddp(x).sum().backward()
         optimizer.step()
 """
 
@@ -76,6 +103,7 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path), tmp_path / "report"
     flags = ("--devices", "1,2", "--bucket-cap", "0,5KiB,inf", "--network", "node,paced:500us,100mbit")
+    flags += ("--runtime", "torch-ddp,dpsim")
     code, _, err = measured(dpsim, script, output, *flags, "--predict-only")
     assert code == 0, err
     written = (output / "predictions.json").read_bytes()
@@ -98,6 +126,13 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
         assert len(point.step_s) >= 6 * 6 and set(point.logged_s) >= {"backward", "communication", "overlap"}
         assert point.buckets == (buckets[plan.threshold_bytes] if plan.devices > 1 else 0)
         assert sum(point.bucket_bytes) == 4 * 4 * (32 * 32 + 32)
+    own = {point.setting.plan.threshold_bytes: point for point in results.other_points}
+    assert {cap: (point.buckets, sum(point.bucket_bytes)) for cap, point in own.items()} == {
+        cap: (count, 4 * 4 * (32 * 32 + 32)) for cap, count in buckets.items()
+    }
+    for point in own.values():
+        assert (point.setting.where, point.setting.plan.devices) == ("paced:500us,100mbit (emulated computation)", 2)
+        assert point.emulation is not None and len(point.step_s) >= 6 * 6 and not point.logged_s
     for predicted in predictions.points:
         plan = predicted.setting.plan
         assert predicted.buckets == (buckets[plan.threshold_bytes] if plan.devices > 1 else 0)
@@ -108,7 +143,79 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     shown = json.loads(out)
     assert {point["runtime"] for point in shown["points"]} == {"torch-ddp-gloo", "torch-ddp-mpi"}
     assert "PyTorch DDP by gloo" in (output / "report.md").read_text()
+    assert "dpsim's own runtime (emulated computation) took" in (output / "report.md").read_text()
     assert {"runtime", "step_s"} <= {*load(output).samples().columns}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_loaders(
+    dpsim: Dpsim, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason=WITHOUT)
+    script, output = a_script(tmp_path, LOADER), tmp_path / "report"
+    flags = ("--local-batch", "32,8", "--bucket-cap", "0,inf", "--devices", "1,2", "--communication", "gloo")
+    code, out, err = measured(dpsim, script, output, *flags, "--json")
+    assert code == 0, err
+    points = json.loads(out)["points"]
+    assert {(point["devices"], point["local_batch"]) for point in points} == {(1, 8), (1, 32), (2, 8), (2, 32)}
+    assert {point["group"] for point in points} == {f"node (torch-ddp-gloo); {n}" for n in ("1 device", "2 devices")}
+    for point in points:
+        assert point["global_batch"] == point["devices"] * point["local_batch"]
+        assert point["measured_speedup"] > 0 and point["predicted_speedup"] > 0
+    report = (output / "report.md").read_text()
+    assert "local batch" in report and "trained fastest" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason=WITHOUT)
+    folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
+    config = DdpConfig(
+        script=str(script), caps_bytes=(0.0, math.inf), networks=(link,), communication=("mpi",), budget_s=3.0
+    )
+    experiment = experiment_of(config, profiled())
+    setting = settings_of(experiment.rows)[0]
+    machine = Machine(
+        name="m", network=link, emulated_network=True, link=Link(latency_s=5e-4, bandwidth_bytes_per_s=1.25e7)
+    )
+    prepared = Prepared(
+        workloads=(profiled(),),
+        machines=(machine,),
+        places={(profile_kind(setting), calibration_kind(setting)): (0, 0)},
+    )
+    folder.mkdir()
+    codec.write(folder / "predictions.json", predict_experiment(experiment, prepared, environment()))
+    flags = ("--torch-script", script, "--bucket-cap", "0,inf", "--communication", "mpi", "--network", link)
+    command = ("measure", *flags, "--budget", "3s", "--output", folder)
+    samples = folder / "samples-1.json"
+    killed_once_it_exists(samples, ("-m", "dpsim", *command))
+    assert not (folder / "results.json").exists()
+    before = codec.read(samples, Samples, "samples", SAMPLES_SCHEMA)
+    assert before.spent_s > 0 and not before.complete
+
+    code, _, err = dpsim(*command)
+    assert code == 0 and "continuing an interrupted sweep" in err
+    results = read_results(folder / "results.json")
+    assert not samples.exists() and results.measured_from == before.measured_from
+    for old, new in zip(before.points, results.points, strict=True):
+        kept = len(old.step_s)
+        assert old.setting == new.setting and 0 < kept < len(new.step_s)
+        for name in ("step_s", "exposed_communication_s", "round"):
+            assert getattr(new, name)[:kept] == getattr(old, name)
+        assert all(new.logged_s[name][:kept] == values for name, values in old.logged_s.items())
+        assert min(new.round[kept:]) == max(old.round) + 1 and old.bucket_bytes == new.bucket_bytes
+
+
+def test_samples_of_other_predictions_are_refused(tmp_path: Path) -> None:
+    predictions, _ = sweep()
+    path = tmp_path / "samples-1.json"
+    codec.write(path, msgspec.structs.replace(samples_before(path, predictions, [].append), complete=True))
+    assert samples_before(path, predictions, [].append).complete
+    other, _ = sweep(bias=0.2)
+    with pytest.raises(ConfigError, match="measured for other predictions"):
+        samples_before(path, other, [].append)
 
 
 @pytest.mark.slow
@@ -155,6 +262,12 @@ def test_without_torch_the_message_says_what_to_install(
         (("--communication", "nccl"), "'nccl'"),
         (("--devices", "1"), "DDP on devices 1"),
         (("--bucket-cap", "1MiB,1MiB"), "caps_bytes"),
+        (("--local-batch", "16"), "--local-batch 16, with which there is nothing to compare"),
+        (("--local-batch", "8,8"), "local_batches"),
+        (("--runtime", "dpsim", "--network", "paced:1ms,100mbit"), "without DDP itself"),
+        (("--runtime", "torch-ddp,dpsim"), "--runtime dpsim with gloo and mpi on node"),
+        (("--runtime", "torch-ddp,horovod"), "'horovod'"),
+        (("--local-batch", "8,0"), "--local-batch is '0'"),
         (("--workload", "nowhere.json"), "nowhere.json"),
     ],
 )
@@ -205,3 +318,59 @@ def test_the_grid_has_every_way_to_communicate_on_the_networks_that_have_it(tmp_
 def test_a_workload_that_the_rule_does_not_predict_is_refused(workload: Workload, given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=given):
         experiment_of(DdpConfig(script=str(a_script(tmp_path))), workload)
+
+
+BATCHES = (8, 16, 32)
+
+
+def profiled_at(batches: tuple[int, ...], cap: int | None = None) -> Workload:
+    """A workload as a profile at several local batches has it, of a script that sets ``bucket_cap_mb`` or does not."""
+    one = profiled()
+    layers = tuple(
+        msgspec.structs.replace(layer, forward_s=(1e-4,) * len(batches), backward_s=(2e-4,) * len(batches))
+        for layer in one.layers
+    )
+    ddp = DdpSettings(torch="2.13.0", devices=2, bucket_cap_bytes=cap)
+    return msgspec.structs.replace(one, local_batches=batches, layers=layers, ddp=ddp)
+
+
+@pytest.mark.parametrize("cap", [None, 4096])
+def test_local_batches_alone_are_swept_with_the_cap_of_the_script(cap: int | None, tmp_path: Path) -> None:
+    config = DdpConfig(script=str(a_script(tmp_path)), local_batches=(32, 8, 16), devices=(2, 1))
+    experiment = experiment_of(config, profiled_at(BATCHES, cap))
+    assert (experiment.question, experiment.weak) == ("local-batch", True)
+    assert (experiment.values("local_batch"), experiment.values("devices")) == (BATCHES, (1, 2))
+    plans = [setting.plan for setting in settings_of(experiment.rows)]
+    assert {plan.fusion_threshold_bytes for plan in plans} == {cap}, "none: DDP's default, with a small first bucket"
+    assert {plan.global_batch for plan in plans if plan.devices == 2} == {16, 32, 64}
+
+
+def test_local_batches_and_caps_are_compared_with_each_other_on_each_place_and_number_of_devices(
+    tmp_path: Path,
+) -> None:
+    networks = ("node", "paced:1ms,100mbit")
+    config = DdpConfig(
+        script=str(a_script(tmp_path)), local_batches=BATCHES, caps_bytes=(0.0, 1e6), devices=(1, 2), networks=networks
+    )
+    experiment = experiment_of(config, profiled_at(BATCHES))
+    assert experiment.question == "settings" and {*compared(experiment)} == {"local_batch", "fusion_threshold_bytes"}
+    groups = Counter(group_name(experiment, setting) for setting in settings_of(experiment.rows))
+    assert groups == {
+        f"{where}; {devices}": 6
+        for where in ("node (torch-ddp-gloo)", "node (torch-ddp-mpi)", "paced:1ms,100mbit (torch-ddp-mpi)")
+        for devices in ("1 device", "2 devices")
+    }
+
+
+@pytest.mark.parametrize(
+    ("local_batches", "workload", "given"),
+    [
+        ((8, 64), profiled_at(BATCHES), "--local-batch 8,64, where the workload was profiled at 8,16,32"),
+        ((), profiled_at(BATCHES), "profiled at local batches 8,16,32"),
+    ],
+)
+def test_local_batches_that_were_not_profiled_are_refused(
+    local_batches: tuple[int, ...], workload: Workload, given: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=given):
+        experiment_of(DdpConfig(script=str(a_script(tmp_path)), local_batches=local_batches), workload)

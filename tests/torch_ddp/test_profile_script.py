@@ -204,6 +204,26 @@ def test_a_script_that_makes_its_own_batches_cannot_have_others(dpsim: Dpsim, tm
     assert "with --local-batch 8, own.py still trains on 4 samples at once" in err and "DataLoader" in err
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("drops_last", [False, True])
+def test_a_local_batch_above_the_data_is_refused(drops_last: bool, dpsim: Dpsim, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    text = f"""
+    from torch.utils.data import DataLoader, TensorDataset
+    data = DataLoader(TensorDataset(torch.randn(48, 8)), batch_size=4, drop_last={drops_last})
+    dist.init_process_group()
+    ddp = DDP(torch.nn.Linear(8, 3))
+    while True:
+        for (x,) in data:
+            ddp(x).sum().backward()
+    """
+    script = tmp_path / "few.py"
+    script.write_text(PREAMBLE + dedent(text))
+    code, out, err = dpsim("profile", "--torch-script", script, "--local-batch", "64", "--output", tmp_path / "w.json")
+    assert (code, out) == (2, "")
+    assert "--local-batch 64 is more than the data: a rank has 48 samples" in err and "Traceback" not in err
+
+
 def test_without_torch_the_message_says_what_to_install(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
@@ -24,6 +22,7 @@ from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors, la
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS
 from dpsim.harness.profile.announcements import check_announcements
 from dpsim.harness.profile.profile import Profile, ProfileConfig
+from dpsim.harness.profile.slowdown import joined_slowdown
 from dpsim.machine import ComputeSlowdown, Network, Speed
 from dpsim.plan import Plan
 from dpsim.progress import Progress
@@ -230,20 +229,6 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
         step_spread=_spread([cases[batch].steps for batch in batches], speeds),
         source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch",
     )
-
-
-def joined_slowdown(measured: Sequence[tuple[float, ComputeSlowdown]]) -> ComputeSlowdown:
-    """The slowdown f t + a of a step that takes t alone, from those measured at steps of several lengths t.
-
-    The line through the shortest and the longest step. A slowdown that does not fall with the length is a factor alone:
-    that of the longest step, whose uncertainty is stated.
-    """
-    (short_s, of_short), (long_s, of_long) = (choose(measured, key=lambda each: each[0]) for choose in (min, max))
-    if of_short.factor <= of_long.factor or long_s <= short_s:
-        return of_long
-    factor = (of_long.factor * long_s - of_short.factor * short_s) / (long_s - short_s)
-    factor = max(factor, min(1.0, of_long.factor))
-    return msgspec.structs.replace(of_long, factor=factor, added_s=(of_long.factor - factor) * long_s)
 
 
 def _spread(cases: list[Visits], speeds: Mixture) -> tuple[float, ...]:

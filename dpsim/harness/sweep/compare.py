@@ -69,6 +69,7 @@ def compare(
         if any(p.null_step_s for p in of_group):
             groups.append(scores.group([p for p in of_group if p.scored], scored, noise))
     points = _with_speedup(points, weak=experiment.weak)
+    points = [_with_own_runtime(point, results) for point in points]
     if drift is not None:
         points = [_with_drift(point, drift) for point in points]
     many = [p for p in points if p.scored and p.devices > 1]
@@ -262,6 +263,19 @@ def _trained(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
     batch = point.local_batch if weak else float(point.global_batch)
     trained = plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer
     return point.model, point.emulated_compute, point.runtime, batch, *trained
+
+
+def _with_own_runtime(point: ComparedPoint, results: Results) -> ComparedPoint:
+    """Return the point with what dpsim's own runtime took for its plan, where that was measured beside it."""
+    setting = point.setting
+    for run in results.other_points:
+        if run.step_s and (run.setting.plan, run.setting.network) == (setting.plan, setting.network):
+            return msgspec.structs.replace(
+                point,
+                dpsim_step_s=float(np.median(run.step_s)),
+                dpsim_exposed_communication_s=float(np.median(run.exposed_communication_s)),
+            )
+    return point
 
 
 def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:

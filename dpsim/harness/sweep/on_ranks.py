@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from mpi4py import MPI
 
@@ -50,7 +51,7 @@ class _Point:
         self.setting = task.settings[index]
         plan = self.setting.plan
         self.group = first_ranks(comm, plan.devices)
-        earlier = next((point for point in task.already if point.setting == self.setting), None)
+        earlier = task.before.of(self.setting)
         self.step_s = list(earlier.step_s) if earlier else []
         self.exposed_s = list(earlier.exposed_communication_s) if earlier else []
         self.round = list(earlier.round) if earlier else []
@@ -207,8 +208,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
         suffice=lambda: narrow == len(points),
         warm_up=_WARM_UP_ROUNDS,  # caches, buffers made when first used, the first access to every page
         seed=experiment.seed,
-        first=comm.bcast(1 + max((number for point in points for number in point.round), default=-1)),
-        spent_s=task.spent_s,
+        first=task.before.next_round,
+        spent_s=task.before.spent_s,
         comm=comm,
     )
     for current in measuring:
@@ -218,12 +219,10 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
         if comm.rank or not current.counted:
             continue
         check_losses(points)
-        samples = Samples(
+        samples = msgspec.structs.replace(
+            task.before,
             points=tuple(point.measured() for point in points),
             spent_s=current.spent_s(),
-            measured_from=task.measured_from,
-            experiment=experiment,
-            predictions_sha256=task.predictions_sha256,
             recording_s_per_event=event_s,
         )
         codec.write(Path(task.save_to), samples)

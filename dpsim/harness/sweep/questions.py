@@ -174,7 +174,9 @@ class Settings(Question):
         varied = experiment.varied
         compared = experiment.compared or tuple(name for name in varied if name not in _PROBLEM)
         batch = tuple(name for name in ("global_batch", "local_batch", "devices") if name in varied)[:1]
-        return ("network", *(name for name in varied if name != "network" and name not in (compared or batch)))
+        places = _places(experiment) if experiment.script else ("network",)
+        known = (*places, *(compared or batch), *(("algorithm", "overlap") if experiment.script else ()))
+        return (*places, *(name for name in varied if name not in known))  # DDP's algorithm and overlap are its place's
 
 
 for _question in (FusionThreshold(), Devices(), LocalBatch(), BatchNorm(), Settings()):

@@ -15,7 +15,7 @@ from dpsim.harness.sweep.drift import DRIFT, drift
 from dpsim.harness.sweep.experiment import predict_experiment, prepare_experiment
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, study_of
 from dpsim.harness.sweep.questions import completed
-from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, MeasureTask, Samples
+from dpsim.harness.sweep.samples import MeasureTask, Samples, samples_before
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
@@ -23,7 +23,6 @@ from dpsim.records.quality import RECORD
 from dpsim.records.sweep import (
     Environment,
     Experiment,
-    MeasuredPoint,
     Predictions,
     Results,
     read_experiment,
@@ -155,20 +154,8 @@ def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
 
 def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
     """Measure every predicted point, continuing from the samples of an interrupted run if there are any."""
-    experiment, sha = predictions.experiment, codec.digest(predictions)
-    path, current = folder / "samples.json", environment()
-    before: tuple[MeasuredPoint, ...] = ()
-    spent_s, measured_from = 0.0, stamp()
-    if path.exists():
-        samples = codec.read(path, Samples, "samples", SAMPLES_SCHEMA)
-        if samples.predictions_sha256 != sha:
-            raise ConfigError(
-                f"{path} was measured for other predictions than those in {folder}",
-                allowed="samples of the same sweep",
-                remedy="choose another folder with --output; nothing in this one was changed",
-            )
-        before, spent_s, measured_from = samples.points, samples.spent_s, samples.measured_from
-        progress(f"continuing an interrupted sweep after {spent_s:.0f} s of measuring")
+    experiment, path, current = predictions.experiment, folder / "samples.json", environment()
+    before = samples_before(path, predictions, progress)
     check_same_machine(predictions.environment, current, folder)
     settings = tuple(point.setting for point in predictions.points)
     task = MeasureTask(
@@ -177,10 +164,7 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
         places=tuple((point.workload, point.machine) for point in predictions.points),
         workloads=predictions.workloads,
         machines=predictions.machines,
-        already=before,
-        spent_s=spent_s,
-        predictions_sha256=sha,
-        measured_from=measured_from,
+        before=before,
         save_to=str(path.resolve()),
     )
     measured = on_ranks(
@@ -194,9 +178,9 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     return Results(
         experiment=experiment,
         environment=current,
-        predictions_sha256=sha,
+        predictions_sha256=before.predictions_sha256,
         predicted_at=predictions.predicted_at,
-        measured_from=measured_from,
+        measured_from=before.measured_from,
         measured_until=stamp(),
         points=samples.points,
         recording_s_per_event=samples.recording_s_per_event,

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpsim.codec import Noun
+from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.sweep.grids import telling
+from dpsim.harness.torch_ddp.own_runtime import check_emulation
 from dpsim.launch.user_script import check_script
 from dpsim.machine import NODE, Network
 from dpsim.records.checks import check_distinct
@@ -19,23 +21,28 @@ from dpsim.workload import Workload
 
 Communication = Literal["gloo", "mpi"]
 COMMUNICATIONS: tuple[Communication, ...] = ("gloo", "mpi")
+RUNTIMES = ("torch-ddp", "dpsim")
 OWN_DATA = "its own data"
 
 
 class DdpConfig(Noun, frozen=True):
     """What to measure of a script under DDP.
 
-    ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; empty: up to seven that give different buckets.
+    ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; empty: up to seven that give different buckets, or with
+    ``local_batches`` the script's own. ``local_batches`` replace the batch size of the script's data loaders; empty:
+    the script's own batch.
     ``communication`` says how DDP reduces: ``gloo``, which the networks' ``node`` alone has, or ``mpi``, which is
-    dpsim's own transports on all ``networks``.
+    dpsim's own transports on all ``networks``. ``runtimes`` are DDP, and dpsim's own where it is to be measured beside.
     """
 
     script: str
     arguments: tuple[str, ...] = ()
     devices: tuple[int, ...] = (2,)
     caps_bytes: tuple[float, ...] = ()
+    local_batches: tuple[int, ...] = ()
     communication: tuple[str, ...] = COMMUNICATIONS
     networks: tuple[str, ...] = (NODE,)
+    runtimes: tuple[str, ...] = RUNTIMES[:1]
     budget_s: float = 45.0
     seed: int = 0
 
@@ -44,8 +51,18 @@ class DdpConfig(Noun, frozen=True):
         for name in self.communication:
             if name not in COMMUNICATIONS:
                 raise unknown("communication", name, COMMUNICATIONS)
-        for what in ("devices", "communication", "networks", *(["caps_bytes"] if self.caps_bytes else [])):
+        for name in self.runtimes:
+            if name not in RUNTIMES:
+                raise unknown("runtime", name, RUNTIMES)
+        given = [name for name in ("caps_bytes", "local_batches") if getattr(self, name)]
+        for what in ("devices", "communication", "networks", "runtimes", *given):
             check_distinct(what, getattr(self, what))
+        if len(self.local_batches) == 1:
+            raise ConfigError(
+                f"--local-batch {self.local_batches[0]}, with which there is nothing to compare",
+                allowed="two or more local batches, such as 8,16,32",
+                remedy="give more, or give the batch to the script itself, after --",
+            )
         if max(self.devices, default=1) < 2 or min(self.devices) < 1:
             raise ConfigError(
                 f"DDP on devices {', '.join(map(str, self.devices))}",
@@ -56,6 +73,25 @@ class DdpConfig(Noun, frozen=True):
                 f"gloo on {', '.join(self.networks)}, whose messages dpsim cannot hold to a link",
                 allowed="gloo on node, mpi on any network",
                 remedy="add mpi to --communication, or node to --network",
+            )
+
+        self._check_runtimes()
+
+    def _check_runtimes(self) -> None:
+        """Raises ``ConfigError`` unless DDP is measured, and dpsim's runtime can do the same somewhere."""
+        if RUNTIMES[0] not in self.runtimes:
+            raise ConfigError(
+                f"--runtime {','.join(self.runtimes)}, without DDP itself",
+                allowed="torch-ddp, or torch-ddp,dpsim",
+                remedy="dpsim sweep measures dpsim's own runtime alone",
+            )
+        emulated = any(Network.parse(network).emulated for network in self.networks)
+        if "dpsim" in self.runtimes and not ("mpi" in self.communication and emulated):
+            raise ConfigError(
+                f"--runtime dpsim with {' and '.join(self.communication)} on {', '.join(self.networks)}",
+                allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
+                "cores would be free on which DDP computes, and gloo is not one of dpsim's transports",
+                remedy="add a link such as --network paced:200us,1gbit",
             )
 
     @property
@@ -83,8 +119,78 @@ def _case(network: str, runtime: str, algorithm: str, overlap: str) -> dict[str,
 def experiment_of(config: DdpConfig, workload: Workload) -> Experiment:
     """The grid of settings: every cap on every number of devices, by every way to communicate. Raises ``ConfigError``.
 
-    The local batch and the accumulation are those that the script was profiled with.
+    With several local batches the grid has them too. Otherwise the local batch is the one that the script was profiled
+    with, as is the accumulation.
     """
+    ddp = _predictable(workload)
+    _check_batches(config, workload)
+    settings: dict[str, Any] = {
+        "model": Path(config.script).name,
+        "accumulate": ddp.accumulate,
+        "fusion_rule": "ddp",
+    }
+    axes: dict[str, tuple[Any, ...]] = {"devices": tuple(sorted(config.devices))}
+    caps: Sequence[float] = sorted(config.caps_bytes)
+    if config.local_batches:
+        axes["local_batch"] = tuple(sorted(config.local_batches))
+        caps = caps or [own for own in (ddp.bucket_cap_bytes,) if own is not None]
+    else:
+        settings["local_batch"] = workload.local_batches[0]
+        caps = caps or telling_caps(workload)
+    if len(caps) > 1 or not config.local_batches:
+        axes["fusion_threshold_bytes"] = tuple(map(float, caps))
+    elif caps:
+        settings["fusion_threshold_bytes"] = float(caps[0])
+    question, compared = _asked(config)
+    experiment = Experiment(
+        name="ddp",
+        question=question,
+        compared=compared,
+        dataset=OWN_DATA,
+        base=settings,
+        axes=axes,
+        cases=config.cases(),
+        seed=config.seed,
+        budget_s=config.budget_s,
+        script=config.script,
+        arguments=config.arguments,
+        other_runtimes=tuple(name for name in config.runtimes if name != RUNTIMES[0]),
+    )
+    if experiment.other_runtimes:
+        check_emulation(workload)
+    settings_of(experiment.rows)
+    return experiment
+
+
+def _asked(config: DdpConfig) -> tuple[str, tuple[str, ...]]:
+    """The question that these settings answer, and the fields that are compared where the question leaves it open."""
+    if not config.local_batches:
+        return "fusion-threshold", ()
+    if len(config.caps_bytes) < 2:
+        return "local-batch", ()
+    return "settings", ("fusion_threshold_bytes", "local_batch")
+
+
+def _check_batches(config: DdpConfig, workload: Workload) -> None:
+    """Raises ``ConfigError`` unless the workload was profiled at the local batches that will be measured."""
+    profiled = ",".join(map(str, workload.local_batches))
+    if config.local_batches and not {*config.local_batches} <= {*workload.local_batches}:
+        wanted = ",".join(map(str, sorted(config.local_batches)))
+        raise ConfigError(
+            f"--local-batch {wanted}, where the workload was profiled at {profiled}",
+            allowed="local batches that were profiled",
+            remedy=f"profile it with --local-batch {wanted}, or leave --workload out",
+        )
+    if not config.local_batches and len(workload.local_batches) > 1:
+        raise ConfigError(
+            f"a workload that was profiled at local batches {profiled}, none of which needs to be the script's own",
+            allowed="a workload of the script's own batch",
+            remedy=f"measure these with --local-batch {profiled}, or profile the script without --local-batch",
+        )
+
+
+def _predictable(workload: Workload) -> DdpSettings:
+    """What the script told DDP. Raises ``ConfigError`` for what is not predicted yet."""
     ddp = workload.ddp
     if ddp is None:
         raise ConfigError(
@@ -105,26 +211,7 @@ def experiment_of(config: DdpConfig, workload: Workload) -> Experiment:
             allowed="a script without it",
             remedy=f"leave {given} out",
         )
-    caps = sorted(config.caps_bytes) or telling_caps(workload)
-    experiment = Experiment(
-        name="ddp",
-        question="fusion-threshold",
-        dataset=OWN_DATA,
-        base={
-            "model": Path(config.script).name,
-            "local_batch": workload.local_batches[0],
-            "accumulate": ddp.accumulate,
-            "fusion_rule": "ddp",
-        },
-        axes={"devices": tuple(sorted(config.devices)), "fusion_threshold_bytes": tuple(caps)},
-        cases=config.cases(),
-        seed=config.seed,
-        budget_s=config.budget_s,
-        script=config.script,
-        arguments=config.arguments,
-    )
-    settings_of(experiment.rows)
-    return experiment
+    return ddp
 
 
 def telling_caps(workload: Workload, count: int = 7) -> Sequence[float]:

@@ -6,19 +6,23 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from dpsim import codec
 from dpsim.folder_lock import locked
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.samples import Samples, samples_before
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
+from dpsim.harness.torch_ddp.own_runtime import own_settings
 from dpsim.harness.torch_ddp.predict import predicted
 from dpsim.harness.torch_ddp.ready import ready_errors
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.launch.jobs import check_launcher, on_ranks
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
-from dpsim.records.sweep import MeasuredPoint, Predictions, Results, read_predictions, read_results
+from dpsim.records.sweep import Predictions, Results, read_predictions, read_results
 from dpsim.report.sweep.write import write_report
 from dpsim.torch_ddp.profile_script import check_torch
 from dpsim.workload import Workload
@@ -46,7 +50,7 @@ class Measured:
 def measure(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Measured:
     """Predict, measure and compare; writes ``predictions.json`` first, then ``results.json`` and the report.
 
-    What the folder holds is not done again. Raises ``ConfigError``.
+    What the folder holds is not done again, and an interrupted measurement goes on. Raises ``ConfigError``.
     """
     check_torch()
     check_launcher()
@@ -57,6 +61,8 @@ def measure(config: DdpConfig, workload: Workload | None, folder: Path, progress
             progress(f"{folder} holds this experiment already; nothing is measured again")
         else:
             codec.write(path, _measured(predictions, folder, progress))
+            for saved in _saved_samples(folder, predictions):
+                saved.unlink(missing_ok=True)
         results = read_results(path)
         comparison = compare(predictions, results)
         progress("writing the report")
@@ -77,37 +83,64 @@ def _predictions(config: DdpConfig, workload: Workload | None, folder: Path, pro
 
 
 def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
-    """Let DDP train every predicted setting: those of each network and way to communicate take turns."""
-    experiment, current, measured_from = predictions.experiment, environment(), stamp()
+    """Let DDP train every predicted setting: those of each network and way to communicate take turns.
+
+    Goes on where an earlier measurement into this folder was interrupted.
+    """
+    current = environment()
     check_same_machine(predictions.environment, current, folder)
-    settings = [point.setting for point in predictions.points]
-    places = dict.fromkeys(setting.where for setting in settings)
-    points: list[MeasuredPoint] = []
-    for place in places:
-        with tempfile.TemporaryDirectory(prefix="dpsim-ddp-") as meeting:
-            task = MeasureTask(
-                settings=tuple(setting for setting in settings if setting.where == place),
-                script=str(Path(experiment.script).absolute()),
-                arguments=experiment.arguments,
-                seed=experiment.seed,
-                budget_s=experiment.budget_s / len(places),
-                interval=experiment.interval,
-                folder=meeting,
-            )
+    places = list(dict.fromkeys(point.setting.where for point in predictions.points))
+    measured: list[Samples] = []
+    for place, path in zip(places, _saved_samples(folder, predictions), strict=True):
+        samples = samples_before(path, predictions, progress)
+        if not samples.complete:
             progress(f"measuring on {place}")
-            measured = on_ranks(
-                "dpsim.harness.torch_ddp.measure_on_ranks:measure_on_ranks",
-                dict(codec.to_builtins(task)),
-                devices=task.ranks,
-                progress=progress,
-            )
-        points += [codec.decode(point, MeasuredPoint, "measurement") for point in measured]
+            samples = _measured_on(place, predictions, samples, path, progress)
+            codec.write(path, samples)
+        measured.append(samples)
+    points = [point for samples in measured for point in samples.points]
     return Results(
-        experiment=experiment,
+        experiment=predictions.experiment,
         environment=current,
         predictions_sha256=codec.digest(predictions),
         predicted_at=predictions.predicted_at,
-        measured_from=measured_from,
+        measured_from=measured[0].measured_from,
         measured_until=stamp(),
-        points=tuple(points),
+        points=tuple(point for point in points if point.setting.runtime != "dpsim"),
+        other_points=tuple(point for point in points if point.setting.runtime == "dpsim"),
     )
+
+
+def _saved_samples(folder: Path, predictions: Predictions) -> list[Path]:
+    """The file in which the samples of each place are saved until all are measured."""
+    places = dict.fromkeys(point.setting.where for point in predictions.points)
+    return [folder / f"samples-{number}.json" for number in range(1, len(places) + 1)]
+
+
+def _measured_on(place: str, predictions: Predictions, before: Samples, path: Path, progress: Progress) -> Samples:
+    """The samples of all settings of one place, those from before an interruption included."""
+    experiment = predictions.experiment
+    of_place = [point for point in predictions.points if point.setting.where == place]
+    settings = tuple(point.setting for point in of_place)
+    with tempfile.TemporaryDirectory(prefix="dpsim-ddp-") as meeting:
+        task = MeasureTask(
+            settings=settings + own_settings(settings) * bool(experiment.other_runtimes),
+            script=str(Path(experiment.script).absolute()),
+            arguments=experiment.arguments,
+            seed=experiment.seed,
+            budget_s=experiment.budget_s / len(_saved_samples(path.parent, predictions)),
+            interval=experiment.interval,
+            folder=meeting,
+            before=before,
+            save_to=str(path.resolve()),
+            sets_local_batch="local_batch" in experiment.axes,
+            workload=predictions.workloads[of_place[0].workload],
+            machine=predictions.machines[of_place[0].machine],
+        )
+        measured = on_ranks(
+            "dpsim.harness.torch_ddp.measure_on_ranks:measure_on_ranks",
+            dict(codec.to_builtins(task)),
+            devices=task.ranks,
+            progress=progress,
+        )
+    return msgspec.structs.replace(codec.decode(measured, Samples, "samples"), complete=True)

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from mpi4py import MPI
 
@@ -21,10 +22,15 @@ from dpsim.errors import ConfigError
 from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
+from dpsim.harness.sweep.emulation import EmulationLog, cores
+from dpsim.harness.sweep.samples import Samples
+from dpsim.harness.torch_ddp.own_runtime import waited_for
+from dpsim.harness.torch_ddp.own_runtime_on_ranks import wait_in_turns
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
+from dpsim.torch_ddp.batches import replace_batch_size
 from dpsim.torch_ddp.timed import Visit
 from dpsim.torch_ddp.timed_script import CONTROL, train_in_turns
 
@@ -32,8 +38,8 @@ LEAST_ROUNDS = 6
 _WARM_UP_ROUNDS, _REPORT_S = 2, 5.0
 
 
-def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
-    """The ``MeasuredPoint`` of each setting of a ``MeasureTask`` (plain values), on world rank 0."""
+def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """The ``Samples`` of the settings of a ``MeasureTask`` (plain values), on world rank 0, which saves every round."""
     task = codec.decode(argument, MeasureTask, "measurement")
     places = [index for index, setting in enumerate(task.settings) for _ in range(setting.plan.devices)]
     address = str(Path(task.folder) / CONTROL)
@@ -42,12 +48,25 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     group: Any = comm.Split(places[comm.rank - 1] if comm.rank else len(task.settings), comm.rank)
     if listener is None:
         place = places[comm.rank - 1]
-        train_in_turns(group, task.settings[place], task.script, task.arguments, task.folder, place)
+        _take_turns(group, task, place)
         return None
     with listener:
         ranks = _accepted(listener, task, report)
-        points = _measured(task, ranks, report)
-    return [codec.to_builtins(point) for point in points]
+        samples = _measured(task, ranks, report)
+    return dict(codec.to_builtins(samples))
+
+
+def _take_turns(group: MPI.Intracomm, task: MeasureTask, place: int) -> None:
+    """Be a rank of one setting until the measurement ends: run the script, or wait as long as it computes."""
+    setting = task.settings[place]
+    if setting.runtime == "dpsim":
+        assert task.workload is not None and task.machine is not None
+        workload = waited_for(task.workload, task.machine, setting.plan)
+        wait_in_turns(group, setting, workload, task.seed, task.folder, place)
+        return
+    if task.sets_local_batch:
+        replace_batch_size(int(setting.plan.local_batch))
+    train_in_turns(group, setting, task.script, task.arguments, task.folder, place)
 
 
 def _accepted(listener: Listener, task: MeasureTask, report: Progress) -> list[list[Connection[int, Visit]]]:
@@ -84,6 +103,27 @@ class _Samples:
     logged_s: dict[str, list[float]] = field(default_factory=dict)
     bucket_bytes: tuple[int, ...] = ()
     ready_s: list[list[float]] = field(default_factory=list)
+    emulation: EmulationLog = field(default_factory=EmulationLog)
+
+    @classmethod
+    def continued(
+        cls, setting: Setting, connections: list[Connection[int, Visit]], before: MeasuredPoint | None
+    ) -> _Samples:
+        """The samples from before an interruption. Of when buckets were ready only their medians are known."""
+        if before is None:
+            return cls(setting, connections)
+        rows = len(before.step_s) * setting.plan.devices if before.bucket_ready_s else 0
+        return cls(
+            setting,
+            connections,
+            step_s=list(before.step_s),
+            exposed_s=list(before.exposed_communication_s),
+            round=list(before.round),
+            logged_s={name: list(values) for name, values in before.logged_s.items()},
+            bucket_bytes=before.bucket_bytes,
+            ready_s=[list(before.bucket_ready_s)] * rows,
+            emulation=EmulationLog(before.emulation),
+        )
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """Let the setting train a few steps; whether its script goes on."""
@@ -97,7 +137,18 @@ class _Samples:
         return True
 
     def _add(self, visits: list[Visit], number: int) -> None:
+        watched = [visit.watched for visit in visits if visit.watched is not None]
+        if watched:
+            self.emulation.visited(watched, cores())
+            self.emulation.check(self.setting, self.step_s)
         times_s = step_times_s([visit.moments_s[1:] for visit in visits])
+        if self.bucket_bytes not in ((), visits[0].bucket_bytes):
+            raise ConfigError(
+                f"{self.setting.describe()}: DDP has buckets of {visits[0].bucket_bytes} bytes, and had buckets of "
+                f"{self.bucket_bytes} bytes before",
+                allowed="the same buckets throughout a measurement",
+                remedy="measure into a new folder with --output, and change nothing in between",
+            )
         self.bucket_bytes = visits[0].bucket_bytes
         self.ready_s += [each for visit in visits for each in visit.ready_s[WARM_UP_STEPS:]]
         for step, step_s in enumerate(times_s, WARM_UP_STEPS):
@@ -123,37 +174,59 @@ class _Samples:
             losses=(),
             logged_s={name: tuple(values) for name, values in self.logged_s.items()},
             bucket_bytes=self.bucket_bytes,
+            emulation=self.emulation.result(),
             bucket_ready_s=tuple(np.median(self.ready_s, axis=0).tolist()) if self.ready_s else (),
         )
 
 
 def _exposed_s(visit: Visit, step: int) -> float:
-    """Communication after the last gradient, by DDP's own times, and what the step waited inside a hook."""
+    """Communication after the last gradient, by DDP's own times, and what the step waited inside a hook.
+
+    dpsim's runtime logs no such times: there it is all that computation waited.
+    """
     logged = visit.logged_s
+    if not logged:
+        return visit.waited_s[step]
     return max(logged["communication"][step] - logged["overlap"][step], 0.0) + visit.waited_s[step]
 
 
-def _measured(task: MeasureTask, ranks: list[list[Connection[int, Visit]]], report: Progress) -> list[MeasuredPoint]:
+def _measured(task: MeasureTask, ranks: list[list[Connection[int, Visit]]], report: Progress) -> Samples:
     """Visit every setting in every round, until all intervals are narrow or the budget is spent."""
-    settings = [_Samples(setting, connections) for setting, connections in zip(task.settings, ranks, strict=True)]
+    settings = [
+        _Samples.continued(setting, connections, task.before.of(setting))
+        for setting, connections in zip(task.settings, ranks, strict=True)
+    ]
     stop = StopRule(least_rounds=LEAST_ROUNDS, most_s=task.budget_s)
-    reported_s = now()
+    samples, reported_s = task.before, now()
 
     def narrow() -> int:
         return sum(each.narrow(task.interval) for each in settings)
 
-    for current in rounds(stop, suffice=lambda: narrow() == len(settings), warm_up=_WARM_UP_ROUNDS, seed=task.seed):
+    for current in rounds(
+        stop,
+        suffice=lambda: narrow() == len(settings),
+        warm_up=_WARM_UP_ROUNDS,
+        seed=task.seed,
+        first=samples.next_round,
+        spent_s=samples.spent_s,
+    ):
         order = current.order(range(len(settings)))
         if not all([settings[index].visit(current.number, counted=current.counted) for index in order]):
             _check_trains(Visit(ended=current.number < LEAST_ROUNDS), current.number + _WARM_UP_ROUNDS)
             break
-        if current.counted and now() - reported_s > _REPORT_S:
+        if not current.counted:
+            continue
+        samples = msgspec.structs.replace(
+            samples, points=tuple(each.point() for each in settings), spent_s=current.spent_s()
+        )
+        codec.write(Path(task.save_to), samples)
+        if now() - reported_s > _REPORT_S:
             reported_s = now()
             report(
                 f"round {current.number + 1}: {narrow()} of {len(settings)} settings have intervals within "
-                f"{task.interval:.0%}; {current.spent_s():.0f} s used, budget {task.budget_s:.0f} s"
+                f"{task.interval:.0%}; {samples.spent_s:.0f} s used, budget {task.budget_s:.0f} s"
             )
     for each in settings:
         for connection in each.connections:
             connection.send(0)
-    return [each.point() for each in settings]
+    return samples

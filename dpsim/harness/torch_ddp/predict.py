@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 
 import msgspec
 
 from dpsim import codec
+from dpsim.errors import ConfigError
 from dpsim.harness.calibrate.calibrate import machine
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.prepare import Kind, Prepared, calibration_kind, profile_kind
-from dpsim.harness.torch_ddp.contention import compute_slowdown, computed_s, longer, median_profile, profiled_on_cores
+from dpsim.harness.torch_ddp.contention import Effort, computed_s, profiled, profiled_on_cores
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.launch.jobs import on_ranks
@@ -21,53 +21,50 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import Experiment, Predictions
 from dpsim.setting import Setting, setting_of
 from dpsim.torch_ddp.request import ScriptRequest
+from dpsim.torch_ddp.tables import joined
 from dpsim.workload import Workload
 
-_CALIBRATION_S = 10.0
-_REPEATS = 3
+_LONG_BUDGET_S = 40.0
+_CALIBRATION_S, _PROFILE_S, _REPEATS = 10.0, 3.0, 3
+"""What preparing takes where the budget of the measuring is at least the long one."""
 
 
 def predicted(config: DdpConfig, workload: Workload | None, progress: Progress) -> Predictions:
-    """Profile (unless there is a ``workload``), calibrate, and predict every setting. Raises ``ConfigError``."""
-    request = ScriptRequest(script=config.script, arguments=config.arguments, devices=config.most_devices)
+    """Profile (unless there is a ``workload``), calibrate, and predict every setting. Raises ``ConfigError``.
+
+    With a short budget these are short, too.
+    """
+    own = ScriptRequest(script=config.script, arguments=config.arguments, devices=config.most_devices)
+    batches = sorted(config.local_batches)
+    if workload is not None:
+        batches = sorted({*batches[:1], *batches[-1:]})  # the profiles in between are there already
+    requests = [msgspec.structs.replace(own, local_batch=batch) for batch in batches] or [own]
     progress(f"profiling {config.script} as rank 0 of {config.most_devices} in one process")
-    first = profiled_on_cores(request, 1)[0]
+    firsts = [profiled_on_cores(request, 1)[0] for request in requests]
+    first = joined(firsts)
+    _check_same_batch(workload, first)
+    share = min(config.budget_s / _LONG_BUDGET_S, 1.0)
     experiment = experiment_of(config, workload or first)
-    machines, places = _machines(experiment, workload or first, progress)
-    alone, machines = _with_slowdowns(request, computed_s(first), machines, progress)
+    machines, places = _machines(experiment, workload or first, share * _CALIBRATION_S, progress)
+    effort = Effort(seconds=share * _PROFILE_S, repeats=max(round(share * _REPEATS), 1))
+    alone, machines = profiled(requests, [*map(computed_s, firsts)], machines, effort, progress)
     prepared = Prepared(workloads=(workload or alone,), machines=tuple(machines), places=places)
     return predict_experiment(experiment, prepared, environment())
 
 
-def _with_slowdowns(
-    request: ScriptRequest, step_s: float, machines: Sequence[Machine], progress: Progress
-) -> tuple[Workload, list[Machine]]:
-    """The median profile of one process, and the machines with how much longer several at once compute.
-
-    Those pause in each step for as long as an allreduce of all gradients takes on the machine. The profiles alternate,
-    for the machine's speed changes by itself.
-    """
-    alone: list[Workload] = []
-    together: dict[tuple[int, int], list[list[Workload]]] = {}
-    for repeat in range(_REPEATS):
-        progress(f"profiling one process and several at once, {repeat + 1} of {_REPEATS}")
-        alone += profiled_on_cores(longer(request, step_s), 1)
-        for number, calibrated in enumerate(machines):
-            for table in calibrated.allreduce:
-                paused = longer(request, step_s, table.time_s[-1])
-                together.setdefault((number, table.devices), []).append(profiled_on_cores(paused, table.devices))
-    reference = median_profile(alone)
-    slowdowns = {key: compute_slowdown(reference, profiles) for key, profiles in together.items()}
-    return reference, [
-        msgspec.structs.replace(
-            calibrated, compute_slowdown=tuple(each for (of, _), each in slowdowns.items() if of == number)
+def _check_same_batch(workload: Workload | None, now: Workload) -> None:
+    """Raises ``ConfigError`` unless the script trains now on a batch that the workload was profiled at."""
+    if workload is not None and not {*now.local_batches} <= {*workload.local_batches}:
+        raise ConfigError(
+            f"the script trains on {now.local_batches[0]} samples at once, and the workload was profiled at "
+            f"{', '.join(map(str, workload.local_batches))}",
+            allowed="a profile of the same training",
+            remedy="give the script the arguments that it was profiled with, or leave --workload out",
         )
-        for number, calibrated in enumerate(machines)
-    ]
 
 
 def _machines(
-    experiment: Experiment, workload: Workload, progress: Progress
+    experiment: Experiment, workload: Workload, seconds: float, progress: Progress
 ) -> tuple[list[Machine], dict[Kind, tuple[int, int]]]:
     """A machine for each network and way to communicate, and which of them each kind of setting has."""
     settings = [setting_of(row) for row in experiment.rows]
@@ -77,12 +74,12 @@ def _machines(
         kinds = profile_kind(setting), calibration_kind(setting)
         if kinds not in places:
             of_place = [each for each in settings if each.where == setting.where]
-            machines.append(_calibrated(of_place, workload, progress))
+            machines.append(_calibrated(of_place, workload, seconds, progress))
             places[kinds] = 0, len(machines) - 1
     return machines, places
 
 
-def _calibrated(settings: list[Setting], workload: Workload, progress: Progress) -> Machine:
+def _calibrated(settings: list[Setting], workload: Workload, seconds: float, progress: Progress) -> Machine:
     """What the allreduces of these settings cost, alone and beside a backward."""
     first = next(setting for setting in settings if setting.plan.devices > 1)
     counts = tuple(sorted({setting.plan.devices for setting in settings} - {1}))
@@ -94,7 +91,7 @@ def _calibrated(settings: list[Setting], workload: Workload, progress: Progress)
             overlap=first.plan.overlap,
             devices=counts,
             max_bytes=max(workload.gradient_bytes, 1024),
-            seconds=_CALIBRATION_S,
+            seconds=seconds,
             folder=folder,
         )
         tables = on_ranks(

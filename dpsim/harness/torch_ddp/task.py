@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
+from dpsim.harness.sweep.samples import Samples
+from dpsim.machine import Machine
 from dpsim.setting import Setting
 from dpsim.training_runtime import Runtime
+from dpsim.workload import Workload
 
 
 class CalibrationTask(Noun, frozen=True):
@@ -23,8 +26,12 @@ class CalibrationTask(Noun, frozen=True):
 class MeasureTask(Noun, frozen=True):
     """The settings to measure in turn, each by ranks of its own that run ``script``.
 
+    Those of dpsim's own runtime wait for the times of ``workload`` as ``machine`` slows them down.
+
     World rank 0 only gives the turns. ``budget_s`` bounds the measuring, and ``interval`` is how narrow the intervals
-    of the medians have to be. ``folder`` is where the ranks meet.
+    of the medians have to be. ``folder`` is where the ranks meet. With ``sets_local_batch`` the batch size of the
+    script's data loaders is that of the setting. After every round the samples are saved to ``save_to``, those from
+    ``before`` an interruption included.
     """
 
     settings: tuple[Setting, ...]
@@ -34,6 +41,11 @@ class MeasureTask(Noun, frozen=True):
     budget_s: float
     interval: float
     folder: str
+    before: Samples
+    save_to: str
+    sets_local_batch: bool = False
+    workload: Workload | None = None
+    machine: Machine | None = None
 
     @property
     def ranks(self) -> int:

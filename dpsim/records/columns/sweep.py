@@ -189,6 +189,14 @@ POINTS = (
         "The predicted step minus the one on a network where collectives take no time; NaN in earlier records.",
     ),
     _RUNTIME,
+    Column(
+        "dpsim_step_s",
+        "float64",
+        "s",
+        "Where PyTorch's DDP trained, the step of dpsim's own runtime with the same plan, whose ranks waited for the "
+        "profiled times instead of computing; NaN if not measured.",
+    ),
+    Column("dpsim_exposed_communication_s", "float64", "s", "Its exposed communication; NaN if not measured."),
 )
 
 SAMPLES = (

@@ -18,6 +18,9 @@ from dpsim.report.sweep.tables import (
     errors_sentence,
     group_title,
     is_best,
+    own_runtime_column,
+    own_runtime_note,
+    own_runtime_sentence,
     predicted_speedup,
     speedup,
 )
@@ -55,7 +58,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
     if best.devices > 1:
         sentences.append(_hiding(points))
     sentences.append(errors_sentence(group))
-    return " ".join(sentences)
+    return " ".join(sentences) + own_runtime_sentence(points)
 
 
 def _batch(batch: Measured) -> str:
@@ -112,9 +115,17 @@ def _memory(size_bytes: int | None) -> str:
     return "" if size_bytes is None else format_size(float(f"{size_bytes:.3g}"))
 
 
+def _profiled(comparison: Comparison) -> str:
+    """Return what the predictions lie between; nothing where each local batch of a script was profiled."""
+    if comparison.experiment.script:
+        return ""
+    return "Only every other local batch was profiled; the predictions of the others lie between. "
+
+
 def _points(comparison: Comparison) -> Table:
     points = comparison.scored
     cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    sized = any(point.memory_bytes is not None for point in points)
     scaled = any(point.measured_speedup for point in points if point.devices > 1)
     return table(
         title="Measured and predicted",
@@ -126,13 +137,14 @@ def _points(comparison: Comparison) -> Table:
             Column(head="95% interval", cell=cells.interval, left=True, dispensable=5),
             Column(head="predicted ms", cell=cells.predicted),
             Column(head="error", cell=error),
+            own_runtime_column(comparison, cells),
             Column(head="exposed ms", cell=cells.exposed, dispensable=3),
             Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
             Column(head="exposed share", cell=share_exposed, dispensable=1),
             Column(head="speedup", cell=speedup, shown=scaled),
             Column(head="predicted speedup", cell=predicted_speedup, dispensable=2, shown=scaled),
             Column(head="efficiency", cell=efficiency, shown=scaled, dispensable=2),
-            Column(head="memory", cell=lambda point: _memory(point.memory_bytes), dispensable=2),
+            Column(head="memory", cell=lambda point: _memory(point.memory_bytes), dispensable=2, shown=sized),
             Column(head="predicted memory", cell=lambda point: _memory(point.predicted_memory_bytes), dispensable=4),
             Column(head="samples", cell=lambda point: str(point.samples), dispensable=7),
             Column(head="best", cell=best_marks, left=True),
@@ -140,11 +152,13 @@ def _points(comparison: Comparison) -> Table:
         sections={group_title(group): list(comparison.members(group)) for group in comparison.groups},
         strong=is_best,
         note=f"{LEGEND}, by samples/s. Median step and the 95% bootstrap interval of the median. Error = predicted / "
-        "measured - 1. Only every other local batch was profiled; the predictions of the others lie between. Exposed: "
-        "communication not hidden by computation. Speedup over one device at the same "
+        "measured - 1. "
+        + _profiled(comparison)
+        + "Exposed: communication not hidden by computation. Speedup over one device at the same "
         + ("local" if comparison.experiment.weak else "global")
-        + " batch; efficiency = speedup / devices. Memory: what the device with the most allocates, without "
-        "communication buffers.",
+        + " batch; efficiency = speedup / devices."
+        + sized * " Memory: what the device with the most allocates, without communication buffers."
+        + own_runtime_note(comparison),
     )
 
 

@@ -16,6 +16,9 @@ from dpsim.report.sweep.tables import (
     errors_sentence,
     group_title,
     is_best,
+    own_runtime_column,
+    own_runtime_note,
+    own_runtime_sentence,
     predicted_speedup,
     speedup,
 )
@@ -76,7 +79,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
                 f"(regret {percent(group.regret, sign=True)})."
             )
         )
-    return f"{text} {errors_sentence(group)}"
+    return f"{text} {errors_sentence(group)}" + own_runtime_sentence(comparison.members(group))
 
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
@@ -110,6 +113,7 @@ def _points(comparison: Comparison) -> Table:
             Column(head="predicted ms", cell=cells.predicted),
             Column(head=f"predicted {band_name(comparison)}", cell=cells.predicted_interval, left=True, dispensable=8),
             Column(head="error", cell=error),
+            own_runtime_column(comparison, cells),
             Column(head="exposed ms", cell=cells.exposed, dispensable=1),
             Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
             Column(head="speedup", cell=speedup, shown=any(point.measured_speedup for point in points)),
@@ -126,7 +130,7 @@ def _points(comparison: Comparison) -> Table:
         strong=is_best,
         note=f"{LEGEND}, by samples/s. Median step and the 95% bootstrap interval of the median. Error = predicted / "
         "measured - 1. Exposed: communication not hidden by computation. Speedup over one device at the same batch, "
-        "where one device was measured.",
+        "where one device was measured." + own_runtime_note(comparison),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -50,6 +51,9 @@ class PointCells:
         low, high = (milliseconds_to(s, self.largest_s) for s in (point.predicted_low_s, point.predicted_high_s))
         return f"{low} to {high}"
 
+    def own_runtime(self, point: ComparedPoint) -> str:
+        return "" if point.dpsim_step_s is None else milliseconds_to(point.dpsim_step_s, self.largest_s)
+
     def exposed(self, point: ComparedPoint) -> str:
         return milliseconds_to(point.exposed_communication_s, self.largest_s) if point.devices > 1 else ""
 
@@ -90,6 +94,34 @@ def best_marks(point: ComparedPoint) -> str:
 def group_title(group: Group) -> str:
     """Return ``paced:50us,1gbit (emulated), 2 devices``: the network and the values that set the group apart."""
     return ", ".join([network_name(group), *group.apart])
+
+
+def own_runtime_column(comparison: Comparison, cells: PointCells) -> Column[ComparedPoint]:
+    """Return the column of dpsim's own runtime, shown where that was measured beside PyTorch's DDP."""
+    measured = any(point.dpsim_step_s is not None for point in comparison.scored)
+    return Column(head="dpsim's runtime (emulated computation) ms", cell=cells.own_runtime, shown=measured)
+
+
+def own_runtime_note(comparison: Comparison) -> str:
+    """Return what that column is; nothing where it is not shown."""
+    if all(point.dpsim_step_s is None for point in comparison.scored):
+        return ""
+    return (
+        " dpsim's runtime sends the same buckets over the same link, beside ranks that wait for the profiled times "
+        "instead of computing; it was measured in turns with DDP."
+    )
+
+
+def own_runtime_sentence(points: Sequence[ComparedPoint]) -> str:
+    """Return how long dpsim's own runtime took for the steps of DDP; nothing where it was not measured."""
+    ratios = [point.dpsim_step_s / point.measured_step_s for point in points if point.dpsim_step_s is not None]
+    if not ratios:
+        return ""
+    span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+    return (
+        f" dpsim's own runtime (emulated computation) took {statistics.median(ratios):.2f} times as long as DDP for "
+        f"the same buckets{span}."
+    )
 
 
 def errors_sentence(group: Group) -> str:

@@ -17,6 +17,9 @@ from dpsim.report.sweep.tables import (
     error,
     errors_sentence,
     is_best,
+    own_runtime_column,
+    own_runtime_note,
+    own_runtime_sentence,
     predicted_speedup,
     speedup,
 )
@@ -61,7 +64,9 @@ def answer(comparison: Comparison, group: Group) -> str:
     verdicts = [_slower_than_one(group, comparison.best_measured(group)), _choice(comparison, group)]
     if not group.below_noise:
         verdicts.append(_model(comparison, group))
-    return " ".join(text for text in (*verdicts, errors_sentence(group)) if text)
+    return " ".join(text for text in (*verdicts, errors_sentence(group)) if text) + own_runtime_sentence(
+        comparison.members(group)
+    )
 
 
 def _slower_than_one(group: Group, best: ComparedPoint) -> str:
@@ -180,6 +185,7 @@ def points_table(comparison: Comparison) -> Table:
             Column(head="predicted ms", cell=cells.predicted),
             Column(head=f"predicted {band_name(comparison)}", cell=cells.predicted_interval, left=True, dispensable=8),
             Column(head="error", cell=error),
+            own_runtime_column(comparison, cells),
             Column(head="error at equal speed", cell=_error_at_equal_speed, dispensable=6, shown=at_equal_speed),
             Column(head="exposed ms", cell=cells.exposed, dispensable=1),
             Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
@@ -195,7 +201,7 @@ def points_table(comparison: Comparison) -> Table:
         note=f"{LEGEND}. Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1"
         + ("; at equal speed: of what is predicted for the speeds that the run had. " if at_equal_speed else ". ")
         + "Exposed: communication not hidden by computation. Speedup over one device at the same global batch. "
-        f"Threshold 0 is one allreduce per tensor, inf one per step.{emulated}",
+        f"Threshold 0 is one allreduce per tensor, inf one per step.{emulated}" + own_runtime_note(comparison),
     )
 
 

@@ -1,0 +1,69 @@
+"""dpsim's own runtime with the plans that PyTorch's DDP is measured with: which settings, and for how long they wait.
+
+Its ranks wait for the profiled times instead of computing. They send the same buckets over the same link as DDP's
+communication hook, so that what differs between the two is what each runtime itself takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dpsim.errors import ConfigError
+from dpsim.machine import Machine, Network
+from dpsim.plan import Plan
+from dpsim.predict.cost import added_s, compute_slowdown
+from dpsim.runtime.workload_replica import check_tensors
+from dpsim.setting import Setting
+from dpsim.workload import Workload
+
+
+def own_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:
+    """The settings in which dpsim's runtime can do what DDP does: several devices on an emulated link.
+
+    On the node itself ranks that wait would leave the cores free on which DDP computes beside communication, and gloo
+    is not among dpsim's transports.
+    """
+    return tuple(
+        msgspec.structs.replace(setting, runtime="dpsim", compute="emulated")
+        for setting in settings
+        if setting.runtime == "torch-ddp-mpi"
+        and Network.parse(setting.network).emulated
+        and setting.plan.devices > 1
+        and not setting.repeat
+    )
+
+
+def check_emulation(workload: Workload) -> None:
+    """Raises ``ConfigError`` for a workload that ranks cannot wait for as it computes."""
+    check_tensors(workload)
+    if workload.input_prefetch:
+        raise ConfigError(
+            "dpsim's own runtime with a script whose data loader has worker processes",
+            allowed="a script that loads its data in the training process: loading beside training is not emulated",
+            remedy="measure this script with --runtime torch-ddp alone, or with num_workers=0",
+        )
+
+
+def waited_for(workload: Workload, machine: Machine, plan: Plan) -> Workload:
+    """The workload whose times the ranks wait for: as slow as on so many devices at once, and with its input."""
+    factor, _ = compute_slowdown(machine, plan.devices, plan.layout)
+    layers = tuple(
+        msgspec.structs.replace(
+            layer,
+            forward_s=tuple(factor * seconds for seconds in layer.forward_s),
+            backward_s=tuple(factor * seconds for seconds in layer.backward_s),
+            gradient_ready_s=layer.gradient_ready_s and tuple(factor * seconds for seconds in layer.gradient_ready_s),
+        )
+        for layer in workload.layers
+    )
+    return msgspec.structs.replace(
+        workload,
+        layers=layers,
+        update_s=factor * workload.update_s,
+        overhead_s=factor * workload.overhead_s + added_s(machine, plan.devices),
+        overhead_per_sample_s=factor * workload.overhead_per_sample_s + workload.input_s(plan.accumulate),
+        input_s_per_sample=0.0,
+        emulated_compute=True,
+    )

@@ -1,0 +1,72 @@
+"""One rank of dpsim's own runtime, which takes turns with DDP's ranks and waits for profiled times in its own."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim.comm.clock import now
+from dpsim.comm.group import quiet_start
+from dpsim.data import Dataset
+from dpsim.harness.measurement.steps import WARM_UP_STEPS
+from dpsim.harness.sweep.emulation import Watch
+from dpsim.launch.rank_process import pin
+from dpsim.lowering import lower
+from dpsim.machine import Network
+from dpsim.runtime.emulated import EmulatedReplica
+from dpsim.runtime.recorder import exposed_s
+from dpsim.runtime.trainer import Trainer
+from dpsim.runtime.workload_replica import WorkloadReplica
+from dpsim.setting import Setting
+from dpsim.torch_ddp.timed import Visit
+from dpsim.torch_ddp.timed_script import CONTROL
+from dpsim.workload import Workload
+
+_BATCHES = 64
+
+
+def wait_in_turns(
+    group: MPI.Intracomm, setting: Setting, workload: Workload, seed: int, folder: str, number: int
+) -> None:
+    """Take the turns of the ``number``-th setting of a measurement as a rank of ``group``, until there are no more."""
+    pin(group)
+    plan = setting.plan
+    schedule = lower(workload, plan)
+    replica = EmulatedReplica(WorkloadReplica(workload), workload, seed=seed, rank=group.rank)
+    network = Network.parse(setting.network)
+    trainer = Trainer(replica, _samples(plan.global_batch), plan, group, network, seed=seed, schedule=schedule)
+    sizes = tuple(int(size) for size in schedule.bucket_size_bytes)
+    with Client(str(Path(folder) / CONTROL), "AF_UNIX") as control:
+        control.send(number)
+        control.send(Visit(bucket_bytes=sizes))
+        while steps := int(control.recv()):
+            control.send(_visit(group, trainer, replica, steps, sizes))
+    trainer.close()
+
+
+def _samples(global_batch: int) -> Dataset:
+    """Samples that nobody looks at, some whole batches of them."""
+    x, labels = np.zeros((_BATCHES * global_batch, 1), np.float32), np.zeros(_BATCHES * global_batch, np.int64)
+    return Dataset(name="none", train_x=x, train_y=labels, test_x=x[:1], test_y=labels[:1], classes=1)
+
+
+def _visit(
+    group: MPI.Intracomm, trainer: Trainer, replica: EmulatedReplica, steps: int, bucket_bytes: tuple[int, ...]
+) -> Visit:
+    """Take so many steps; what the last ones waited for communication, and how well this rank kept its times."""
+    quiet_start(group)
+    replica.begin_anew()
+    visit = Visit(moments_s=[now()], logged_s={}, bucket_bytes=bucket_bytes)
+    watch = Watch()
+    for step in range(steps):
+        if step == WARM_UP_STEPS:
+            watch = Watch()
+        marks = trainer.step().marks
+        watch.step(replica.lateness_s)
+        visit.moments_s.append(marks.end_s)
+        visit.waited_s.append(exposed_s(marks))
+    visit.watched = watch.seen()
+    return visit
