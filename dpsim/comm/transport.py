@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from dpsim.machine import Network
 from dpsim.memory import ALIGNMENT_BYTES as ALIGNMENT_BYTES
 from dpsim.memory import Memory
 from dpsim.memory import aligned_bytes as aligned_bytes
+from dpsim.replica import OrderedSum
 
 Array = NDArray[Any]
 
@@ -123,6 +124,12 @@ class Transport(Protocol):
         In memory that the ranks share it is ``one-shot``, ``two-shot``, or ``auto`` for the faster one at that size;
         reduce-scatter and all-gather are the two halves of ``two-shot``.
         The data (and what is extra in ``order``) must be a part of allocated memory, the same on every rank.
+        """
+
+    def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
+        """Adds arrays of ``memory`` that a step needs at once, where that is a device's; None where messages do it.
+
+        It is made ready for so many elements of each dtype. Collective.
         """
 
     def send(self, data: Array, to: int) -> Request: ...

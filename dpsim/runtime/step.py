@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -29,6 +30,7 @@ from dpsim.replica import (
     DiagnosticReplica,
     EmulatedCompute,
     LeafReplica,
+    OrderedSum,
     Replica,
     WarmUpReplica,
 )
@@ -116,8 +118,7 @@ class StepRunner:
         self._memory.bind(self._micro_batch)
         self._statistics: BatchNormReplica | None = None
         if normalises and isinstance(replica, BatchNormReplica):
-            between_layers = self._sum_on_host if self.memory.deferred else self._paused_sum
-            replica.normalise_batches(plan.batch_norm, between_layers)
+            replica.normalise_batches(plan.batch_norm, self._sum_between_layers(dtype.name))
             self._statistics = replica if plan.batch_norm == "leaf" else None
         self._emulated = replica if isinstance(replica, EmulatedCompute) else None
         self.steps = 0
@@ -302,21 +303,26 @@ class StepRunner:
             self._allreduces[run] = self._progress.prepare(self.arena.buckets(*run), order, kind)
         return self._allreduces[run]
 
-    def _paused_sum(self, arrays: Sequence[Array]) -> Array:
-        """``ordered_sum`` in the midst of computing."""
+    def _sum_between_layers(self, dtype: str) -> OrderedSum:
+        """What batch norm adds the sums of its samples with, in float64, and of its gradients, in their ``dtype``."""
+        if self.plan.batch_norm != "global":
+            return self._paused_sum
+        values = 1 + 2 * max(layer.batch_norm_channels for layer in self.replica.layers)
+        add = self.transport.sums_between_layers(self._order, {"float64": values, dtype: values})
+        return self._paused_sum if add is None else functools.partial(self._paused_sum, add=add)
+
+    def _paused_sum(self, arrays: Sequence[Array], add: OrderedSum | None = None) -> Array:
+        """``ordered_sum`` in the midst of computing, or another one that adds in its order."""
+        add = add or self.ordered_sum
         if not self._communicates:
-            return self.ordered_sum(arrays)
+            return add(arrays)
         begin_s = now()
         self.status.waits()
-        total = self.ordered_sum(arrays)
+        total = add(arrays)
         self.status.computes(self.steps + 1)
         self._marks.pauses.append((begin_s, now()))
         self._marks.collectives.append((SYNCHRONISE_EVENT, -1, arrays[0].nbytes, *self._marks.pauses[-1]))
         return total
-
-    def _sum_on_host(self, arrays: Sequence[Array]) -> Array:
-        """The same of arrays on a device. Each layer that needs it makes the host wait for the device once more."""
-        return self.memory.upload("sum between layers", self._paused_sum(self.memory.fetch(arrays)))
 
     def _of_micro_batch(self, micro_batch: MicroBatch) -> None:
         """Look up the operations that the replica announces next.

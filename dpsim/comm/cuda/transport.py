@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.compute import Compute, DeviceCompute, HostCompute
 from dpsim.comm.cuda.device import Device, DeviceArray
 from dpsim.comm.cuda.launches import Launches, Task, kernel_of
+from dpsim.comm.cuda.sums import DeviceSums, sums_of_one_rank
 from dpsim.comm.mpi import MpiRequest, MpiTransport
 from dpsim.comm.transport import (
     Array,
@@ -26,8 +28,9 @@ from dpsim.comm.transport import (
 )
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
-from dpsim.kernels.allreduce.tree import slots
+from dpsim.kernels.allreduce.tree import PartialSums, slots
 from dpsim.memory import Mark
+from dpsim.replica import OrderedSum
 
 WAIT_LIMIT_S = 600.0
 """How long kernels wait for a rank before training ends with an error: ten minutes, as PyTorch's process groups do."""
@@ -95,6 +98,8 @@ class CudaTransport(MpiTransport):
         self.memory = self.compute.memory
         self.access: Access | None = find_access(self.device, comm) if comm.size > 1 else None
         self._stream = self.device.stream()
+        self._wait_limit_s = wait_limit_s
+        self._sums: DeviceSums | None = None
         self._blocks: list[_Block] = []
         self.launches: Launches | None = None
         if self.access is not None:
@@ -144,6 +149,16 @@ class CudaTransport(MpiTransport):
 
         return SteppedAllreduce(self, functools.partial(self._rounds, self.launches, operands), complete)
 
+    def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
+        if not self.memory.deferred:
+            return None
+        if self.access is None:
+            return sums_of_one_rank(sums)
+        if self._sums is None:
+            stream = self.memory.stream
+            self._sums = DeviceSums(self, self.comm, self.device, self.access, stream, self._wait_limit_s)
+        return self._sums.of(sums, most_elements)
+
     def _place(self, data: Array) -> _Place | None:
         """Where data lies in the memory that was allocated; None if it lies elsewhere."""
         for produced, number in self._blocks:
@@ -154,8 +169,10 @@ class CudaTransport(MpiTransport):
 
     def close(self) -> None:
         self.device.use()
-        self._stream.wait()
+        self.device.settle()
         self._blocks.clear()
+        if self._sums is not None:
+            self._sums.close()
         if self.launches is not None:
             self.launches.close()
 
