@@ -15,7 +15,7 @@ from dpsim.comm.compression import Compression
 from dpsim.kernels.allreduce.tree import PartialSums
 from dpsim.machine import Network
 from dpsim.memory import ALIGNMENT_BYTES as ALIGNMENT_BYTES
-from dpsim.memory import Memory
+from dpsim.memory import Mark, Memory
 from dpsim.memory import aligned_bytes as aligned_bytes
 from dpsim.replica import OrderedSum
 
@@ -36,7 +36,11 @@ CollectiveSteps = Generator[Sequence[Request], None, None]
 """Yields the messages of one round after another; the data is reduced when it ends."""
 
 
-class Enqueued(tuple[Request, ...]):
+class QueueEvent(Request, Mark, Protocol):
+    """A point in a device's queue."""
+
+
+class Enqueued(tuple[QueueEvent, ...]):
     """The last step of a collective that is in a device's queue as a whole: the next one may start before it is done.
 
     The queue keeps their order, and all ranks must start them in the same order.

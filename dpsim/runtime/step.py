@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,8 @@ from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.finite import FetchedGradients, finite_check
 from dpsim.runtime.gradient_accumulator import GradientAccumulator
-from dpsim.runtime.micro_batches import MicroBatch, plan_micro_batches, plan_partial_sums, slot_sums
+from dpsim.runtime.leaf_statistics import LeafStatistics
+from dpsim.runtime.micro_batches import MicroBatch, plan_micro_batches, plan_partial_sums
 from dpsim.runtime.program import compiled
 from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
@@ -116,10 +116,12 @@ class StepRunner:
         if isinstance(replica, LeafReplica):
             replica.train_in_leaves(plan.leaves > 0, self._rounding)
         self._memory.bind(self._micro_batch)
-        self._statistics: BatchNormReplica | None = None
+        self._statistics: LeafStatistics | None = None
         if normalises and isinstance(replica, BatchNormReplica):
-            replica.normalise_batches(plan.batch_norm, self._sum_between_layers(dtype.name))
-            self._statistics = replica if plan.batch_norm == "leaf" else None
+            add = self._sum_between_layers(dtype.name)
+            replica.normalise_batches(plan.batch_norm, add)
+            if plan.batch_norm == "leaf":
+                self._statistics = LeafStatistics(replica, self._micro_batches, add)
         self._emulated = replica if isinstance(replica, EmulatedCompute) else None
         self.steps = 0
         self.status = RankStatus() if status is None else status
@@ -143,7 +145,6 @@ class StepRunner:
             for bucket in self.program.gathers
         ]
         self._held: list[Run] = []
-        self._of_leaves: list[list[Array]] = []
         self._blocking = plan.overlap in ("off", "inline")
         self._of_micro_batch(self._micro_batch)
 
@@ -174,7 +175,6 @@ class StepRunner:
         self._policy.begin()
         self._held = []
         x, labels = share.x, share.labels
-        self._of_leaves = []
         of_each = [self._forward_backward(one, share) for one in self._micro_batches]
         sums = None if self.memory.deferred else self._sums(of_each, x, labels)
         if self._communicates:
@@ -182,13 +182,14 @@ class StepRunner:
         if self._emulated is not None:
             self._emulated.update_begins(max((sent[-1] for sent in self._marks.collectives), default=0.0))
         if sums is None:
+            if self._statistics is not None:
+                self._statistics.add_up()
             sums = self._sums(of_each, x, labels)
         of_tensors = self._update.measure()
         if self._finite.agrees or self._communicates or self._rounding is not None:
             self._check_reduced(sums.loss, of_tensors, x, labels)
         if self._statistics is not None:
-            total = self._paused_sum(slot_sums(self._micro_batches, self._of_leaves, operator.add))
-            self._statistics.update_statistics(self.memory.upload("statistics", total))
+            self._statistics.update()
         self._update(of_tensors, self._rate(self.steps), 1.0 / global_samples, self.steps + 1)
         marks = self._marks
         marks.end_s = now()
@@ -243,6 +244,7 @@ class StepRunner:
             for first, stop in complete:
                 self._reduce(first, stop)
             if self._blocking:
+                self._follow_allreduces()
                 self.status.computes(self.steps + 1)
                 self._marks.pauses.append((begin_s, now()))
         else:
@@ -257,23 +259,24 @@ class StepRunner:
         self._marks.collectives.append((self._sending, bucket, size_bytes, start_s, end_s))
 
     def _finish_communication(self) -> None:
-        if self.memory.deferred:
-            self._finish_computing()
         begin_s = now()
         self.status.waits()
         for first, stop in itertools.chain(self._held, self._policy.rest()):
             self._reduce(first, stop)
-        self._progress.finish()
+        if self.memory.deferred:
+            self._follow_allreduces()
+        else:
+            self._progress.finish()
         self.status.computes(self.steps + 1)
         end_s = now()
         self._marks.pauses.append((begin_s, end_s))
         self._marks.compute.append((self.program.overhead, end_s))
 
-    def _finish_computing(self) -> None:
-        """Wait for a device that still computes: what it takes from now on would else count as communication."""
-        computed = self.memory.mark()
-        while not computed.done():
-            self._progress.poll()
+    def _follow_allreduces(self) -> None:
+        """Let a device's computation wait for the allreduces that are in its queue; the host waits for those alone
+        that are not."""
+        if (end := self._progress.enqueue()) is not None:
+            self.memory.follow(end)
 
     def _gather_parameters(self) -> None:
         """Bring the parameters together that each rank has updated its shards of, in the order of the schedule."""
@@ -304,11 +307,16 @@ class StepRunner:
         return self._allreduces[run]
 
     def _sum_between_layers(self, dtype: str) -> OrderedSum:
-        """What batch norm adds the sums of its samples with, in float64, and of its gradients, in their ``dtype``."""
-        if self.plan.batch_norm != "global":
+        """What batch norm adds over the ranks with: statistics in float64, sums of gradients in their ``dtype``."""
+        if self.plan.batch_norm == "local":
             return self._paused_sum
-        values = 1 + 2 * max(layer.batch_norm_channels for layer in self.replica.layers)
-        add = self.transport.sums_between_layers(self._order, {"float64": values, dtype: values})
+        values = [1 + 2 * layer.batch_norm_channels for layer in self.replica.layers if layer.batch_norm_channels]
+        most = (
+            {"float64": sum(values)}
+            if self.plan.batch_norm == "leaf"
+            else dict.fromkeys(("float64", dtype), max(values))
+        )
+        add = self.transport.sums_between_layers(self._order, most)
         return self._paused_sum if add is None else functools.partial(self._paused_sum, add=add)
 
     def _paused_sum(self, arrays: Sequence[Array], add: OrderedSum | None = None) -> Array:
@@ -355,7 +363,7 @@ class StepRunner:
         )
         sums = self.replica.forward_backward(part, self)
         if self._statistics is not None:
-            self._of_leaves.append(self._statistics.leaf_statistics())
+            self._statistics.take()
         return sums
 
     def _sums(self, of_each: Sequence[Sums], x: Array, labels: NDArray[np.int64]) -> BatchSums:
@@ -364,7 +372,10 @@ class StepRunner:
         Raises ``NotFiniteError`` for a loss that is not finite, where the ranks do not agree on that together.
         """
         if isinstance(self._finite, FetchedGradients):
-            fetched, self._of_leaves = fetch_step(self.memory, of_each, self._finite, self._of_leaves)
+            self.status.waits()
+            fetched = fetch_step(self.memory, of_each, self._finite)
+            self._progress.finish()
+            self.status.computes(self.steps + 1)
         else:
             fetched = [sums.fetch() for sums in of_each]
         sums = step_sums(self._micro_batches, fetched, len(labels))

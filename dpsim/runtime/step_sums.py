@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 
 from dpsim.memory import Memory
-from dpsim.replica import Array, BatchSums, DeferredSums
+from dpsim.replica import BatchSums, DeferredSums
 from dpsim.runtime.finite import FetchedGradients
 from dpsim.runtime.micro_batches import MicroBatch, slot_sums
 
@@ -24,14 +24,10 @@ def step_sums(micro_batches: Sequence[MicroBatch], of_each: Sequence[BatchSums],
     )
 
 
-def fetch_step(
-    memory: Memory, of_each: Sequence[Sums], check: FetchedGradients, statistics: Sequence[Sequence[Array]]
-) -> tuple[list[BatchSums], list[list[Array]]]:
-    """The sums and the batch-norm statistics of each micro-batch, and for ``check`` what it asks, in one fetch."""
+def fetch_step(memory: Memory, of_each: Sequence[Sums], check: FetchedGradients) -> list[BatchSums]:
+    """The sums of each micro-batch, and for ``check`` what it asks, in one fetch."""
     deferred = [sums for sums in of_each if isinstance(sums, DeferredSums)]
-    flat = [array for arrays in statistics for array in arrays]
-    finite, *fetched = memory.fetch([check.ask(), *(sums.values for sums in deferred), *flat])
+    finite, *fetched = memory.fetch([check.ask(), *(sums.values for sums in deferred)])
     check.finite = bool(finite)
     values = iter(fetched)
-    sums = [each.of(next(values)) if isinstance(each, DeferredSums) else each for each in of_each]
-    return sums, [[next(values) for _ in arrays] for arrays in statistics]
+    return [each.of(next(values)) if isinstance(each, DeferredSums) else each for each in of_each]

@@ -115,6 +115,9 @@ class FutureProgress:
     def poll(self) -> None:
         pass
 
+    def enqueue(self) -> None:
+        """The calling thread waits for all of them in ``finish``."""
+
     def finish(self) -> None:
         for future in self._pending:
             future.wait()
