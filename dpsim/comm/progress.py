@@ -27,9 +27,11 @@ from dpsim.comm.transport import (
     Enqueued,
     PersistentAllreduce,
     Request,
+    Span,
     SteppedAllreduce,
     SummationOrder,
     Transport,
+    no_span,
     nothing,
     pause,
 )
@@ -43,11 +45,15 @@ Finished = Callable[[int, int, float, float], None]
 
 
 class BucketAllreduce(NamedTuple):
-    """A prepared allreduce, the bytes that it adds up, and what to call when the bucket is handed in."""
+    """A prepared allreduce, the bytes that it adds up, and what to call when the bucket is handed in.
+
+    ``span``: see ``SteppedAllreduce``.
+    """
 
     prepared: PersistentAllreduce
     size_bytes: int
     complete: Callable[[], None] = nothing
+    span: Callable[[], Span | None] = no_span
 
 
 class Progress(Protocol):
@@ -91,8 +97,9 @@ class Inline:
         self, data: Array, order: SummationOrder | None = None, kind: CollectiveKind = "allreduce"
     ) -> BucketAllreduce:
         allreduce = prepare(self._transport, data, self._algorithm, self._compression, order, kind)
-        complete = allreduce.complete if isinstance(allreduce, SteppedAllreduce) else nothing
-        return BucketAllreduce(allreduce, data.nbytes, complete)
+        if isinstance(allreduce, SteppedAllreduce):
+            return BucketAllreduce(allreduce, data.nbytes, allreduce.complete, allreduce.span)
+        return BucketAllreduce(allreduce, data.nbytes)
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         allreduce.complete()

@@ -74,11 +74,25 @@ def nothing() -> None:
     """What most transports do when data is complete."""
 
 
+class Span(NamedTuple):
+    """A collective in a device's stream: marks where it began and ended, and when the host had asked for it."""
+
+    began: Mark
+    ended: Mark
+    asked_s: float
+
+
+def no_span() -> Span | None:
+    """What most collectives know of a device's stream."""
+    return None
+
+
 class SteppedAllreduce:
     """A ``PersistentAllreduce`` made of its steps alone: ``begin()`` starts them.
 
     ``complete()``, where it is called before, is called by the computing thread once the data has been computed, or
-    asked for of a device: the next run is of what the data is then.
+    asked for of a device: the next run is of what the data is then. ``span()``: where the last run was in a device's
+    stream, if it was in one.
     """
 
     def __init__(
@@ -86,9 +100,10 @@ class SteppedAllreduce:
         transport: Transport,
         begin: Callable[[], CollectiveSteps],
         complete: Callable[[], None] = nothing,
+        span: Callable[[], Span | None] = no_span,
     ) -> None:
         self._transport = transport
-        self.start, self.complete = begin, complete
+        self.start, self.complete, self.span = begin, complete, span
 
     def run(self) -> None:
         for pending in self.start():

@@ -44,8 +44,9 @@ from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
 from dpsim.runtime.shard_update import shard_update
 from dpsim.runtime.stall import Labels
+from dpsim.runtime.step_clock import step_clock
 from dpsim.runtime.step_sums import Sums, fetch_step, step_sums
-from dpsim.schedule import ALL_GATHER_EVENT, SYNCHRONISE_EVENT, Schedule
+from dpsim.schedule import ALL_GATHER_EVENT, Schedule
 
 _WITNESS_FIRST_S = 2.0
 """How long a rank that only sees the consequence waits for the rank that knows the cause to end the job."""
@@ -132,7 +133,8 @@ class StepRunner:
         self._finite = finite_check(self.arena, telltale, transport)
         self._update = shard_update(self.arena, plan.optimizer)
         self._agreement_bytes = agreement_bytes(schedule.workload, plan.optimizer)
-        self._marks = StepMarks(0.0)
+        self._clock = step_clock(self.memory)
+        self._handed_in: dict[int, BucketAllreduce] = {}
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
         self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._compression)
@@ -169,8 +171,9 @@ class StepRunner:
         ``begin_s`` is when the step began if that was earlier, as when the batch was fetched in it.
         Raises ``NotFiniteError`` when the loss of any rank is not finite, before any parameter changes.
         """
-        self._marks = StepMarks(now() if begin_s is None else begin_s)
-        self._marks.compute.append((self.program.overhead, now()))
+        clock = self._clock
+        clock.begin(now() if begin_s is None else begin_s)
+        clock.computed(self.program.overhead)
         self.status.computes(self.steps + 1)
         self._policy.begin()
         self._held = []
@@ -180,7 +183,7 @@ class StepRunner:
         if self._communicates:
             self._finish_communication()
         if self._emulated is not None:
-            self._emulated.update_begins(max((sent[-1] for sent in self._marks.collectives), default=0.0))
+            self._emulated.update_begins(max((sent[-1] for sent in clock.marks.collectives), default=0.0))
         if sums is None:
             if self._statistics is not None:
                 self._statistics.add_up()
@@ -191,9 +194,8 @@ class StepRunner:
         if self._statistics is not None:
             self._statistics.update()
         self._update(of_tensors, self._rate(self.steps), 1.0 / global_samples, self.steps + 1)
-        marks = self._marks
-        marks.end_s = now()
-        marks.compute.append((self.program.update, marks.end_s))
+        marks = clock.marks
+        marks.end_s = clock.computed(self.program.update)
         if self._gathers:
             self._gather_parameters()
         self.steps += 1
@@ -207,9 +209,9 @@ class StepRunner:
 
     def look(self) -> tuple[int, int]:
         """The bucket under way, and the number of the operation finished last; for another thread to ask."""
-        done = self._marks.compute
-        last = done[-1][0] if done else UNKNOWN
-        return self._progress.bucket, UNKNOWN if last in (self.program.overhead, self.program.update) else last
+        last = self._clock.marks.last_operation
+        known = last not in (None, self.program.overhead, self.program.update)
+        return self._progress.bucket, UNKNOWN if last is None or not known else last
 
     def close(self) -> None:
         """End the communication thread, if there is one."""
@@ -218,15 +220,15 @@ class StepRunner:
     # What the replica announces (dpsim.replica.StepEvents).
 
     def forward_done(self, layer: int) -> None:
-        self._marks.compute.append((self._forward[layer], now()))
+        self._clock.computed(self._forward[layer])
         if self._announces and self.program.releases[self._forward[layer]]:
             self._released(self._forward[layer])
 
     def loss_done(self) -> None:
-        self._marks.compute.append((self._loss, now()))
+        self._clock.computed(self._loss)
 
     def gradients_ready(self, layer: int) -> None:
-        self._marks.ready.append((layer, now()))
+        self._clock.ready(layer)
         if self._micro_batch.merges or self._rounding is not None:
             self._memory.add_up(self._micro_batch, [tensor.name for tensor in self._layers[layer].tensors])
         if self._announces:
@@ -238,7 +240,7 @@ class StepRunner:
         if not self._overlapped:
             self._held += complete
         elif complete:
-            begin_s = now()
+            since = self._clock.moment() if self._blocking else None
             if self._blocking:
                 self.status.waits()
             for first, stop in complete:
@@ -246,20 +248,20 @@ class StepRunner:
             if self._blocking:
                 self._follow_allreduces()
                 self.status.computes(self.steps + 1)
-                self._marks.pauses.append((begin_s, now()))
+                self._clock.paused(since)
         else:
             self._progress.poll()
 
     def backward_done(self, layer: int) -> None:
-        self._marks.compute.append((self._backward[layer], now()))
+        self._clock.computed(self._backward[layer])
         if self._overlapped and self._communicates:
             self._progress.poll()
 
     def _finished(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
-        self._marks.collectives.append((self._sending, bucket, size_bytes, start_s, end_s))
+        self._clock.reduced((self._sending, bucket, size_bytes), start_s, end_s, self._handed_in[bucket].span())
 
     def _finish_communication(self) -> None:
-        begin_s = now()
+        since = self._clock.moment()
         self.status.waits()
         for first, stop in itertools.chain(self._held, self._policy.rest()):
             self._reduce(first, stop)
@@ -268,9 +270,7 @@ class StepRunner:
         else:
             self._progress.finish()
         self.status.computes(self.steps + 1)
-        end_s = now()
-        self._marks.pauses.append((begin_s, end_s))
-        self._marks.compute.append((self.program.overhead, end_s))
+        self._clock.computed(self.program.overhead, self._clock.paused(since))
 
     def _follow_allreduces(self) -> None:
         """Let a device's computation wait for the allreduces that are in its queue; the host waits for those alone
@@ -280,19 +280,22 @@ class StepRunner:
 
     def _gather_parameters(self) -> None:
         """Bring the parameters together that each rank has updated its shards of, in the order of the schedule."""
-        begin_s = now()
+        since = self._clock.moment()
         self.status.waits()
         self._sending = ALL_GATHER_EVENT
         for bucket, gather in self._gathers:
-            self._progress.submit(bucket, gather)
+            self._hand_in(bucket, gather)
         self._progress.finish()
         self._sending = self.program.adds_up
-        self._marks.end_s = now()
-        self._marks.pauses.append((begin_s, self._marks.end_s))
+        self._clock.marks.end_s = self._clock.paused(since)
 
     def _reduce(self, first: int, stop: int) -> None:
         """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot."""
-        self._progress.submit(first, self._allreduce(first, stop))
+        self._hand_in(first, self._allreduce(first, stop))
+
+    def _hand_in(self, bucket: int, collective: BucketAllreduce) -> None:
+        self._handed_in[bucket] = collective
+        self._progress.submit(bucket, collective)
 
     def _allreduce(self, first: int, stop: int) -> BucketAllreduce:
         """The allreduce of some buckets, prepared once; with leaves in the fixed order of addition."""
@@ -324,12 +327,11 @@ class StepRunner:
         add = add or self.ordered_sum
         if not self._communicates:
             return add(arrays)
-        begin_s = now()
+        since = self._clock.moment()
         self.status.waits()
         total = add(arrays)
         self.status.computes(self.steps + 1)
-        self._marks.pauses.append((begin_s, now()))
-        self._marks.collectives.append((SYNCHRONISE_EVENT, -1, arrays[0].nbytes, *self._marks.pauses[-1]))
+        self._clock.paused(since, arrays[0].nbytes)
         return total
 
     def _of_micro_batch(self, micro_batch: MicroBatch) -> None:
@@ -374,6 +376,7 @@ class StepRunner:
         if isinstance(self._finite, FetchedGradients):
             self.status.waits()
             fetched = fetch_step(self.memory, of_each, self._finite)
+            self._clock.fetched()
             self._progress.finish()
             self.status.computes(self.steps + 1)
         else:
@@ -393,13 +396,10 @@ class StepRunner:
 
         Adds ``of_tensors``, what the update must know of whole tensors, over the ranks where they have shards.
         """
-        begin_s = now()
+        since = self._clock.moment() if self._finite.agrees else None
         finite = self._finite(loss, of_tensors)
         if self._finite.agrees:
-            end_s = now()
-            self._marks.pauses.append((begin_s, end_s))
-            self._marks.collectives.append((SYNCHRONISE_EVENT, -1, self._agreement_bytes, begin_s, end_s))
-            self._marks.compute.append((self.program.overhead, end_s))
+            self._clock.computed(self.program.overhead, self._clock.paused(since, self._agreement_bytes))
         if finite:
             return
         self._check_finite(loss, x, labels)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from memory_transport import Mailbox, MemoryTransport
 
-from dpsim.comm.transport import Array, CollectiveSteps, Enqueued, SteppedAllreduce
+from dpsim.comm.clock import now
+from dpsim.comm.transport import Array, CollectiveSteps, Enqueued, Span, SteppedAllreduce
 from dpsim.memory import HostMemory
 
 
 class QueuedMark:
-    """A point in a queue of the device; waiting for it is an error."""
+    """A point in a queue of the device. Waiting for it is an error before it is reached, as is reading its time."""
 
-    def __init__(self, log: list[str], name: str = "mark") -> None:
-        self.reached, self.name = False, name
-        log.append(name)
+    def __init__(self, name: str, *, number: int, reached: bool) -> None:
+        self.name, self.number, self.reached = name, number, reached
 
     def done(self) -> bool:
         return self.reached
@@ -26,11 +26,12 @@ class QueuedMark:
     def due_s(self) -> float | None:
         return None
 
-    def wait(self) -> NoReturn:
-        raise AssertionError(f"the host waits for {self.name}")
+    def wait(self) -> None:
+        assert self.reached, f"the host waits for {self.name}"
 
     def seconds_since(self, earlier: Any) -> float:
-        raise NotImplementedError
+        assert self.reached and earlier.reached and earlier.number <= self.number
+        return 1e-6 * (self.number - earlier.number)
 
 
 class QueuedMemory(HostMemory):
@@ -42,9 +43,12 @@ class QueuedMemory(HostMemory):
     def __init__(self) -> None:
         self.log: list[str] = []
         self.marks: list[QueuedMark] = []
+        self._idle = False
 
     def mark(self, name: str = "mark") -> Any:
-        self.marks.append(QueuedMark(self.log, name))
+        self.log.append(name)
+        self.marks.append(QueuedMark(name, number=len(self.marks), reached=self._idle))
+        self._idle = False  # it has something to do again
         return self.marks[-1]
 
     def follow(self, mark: Any) -> None:
@@ -54,6 +58,7 @@ class QueuedMemory(HostMemory):
         self.log.append("fetch")
         for mark in self.marks:
             mark.reached = True
+        self._idle = True
         return [np.array(array) for array in arrays]
 
 
@@ -66,7 +71,10 @@ class QueuedTransport(MemoryTransport):
         self._queued = memory
 
     def prepare(self, data: Array, *others: Any, **options: Any) -> Any:
-        def begin() -> CollectiveSteps:
-            yield Enqueued([self._queued.mark("allreduce")])
+        spans: list[Span] = []
 
-        return SteppedAllreduce(self, begin)
+        def begin() -> CollectiveSteps:
+            spans.append(Span(self._queued.mark(), self._queued.mark("allreduce"), now()))
+            yield Enqueued([spans[-1].ended])
+
+        return SteppedAllreduce(self, begin, span=lambda: spans[-1])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from dpsim.collective import CollectiveKind
+from dpsim.comm.clock import now
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access, find_access
 from dpsim.comm.cuda.available import open_device
@@ -23,6 +24,7 @@ from dpsim.comm.transport import (
     CollectiveSteps,
     Enqueued,
     PersistentAllreduce,
+    Span,
     SteppedAllreduce,
     SummationOrder,
 )
@@ -56,12 +58,14 @@ class _Operands:
     """What is reduced by a task: this rank's slots where they are produced, and where kernels reduce them.
 
     ``complete``: the mark after which the gradients are final, if that was said before the allreduce begins.
+    ``span``: where the last run was in the stream of communication.
     """
 
     task: Task
     produced: list[Array]
     bucket: list[DeviceArray]
     complete: Mark | None = None
+    span: Span | None = None
 
 
 class CudaTransport(MpiTransport):
@@ -147,7 +151,8 @@ class CudaTransport(MpiTransport):
         def complete() -> None:
             operands.complete = self.memory.mark()
 
-        return SteppedAllreduce(self, functools.partial(self._rounds, self.launches, operands), complete)
+        rounds = functools.partial(self._rounds, self.launches, operands)
+        return SteppedAllreduce(self, rounds, complete, lambda: operands.span)
 
     def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
         if not self.memory.deferred:
@@ -182,8 +187,9 @@ class CudaTransport(MpiTransport):
         complete, operands.complete = operands.complete or self.memory.mark(), None
         yield from launches.agree(operands.task)
         launches.check()
-        stages = launches.launch(operands.task).stages
+        stages, asked_s = launches.launch(operands.task).stages, now()
         self.compute.give(self._stream, complete, operands.produced, operands.bucket)
+        began = self._stream.record()
         for number, stage in enumerate(stages):
             if number:
                 yield [self._stream.record()]
@@ -191,6 +197,7 @@ class CudaTransport(MpiTransport):
                 self.device.use()
             stage(self._stream.launch)
         done = self.compute.take(self._stream, operands.bucket[0], operands.produced[0])
+        operands.span = Span(began, done, asked_s)
         # with flags the next kernel may follow at once; without them its host barriers would mix with these
         yield Enqueued([done]) if self.access is not None and self.access.mode == "flags" else [done]
         launches.check()
