@@ -132,6 +132,7 @@ class StepRunner:
         telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
         self._finite = finite_check(self.arena, telltale, transport)
         self._update = shard_update(self.arena, plan.optimizer)
+        self._of_tensors: Array = np.empty(0)
         self._agreement_bytes = agreement_bytes(schedule.workload, plan.optimizer)
         self._clock = step_clock(self.memory)
         self._handed_in: dict[int, BucketAllreduce] = {}
@@ -188,7 +189,7 @@ class StepRunner:
             if self._statistics is not None:
                 self._statistics.add_up()
             sums = self._sums(of_each, x, labels)
-        of_tensors = self._update.measure()
+        of_tensors = self._of_tensors if self.memory.deferred else self._update.measure()
         if self._finite.agrees or self._communicates or self._rounding is not None:
             self._check_reduced(sums.loss, of_tensors, x, labels)
         if self._statistics is not None:
@@ -375,7 +376,8 @@ class StepRunner:
         """
         if isinstance(self._finite, FetchedGradients):
             self.status.waits()
-            fetched = fetch_step(self.memory, of_each, self._finite)
+            measured = self._update.measure()
+            fetched, self._of_tensors = fetch_step(self.memory, of_each, self._finite, measured)
             self._clock.fetched()
             self._progress.finish()
             self.status.computes(self.steps + 1)

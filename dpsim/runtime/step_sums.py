@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 
 from dpsim.memory import Memory
-from dpsim.replica import BatchSums, DeferredSums
+from dpsim.replica import Array, BatchSums, DeferredSums
 from dpsim.runtime.finite import FetchedGradients
 from dpsim.runtime.micro_batches import MicroBatch, slot_sums
 
@@ -24,10 +24,12 @@ def step_sums(micro_batches: Sequence[MicroBatch], of_each: Sequence[BatchSums],
     )
 
 
-def fetch_step(memory: Memory, of_each: Sequence[Sums], check: FetchedGradients) -> list[BatchSums]:
-    """The sums of each micro-batch, and for ``check`` what it asks, in one fetch."""
+def fetch_step(
+    memory: Memory, of_each: Sequence[Sums], check: FetchedGradients, measured: Array
+) -> tuple[list[BatchSums], Array]:
+    """The sums of each micro-batch, for ``check`` what it asks, and what was ``measured``, in one fetch."""
     deferred = [sums for sums in of_each if isinstance(sums, DeferredSums)]
-    finite, *fetched = memory.fetch([check.ask(), *(sums.values for sums in deferred)])
+    finite, on_host, *fetched = memory.fetch([check.ask(), measured, *(sums.values for sums in deferred)])
     check.finite = bool(finite)
     values = iter(fetched)
-    return [each.of(next(values)) if isinstance(each, DeferredSums) else each for each in of_each]
+    return [each.of(next(values)) if isinstance(each, DeferredSums) else each for each in of_each], on_host

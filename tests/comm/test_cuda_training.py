@@ -26,12 +26,15 @@ DATA = "synthetic:5x5x1,classes=3,train=32,test=7"
 STEPS = 3
 
 
-def case(name: str, where: str, model: str = "mlp:4", flags: bool = False, **plan: Any) -> dict[str, Any]:
+def case(
+    name: str, where: str, model: str = "mlp:4", flags: bool = False, own_model: bool = False, **plan: Any
+) -> dict[str, Any]:
     common = {"global_batch": 16, "algorithm": "auto", "fusion_threshold_bytes": 60.0, "overlap": "poll"}
     return {
         "name": name,
         "where": where.split(),
         "flags": flags,
+        "own_model": own_model,
         "model": model,
         "dataset": DATA,
         "plan": common | plan,
@@ -47,7 +50,8 @@ CASES = [
     case("global batch norm", "twin device", "cnn:2", batch_norm="global", overlap="inline"),
     case("leaves, global batch norm", "twin device", "cnn:2", leaves=8, batch_norm="global", overlap="thread"),
     case("global batch norm, waiting inside", "twin device", "cnn:2", flags=True, batch_norm="global"),
-    case("lars", "cpu device", optimizer={"kind": "lars"}),
+    case("lars", "cpu twin device", optimizer={"kind": "lars", "weight_decay": 0.01}),
+    case("own model", "cpu device", own_model=True),
 ]
 RANKS = [1, 2, 3]
 RANKS_BY_SPEED = [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))]
@@ -90,7 +94,7 @@ def test_training_on_devices_has_the_bits_of_the_same_operations_on_the_host(ran
     places = trained(ranks, where, name)
     first, *others = places.values()
     for other in others:
-        if where == "simulator" or name == "lars":
+        if where == "simulator" or name == "own model":
             assert [other[key] for key in ("digests", "losses", "test")] == [
                 first[key] for key in ("digests", "losses", "test")
             ]
@@ -98,7 +102,7 @@ def test_training_on_devices_has_the_bits_of_the_same_operations_on_the_host(ran
             for mine, theirs in zip(other["losses"], first["losses"], strict=True):
                 np.testing.assert_allclose([sum(of) for of, _ in mine], [sum(of) for of, _ in theirs], rtol=1e-3)
     assert len(set(places["device"]["digests"])) == 1
-    assert places["device"]["on_device"] == (name != "lars")
+    assert places["device"]["on_device"] == (name != "own model")
 
 
 @pytest.mark.slow
@@ -119,7 +123,7 @@ def test_leaves_have_the_same_bits_where_kernels_wait_for_each_other_inside(wher
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
 def test_a_step_on_a_device_waits_for_values_once(ranks: int, where: str) -> None:
-    for name in (asked["name"] for asked in CASES if asked["name"] != "lars"):
+    for name in (asked["name"] for asked in CASES if asked["name"] != "own model"):
         assert trained(ranks, where, name)["device"]["fetches"] == [1]
 
 
@@ -161,7 +165,7 @@ def test_a_timeline_of_a_device_has_its_work_in_order_and_when_the_host_asked_fo
 def test_gradients_are_produced_in_the_memory_that_kernels_reduce(ranks: int, where: str) -> None:
     for name in ("leaves", "plain"):
         assert trained(ranks, where, name)["device"]["copied_nothing"] == (ranks > 1)
-    assert not trained(ranks, where, "lars")["device"]["copied_nothing"]  # the host's gradients are copied to it
+    assert not trained(ranks, where, "own model")["device"]["copied_nothing"]  # the host's gradients are copied to it
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -56,7 +56,8 @@ def opened(comm: MPI.Intracomm, case: dict[str, Any], where: str, dataset: Any =
     """A trainer of a case: on the ``device``, its ``twin`` of the same operations on the host, or as on the ``cpu``."""
     ops = DeviceOps(HOST) if where == "twin" else None
     backend = "cuda" if where == "device" else "cpu"
-    with flags(comm, case["flags"]):
+    hidden = mock.patch.object(Network, "compute_in", None) if case["own_model"] else contextlib.nullcontext()
+    with flags(comm, case["flags"]), hidden:
         return open_trainer(comm, case | {"backend": backend}, dataset, ops)
 
 
