@@ -67,6 +67,9 @@ class Memory(Protocol):
     def mark(self) -> Mark:
         """A point after all work so far."""
 
+    def follow(self, mark: Mark) -> None:
+        """Let the work that comes later wait for a mark of another stream. On a device the host does not wait."""
+
     def address(self, array: Array) -> int:
         """Where an array begins."""
 
@@ -116,6 +119,9 @@ class HostMemory:
 
     def mark(self) -> Mark:
         return HostMark()
+
+    def follow(self, mark: Mark) -> None:
+        mark.wait()
 
     def address(self, array: Array) -> int:
         return int(array.ctypes.data)

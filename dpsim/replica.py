@@ -23,7 +23,10 @@ Array = NDArray[Any]
 Leaves = tuple[int, ...]
 """Boundaries of the leaves of a rank's batch: leaf i is samples ``leaves[i]:leaves[i + 1]``; one leaf is ``(0, b)``."""
 OrderedSum = Callable[[Sequence[Array]], Array]
-"""(one array a slot of this rank) -> the sum over all ranks' slots along the tree; a collective call."""
+"""(one array a slot of this rank) -> the sum over all ranks' slots along the tree; a collective call.
+
+The sum is valid until the next call.
+"""
 Observer = Callable[[str, str, Array, Array], None]
 """(``forward`` or ``input_gradient``, the layer's name, its input, its output), called while a replica computes."""
 

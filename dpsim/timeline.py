@@ -18,6 +18,9 @@ SCHEMA = "dpsim.timeline/1"
 EXPOSED_S = len(KINDS)
 _FEW_EVENTS = 5000
 
+Clock = Literal["host", "device"]
+"""What read the times of events: the host's clock, or a device that reached marks in its streams."""
+
 
 @jit
 def step_sums(kind, lane, start_s, end_s, blocking):  # type: ignore[no-untyped-def]
@@ -78,6 +81,7 @@ class TimelineRecord(Noun, frozen=True):
     size_bytes: tuple[int, ...]
     emulated_network: bool = False
     emulated_compute: bool = False
+    asked_s: tuple[float, ...] = ()
     schema: str = SCHEMA
 
 
@@ -89,6 +93,9 @@ class Timeline:
     ``step overhead``), and ``kind`` (of each event) indexes ``KINDS``; ``lane`` is ``schedule.COMPUTE_LANE`` or
     ``schedule.COMMUNICATION_LANE``; times are seconds on one clock for all ranks, the first step starting near 0;
     ``size_bytes`` is 0 for computations. The events of a rank stand in the order of their starts.
+
+    ``asked_s``, where a device read the times: when the host had asked the device for all of an operation, which may
+    have several events, or for the first part of what is communicated; on the same clock.
     """
 
     source: Literal["measured", "predicted"]
@@ -102,6 +109,12 @@ class Timeline:
     size_bytes: NDArray[np.int64]
     emulated_network: bool = False
     emulated_compute: bool = False
+    asked_s: NDArray[np.float64] | None = None
+
+    @property
+    def clock(self) -> Clock:
+        """What read the times of the events, of a timeline that was measured."""
+        return "host" if self.asked_s is None else "device"
 
     def select(self, *, step: int | None = None, rank: int | None = None) -> Timeline:
         """The events of one step and/or one rank."""
@@ -120,6 +133,7 @@ class Timeline:
             start_s=self.start_s[keep],
             end_s=self.end_s[keep],
             size_bytes=self.size_bytes[keep],
+            asked_s=None if self.asked_s is None else self.asked_s[keep],
             emulated_network=self.emulated_network,
             emulated_compute=self.emulated_compute,
         )
@@ -145,6 +159,9 @@ class Timeline:
         def whole(values: NDArray[np.int64]) -> tuple[int, ...]:
             return tuple(int(v) for v in values)
 
+        def seconds(values: NDArray[np.float64]) -> tuple[float, ...]:
+            return tuple(round(float(t), 8) for t in values)
+
         return TimelineRecord(
             source=self.source,
             operations=self.operations,
@@ -152,8 +169,9 @@ class Timeline:
             rank=whole(self.rank),
             lane=whole(self.lane),
             operation=whole(self.operation),
-            start_s=tuple(round(float(t), 8) for t in self.start_s),
-            end_s=tuple(round(float(t), 8) for t in self.end_s),
+            start_s=seconds(self.start_s),
+            end_s=seconds(self.end_s),
+            asked_s=() if self.asked_s is None else seconds(self.asked_s),
             size_bytes=whole(self.size_bytes),
             emulated_network=self.emulated_network,
             emulated_compute=self.emulated_compute,
@@ -165,7 +183,7 @@ class Timeline:
         numbers = (*record.step, *record.rank, *record.lane, *record.operation, *record.size_bytes)
         if any(abs(n) >= 2**62 for n in numbers):
             raise FileFormatError("a timeline with a number out of range", allowed="64-bit whole numbers")
-        if not np.isfinite((*record.start_s, *record.end_s)).all():
+        if not np.isfinite((*record.start_s, *record.end_s, *record.asked_s)).all():
             raise FileFormatError("a timeline with a time that is not finite", allowed="finite seconds")
         if not {*record.lane} <= {COMPUTE_LANE, COMMUNICATION_LANE}:
             raise FileFormatError("a timeline with an unknown lane", allowed=f"{COMPUTE_LANE} or {COMMUNICATION_LANE}")
@@ -173,7 +191,8 @@ class Timeline:
             name: np.array(getattr(record, name), np.int64)
             for name in ("step", "rank", "lane", "operation", "size_bytes")
         }
-        columns |= {name: np.array(getattr(record, name), np.float64) for name in ("start_s", "end_s")}
+        times = ("start_s", "end_s", *(["asked_s"] if record.asked_s else []))
+        columns |= {name: np.array(getattr(record, name), np.float64) for name in times}
         if len({len(c) for c in columns.values()}) != 1:
             raise FileFormatError("a timeline whose lists differ in length", allowed="one entry an event in each list")
         operation = columns["operation"]

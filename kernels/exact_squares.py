@@ -35,6 +35,11 @@ def digits(dtype: str) -> int:
     return _RANGES[dtype][1]
 
 
+def first_digit(dtype: str) -> int:
+    """The first digit that they have, counted from that of ``2**-1074``."""
+    return _RANGES[dtype][0]
+
+
 def sums_of_squares(x: Array, starts: NDArray[np.int64], stops: NDArray[np.int64], out: Array) -> None:
     """``out[i]`` = the digits, each below 2**32, of the sum of the squares of ``x[starts[i]:stops[i]]``.
 

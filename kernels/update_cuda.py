@@ -11,8 +11,22 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from numba import cuda
+
 from dpsim.kernels.allreduce.cuda.arguments import address_of
-from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, inline, lanes_of, memory, plain, sweep
+from dpsim.kernels.allreduce.cuda.kernels import (
+    SIMULATED,
+    SIZE,
+    THREADS,
+    flags,
+    inline,
+    kernel_of,
+    lanes_of,
+    memory,
+    plain,
+    sweep,
+)
+from dpsim.kernels.allreduce.cuda.prepare import on_device
 
 _MOST_BLOCKS = 2 if SIMULATED else 1 << 10
 """Blocks of a launch; each goes over as many elements as it must. The simulator runs one after another."""
@@ -52,6 +66,55 @@ def adamw(
     betas = (beta1, 1 - beta1, beta2, 1 - beta2)
     numbers = (scale, *betas, epsilon, 1 - rate * decay, -rate / correction1, 1 / math.sqrt(correction2))
     _launch(_adamw(w.dtype.name, decay != 0), (w, g, m, v), numbers, stream)
+
+
+class Lars:
+    """``dpsim.kernels.update.lars`` of parts of device arrays, all in one launch.
+
+    Each of ``parts`` is the first element of w and g, where it ends, and the first one of v.
+    """
+
+    def __init__(self, w: Any, g: Any, v: Any, parts: Sequence[tuple[int, int, int]], stream: Any) -> None:
+        self._table = on_device([number for part in parts for number in part])
+        self._arrays, self._dtype, self._stream = (w, g, v), w.dtype, stream
+        self._addresses = tuple(map(address_of, self._arrays))
+        longest = max((stop - start for start, stop, _ in parts), default=0)
+        self._grid = (min(max(1, -(-longest // THREADS)), _MOST_BLOCKS), len(parts))
+
+    def __call__(self, rates: Any, scale: float, momentum: float) -> None:
+        """``rates``: the rate and the weight decay of each part, on the device, in the dtype of the arrays."""
+        numbers = map(self._dtype.type, (scale, momentum, -1.0))
+        given = (address_of(self._table), address_of(rates), self._addresses, tuple(numbers))
+        if self._grid[1]:
+            lars_parts(self._dtype.name)[self._grid, THREADS, self._stream](*given)
+
+
+@functools.cache
+def lars_parts(dtype: str) -> Any:
+    """kernel(table, rates, (w, g, v), (scale, momentum, -1)); the grid is (blocks, parts)."""
+    size, times, add, word = SIZE[dtype], memory.times, memory.add, flags.read_address
+    load, store = memory.load(dtype, 1), memory.store(dtype, 1)
+
+    @kernel_of()
+    def kernel(table, rates, addresses, numbers):  # type: ignore[no-untyped-def]
+        w, g, v = addresses
+        scale, momentum, minus_one = numbers
+        part = cuda.blockIdx.y
+        start, stop = word(table + 24 * part), word(table + 24 * part + 8)
+        shift = word(table + 24 * part + 16) - start
+        rate, decay = load(rates + 2 * part * size)[0], load(rates + (2 * part + 1) * size)[0]
+        at = start + cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+        while at < stop:
+            before = load(w + at * size)
+            step = times(load(g + at * size), scale)
+            if decay != 0:
+                step = add(step, times(before, decay))
+            velocity = add(times(load(v + (at + shift) * size), momentum), times(step, rate))
+            store(v + (at + shift) * size, velocity)
+            store(w + at * size, add(before, times(velocity, minus_one)))
+            at += cuda.gridDim.x * THREADS
+
+    return kernel
 
 
 def arguments(arrays: Sequence[Any], numbers: Sequence[float]) -> tuple[Any, ...]:

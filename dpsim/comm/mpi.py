@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from collections.abc import Mapping
 
 import numpy as np
 from mpi4py import MPI
@@ -18,9 +19,10 @@ from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Re
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cpu import SHARD_KERNELS, STAGING_BYTES, Reduction, SharedGroup
 from dpsim.kernels.allreduce.registry import find
-from dpsim.kernels.allreduce.tree import slots
+from dpsim.kernels.allreduce.tree import PartialSums, slots
 from dpsim.machine import Network, Selection
 from dpsim.memory import HOST
+from dpsim.replica import OrderedSum
 from dpsim.units import format_size
 
 _PAYLOAD_TAG = 2
@@ -168,6 +170,9 @@ class MpiTransport:
             first = address - ranks[self.rank].ctypes.data
             if 0 <= first < ranks[self.rank].nbytes:
                 return [memory[first : first + data.nbytes].view(data.dtype) for memory in ranks]
+        return None
+
+    def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
         return None
 
     def send(self, data: Array, to: int) -> Request:

@@ -5,13 +5,16 @@ Where a device keeps them in a queue of its own (``Enqueued``), the next one is 
 ``poll``: the computing thread polls the communication whenever a layer is done. ``thread``: a second thread does,
 sleeping until the next message is due. In both the computing thread finishes what is left after backward.
 ``inline`` runs each allreduce at once on the computing thread.
+
+Where gradients are in the memory of a device, the host waits for no kernel: ``enqueue`` says what the device's own
+computation must wait for, and ``finish`` comes after the host has waited for that anyway.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from dpsim.collective import CollectiveKind
@@ -24,12 +27,15 @@ from dpsim.comm.transport import (
     Enqueued,
     PersistentAllreduce,
     Request,
+    Span,
     SteppedAllreduce,
     SummationOrder,
     Transport,
+    no_span,
     nothing,
     pause,
 )
+from dpsim.memory import Mark
 
 LOOK_S = 40e-6
 """How long the communication thread sleeps when nothing is due at a known time."""
@@ -39,11 +45,15 @@ Finished = Callable[[int, int, float, float], None]
 
 
 class BucketAllreduce(NamedTuple):
-    """A prepared allreduce, the bytes that it adds up, and what to call when the bucket is handed in."""
+    """A prepared allreduce, the bytes that it adds up, and what to call when the bucket is handed in.
+
+    ``span``: see ``SteppedAllreduce``.
+    """
 
     prepared: PersistentAllreduce
     size_bytes: int
     complete: Callable[[], None] = nothing
+    span: Callable[[], Span | None] = no_span
 
 
 class Progress(Protocol):
@@ -62,6 +72,9 @@ class Progress(Protocol):
 
     def poll(self) -> None:
         """Called by the computing thread now and then."""
+
+    def enqueue(self) -> Mark | None:
+        """Return when every submitted allreduce is done, or in a device's queue: then with the mark at its end."""
 
     def finish(self) -> None:
         """Return when every submitted allreduce is done."""
@@ -84,8 +97,9 @@ class Inline:
         self, data: Array, order: SummationOrder | None = None, kind: CollectiveKind = "allreduce"
     ) -> BucketAllreduce:
         allreduce = prepare(self._transport, data, self._algorithm, self._compression, order, kind)
-        complete = allreduce.complete if isinstance(allreduce, SteppedAllreduce) else nothing
-        return BucketAllreduce(allreduce, data.nbytes, complete)
+        if isinstance(allreduce, SteppedAllreduce):
+            return BucketAllreduce(allreduce, data.nbytes, allreduce.complete, allreduce.span)
+        return BucketAllreduce(allreduce, data.nbytes)
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         allreduce.complete()
@@ -97,6 +111,9 @@ class Inline:
 
     def poll(self) -> None:
         pass
+
+    def enqueue(self) -> Mark | None:
+        return None
 
     def finish(self) -> None:
         pass
@@ -133,6 +150,7 @@ class Polled(Inline):
         self._size_bytes, self._begin_s = 0, 0.0
         self._enqueued = False
         self._behind: deque[_Started] = deque()
+        self._last: Mark | None = None
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         allreduce.complete()
@@ -143,9 +161,19 @@ class Polled(Inline):
         if self._steps is not None:
             self._advance()
 
+    def enqueue(self) -> Mark | None:
+        while not (self._advance() or self._all_enqueued()):
+            pause(self._transport, self._pending)
+        return self._last
+
     def finish(self) -> None:
         while not self._advance():
             pause(self._transport, self._pending)
+        self._last = None
+
+    def _all_enqueued(self) -> bool:
+        """Whether all that is left to do is in a device's queue."""
+        return self._enqueued and not self._queue and all(started.enqueued for started in self._behind)
 
     def _advance(self) -> bool:
         """Take every step that needs no waiting, and return whether no allreduce is left."""
@@ -168,7 +196,7 @@ class Polled(Inline):
                 self._end()
             else:
                 self._pending = list(step)
-                self._enqueued = type(step) is Enqueued
+                self._enqueued = self._is_enqueued(step)
 
     def _end(self) -> None:
         """Report the allreduce that is done, and go on with the one behind it, which has not begun before."""
@@ -186,8 +214,14 @@ class Polled(Inline):
             bucket, allreduce = self._queue.popleft()
             begin_s, steps = now(), allreduce.prepared.start()
             step = next(steps, ())
-            enqueued = type(step) is Enqueued or not step
+            enqueued = self._is_enqueued(step) or not step
             self._behind.append(_Started(bucket, allreduce.size_bytes, begin_s, steps, list(step), enqueued))
+
+    def _is_enqueued(self, step: Sequence[Request]) -> bool:
+        if not isinstance(step, Enqueued):
+            return False
+        self._last = step[-1]
+        return True
 
     def _due_s(self) -> float:
         """When the messages under way will be done, as far as that is known; 0 while nothing is known."""
@@ -214,13 +248,19 @@ class Threaded(Polled):
         allreduce.complete()
         self._computing = True
         with self._turn:
+            idle = self._steps is None or self._waits_for_a_device()
             self._queue.append((bucket, allreduce))
-            idle = self._steps is None
         if idle:
             self._work.release()
 
     def poll(self) -> None:
         pass
+
+    def enqueue(self) -> Mark | None:
+        self._computing = False
+        with self._turn:
+            self._raise_error()
+            return super().enqueue()
 
     def finish(self) -> None:
         self._computing = False
@@ -248,12 +288,16 @@ class Threaded(Polled):
                 self._error = error
                 return
 
+    def _waits_for_a_device(self) -> bool:
+        """Whether nothing is left to do for a thread: computation on the device itself waits for what is enqueued."""
+        return self._transport.memory.deferred and self._all_enqueued()
+
     def _drive(self) -> None:
         """Move on until the queue is empty or the computing thread takes over."""
         while self._computing:
             polled_s = now()
             with self._turn:
-                if not self._computing or self._advance():
+                if not self._computing or self._advance() or self._waits_for_a_device():
                     return
                 due_s = self._due_s()
             if self._transport.nap_s:
@@ -267,6 +311,10 @@ class Threaded(Polled):
 def progress(
     transport: Transport, algorithm: str, overlap: str, finished: Finished, compression: Compression | None = None
 ) -> Progress:
-    """The mechanism of an ``overlap`` token (``off`` is ``inline``: the caller hands buckets in after backward)."""
-    kinds: dict[str, type[Inline]] = {"off": Inline, "inline": Inline, "poll": Polled, "thread": Threaded}
+    """The mechanism of an ``overlap`` token (``off`` is ``inline``: the caller hands buckets in after backward).
+
+    Gradients on a device are reduced ``inline`` from a queue too: the caller lets computation wait for its end.
+    """
+    inline = Polled if transport.memory.deferred else Inline
+    kinds: dict[str, type[Inline]] = {"off": inline, "inline": inline, "poll": Polled, "thread": Threaded}
     return kinds[overlap](transport, algorithm, finished, compression)

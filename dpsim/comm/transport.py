@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,8 +15,9 @@ from dpsim.comm.compression import Compression
 from dpsim.kernels.allreduce.tree import PartialSums
 from dpsim.machine import Network
 from dpsim.memory import ALIGNMENT_BYTES as ALIGNMENT_BYTES
-from dpsim.memory import Memory
+from dpsim.memory import Mark, Memory
 from dpsim.memory import aligned_bytes as aligned_bytes
+from dpsim.replica import OrderedSum
 
 Array = NDArray[Any]
 
@@ -35,7 +36,11 @@ CollectiveSteps = Generator[Sequence[Request], None, None]
 """Yields the messages of one round after another; the data is reduced when it ends."""
 
 
-class Enqueued(tuple[Request, ...]):
+class QueueEvent(Request, Mark, Protocol):
+    """A point in a device's queue."""
+
+
+class Enqueued(tuple[QueueEvent, ...]):
     """The last step of a collective that is in a device's queue as a whole: the next one may start before it is done.
 
     The queue keeps their order, and all ranks must start them in the same order.
@@ -69,11 +74,25 @@ def nothing() -> None:
     """What most transports do when data is complete."""
 
 
+class Span(NamedTuple):
+    """A collective in a device's stream: marks where it began and ended, and when the host had asked for it."""
+
+    began: Mark
+    ended: Mark
+    asked_s: float
+
+
+def no_span() -> Span | None:
+    """What most collectives know of a device's stream."""
+    return None
+
+
 class SteppedAllreduce:
     """A ``PersistentAllreduce`` made of its steps alone: ``begin()`` starts them.
 
     ``complete()``, where it is called before, is called by the computing thread once the data has been computed, or
-    asked for of a device: the next run is of what the data is then.
+    asked for of a device: the next run is of what the data is then. ``span()``: where the last run was in a device's
+    stream, if it was in one.
     """
 
     def __init__(
@@ -81,9 +100,10 @@ class SteppedAllreduce:
         transport: Transport,
         begin: Callable[[], CollectiveSteps],
         complete: Callable[[], None] = nothing,
+        span: Callable[[], Span | None] = no_span,
     ) -> None:
         self._transport = transport
-        self.start, self.complete = begin, complete
+        self.start, self.complete, self.span = begin, complete, span
 
     def run(self) -> None:
         for pending in self.start():
@@ -123,6 +143,12 @@ class Transport(Protocol):
         In memory that the ranks share it is ``one-shot``, ``two-shot``, or ``auto`` for the faster one at that size;
         reduce-scatter and all-gather are the two halves of ``two-shot``.
         The data (and what is extra in ``order``) must be a part of allocated memory, the same on every rank.
+        """
+
+    def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
+        """Adds arrays of ``memory`` that a step needs at once, where that is a device's; None where messages do it.
+
+        It is made ready for so many elements of each dtype. Collective.
         """
 
     def send(self, data: Array, to: int) -> Request: ...

@@ -71,7 +71,8 @@ class BatchNorm(Layer):
         if self.mode == "global":
             self._join_ranks()
         elif self.mode == "local":
-            self._update_running(self._mean_GC[0], self._var_GC[0], float(max(len(x), 1) * self._rows_a_sample))
+            rows = max(len(x), 1) * self._rows_a_sample
+            self._move_running(self._mean_GC[0], self._var_GC[0] * (rows / max(rows - 1, 1)))
         self._inverse_std_GC = (self._var_GC + self.epsilon) ** -0.5
         scale_GC = gamma * self._inverse_std_GC
         for groups, (start, stop) in self._groups:
@@ -114,13 +115,11 @@ class BatchNorm(Layer):
         channels = mean.shape[1]
         means = total[1 : 1 + channels] / total[0]
         variances = xp.maximum(total[1 + channels :] / total[0] - means * means, 0)
-        rows = float(total[0]) * self._rows_a_sample
+        rows_1 = total[:1] * self._rows_a_sample
         self._mean_GC, self._var_GC = means[None].astype(self.dtype), variances[None].astype(self.dtype)
-        self._rows_G1 = xp.asarray([[rows]], self.dtype)
-        self._update_running(self._mean_GC[0], self._var_GC[0], rows)
-
-    def _update_running(self, mean: Array, var: Array, rows: float) -> None:
-        self._move_running(mean, var * (rows / max(rows - 1, 1)))
+        self._rows_G1 = rows_1[None].astype(self.dtype)
+        correction = (rows_1 / xp.maximum(rows_1 - 1, 1)).astype(self.dtype)
+        self._move_running(self._mean_GC[0], self._var_GC[0] * correction)
 
     def _move_running(self, mean: Array, unbiased: Array) -> None:
         for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpsim.kernels.exact_squares import digits, roots, sums_of_squares
 from dpsim.kernels.update import lars
+from dpsim.memory import HOST, Memory
 from dpsim.optimizer import Lars
 from dpsim.replica import Array
 
@@ -35,44 +37,115 @@ class LarsUpdate:
     """
 
     def __init__(
-        self, parameters: Array, gradients: Array, velocity: Array, parts: Sequence[Part], matrices: int, settings: Lars
+        self,
+        parameters: Array,
+        gradients: Array,
+        velocity: Array,
+        parts: Sequence[Part],
+        matrices: int,
+        settings: Lars,
+        memory: Memory = HOST,
     ) -> None:
-        self._parameters, self._gradients, self._settings = parameters, gradients, settings
-        self._parts = [
-            (part.matrix, parameters[own], gradients[own], velocity[part.state : part.state + part.stop - part.start])
-            for part in parts
-            for own in [slice(part.start, part.stop)]
-        ]
+        self._settings, self._dtype = settings, parameters.dtype
+        self._matrices = [part.matrix for part in parts]
         bounds = np.zeros((2, matrices), np.int64)
         for part in parts:
             if part.matrix is not None:
                 bounds[:, part.matrix] = part.start, part.stop
-        self._starts, self._stops = bounds
-        self._sums = np.zeros((2, matrices, digits(parameters.dtype.name)))
+        self._shape = (2, matrices, digits(self._dtype.name))
+        place: type[_OnHost | _OnDevice] = _OnDevice if memory.deferred else _OnHost
+        self._arrays: _OnHost | _OnDevice = place(
+            memory, parameters, gradients, velocity, parts, bounds, math.prod(self._shape)
+        )
 
-    def measure(self) -> NDArray[np.float64]:
+    def measure(self) -> Array:
         """The sums of the squares of the parameters and of the gradients of each matrix, as digits; a flat array.
 
-        Every call writes to the same array.
+        Every call writes to the same array, which is in the memory of the parameters.
         """
-        for flat, sums in zip((self._parameters, self._gradients), self._sums, strict=True):
-            sums_of_squares(flat, self._starts, self._stops, sums)
-        return self._sums.reshape(-1)
+        return self._arrays.measure()
 
     def apply(self, sums: NDArray[np.float64], rate: float, scale: float) -> None:
-        """One step at learning rate ``rate``, with g = scale * gradients and the ``sums`` of whole tensors."""
-        settings = self._settings
+        """One step at learning rate ``rate``, with g = scale * gradients and the ``sums`` of whole tensors.
+
+        These are on the host, and so are the norms: their quotients have the same bits wherever the tensors are.
+        """
         rate, scale = float(rate), float(scale)
-        rates = rate * self._trust(sums, scale)
-        for matrix, w, g, v in self._parts:
-            own_rate, decay = (rate, 0.0) if matrix is None else (float(rates[matrix]), settings.weight_decay)
-            lars(w, g, v, scale, settings.momentum, decay, own_rate)
+        trusted = rate * self._trust(sums, scale)
+        rates = np.zeros((len(self._matrices), 2))
+        for row, matrix in zip(rates, self._matrices, strict=True):
+            row[:] = (rate, 0.0) if matrix is None else (trusted[matrix], self._settings.weight_decay)
+        self._arrays.update(rates, scale, self._settings.momentum)
 
     def _trust(self, sums: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
-        of_w, of_g = (roots(whole, self._parameters.dtype.name) for whole in sums.reshape(self._sums.shape))
+        of_w, of_g = (roots(whole, self._dtype.name) for whole in sums.reshape(self._shape))
         of_g = scale * of_g
         trust = np.ones(len(of_w))
         both = (of_w > 0) & (of_g > 0)
         size = of_g + self._settings.weight_decay * of_w
         np.divide(self._settings.trust_coefficient * of_w, size, out=trust, where=both)
         return trust
+
+
+class _OnHost:
+    """The arrays of a ``LarsUpdate``. ``bounds``: where each matrix begins and ends; ``size``: the number of digits."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        parameters: Array,
+        gradients: Array,
+        velocity: Array,
+        parts: Sequence[Part],
+        bounds: NDArray[np.int64],
+        size: int,
+    ) -> None:
+        self._flat, self._bounds = (parameters, gradients), bounds
+        self._sums = np.zeros(size)
+        self._parts = [
+            (parameters[own], gradients[own], velocity[part.state : part.state + part.stop - part.start])
+            for part in parts
+            for own in [slice(part.start, part.stop)]
+        ]
+
+    def measure(self) -> Array:
+        starts, stops = self._bounds
+        for flat, sums in zip(self._flat, self._sums.reshape(2, len(starts), -1), strict=True):
+            sums_of_squares(flat, starts, stops, sums)
+        return self._sums
+
+    def update(self, rates: NDArray[np.float64], scale: float, momentum: float) -> None:
+        for (w, g, v), (rate, decay) in zip(self._parts, rates.tolist(), strict=True):
+            lars(w, g, v, scale, momentum, decay, rate)
+
+
+class _OnDevice:
+    """The same in the memory of a device, with the same bits: the host asks for everything, and waits for nothing."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        parameters: Array,
+        gradients: Array,
+        velocity: Array,
+        parts: Sequence[Part],
+        bounds: NDArray[np.int64],
+        size: int,
+    ) -> None:
+        from dpsim.kernels.exact_squares_cuda import SumsOfSquares  # loads CUDA
+        from dpsim.kernels.update_cuda import Lars as LarsKernel
+
+        self._memory, self._dtype = memory, parameters.dtype
+        self._sums = memory.zeros(8 * size).view(np.float64)
+        starts, stops = bounds.tolist()
+        launch = memory.stream.launch
+        self._squares = SumsOfSquares((parameters, gradients), starts, stops, self._sums, memory.zeros, launch)
+        own = [(part.start, part.stop, part.state) for part in parts]
+        self._update = LarsKernel(parameters, gradients, velocity, own, launch)
+
+    def measure(self) -> Array:
+        self._squares()
+        return self._sums
+
+    def update(self, rates: NDArray[np.float64], scale: float, momentum: float) -> None:
+        self._update(self._memory.upload("rates of tensors", rates.astype(self._dtype).reshape(-1)), scale, momentum)

@@ -34,7 +34,8 @@ def trace_events(timelines: Sequence[Timeline], *, steps: int = STEPS) -> dict[s
             )
             if is_emulated
         ]
-        label = timeline.source + (f" (emulated {' and '.join(emulated)})" if emulated else "")
+        label = timeline.source + (" by the device's clock" if timeline.clock == "device" else "")
+        label += f" (emulated {' and '.join(emulated)})" if emulated else ""
         for rank in np.unique(timeline.rank[kept]):
             of_rank = kept & (timeline.rank == rank)
             lanes = [int(lane) for lane in np.unique(timeline.lane[of_rank])]
@@ -66,6 +67,8 @@ def _event(timeline: Timeline, index: int, pid: int, origin: float) -> dict[str,
     arguments: dict[str, Any] = {"step": int(timeline.step[index])}
     if timeline.size_bytes[index]:
         arguments["size_bytes"] = int(timeline.size_bytes[index])
+    if timeline.asked_s is not None:
+        arguments["asked_us"] = round((float(timeline.asked_s[index]) - origin) * 1e6, 3)
     return {
         "ph": "X",
         "name": name,

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpsim.comm.clock import now
 from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, WAIT_EVENT
-from dpsim.timeline import Timeline
+from dpsim.timeline import Clock, Timeline
+
+
+@dataclass(slots=True)
+class AskedTimes:
+    """When the host asked a device for what ``StepMarks`` lists, in the same order; operations with their numbers."""
+
+    compute: list[tuple[int, float]] = field(default_factory=list)
+    collectives: list[float] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -21,6 +32,9 @@ class StepMarks:
     the one before it ended, the first at ``begin_s``. ``collectives`` holds (kind of ``KINDS``, bucket, bytes, start,
     end), with bucket -1 for a sum that computation waits for. ``pauses`` are the times in which the computing thread
     did nothing but communicate or wait for communication, and ``ready`` when a layer's gradients were final.
+
+    Of a step on a device these are the device's times, converted to the machine's clock, and ``asked`` has the host's.
+    Before ``settle`` it has ``begin_s``, ``pauses`` and ``end_s`` alone, the latter when the host had asked for all.
     """
 
     begin_s: float
@@ -29,6 +43,31 @@ class StepMarks:
     pauses: list[tuple[float, float]] = field(default_factory=list)
     ready: list[tuple[int, float]] = field(default_factory=list)
     end_s: float = 0.0
+    asked: AskedTimes | None = None
+    unread: Callable[[StepMarks], None] | None = None
+
+    @property
+    def clock(self) -> Clock:
+        """What read the times."""
+        return "host" if self.asked is None else "device"
+
+    def settle(self) -> StepMarks:
+        """Wait until a device has done all work of the step, and read when it did; the same marks. Once is enough."""
+        unread, self.unread = self.unread, None
+        if unread is not None:
+            unread(self)
+        return self
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """What is sent to another process: times, and no device's events."""
+        self.settle()
+        return None, {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @property
+    def last_operation(self) -> int | None:
+        """The last operation that the computing thread has finished, or asked a device for; None before the first."""
+        done = self.compute if self.asked is None else self.asked.compute
+        return done[-1][0] if done else None
 
     @property
     def events(self) -> int:
@@ -69,27 +108,16 @@ def timeline(
     """
     origin_s = min(marks.begin_s for marks in steps[0])
     codes: dict[str, int] = {}
-    rows: list[tuple[int, int, int, int, float, float, int]] = []
+    rows: list[tuple[int, int, int, int, float, float, int, float]] = []
+    reached_s = [-math.inf] * len(steps[0])
     for number, ranks in enumerate(steps):
         for rank, marks in enumerate(ranks):
-            events: list[tuple[float, float, int, str, int]] = []
-            start_s = marks.begin_s
-            pauses = sorted(marks.pauses)
-            for operation, end_s in marks.compute:
-                for low_s, high_s in _outside(start_s, end_s, pauses):
-                    events.append((low_s, high_s, COMPUTE_LANE, names[operation], 0))
-                start_s = end_s
-            for kind, bucket, size, low_s, high_s in marks.collectives:
-                name = f"{KINDS[kind]} {bucket}" if bucket >= 0 else KINDS[kind]
-                events.append((low_s, high_s, COMMUNICATION_LANE, name, size))
-            sent = sorted((low_s, high_s) for *_, low_s, high_s in marks.collectives)
-            for pause in pauses:
-                for low_s, high_s in _outside(*pause, sent):
-                    events.append((low_s, high_s, COMMUNICATION_LANE, KINDS[WAIT_EVENT], 0))
-            for low_s, high_s, lane, name, size in sorted(events, key=lambda event: event[:2]):
-                code = codes.setdefault(name, len(codes))
-                rows.append((number, rank, lane, code, low_s - origin_s, high_s - origin_s, size))
-    step, rank_column, lane_column, operation_column, start, end, size_bytes = zip(*rows, strict=True)
+            for event in sorted(_events(marks.settle(), names, reached_s[rank]), key=lambda event: event[:2]):
+                code = codes.setdefault(event.operation, len(codes))
+                times_s = (event.start_s - origin_s, event.end_s - origin_s)
+                rows.append((number, rank, event.lane, code, *times_s, event.size_bytes, event.asked_s - origin_s))
+            reached_s[rank] = marks.compute[-1][1]
+    step, rank_column, lane_column, operation_column, start, end, size_bytes, asked = zip(*rows, strict=True)
     return Timeline(
         source="measured",
         operations=tuple(codes),
@@ -100,9 +128,43 @@ def timeline(
         start_s=np.array(start),
         end_s=np.array(end),
         size_bytes=np.array(size_bytes, np.int64),
+        asked_s=np.array(asked) if steps[0][0].clock == "device" else None,
         emulated_network=emulated_network,
         emulated_compute=emulated_compute,
     )
+
+
+class _Event(NamedTuple):
+    start_s: float
+    end_s: float
+    lane: int
+    operation: str
+    size_bytes: int
+    asked_s: float
+
+
+def _events(marks: StepMarks, names: Sequence[str], earliest_s: float) -> Iterator[_Event]:
+    """The events of one step on one rank. A device may still be updating in the step before, until ``earliest_s``."""
+    start_s = marks.begin_s if marks.asked is None else max(marks.begin_s, earliest_s)
+    of_compute: Sequence[float] = [0.0] * len(marks.compute)
+    of_collectives: Sequence[float] = [0.0] * len(marks.collectives)
+    of_pauses: Sequence[float] = [0.0] * len(marks.pauses)
+    if marks.asked is not None:
+        of_compute = [asked_s for _, asked_s in marks.asked.compute]
+        of_collectives, of_pauses = marks.asked.collectives, marks.asked.pauses
+    waits = sorted(zip(marks.pauses, of_pauses, strict=True))
+    pauses = [pause for pause, _ in waits]
+    for (operation, end_s), asked_s in zip(marks.compute, of_compute, strict=True):
+        for low_s, high_s in _outside(start_s, end_s, pauses):
+            yield _Event(low_s, high_s, COMPUTE_LANE, names[operation], 0, asked_s)
+        start_s = end_s
+    for (kind, bucket, size, low_s, high_s), asked_s in zip(marks.collectives, of_collectives, strict=True):
+        name = f"{KINDS[kind]} {bucket}" if bucket >= 0 else KINDS[kind]
+        yield _Event(low_s, high_s, COMMUNICATION_LANE, name, size, asked_s)
+    sent = sorted((low_s, high_s) for *_, low_s, high_s in marks.collectives)
+    for pause, asked_s in waits:
+        for low_s, high_s in _outside(*pause, sent):
+            yield _Event(low_s, high_s, COMMUNICATION_LANE, KINDS[WAIT_EVENT], 0, asked_s)
 
 
 def _outside(start_s: float, end_s: float, intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

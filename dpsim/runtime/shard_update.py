@@ -12,6 +12,7 @@ from dpsim.memory import Memory
 from dpsim.nn.lars import LarsUpdate, Part
 from dpsim.nn.optimizer import UpdateKernels, update
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
+from dpsim.replica import Array
 from dpsim.runtime.arena import Arena
 
 _NOTHING = np.empty(0)
@@ -20,11 +21,14 @@ _NOTHING = np.empty(0)
 class ShardUpdate(Protocol):
     """Updates the shards of an arena, with optimizer state for them alone; one shard may be everything."""
 
-    def measure(self) -> NDArray[np.float64]:
-        """What the update needs to know of whole tensors: sums over this rank's shards, for a sum over the ranks."""
+    def measure(self) -> Array:
+        """What the update needs to know of whole tensors: sums over this rank's shards, for a sum over the ranks.
+
+        In the memory of the arena: on a device they are fetched with all else that the host must know.
+        """
 
     def __call__(self, sums: NDArray[np.float64], learning_rate: float, scale: float, step: int) -> None:
-        """One step of the optimizer, with what ``measure`` returned, where there are shards added over the ranks."""
+        """One step of the optimizer, with what ``measure`` returned, on the host, added over the ranks with shards."""
 
     def warm_up(self) -> None:
         """Compile the update, and change nothing."""
@@ -65,18 +69,20 @@ class TensorUpdate:
         parts, matrices = _parts(arena)
         (velocity,) = arena.optimizer_state.values()
         w, g = arena.parameters, arena.gradients
-        self._update = LarsUpdate(w, g, velocity, parts, matrices, optimizer)
+        self._update = LarsUpdate(w, g, velocity, parts, matrices, optimizer, arena.memory)
         empty = [Part(None, 0, 0, 0), Part(0, 0, 0, 0)]
-        self._of_nothing = LarsUpdate(w[:0], g[:0], velocity[:0], empty, 1, optimizer)
+        self._of_nothing = LarsUpdate(w[:0], g[:0], velocity[:0], empty, 1, optimizer, arena.memory)
+        self._memory = arena.memory
 
-    def measure(self) -> NDArray[np.float64]:
+    def measure(self) -> Array:
         return self._update.measure()
 
     def __call__(self, sums: NDArray[np.float64], learning_rate: float, scale: float, step: int) -> None:
         self._update.apply(sums, learning_rate, scale)
 
     def warm_up(self) -> None:
-        self._of_nothing.apply(self._of_nothing.measure(), 0.0, 1.0)
+        (sums,) = self._memory.fetch([self._of_nothing.measure()])
+        self._of_nothing.apply(sums, 0.0, 1.0)
 
 
 def shard_update(arena: Arena, optimizer: Optimizer) -> ShardUpdate:

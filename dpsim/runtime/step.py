@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from dpsim.replica import (
     DiagnosticReplica,
     EmulatedCompute,
     LeafReplica,
+    OrderedSum,
     Replica,
     WarmUpReplica,
 )
@@ -36,14 +37,16 @@ from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
 from dpsim.runtime.finite import FetchedGradients, finite_check
 from dpsim.runtime.gradient_accumulator import GradientAccumulator
-from dpsim.runtime.micro_batches import MicroBatch, plan_micro_batches, plan_partial_sums, slot_sums
+from dpsim.runtime.leaf_statistics import LeafStatistics
+from dpsim.runtime.micro_batches import MicroBatch, plan_micro_batches, plan_partial_sums
 from dpsim.runtime.program import compiled
 from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
 from dpsim.runtime.shard_update import shard_update
 from dpsim.runtime.stall import Labels
+from dpsim.runtime.step_clock import step_clock
 from dpsim.runtime.step_sums import Sums, fetch_step, step_sums
-from dpsim.schedule import ALL_GATHER_EVENT, SYNCHRONISE_EVENT, Schedule
+from dpsim.schedule import ALL_GATHER_EVENT, Schedule
 
 _WITNESS_FIRST_S = 2.0
 """How long a rank that only sees the consequence waits for the rank that knows the cause to end the job."""
@@ -114,11 +117,12 @@ class StepRunner:
         if isinstance(replica, LeafReplica):
             replica.train_in_leaves(plan.leaves > 0, self._rounding)
         self._memory.bind(self._micro_batch)
-        self._statistics: BatchNormReplica | None = None
+        self._statistics: LeafStatistics | None = None
         if normalises and isinstance(replica, BatchNormReplica):
-            between_layers = self._sum_on_host if self.memory.deferred else self._paused_sum
-            replica.normalise_batches(plan.batch_norm, between_layers)
-            self._statistics = replica if plan.batch_norm == "leaf" else None
+            add = self._sum_between_layers(dtype.name)
+            replica.normalise_batches(plan.batch_norm, add)
+            if plan.batch_norm == "leaf":
+                self._statistics = LeafStatistics(replica, self._micro_batches, add)
         self._emulated = replica if isinstance(replica, EmulatedCompute) else None
         self.steps = 0
         self.status = RankStatus() if status is None else status
@@ -128,8 +132,10 @@ class StepRunner:
         telltale = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
         self._finite = finite_check(self.arena, telltale, transport)
         self._update = shard_update(self.arena, plan.optimizer)
+        self._of_tensors: Array = np.empty(0)
         self._agreement_bytes = agreement_bytes(schedule.workload, plan.optimizer)
-        self._marks = StepMarks(0.0)
+        self._clock = step_clock(self.memory)
+        self._handed_in: dict[int, BucketAllreduce] = {}
         self._overlapped = plan.overlap != "off"
         self._communicates = plan.devices > 1
         self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, self._compression)
@@ -142,7 +148,6 @@ class StepRunner:
             for bucket in self.program.gathers
         ]
         self._held: list[Run] = []
-        self._of_leaves: list[list[Array]] = []
         self._blocking = plan.overlap in ("off", "inline")
         self._of_micro_batch(self._micro_batch)
 
@@ -167,31 +172,31 @@ class StepRunner:
         ``begin_s`` is when the step began if that was earlier, as when the batch was fetched in it.
         Raises ``NotFiniteError`` when the loss of any rank is not finite, before any parameter changes.
         """
-        self._marks = StepMarks(now() if begin_s is None else begin_s)
-        self._marks.compute.append((self.program.overhead, now()))
+        clock = self._clock
+        clock.begin(now() if begin_s is None else begin_s)
+        clock.computed(self.program.overhead)
         self.status.computes(self.steps + 1)
         self._policy.begin()
         self._held = []
         x, labels = share.x, share.labels
-        self._of_leaves = []
         of_each = [self._forward_backward(one, share) for one in self._micro_batches]
         sums = None if self.memory.deferred else self._sums(of_each, x, labels)
         if self._communicates:
             self._finish_communication()
         if self._emulated is not None:
-            self._emulated.update_begins(max((sent[-1] for sent in self._marks.collectives), default=0.0))
+            self._emulated.update_begins(max((sent[-1] for sent in clock.marks.collectives), default=0.0))
         if sums is None:
+            if self._statistics is not None:
+                self._statistics.add_up()
             sums = self._sums(of_each, x, labels)
-        of_tensors = self._update.measure()
+        of_tensors = self._of_tensors if self.memory.deferred else self._update.measure()
         if self._finite.agrees or self._communicates or self._rounding is not None:
             self._check_reduced(sums.loss, of_tensors, x, labels)
         if self._statistics is not None:
-            total = self._paused_sum(slot_sums(self._micro_batches, self._of_leaves, operator.add))
-            self._statistics.update_statistics(self.memory.upload("statistics", total))
+            self._statistics.update()
         self._update(of_tensors, self._rate(self.steps), 1.0 / global_samples, self.steps + 1)
-        marks = self._marks
-        marks.end_s = now()
-        marks.compute.append((self.program.update, marks.end_s))
+        marks = clock.marks
+        marks.end_s = clock.computed(self.program.update)
         if self._gathers:
             self._gather_parameters()
         self.steps += 1
@@ -205,9 +210,9 @@ class StepRunner:
 
     def look(self) -> tuple[int, int]:
         """The bucket under way, and the number of the operation finished last; for another thread to ask."""
-        done = self._marks.compute
-        last = done[-1][0] if done else UNKNOWN
-        return self._progress.bucket, UNKNOWN if last in (self.program.overhead, self.program.update) else last
+        last = self._clock.marks.last_operation
+        known = last not in (None, self.program.overhead, self.program.update)
+        return self._progress.bucket, UNKNOWN if last is None or not known else last
 
     def close(self) -> None:
         """End the communication thread, if there is one."""
@@ -216,15 +221,15 @@ class StepRunner:
     # What the replica announces (dpsim.replica.StepEvents).
 
     def forward_done(self, layer: int) -> None:
-        self._marks.compute.append((self._forward[layer], now()))
+        self._clock.computed(self._forward[layer])
         if self._announces and self.program.releases[self._forward[layer]]:
             self._released(self._forward[layer])
 
     def loss_done(self) -> None:
-        self._marks.compute.append((self._loss, now()))
+        self._clock.computed(self._loss)
 
     def gradients_ready(self, layer: int) -> None:
-        self._marks.ready.append((layer, now()))
+        self._clock.ready(layer)
         if self._micro_batch.merges or self._rounding is not None:
             self._memory.add_up(self._micro_batch, [tensor.name for tensor in self._layers[layer].tensors])
         if self._announces:
@@ -236,59 +241,62 @@ class StepRunner:
         if not self._overlapped:
             self._held += complete
         elif complete:
-            begin_s = now()
+            since = self._clock.moment() if self._blocking else None
             if self._blocking:
                 self.status.waits()
             for first, stop in complete:
                 self._reduce(first, stop)
             if self._blocking:
+                self._follow_allreduces()
                 self.status.computes(self.steps + 1)
-                self._marks.pauses.append((begin_s, now()))
+                self._clock.paused(since)
         else:
             self._progress.poll()
 
     def backward_done(self, layer: int) -> None:
-        self._marks.compute.append((self._backward[layer], now()))
+        self._clock.computed(self._backward[layer])
         if self._overlapped and self._communicates:
             self._progress.poll()
 
     def _finished(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
-        self._marks.collectives.append((self._sending, bucket, size_bytes, start_s, end_s))
+        self._clock.reduced((self._sending, bucket, size_bytes), start_s, end_s, self._handed_in[bucket].span())
 
     def _finish_communication(self) -> None:
-        if self.memory.deferred:
-            self._finish_computing()
-        begin_s = now()
+        since = self._clock.moment()
         self.status.waits()
         for first, stop in itertools.chain(self._held, self._policy.rest()):
             self._reduce(first, stop)
-        self._progress.finish()
+        if self.memory.deferred:
+            self._follow_allreduces()
+        else:
+            self._progress.finish()
         self.status.computes(self.steps + 1)
-        end_s = now()
-        self._marks.pauses.append((begin_s, end_s))
-        self._marks.compute.append((self.program.overhead, end_s))
+        self._clock.computed(self.program.overhead, self._clock.paused(since))
 
-    def _finish_computing(self) -> None:
-        """Wait for a device that still computes: what it takes from now on would else count as communication."""
-        computed = self.memory.mark()
-        while not computed.done():
-            self._progress.poll()
+    def _follow_allreduces(self) -> None:
+        """Let a device's computation wait for the allreduces that are in its queue; the host waits for those alone
+        that are not."""
+        if (end := self._progress.enqueue()) is not None:
+            self.memory.follow(end)
 
     def _gather_parameters(self) -> None:
         """Bring the parameters together that each rank has updated its shards of, in the order of the schedule."""
-        begin_s = now()
+        since = self._clock.moment()
         self.status.waits()
         self._sending = ALL_GATHER_EVENT
         for bucket, gather in self._gathers:
-            self._progress.submit(bucket, gather)
+            self._hand_in(bucket, gather)
         self._progress.finish()
         self._sending = self.program.adds_up
-        self._marks.end_s = now()
-        self._marks.pauses.append((begin_s, self._marks.end_s))
+        self._clock.marks.end_s = self._clock.paused(since)
 
     def _reduce(self, first: int, stop: int) -> None:
         """Begin to add up buckets ``first`` to ``stop - 1`` over the ranks, into the first slot."""
-        self._progress.submit(first, self._allreduce(first, stop))
+        self._hand_in(first, self._allreduce(first, stop))
+
+    def _hand_in(self, bucket: int, collective: BucketAllreduce) -> None:
+        self._handed_in[bucket] = collective
+        self._progress.submit(bucket, collective)
 
     def _allreduce(self, first: int, stop: int) -> BucketAllreduce:
         """The allreduce of some buckets, prepared once; with leaves in the fixed order of addition."""
@@ -302,21 +310,30 @@ class StepRunner:
             self._allreduces[run] = self._progress.prepare(self.arena.buckets(*run), order, kind)
         return self._allreduces[run]
 
-    def _paused_sum(self, arrays: Sequence[Array]) -> Array:
-        """``ordered_sum`` in the midst of computing."""
-        if not self._communicates:
-            return self.ordered_sum(arrays)
-        begin_s = now()
-        self.status.waits()
-        total = self.ordered_sum(arrays)
-        self.status.computes(self.steps + 1)
-        self._marks.pauses.append((begin_s, now()))
-        self._marks.collectives.append((SYNCHRONISE_EVENT, -1, arrays[0].nbytes, *self._marks.pauses[-1]))
-        return total
+    def _sum_between_layers(self, dtype: str) -> OrderedSum:
+        """What batch norm adds over the ranks with: statistics in float64, sums of gradients in their ``dtype``."""
+        if self.plan.batch_norm == "local":
+            return self._paused_sum
+        values = [1 + 2 * layer.batch_norm_channels for layer in self.replica.layers if layer.batch_norm_channels]
+        most = (
+            {"float64": sum(values)}
+            if self.plan.batch_norm == "leaf"
+            else dict.fromkeys(("float64", dtype), max(values))
+        )
+        add = self.transport.sums_between_layers(self._order, most)
+        return self._paused_sum if add is None else functools.partial(self._paused_sum, add=add)
 
-    def _sum_on_host(self, arrays: Sequence[Array]) -> Array:
-        """The same of arrays on a device. Each layer that needs it makes the host wait for the device once more."""
-        return self.memory.upload("sum between layers", self._paused_sum(self.memory.fetch(arrays)))
+    def _paused_sum(self, arrays: Sequence[Array], add: OrderedSum | None = None) -> Array:
+        """``ordered_sum`` in the midst of computing, or another one that adds in its order."""
+        add = add or self.ordered_sum
+        if not self._communicates:
+            return add(arrays)
+        since = self._clock.moment()
+        self.status.waits()
+        total = add(arrays)
+        self.status.computes(self.steps + 1)
+        self._clock.paused(since, arrays[0].nbytes)
+        return total
 
     def _of_micro_batch(self, micro_batch: MicroBatch) -> None:
         """Look up the operations that the replica announces next.
@@ -349,7 +366,7 @@ class StepRunner:
         )
         sums = self.replica.forward_backward(part, self)
         if self._statistics is not None:
-            self._of_leaves.append(self._statistics.leaf_statistics())
+            self._statistics.take()
         return sums
 
     def _sums(self, of_each: Sequence[Sums], x: Array, labels: NDArray[np.int64]) -> BatchSums:
@@ -358,7 +375,12 @@ class StepRunner:
         Raises ``NotFiniteError`` for a loss that is not finite, where the ranks do not agree on that together.
         """
         if isinstance(self._finite, FetchedGradients):
-            fetched, self._of_leaves = fetch_step(self.memory, of_each, self._finite, self._of_leaves)
+            self.status.waits()
+            measured = self._update.measure()
+            fetched, self._of_tensors = fetch_step(self.memory, of_each, self._finite, measured)
+            self._clock.fetched()
+            self._progress.finish()
+            self.status.computes(self.steps + 1)
         else:
             fetched = [sums.fetch() for sums in of_each]
         sums = step_sums(self._micro_batches, fetched, len(labels))
@@ -376,13 +398,10 @@ class StepRunner:
 
         Adds ``of_tensors``, what the update must know of whole tensors, over the ranks where they have shards.
         """
-        begin_s = now()
+        since = self._clock.moment() if self._finite.agrees else None
         finite = self._finite(loss, of_tensors)
         if self._finite.agrees:
-            end_s = now()
-            self._marks.pauses.append((begin_s, end_s))
-            self._marks.collectives.append((SYNCHRONISE_EVENT, -1, self._agreement_bytes, begin_s, end_s))
-            self._marks.compute.append((self.program.overhead, end_s))
+            self._clock.computed(self.program.overhead, self._clock.paused(since, self._agreement_bytes))
         if finite:
             return
         self._check_finite(loss, x, labels)

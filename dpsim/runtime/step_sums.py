@@ -25,13 +25,11 @@ def step_sums(micro_batches: Sequence[MicroBatch], of_each: Sequence[BatchSums],
 
 
 def fetch_step(
-    memory: Memory, of_each: Sequence[Sums], check: FetchedGradients, statistics: Sequence[Sequence[Array]]
-) -> tuple[list[BatchSums], list[list[Array]]]:
-    """The sums and the batch-norm statistics of each micro-batch, and for ``check`` what it asks, in one fetch."""
+    memory: Memory, of_each: Sequence[Sums], check: FetchedGradients, measured: Array
+) -> tuple[list[BatchSums], Array]:
+    """The sums of each micro-batch, for ``check`` what it asks, and what was ``measured``, in one fetch."""
     deferred = [sums for sums in of_each if isinstance(sums, DeferredSums)]
-    flat = [array for arrays in statistics for array in arrays]
-    finite, *fetched = memory.fetch([check.ask(), *(sums.values for sums in deferred), *flat])
+    finite, on_host, *fetched = memory.fetch([check.ask(), measured, *(sums.values for sums in deferred)])
     check.finite = bool(finite)
     values = iter(fetched)
-    sums = [each.of(next(values)) if isinstance(each, DeferredSums) else each for each in of_each]
-    return sums, [[next(values) for _ in arrays] for arrays in statistics]
+    return [each.of(next(values)) if isinstance(each, DeferredSums) else each for each in of_each], on_host

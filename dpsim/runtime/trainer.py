@@ -27,7 +27,6 @@ from dpsim.data import Dataset, epoch_batches
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
-from dpsim.optimizer import Lars
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, DeviceReplica, EmulatedCompute, Replica, SizedReplica, TunableReplica
 from dpsim.runtime import rank_status
@@ -55,8 +54,8 @@ class Trainer:
     what algorithm ``auto`` takes by size; without one it is measured, once a processor type, and so is which code
     computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. Where the replica
     waits instead of computing (``EmulatedCompute``), ranks that wait for each other sleep. With ``backend`` cuda a
-    ``DeviceReplica`` computes on the ranks' GPUs, where CUDA kernels reduce its gradients; other replicas, and all with
-    LARS, compute on the host all the same.
+    ``DeviceReplica`` computes on the ranks' GPUs, where CUDA kernels reduce its gradients; other replicas compute on
+    the host all the same.
     """
 
     def __init__(
@@ -75,8 +74,7 @@ class Trainer:
         backend: Backend = "cpu",
     ) -> None:
         check_backend(backend, plan.algorithm, network, plan.leaves, plan.strategy, plan.wire_dtype)
-        on_device = backend == "cuda" and not isinstance(plan.optimizer, Lars)
-        device_replica = replica if on_device and isinstance(replica, DeviceReplica) else None
+        device_replica = replica if backend == "cuda" and isinstance(replica, DeviceReplica) else None
         self.kernel_table = ""
         """The digest of the table that decides in reproducible training which code computes; else empty."""
         if isinstance(replica, TunableReplica) and device_replica is None:

@@ -115,6 +115,9 @@ class FutureProgress:
         for entry in [entry for entry in self._under_way if entry[2].done()]:
             self._ended(entry)
 
+    def enqueue(self) -> None:
+        """The calling thread waits for all of them in ``finish``."""
+
     def finish(self) -> None:
         while self._under_way:
             self._under_way[0][2].wait()

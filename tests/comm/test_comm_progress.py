@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -307,6 +308,55 @@ def test_nothing_overtakes_a_bucket_that_waits_for_a_message_before_it_is_enqueu
     for message in device.enqueued:
         message.taken = True
     mechanism.finish()
+
+
+class OnDevice(Device):
+    """The same with gradients in the memory of a device."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__(**options)
+        self.memory = types.SimpleNamespace(deferred=True)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("overlap", ["off", "inline", "poll", "thread"])
+def test_the_host_waits_for_nothing_that_a_device_has_in_its_queue(
+    overlap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[float] = []
+    monkeypatch.setattr("dpsim.comm.progress.sleep_until", sleeps.append)
+    device, done = OnDevice(), []
+    mechanism = progress(device, "ring", overlap, lambda *what: done.append(what))
+    for step in range(2):
+        for bucket in range(3):
+            mechanism.submit(bucket, mechanism.prepare(np.ones(4, np.float32)))
+            if overlap == "inline":
+                assert mechanism.enqueue() is device.enqueued[-1]
+        assert mechanism.enqueue() is device.enqueued[-1] and len(device.enqueued) == 3 * (step + 1)
+        assert len(done) == 3 * step
+        for message in device.enqueued:
+            message.taken = True
+        mechanism.finish()
+        assert [what[0] for what in done] == [0, 1, 2] * (step + 1) and mechanism.enqueue() is None
+    mechanism.close()
+    assert sleeps == []
+
+
+@pytest.mark.parametrize("overlap", ["off", "poll", "thread"])
+def test_the_host_waits_for_what_ranks_that_share_a_device_reduce_in_stages(overlap: str) -> None:
+    device, done = OnDevice(queues=False), []
+    mechanism = progress(device, "ring", overlap, lambda *what: done.append(what))
+    for bucket in range(2):
+        mechanism.submit(bucket, mechanism.prepare(np.ones(4, np.float32)))
+    waiting = threading.Thread(target=mechanism.enqueue)
+    waiting.start()
+    for number in range(2):
+        wait_for(lambda number=number: len(device.enqueued) == number + 1)  # type: ignore[misc]
+        assert waiting.is_alive() and len(done) == number
+        device.enqueued[-1].taken = True
+    waiting.join()
+    mechanism.finish()
+    mechanism.close()
+    assert [what[0] for what in done] == [0, 1]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])

@@ -6,6 +6,7 @@ On GPUs, whose libraries add otherwise, it comes close to them, and leaves have 
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,26 @@ import pytest
 from gpu_processes import why_processes_cannot_share_gpus
 from python_path import extended_path
 
+from dpsim import codec
 from dpsim.comm.cuda.available import why_no_gpu
 from dpsim.launch import jobs
+from dpsim.schedule import COMPUTE_LANE
+from dpsim.timeline import Timeline, TimelineRecord
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 DATA = "synthetic:5x5x1,classes=3,train=32,test=7"
 STEPS = 3
 
 
-def case(name: str, where: str, model: str = "mlp:4", flags: bool = False, **plan: Any) -> dict[str, Any]:
+def case(
+    name: str, where: str, model: str = "mlp:4", flags: bool = False, own_model: bool = False, **plan: Any
+) -> dict[str, Any]:
     common = {"global_batch": 16, "algorithm": "auto", "fusion_threshold_bytes": 60.0, "overlap": "poll"}
     return {
         "name": name,
         "where": where.split(),
         "flags": flags,
+        "own_model": own_model,
         "model": model,
         "dataset": DATA,
         "plan": common | plan,
@@ -41,7 +48,10 @@ CASES = [
     case("leaves, accumulated", "twin device", "mlp:4,norm=layer", accumulate=2, overlap="off", **LEAVES),
     case("plain", "cpu twin device", optimizer={"kind": "adamw"}, accumulate=2),
     case("global batch norm", "twin device", "cnn:2", batch_norm="global", overlap="inline"),
-    case("lars", "cpu device", optimizer={"kind": "lars"}),
+    case("leaves, global batch norm", "twin device", "cnn:2", leaves=8, batch_norm="global", overlap="thread"),
+    case("global batch norm, waiting inside", "twin device", "cnn:2", flags=True, batch_norm="global"),
+    case("lars", "cpu twin device", optimizer={"kind": "lars", "weight_decay": 0.01}),
+    case("own model", "cpu device", own_model=True),
 ]
 RANKS = [1, 2, 3]
 RANKS_BY_SPEED = [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))]
@@ -84,7 +94,7 @@ def test_training_on_devices_has_the_bits_of_the_same_operations_on_the_host(ran
     places = trained(ranks, where, name)
     first, *others = places.values()
     for other in others:
-        if where == "simulator" or name == "lars":
+        if where == "simulator" or name == "own model":
             assert [other[key] for key in ("digests", "losses", "test")] == [
                 first[key] for key in ("digests", "losses", "test")
             ]
@@ -92,7 +102,7 @@ def test_training_on_devices_has_the_bits_of_the_same_operations_on_the_host(ran
             for mine, theirs in zip(other["losses"], first["losses"], strict=True):
                 np.testing.assert_allclose([sum(of) for of, _ in mine], [sum(of) for of, _ in theirs], rtol=1e-3)
     assert len(set(places["device"]["digests"])) == 1
-    assert places["device"]["on_device"] == (name != "lars")
+    assert places["device"]["on_device"] == (name != "own model")
 
 
 @pytest.mark.slow
@@ -113,10 +123,41 @@ def test_leaves_have_the_same_bits_where_kernels_wait_for_each_other_inside(wher
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
 def test_a_step_on_a_device_waits_for_values_once(ranks: int, where: str) -> None:
-    for name in ("leaves", "leaves, accumulated", "plain"):
+    for name in (asked["name"] for asked in CASES if asked["name"] != "own model"):
         assert trained(ranks, where, name)["device"]["fetches"] == [1]
-    between_layers = 2  # global batch norm sums over the ranks in forward and in backward
-    assert trained(ranks, where, "global batch norm")["device"]["fetches"] == [1 + between_layers]
+
+
+@pytest.mark.parametrize("name", ["leaves", "leaves, waiting inside", "global batch norm", "plain"])
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
+def test_a_timeline_of_a_device_has_its_work_in_order_and_when_the_host_asked_for_it(
+    ranks: int, where: str, name: str
+) -> None:
+    line = Timeline.from_record(codec.decode(trained(ranks, where, name)["device"]["timeline"], TimelineRecord, "it"))
+    assert line.clock == "device" and line.asked_s is not None
+    anchor_error_s = 1e-4 if where == "gpu" else 1e-6
+    names = np.array([line.operations[number] for number in line.operation])
+    for step, rank in itertools.product(range(STEPS), range(ranks)):
+        own = (line.step == step) & (line.rank == rank)
+        assert (line.end_s >= line.start_s)[own].all()
+        computing = own & (line.lane == COMPUTE_LANE)
+        asked_in_time = line.asked_s <= line.end_s + anchor_error_s
+        assert asked_in_time[own & ~computing].all()
+        ends = np.append(names[computing][1:] != names[computing][:-1], True) & (names[computing] != "step overhead")
+        assert asked_in_time[computing][ends].all()  # the events that an operation ends with
+        assert (line.start_s[computing][1:] >= line.end_s[computing][:-1]).all()
+        order = [kind for kind, _ in itertools.groupby(name.split()[0] for name in names[computing])]
+        passes = ["forward", "loss", "backward"] * (2 if name == "plain" else 1)
+        assert [kind for kind in order if kind != "step"] == [*passes, "update"]
+        sent = own & np.char.startswith(names.astype(str), "allreduce")
+        assert bool(sent.any()) == (ranks > 1)
+        assert (line.start_s[sent][1:] >= line.end_s[sent][:-1]).all()  # one after another in one stream
+        loss_s = line.end_s[own & (names == "loss")].max()
+        assert (line.start_s[sent] >= loss_s).all()
+        update_s = line.start_s[own & (names == "update")].max()
+        assert (line.end_s[sent] <= update_s + anchor_error_s).all()
+        assert line.select(step=step, rank=rank).exposed_communication_s() >= 0
+        assert (own & (names == "synchronise")).any() == (ranks > 1 and name != "plain")
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -124,7 +165,7 @@ def test_a_step_on_a_device_waits_for_values_once(ranks: int, where: str) -> Non
 def test_gradients_are_produced_in_the_memory_that_kernels_reduce(ranks: int, where: str) -> None:
     for name in ("leaves", "plain"):
         assert trained(ranks, where, name)["device"]["copied_nothing"] == (ranks > 1)
-    assert not trained(ranks, where, "lars")["device"]["copied_nothing"]  # the host's gradients are copied to it
+    assert not trained(ranks, where, "own model")["device"]["copied_nothing"]  # the host's gradients are copied to it
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_updates_in_the_simulator_have_the_bits_of_the_cpus() -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"cases": 4 * 2 * 4 * 2, "wrong": []}
+    assert json.loads(done.stdout) == {"cases": 4 * 2 * 4 * 2 + 3, "wrong": []}
 
 
 @pytest.mark.gpu
@@ -43,22 +44,24 @@ def test_updates_on_a_gpu_have_the_bits_of_the_cpus() -> None:
     import cupy
     import simulate_cuda_updates as updates
 
+    from dpsim.comm.cuda.available import open_device
+    from dpsim.comm.cuda.memory import DeviceMemory
+
     assert [text for case in updates.cases() if (text := updates.wrong_in(*case, cupy)) is not None] == []
+    memory = DeviceMemory(open_device(0))
+    assert [text for lars in updates.LARS_CASES if (text := updates.wrong_in_lars(*lars, memory)) is not None] == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_every_operation_of_an_update_is_rounded_by_itself(kind: str, dtype: str) -> None:
-    need_a_compiler()
+JOINED = re.compile(r"\bfma\.|\bmad\.\w+\.f|\bmul\.f|\bftz\b|approx|\.full\.")
+"""Instructions that round otherwise than one operation at a time."""
+
+
+def code_of(kernel: Any, given: tuple[Any, ...]) -> str:
+    """The PTX of a kernel for arguments."""
     from numba import cuda
 
-    from dpsim.kernels import update_cuda
     from dpsim.kernels.allreduce.cuda import prepare
 
-    counts = {"sgd": (3, 4), "adamw": (4, 9)}
-    arrays, numbers = counts[kind]
-    kernel = update_cuda._sgd(dtype, True, True) if kind == "sgd" else update_cuda._adamw(dtype, True)
-    given = update_cuda.arguments([Host(np.zeros(16, dtype)) for _ in range(arrays)], [0.5] * numbers)
     ptx, _ = cuda.compile(
         kernel.py_func,
         prepare.signature(given),
@@ -68,8 +71,34 @@ def test_every_operation_of_an_update_is_rounded_by_itself(kind: str, dtype: str
         output="ptx",
         launch_bounds=kernel.targetoptions["launch_bounds"],
     )
-    text = str(ptx)
-    assert not re.findall(r"\bfma\.|\bmad\.\w+\.f|\bmul\.f|\bftz\b|approx|\.full\.", text)
+    return str(ptx)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_operation_of_lars_is_rounded_by_itself(dtype: str) -> None:
+    need_a_compiler()
+    from dpsim.kernels import exact_squares_cuda, update_cuda
+
+    number = np.dtype(dtype).type
+    update = code_of(update_cuda.lars_parts(dtype), (0, 0, (0, 0, 0), (number(1), number(1), number(-1))))
+    squares = code_of(exact_squares_cuda.of_blocks(dtype), (0, 1, 0))
+    totals = code_of(exact_squares_cuda.of_rows(dtype), (0, 1, 1, 0))
+    assert not JOINED.findall(update + squares + totals)
+    assert "mul.rn.f64" in squares and f"mul.rn.f{8 * np.dtype(dtype).itemsize}" in update
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_every_operation_of_an_update_is_rounded_by_itself(kind: str, dtype: str) -> None:
+    need_a_compiler()
+    from dpsim.kernels import update_cuda
+
+    counts = {"sgd": (3, 4), "adamw": (4, 9)}
+    arrays, numbers = counts[kind]
+    kernel = update_cuda._sgd(dtype, True, True) if kind == "sgd" else update_cuda._adamw(dtype, True)
+    given = update_cuda.arguments([Host(np.zeros(16, dtype)) for _ in range(arrays)], [0.5] * numbers)
+    text = code_of(kernel, given)
+    assert not JOINED.findall(text)
     assert re.search(r"ld\.global\.v[24]", text) and re.search(r"st\.global\.v[24]", text)
     if kind == "adamw":
         assert "div.rn.f" in text and "sqrt.rn.f" in text

@@ -56,11 +56,14 @@ class AlignedMemory(HostMemory):
         return aligned(size_bytes)
 
 
-def trained(token: str, ops: Ops, leaves: tuple[int, ...], rounding: Rounding | None = None) -> dict[str, Array]:
+def trained(
+    token: str, ops: Ops, leaves: tuple[int, ...], rounding: Rounding | None = None, batch_norm: str = ""
+) -> dict[str, Array]:
     """Parameters, state and loss after two steps of plain gradient descent."""
     network = build_model(token, SHAPE, CLASSES, ops=ops)
     network.train_in_leaves(len(leaves) > 2, rounding)
-    network.normalise_batches("leaf" if len(leaves) > 2 else "local", tree_sum)
+    mode = batch_norm or ("leaf" if len(leaves) > 2 else "local")
+    network.normalise_batches(mode, tree_sum)
     parameters = {name: ops.xp.asarray(value) for name, value in network.initial_parameters(0).items()}
     gradients = {name: ops.zeros(value.shape, value.dtype) for name, value in parameters.items()}
     network.bind(parameters, gradients)
@@ -75,7 +78,7 @@ def trained(token: str, ops: Ops, leaves: tuple[int, ...], rounding: Rounding | 
         with nothing_waited_for() if isinstance(ops, DeviceOps) else contextlib.nullcontext():
             sums = network.forward_backward(batch, NoEvents())
         losses.append(sums.fetch().loss)
-        if len(leaves) > 2 and network.state():
+        if mode == "leaf" and network.state():
             (total,) = network.leaf_statistics()
             network.update_statistics(total)
         for name, value in parameters.items():
@@ -104,6 +107,14 @@ def test_training_in_a_devices_memory_waits_for_no_value_and_has_the_bits_of_the
         np.testing.assert_array_equal(value, actual[name], err_msg=name)
     for name, value in trained(token, NumpyOps(), leaves).items():
         np.testing.assert_allclose(value, actual[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_global_batch_norm_in_a_devices_memory_waits_for_no_value() -> None:
+    on_host, on_device = (
+        trained("cnn:4", DeviceOps(memory), (0, 2, 4, 5, 7), batch_norm="global") for memory in (HOST, StrictMemory())
+    )
+    for name, value in on_host.items():
+        np.testing.assert_array_equal(value, on_device[name], err_msg=name)
 
 
 def test_products_of_leaves_have_operands_at_aligned_places() -> None:

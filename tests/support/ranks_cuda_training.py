@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from ranks_runtime import open_trainer
 
+from dpsim import codec
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.available import open_device, simulating
@@ -23,8 +24,10 @@ from dpsim.memory import HOST
 from dpsim.nn import Network
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.progress import Progress
+from dpsim.runtime.recorder import StepMarks, timeline
 from dpsim.runtime.snapshot import restore, snapshot
 from dpsim.runtime.trainer import Trainer
+from dpsim.timeline import Timeline
 
 
 def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
@@ -53,7 +56,8 @@ def opened(comm: MPI.Intracomm, case: dict[str, Any], where: str, dataset: Any =
     """A trainer of a case: on the ``device``, its ``twin`` of the same operations on the host, or as on the ``cpu``."""
     ops = DeviceOps(HOST) if where == "twin" else None
     backend = "cuda" if where == "device" else "cpu"
-    with flags(comm, case["flags"]):
+    hidden = mock.patch.object(Network, "compute_in", None) if case["own_model"] else contextlib.nullcontext()
+    with flags(comm, case["flags"]), hidden:
         return open_trainer(comm, case | {"backend": backend}, dataset, ops)
 
 
@@ -65,10 +69,12 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
         if where == "device" and comm.rank == comm.size - 1:
             out_of_step(trainer)
         memory = trainer.runner.memory
-        fetches, losses = [], []
+        fetches, losses, marks = [], [], []
         for _ in range(steps):
             before = memory.fetches if isinstance(memory, DeviceMemory) else 0
-            losses.append(trainer.step().sums)
+            outcome = trainer.step()
+            losses.append(outcome.sums)
+            marks.append(outcome.marks)
             fetches.append(memory.fetches - before if isinstance(memory, DeviceMemory) else 0)
         test = trainer.evaluate()
         results[where] = {
@@ -77,10 +83,17 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
             "test": (test.loss, test.correct, test.samples),
             "fetches": sorted({count for counts in comm.allgather(fetches) for count in counts}),
             "on_device": isinstance(memory, DeviceMemory),
+            "timeline": codec.to_builtins(recorded(comm, trainer, marks).to_record()),
             "copied_nothing": produced_where_it_is_reduced(trainer),
         }
         trainer.close()
     return results
+
+
+def recorded(comm: MPI.Intracomm, trainer: Trainer, marks: list[StepMarks]) -> Timeline:
+    """The timeline of some steps on all ranks."""
+    steps = list(zip(*comm.allgather(marks), strict=True))
+    return timeline(steps, trainer.runner.program.names, emulated_network=False)
 
 
 def out_of_step(trainer: Trainer) -> None:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from dpsim.kernels import update_cuda
+from dpsim.memory import HOST, HostMemory
+from dpsim.nn.lars import LarsUpdate, Part
 from dpsim.nn.optimizer import update
-from dpsim.optimizer import AdamW, Optimizer, Sgd
+from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 
 OPTIMIZERS: tuple[Optimizer, ...] = (
     Sgd(learning_rate=0.1, momentum=0.9),
@@ -56,10 +59,57 @@ def wrong_in(optimizer: Optimizer, dtype: str, size: int, shift: int, xp: Any = 
     return None
 
 
+LARS_SHAPES = [(3, 5), (4,), (5, 3), (2, 0), (2, 2), (6,)]
+LARS_CASES = (("float32", 0.01, "", 2), ("float32", 0.0, "inf", 1), ("float64", 0.01, "nan", 1))
+
+
+def wrong_in_lars(dtype: str, decay: float, spoilt: str, steps: int, memory: Any) -> str | None:
+    """What differs after some steps of LARS between arrays of a device's memory and the host's.
+
+    Some tensors are all zero, others of tiny numbers; ``spoilt``: an element that the gradients of a tensor have.
+    """
+    settings = Lars(momentum=0.9, weight_decay=decay, trust_coefficient=0.02)
+    bounds = np.cumsum([0, *(int(np.prod(shape)) for shape in LARS_SHAPES)]).tolist()
+    matrices = [number for number, shape in enumerate(LARS_SHAPES) if len(shape) > 1]
+    parts = [
+        Part(matrices.index(number) if number in matrices else None, start, stop, start)
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds))
+    ]
+    random = np.random.default_rng(5)
+    w, g = random.standard_normal((2, bounds[-1])) * 10.0 ** random.integers(-30, 15, (2, bounds[-1]))
+    w[:15] = g[19:21] = 0
+    g[21:34] *= 1e-25 if dtype == "float32" else 1e-165
+    if spoilt:
+        g[-7] = float(spoilt)
+    results = []
+    for where in (HOST, memory):
+        arrays = [where.zeros(bounds[-1] * np.dtype(dtype).itemsize).view(dtype) for _ in range(3)]
+        for target, values in zip(arrays, (w, g), strict=False):
+            where.write(target, values.astype(dtype))
+        update, digits = LarsUpdate(*arrays, parts, len(matrices), settings, where), []
+        for step in range(steps):
+            digits += [np.array(each) for each in where.fetch([update.measure()])]
+            with np.errstate(invalid="ignore"):
+                update.apply(digits[-1], 0.3 / (1 + step), 0.25)
+        results.append([*digits, *map(np.array, where.fetch(arrays))])
+    for name, ours, theirs in zip(("digits",) * steps + ("w", "g", "v"), *results, strict=True):
+        if not np.array_equal(ours, theirs, equal_nan=True):
+            return f"{name} of LARS in {dtype}, decay {decay}, {spoilt or 'finite'}"
+    return None
+
+
+class SimulatedMemory(HostMemory):
+    """The host's memory as that of a device in the simulator."""
+
+    deferred = True
+    stream = types.SimpleNamespace(launch=0)
+
+
 def main() -> None:
     every = list(cases())
     wrong = [text for case in every if (text := wrong_in(*case)) is not None]
-    print(json.dumps({"cases": len(every), "wrong": wrong}))
+    wrong += [text for lars in LARS_CASES if (text := wrong_in_lars(*lars, SimulatedMemory())) is not None]
+    print(json.dumps({"cases": len(every) + len(LARS_CASES), "wrong": wrong}))
 
 
 if __name__ == "__main__":

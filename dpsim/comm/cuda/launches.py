@@ -143,6 +143,10 @@ class Launches:
             else:  # until its block of memory is reduced for the first time
                 compiled.prepared.append(each)
 
+    def agreed(self, kernel: Kernel) -> bool:
+        """Whether all ranks have compiled a kernel."""
+        return kernel in self._compiled and self._compiled[kernel].agreed
+
     def launch(self, task: Task) -> Launch:
         """The task's kernel, bound to its memory; ``agree`` goes before."""
         if (kept := self._kept.get(task)) is not None:

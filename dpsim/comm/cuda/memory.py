@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.comm.cuda.device import Device, DeviceArray, Event
+from dpsim.memory import Mark
 
 _HOST_COPIES = 2
 """Page-locked host arrays an upload: the host fills one while the device may still read the other."""
@@ -90,6 +91,9 @@ class DeviceMemory:
     def mark(self) -> Event:
         event: Event = self.stream.record()
         return event
+
+    def follow(self, mark: Mark) -> None:
+        self.stream.follow(mark)
 
     def address(self, array: DeviceArray) -> int:
         interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__  # the simulator's

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpi4py import MPI
 
 from dpsim.collective import CollectiveKind
+from dpsim.comm.clock import now
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access, find_access
 from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.compute import Compute, DeviceCompute, HostCompute
 from dpsim.comm.cuda.device import Device, DeviceArray
 from dpsim.comm.cuda.launches import Launches, Task, kernel_of
+from dpsim.comm.cuda.sums import DeviceSums, sums_of_one_rank
 from dpsim.comm.mpi import MpiRequest, MpiTransport
 from dpsim.comm.transport import (
     Array,
     CollectiveSteps,
     Enqueued,
     PersistentAllreduce,
+    Span,
     SteppedAllreduce,
     SummationOrder,
 )
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
-from dpsim.kernels.allreduce.tree import slots
+from dpsim.kernels.allreduce.tree import PartialSums, slots
 from dpsim.memory import Mark
+from dpsim.replica import OrderedSum
 
 WAIT_LIMIT_S = 600.0
 """How long kernels wait for a rank before training ends with an error: ten minutes, as PyTorch's process groups do."""
@@ -53,12 +58,14 @@ class _Operands:
     """What is reduced by a task: this rank's slots where they are produced, and where kernels reduce them.
 
     ``complete``: the mark after which the gradients are final, if that was said before the allreduce begins.
+    ``span``: where the last run was in the stream of communication.
     """
 
     task: Task
     produced: list[Array]
     bucket: list[DeviceArray]
     complete: Mark | None = None
+    span: Span | None = None
 
 
 class CudaTransport(MpiTransport):
@@ -95,6 +102,8 @@ class CudaTransport(MpiTransport):
         self.memory = self.compute.memory
         self.access: Access | None = find_access(self.device, comm) if comm.size > 1 else None
         self._stream = self.device.stream()
+        self._wait_limit_s = wait_limit_s
+        self._sums: DeviceSums | None = None
         self._blocks: list[_Block] = []
         self.launches: Launches | None = None
         if self.access is not None:
@@ -142,7 +151,18 @@ class CudaTransport(MpiTransport):
         def complete() -> None:
             operands.complete = self.memory.mark()
 
-        return SteppedAllreduce(self, functools.partial(self._rounds, self.launches, operands), complete)
+        rounds = functools.partial(self._rounds, self.launches, operands)
+        return SteppedAllreduce(self, rounds, complete, lambda: operands.span)
+
+    def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
+        if not self.memory.deferred:
+            return None
+        if self.access is None:
+            return sums_of_one_rank(sums)
+        if self._sums is None:
+            stream = self.memory.stream
+            self._sums = DeviceSums(self, self.comm, self.device, self.access, stream, self._wait_limit_s)
+        return self._sums.of(sums, most_elements)
 
     def _place(self, data: Array) -> _Place | None:
         """Where data lies in the memory that was allocated; None if it lies elsewhere."""
@@ -154,8 +174,10 @@ class CudaTransport(MpiTransport):
 
     def close(self) -> None:
         self.device.use()
-        self._stream.wait()
+        self.device.settle()
         self._blocks.clear()
+        if self._sums is not None:
+            self._sums.close()
         if self.launches is not None:
             self.launches.close()
 
@@ -165,8 +187,9 @@ class CudaTransport(MpiTransport):
         complete, operands.complete = operands.complete or self.memory.mark(), None
         yield from launches.agree(operands.task)
         launches.check()
-        stages = launches.launch(operands.task).stages
+        stages, asked_s = launches.launch(operands.task).stages, now()
         self.compute.give(self._stream, complete, operands.produced, operands.bucket)
+        began = self._stream.record()
         for number, stage in enumerate(stages):
             if number:
                 yield [self._stream.record()]
@@ -174,6 +197,7 @@ class CudaTransport(MpiTransport):
                 self.device.use()
             stage(self._stream.launch)
         done = self.compute.take(self._stream, operands.bucket[0], operands.produced[0])
+        operands.span = Span(began, done, asked_s)
         # with flags the next kernel may follow at once; without them its host barriers would mix with these
         yield Enqueued([done]) if self.access is not None and self.access.mode == "flags" else [done]
         launches.check()

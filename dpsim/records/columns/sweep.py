@@ -226,4 +226,6 @@ TIMELINE = (
     Column("end_s", "float64", "s", "When it ended, on the same clock."),
     Column("size_bytes", "int64", "bytes", "The bytes of the message; 0 for computation."),
     Column("emulated_network", "boolean", "yes or no", "Whether the network was emulated."),
+    Column("clock", "category", "name", "What read the times: `host`, or `device` for marks in the streams of a GPU."),
+    Column("asked_s", "float64", "s", "When the host had asked the device for it; NaN on the host's clock."),
 )

@@ -95,7 +95,8 @@ class SavedSweep(SavedResult):
         points: list[MeasuredPoint | PredictedPoint] = [*self.results.points, *self.predictions.points]
         kept = [(point.setting, Timeline.from_record(point.timeline)) for point in points if point.timeline is not None]
         rows = [
-            setting_columns(setting) | {"source": timeline.source, "emulated_network": timeline.emulated_network}
+            setting_columns(setting)
+            | {"source": timeline.source, "emulated_network": timeline.emulated_network, "clock": timeline.clock}
             for setting, timeline in kept
         ]
         events = [timeline for _, timeline in kept]
@@ -109,6 +110,11 @@ class SavedSweep(SavedResult):
                 ("size_bytes", np.int64),
             )
         }
+        asked = [timeline.asked_s for timeline in events]
+        unknown = [np.full(len(timeline.step), np.nan) for timeline in events]
+        values["asked_s"] = _joined(
+            [a if a is not None else u for a, u in zip(asked, unknown, strict=True)], np.float64
+        )
         values["lane"] = [LANE_NAMES[lane] for timeline in events for lane in timeline.lane]
         values["operation"] = [timeline.operations[number] for timeline in events for number in timeline.operation]
         values["kind"] = [KINDS[kind] for timeline in events for kind in timeline.kind]

@@ -275,6 +275,17 @@ def divide(typingctx, left, right):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def square_bits(typingctx, value):  # type: ignore[no-untyped-def]
+    """The bits of the square of a number, in float64."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        number = builder.fpext(args[0], ir.DoubleType()) if args[0].type == F32 else args[0]
+        return builder.bitcast(_nearest(builder, "mul", number, number), I64)
+
+    return signature(types.int64, value), code
+
+
+@intrinsic
 def root(typingctx, values):  # type: ignore[no-untyped-def]
     """The square root of each number."""
 

@@ -118,6 +118,11 @@ def divide(left: Numbers, right: Numbers) -> Numbers:
         return tuple(a / b for a, b in zip(left, right, strict=True))
 
 
+def square_bits(value: Any) -> int:
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return int(np.square(np.float64(value)).view(np.int64))
+
+
 def root(values: Numbers) -> Numbers:
     with np.errstate(invalid="ignore"):
         return tuple(np.sqrt(value) for value in values)

@@ -1,0 +1,95 @@
+"""Sums over ranks between the layers of a step, in the memory of devices: the host copies nothing, and waits for none.
+
+They have kernels, flags and messages of their own. Threads of a rank ask for them and for the allreduces of gradients
+in an order that may differ between ranks, and kernels that wait for each other at the same flags must not.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim.comm.cuda.access import Access
+from dpsim.comm.cuda.device import Device, DeviceArray, Stream
+from dpsim.comm.cuda.launches import Launches, Task, kernel_of
+from dpsim.comm.mpi import MpiRequest
+from dpsim.comm.transport import Transport, wait
+from dpsim.kernels.allreduce.tree import PartialSums, fold
+from dpsim.replica import OrderedSum
+
+_BLOCKS = 1
+"""Blocks of a rank's kernel: the sums are small, and a kernel of gradients may wait on the same GPU meanwhile."""
+
+
+class DeviceSums:
+    """Adds one flat array a partial sum along the tree, in the stream that computes.
+
+    Kernels that wait for other ranks inside are only asked for. Where they cannot wait, the host does between them. The
+    sum is valid until the next one.
+    """
+
+    def __init__(
+        self, t: Transport, comm: MPI.Intracomm, device: Device, access: Access, stream: Stream, wait_limit_s: float
+    ) -> None:
+        self._transport, self._comm, self._device, self._stream = t, comm.Dup(), device, stream
+        self._launches = Launches(self._comm, device, access, most_blocks=_BLOCKS, wait_limit_s=wait_limit_s)
+        self._blocks: tuple[int, ...] = ()
+        self._size_bytes = 0
+
+    def of(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum:
+        """The function that adds; kernels are compiled for the dtypes and so many elements of each. Collective."""
+        for dtype, elements in most_elements.items():
+            self._prepare(sums, np.dtype(dtype), elements)
+
+        def add(arrays: Sequence[DeviceArray]) -> DeviceArray:
+            task = self._prepare(sums, np.dtype(arrays[0].dtype), len(arrays[0]))
+            self._launches.check()
+            every = self._launches.arrays(task)
+            held = [every[number] for number in sums.of(self._transport.rank)]
+            for target, array in zip(held, arrays, strict=True):
+                target[...] = array
+            for number, stage in enumerate(self._launches.launch(task).stages):
+                if number:
+                    self._barrier()
+                stage(self._stream.launch)
+            return held[0]
+
+        return add
+
+    def close(self) -> None:
+        """Give back all memory, when the device has done all work. Collective."""
+        self._launches.close()
+        self._comm.Free()
+
+    def _prepare(self, sums: PartialSums, dtype: np.dtype[np.generic], elements: int) -> Task:
+        """What adds so many elements, in the first bytes of the memory. Collective when there is less memory yet."""
+        size_bytes = elements * dtype.itemsize
+        slots = max(map(sums.owners.count, sums.owners))
+        if size_bytes > self._size_bytes or slots > len(self._blocks):
+            self._size_bytes = max(size_bytes, self._size_bytes)
+            self._blocks = tuple(self._launches.allocate(self._size_bytes) for _ in range(slots))
+        kernel = kernel_of(dtype, "auto", None, sums)
+        task = Task(kernel, self._blocks[:slots], 0, size_bytes)
+        if not self._launches.agreed(kernel):
+            self._launches.compile(task)
+            for pending in self._launches.agree(task):
+                wait(self._transport, pending)
+        return task
+
+    def _barrier(self) -> None:
+        self._stream.wait()
+        wait(self._transport, [MpiRequest([self._comm.Ibarrier()])])
+        self._device.use()
+
+
+def sums_of_one_rank(sums: PartialSums) -> OrderedSum:
+    """The function that adds the partial sums of the only rank there is."""
+
+    def add(arrays: Sequence[DeviceArray]) -> DeviceArray:
+        total: DeviceArray = fold(sums.tree, arrays.__getitem__, operator.add)
+        return total
+
+    return add
