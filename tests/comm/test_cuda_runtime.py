@@ -134,8 +134,10 @@ def test_train_takes_backend_cuda(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch)
     flags = ["--model", "mlp:5", "--dataset", DATA, "--global-batch", "8", "--devices", "2", "--steps", "3", "--json"]
     code, out, err = dpsim("train", "--backend", "cuda", *flags)
     assert code == 0, err
-    (point,) = json.loads(out)["points"]
+    document = json.loads(out)
+    (point,), summary = document["points"], document["summary"]
     assert (point["backend"], point["algorithm"]) == ("cuda", "auto")
+    assert (summary["gpus"], summary["gpu_path"]) == (1, "peer memory")
     device = "numba's CUDA simulator"
     summary = f"gradients are computed on {device} and reduced on {device}, split over simulated memory"
     assert summary in err

@@ -17,6 +17,7 @@ from dpsim.comm.cuda import launches as launches_module
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.reducers import Path
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.bench.gpus import Kernels
@@ -43,7 +44,8 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict
 @contextlib.contextmanager
 def opened(comm: MPI.Intracomm, mode: str = "flags", **options: Any) -> Iterator[CudaTransport]:
     access = Access(way=open_device(comm.rank).ways[0], mode=mode)  # type: ignore[arg-type]
-    with mock.patch.object(transport_module, "find_access", lambda *_: access):
+    path = Path(name="peer memory", access=access)
+    with mock.patch.object(transport_module, "find_path", lambda *_: path):
         transport = CudaTransport(comm.Dup(), **options)
     yield transport
     transport.close()

@@ -8,57 +8,26 @@ memory that has been prepared for it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from dpsim.backend import CUDA_VERSIONS
-from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.agreement import raise_on_all
-from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory
+from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory, Stream
+from dpsim.comm.cuda.reducer import Kernel, Task
 from dpsim.comm.mpi import MpiRequest
 from dpsim.comm.transport import CollectiveSteps
 from dpsim.errors import CommunicationError, DpsimError
 from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, Watch, flag_words
-from dpsim.kernels.allreduce.tree import PartialSums
 
 MOST_RECENT = 256
 """Launches that are kept besides those prepared before the first run: a rule that packs buckets while running makes
 ever new ones, and each has tables in device memory."""
 
 _FAILED = -1
-
-
-class Kernel(NamedTuple):
-    """What decides which code runs. ``compression`` holds the dtype and the scale of the 16-bit codes.
-
-    ``sums`` are the partial sums that it adds, of all ranks.
-    """
-
-    dtype: str
-    algorithm: str
-    compression: tuple[str, float] | None
-    sums: PartialSums
-
-
-class Task(NamedTuple):
-    """An allreduce of bytes ``first`` to ``stop - 1`` of blocks of memory: one for each slot that a rank may hold."""
-
-    kernel: Kernel
-    blocks: tuple[int, ...]
-    first: int
-    stop: int
-
-
-def kernel_of(
-    dtype: np.dtype[np.generic], algorithm: str, compression: Compression | None, sums: PartialSums
-) -> Kernel:
-    """The kernel of an algorithm for arrays of ``dtype``."""
-    codes = None if compression is None else (compression.dtype, compression.scale)
-    return Kernel(str(dtype), algorithm, codes, sums)
 
 
 @dataclass
@@ -72,12 +41,19 @@ class _Compiled:
 
 
 class Launches:
-    """Memory that all ranks' kernels reach, and the kernels that are bound to parts of it."""
+    """See ``Reducer``: memory that all ranks' kernels reach, and the kernels that are bound to parts of it.
+
+    Where they wait for each other inside (``flags``), a kernel is put into the stream and the next one may follow.
+    Elsewhere they stop where ranks wait for each other, and barriers of the hosts are between.
+    """
+
+    path = "peer memory"
 
     def __init__(
         self, comm: MPI.Intracomm, device: Device, access: Access, *, most_blocks: int, wait_limit_s: float
     ) -> None:
         self._comm, self._device, self._access, self._most_blocks = comm, device, access, most_blocks
+        self.how, self.queued = f"{access.mode} over {access.way} memory", access.mode == "flags"
         self._blocks: list[PeerMemory] = []
         self._codes: dict[int, PeerMemory] = {}
         self._compiled: dict[Kernel, _Compiled] = {}
@@ -93,6 +69,9 @@ class Launches:
         """The number of a new block of as many bytes on every rank's device. Collective."""
         self._blocks.append(self._share(size_bytes))
         return len(self._blocks) - 1
+
+    def own(self, number: int) -> DeviceArray:
+        return self.memory(number, self._comm.rank)
 
     def memory(self, number: int, rank: int) -> DeviceArray:
         """A rank's memory of a block, in bytes."""
@@ -152,6 +131,15 @@ class Launches:
         if len(self._recent) > MOST_RECENT:
             del self._recent[next(iter(self._recent))]
         return launch
+
+    def reduce(self, task: Task, stream: Stream) -> CollectiveSteps:
+        self.check()
+        for number, stage in enumerate(self.launch(task).stages):
+            if number:
+                yield [stream.record()]
+                yield [MpiRequest([self._comm.Ibarrier()])]
+                self._device.use()
+            stage(stream.launch)
 
     @property
     def bound(self) -> tuple[Launch, ...]:
