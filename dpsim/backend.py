@@ -27,6 +27,9 @@ CUDA_VERSIONS = {
 Between GPUs that do not reach each other's memory there is one, whatever the name: that of ``dpsim.comm.cuda.moved``.
 """
 
+SIXTEEN_BIT_VERSION = "two-shot"
+"""The version that sends gradients as 16 bits."""
+
 
 def check_backend(
     backend: str,
@@ -46,12 +49,6 @@ def check_backend(
             f"backend 'cuda' on {network.token}: its kernels use the memory of GPUs, not an emulated network",
             allowed="--network node",
             remedy="leave --network out, or use --backend cpu",
-        )
-    if leaves and wire_dtype in SIXTEEN_BITS:
-        raise ConfigError(
-            f"backend 'cuda' with leaves and wire dtype {wire_dtype}: its kernels do not round every sum of two",
-            allowed="leaves with the gradients' own dtype on backend cuda, or with 16 bits on backend cpu",
-            remedy="leave --wire-dtype out, or use --backend cpu",
         )
     if strategy != "data-parallel":
         raise ConfigError(
@@ -76,4 +73,10 @@ def check_backend(
             f"algorithm {algorithm!r} has no CUDA kernel",
             allowed=", ".join((*CUDA_VERSIONS, NCCL)),
             remedy="choose one of them with --algorithm (auto is the usual one), or use --backend cpu",
+        )
+    if wire_dtype in SIXTEEN_BITS and CUDA_VERSIONS[algorithm] != SIXTEEN_BIT_VERSION:
+        raise ConfigError(
+            f"algorithm {algorithm!r} with wire dtype {wire_dtype} on backend 'cuda': its kernel sends no 16 bits",
+            allowed=", ".join(name for name, version in CUDA_VERSIONS.items() if version == SIXTEEN_BIT_VERSION),
+            remedy="leave --algorithm out, or use --backend cpu",
         )

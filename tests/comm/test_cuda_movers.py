@@ -40,6 +40,8 @@ SUMS = [
     sums("leaves, one round", leaves=True, one_round_bytes=1 << 20, high=30),
     sums("float16", compression=("float16", 2.0**-6), high=203),
     sums("bfloat16", compression=("bfloat16", 1.0), high=203),
+    sums("leaves in float16", leaves=True, compression=("float16", 2.0**-6), high=75),
+    sums("leaves in bfloat16", leaves=True, compression=("bfloat16", 1.0), high=75),
     sums("gradients of the host", on_device=False, high=50),
 ]
 

@@ -171,12 +171,13 @@ def test_what_a_backend_cannot_do_is_refused(backend: str, algorithm: str, netwo
     check_backend("cuda", "direct", Network())
 
 
-def test_leaves_with_sixteen_bits_are_refused_on_gpus() -> None:
-    with pytest.raises(ConfigError, match="with leaves and wire dtype bfloat16"):
-        check_backend("cuda", "auto", Network(), leaves=8, wire_dtype="bfloat16")
-    check_backend("cuda", "auto", Network(), leaves=8)
-    check_backend("cuda", "auto", Network(), wire_dtype="bfloat16")
-    check_backend("cpu", "auto", Network(), leaves=8, wire_dtype="bfloat16")
+def test_sixteen_bits_are_refused_on_gpus_where_the_kernel_of_the_algorithm_sends_none() -> None:
+    for algorithm in ("auto", "two-shot", "direct"):
+        for leaves in (0, 8):
+            check_backend("cuda", algorithm, Network(), leaves=leaves, wire_dtype="bfloat16")
+    for algorithm in ("ring", "one-shot", "halving-doubling"):
+        with pytest.raises(ConfigError, match=f"algorithm '{algorithm}' with wire dtype float16 on backend 'cuda'"):
+            check_backend("cuda", algorithm, Network(), leaves=8, wire_dtype="float16")
 
 
 def test_every_algorithm_of_the_backend_is_a_registered_version() -> None:

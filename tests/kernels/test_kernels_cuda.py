@@ -41,6 +41,7 @@ def chosen() -> list[tuple[cases.Case, str]]:
         for number, version in enumerate(versions):
             some.append((replace(case, version=version, dtype=dtype), modes[(shift + number) % 3]))
     fused = (("float16", "one-launch"), ("bfloat16", "flags"), ("float16", "split"), ("sgd", "flags"))
+    fused += (("float16, each sum", "flags"), ("bfloat16, each sum", "split"))
     some += [(replace(case, variant=variant), mode) for variant, mode in fused]
     return [*some, (replace(case, dtype="float64", variant="sgd"), "split")]
 
@@ -284,6 +285,7 @@ def test_a_flag_is_behind_or_not_whatever_the_numbers_have_come_to() -> None:
         ({"compression": Codes(dtype="float64", scale=1.0, arrays=[])}, "compression to float64"),
         ({"compression": Codes(dtype="float16", scale=3.0, arrays=[])}, "compression to float16 with scale 3.0"),
         ({"compression": Codes(dtype="bfloat16", scale=0.5, arrays=[])}, "compression to bfloat16 with scale 0.5"),
+        ({"each_sum": True}, "two-shot on float32 with every sum of two rounded"),
         ({"arrays": 3}, "3 arrays as arrays"),
         ({"dtype": "int32"}, "arrays of int32"),
     ],

@@ -68,17 +68,22 @@ def summed(comm: MPI.Intracomm, path: PathName, case: dict[str, Any]) -> dict[st
         mock.patch.object(prepare, "make", wraps=prepare.make) as make,
     ):
         blocks = [transport.allocate((high + 5) * dtype.itemsize).view(dtype) for _ in range(most)]
-        order = SummationOrder(sums, tuple(block[low:high] for block in blocks[1:]))
+        extra = tuple(block[low:high] for block in blocks[1:])
+        order = SummationOrder(sums, extra) if case["leaves"] else None
         prepared = transport.prepare(blocks[0][low:high], "auto", compression, order)
         assert prepared is not None
         for step in range(2):
             numbers = [contribution(slot + 10 * step, high + 5, dtype) for slot in range(len(sums.owners))]
+            if compression is not None and case["leaves"]:  # as training rounds the gradient of every leaf
+                numbers = [reference.rounded(each, *case["compression"]) for each in numbers]
             for block, slot in zip(blocks, sums.of(comm.rank), strict=False):
                 block[...] = numbers[slot]
             prepared.run()
             wanted = numbers[sums.of(comm.rank)[0]].copy()
-            codes = case["compression"]
-            wanted[low:high] = reference.allreduce([each[low:high] for each in numbers], sums, compression=codes)
+            inside = [each[low:high] for each in numbers]
+            wanted[low:high] = reference.allreduce(
+                inside, sums, compression=case["compression"], each_sum=case["leaves"]
+            )
             right.append(blocks[0].tobytes() == wanted.tobytes())
         made = make.call_count
     return {"right": comm.allgather(right), "made": made}

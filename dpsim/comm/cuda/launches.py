@@ -79,12 +79,13 @@ class Launches:
 
     def arrays(self, task: Task) -> list[DeviceArray]:
         """The part of the ranks' memory that a task is about: an array for each partial sum."""
-        dtype, sums = np.dtype(task.kernel.dtype), task.kernel.sums
-        arrays = []
-        for number, owner in enumerate(sums.owners):
-            memory = self.memory(task.blocks[sums.of(owner).index(number)], owner)
-            arrays.append(memory[task.first : task.stop].view(dtype))
-        return arrays
+        dtype = np.dtype(task.kernel.dtype)
+        return [self.memory(*place)[task.first : task.stop].view(dtype) for place in self._places(task)]
+
+    def _places(self, task: Task) -> list[tuple[int, int]]:
+        """The number of the block, and the owner, of each partial sum."""
+        sums = task.kernel.sums
+        return [(task.blocks[sums.of(owner).index(slot)], owner) for slot, owner in enumerate(sums.owners)]
 
     def compile(self, task: Task) -> None:
         """Compile the task's kernel on this rank if it is new. A mistake is kept for ``agree``."""
@@ -113,8 +114,9 @@ class Launches:
             if every.min() == _FAILED:
                 raise_on_all(self._comm, compiled.error)
             compiled.blocks, compiled.agreed = min(int(every.min()), self._most_blocks), True
-        if task.kernel.compression is not None and task.blocks[0] not in self._codes:
-            self._codes[task.blocks[0]] = self._share(self._blocks[task.blocks[0]].ranks[0].nbytes // 2)
+        for number in task.blocks if task.kernel.compression is not None else ():
+            if number not in self._codes:
+                self._codes[number] = self._share(self._blocks[number].ranks[0].nbytes // 2)
         prepared, compiled.prepared = compiled.prepared, []
         for each in prepared:
             if self._has_codes(each):
@@ -163,7 +165,7 @@ class Launches:
         self._flags.clear()
 
     def _has_codes(self, task: Task) -> bool:
-        return task.kernel.compression is None or task.blocks[0] in self._codes
+        return task.kernel.compression is None or all(number in self._codes for number in task.blocks)
 
     def _make(self, task: Task, blocks: int) -> Launch:
         arrays = self.arrays(task)
@@ -176,20 +178,18 @@ class Launches:
             compression=self._codes_of(task, arrays),
             most_blocks=max(blocks, 1),
             watch=self._watch,
+            each_sum=task.kernel.each_sum,
         )
         return launch
 
     def _codes_of(self, task: Task, arrays: list[DeviceArray]) -> Codes | None:
-        """Where a task's codes lie: as far into their memory as its numbers are into theirs.
-
-        With codes every rank has one slot.
-        """
+        """Where a task's codes lie: as far into their memory as its numbers are into theirs."""
         if task.kernel.compression is None:
             return None
         dtype, scale = task.kernel.compression
-        if task.blocks[0] in self._codes:
-            first, stop = task.first // 2, task.stop // 2
-            codes = [memory[first:stop].view(np.uint16) for memory in self._codes[task.blocks[0]].ranks]
+        if self._has_codes(task):
+            memory = (self._codes[number].ranks[owner] for number, owner in self._places(task))
+            codes = [array[task.first // 2 : task.stop // 2].view(np.uint16) for array in memory]
         else:  # only to compile: memory of the right kind, which nothing is written to
             codes = [array.view(np.uint16)[: array.size] for array in arrays]
         return Codes(dtype=dtype, scale=scale, arrays=codes)

@@ -138,7 +138,7 @@ class Moved:
                 place += _padded(size_bytes)
                 incoming.append(Piece(sums.owners[number], arriving))
                 held[number] = arriving.view(slots[0].dtype)
-            add += _addition(held, sums, rank)
+            add += _addition(held, task.kernel, rank)
         shards = tuple(slots[0][start:stop].view(np.uint8) for start, stop, owner in parts if owner is not None)
         bound = _Bound(encode, tuple(outgoing), tuple(incoming), tuple(add), shards, decode)
         self._bound[task] = bound
@@ -181,11 +181,14 @@ def _padded(size_bytes: int) -> int:
     return -(-size_bytes // _PACK_BYTES) * _PACK_BYTES
 
 
-def _addition(held: dict[int, DeviceArray], sums: PartialSums, rank: int) -> tuple[Stage, ...]:
+def _addition(held: dict[int, DeviceArray], kernel: Kernel, rank: int) -> tuple[Stage, ...]:
     """The stages that add all partial sums along the tree into this rank's first one."""
+    sums = kernel.sums
     first = sums.of(rank)[0]
     places = {number: place for place, number in enumerate([first, *sorted(held.keys() - {first})])}
-    return _two_shot([held[number] for number in places], _of_one_rank(_renumbered(sums.tree, places)))
+    return _two_shot(
+        [held[number] for number in places], _of_one_rank(_renumbered(sums.tree, places)), each_sum=kernel.each_sum
+    )
 
 
 def _renumbered(tree: Tree, places: Mapping[int, int]) -> Tree:

@@ -16,13 +16,14 @@ from dpsim.kernels.allreduce.tree import PartialSums
 class Kernel(NamedTuple):
     """What decides which code runs. ``compression`` holds the dtype and the scale of the 16-bit codes.
 
-    ``sums`` are the partial sums that it adds, of all ranks.
+    ``sums`` are the partial sums that it adds, of all ranks. ``each_sum``: that of every two is rounded to 16 bits.
     """
 
     dtype: str
     algorithm: str
     compression: tuple[str, float] | None
     sums: PartialSums
+    each_sum: bool = False
 
 
 class Task(NamedTuple):
@@ -35,11 +36,17 @@ class Task(NamedTuple):
 
 
 def kernel_of(
-    dtype: np.dtype[np.generic], algorithm: str, compression: Compression | None, sums: PartialSums
+    dtype: np.dtype[np.generic],
+    algorithm: str,
+    compression: Compression | None,
+    sums: PartialSums,
+    *,
+    in_leaves: bool,
 ) -> Kernel:
-    """The kernel of an algorithm for arrays of ``dtype``."""
-    codes = None if compression is None else (compression.dtype, compression.scale)
-    return Kernel(str(dtype), algorithm, codes, sums)
+    """The kernel of an algorithm for arrays of ``dtype``; in leaves 16 bits round every sum of two."""
+    if compression is None:
+        return Kernel(str(dtype), algorithm, None, sums)
+    return Kernel(str(dtype), algorithm, (compression.dtype, compression.scale), sums, each_sum=in_leaves)
 
 
 class Reducer(Protocol):
