@@ -25,6 +25,8 @@ pytestmark = pytest.mark.skipif(
 )
 HERE = Path(__file__).parents[1] / "support"
 RANKS = 4
+MOST_REGISTERS = {"halving-doubling": 128, "one-shot": 64, "two-shot": 64}
+"""A multiprocessor has 65536: one block of 512 threads runs, with four accesses a thread under way, or two blocks."""
 
 
 def chosen() -> list[tuple[cases.Case, str]]:
@@ -117,7 +119,8 @@ def test_kernels_compile_for_sm_80_and_sm_90_without_spilling(
         cubin, said = assembled(ptx, architecture)
         assert cubin[:4] == b"\x7fELF"
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-        assert int(re.findall(r"[Uu]sed (\d+) registers", said)[-1]) <= 128  # a block of 512 threads runs
+        registers = int(re.findall(r"[Uu]sed (\d+) registers", said)[-1])
+        assert registers <= MOST_REGISTERS[case.version]
 
 
 @pytest.mark.parametrize("version", ["halving-doubling", "one-shot", "two-shot"])
@@ -178,6 +181,16 @@ def innermost_loops(lines: list[str]) -> list[list[str]]:
     loops = {(labels[jump[1]], i) for i, jump in jumps if jump and labels[jump[1]] < i}
     inner = {(a, b) for a, b in loops if not any(a <= c and d <= b and (c, d) != (a, b) for c, d in loops)}
     return [lines[first : last + 1] for first, last in sorted(inner)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_moves_read_four_packs_of_a_partial_sum_for_each_time_they_look_up_where_it_lies(
+    dtype: str, compiled: Callable[..., str]
+) -> None:
+    ptx = compiled(cases.Case("halving-doubling", dtype, RANKS, 100), "split")
+    inner = ["\n".join(loop) for loop in innermost_loops([line.strip() for line in ptx.splitlines()])]
+    counted = [(len(vector_accesses(loop, "ld")), len(re.findall(r"\bld\.global\.[bu]64", loop))) for loop in inner]
+    assert any(packs >= 4 * addresses > 0 for packs, addresses in counted)
 
 
 @pytest.mark.parametrize(("mode", "scope"), [("flags", "sys"), ("one-launch", "gpu")])

@@ -70,6 +70,9 @@ def covering() -> Iterator[Case]:
         yield Case(version, dtype, ranks, next(lengths), next(shifts), "scale", next(apart), next(scales))
     for variant, ranks in itertools.product((*SIXTEEN_BITS, *EACH_SUM, "sgd"), BOUNDS):
         yield Case("two-shot", "float32", ranks, next(lengths), next(shifts), variant, next(apart), next(scales))
+    for number, (dtype, version) in enumerate(itertools.product(DTYPES, ("ring", "halving-doubling"))):
+        # long enough for several packs a thread, and some left over
+        yield Case(version, dtype, 2 + number % 2, 1403, next(shifts), "scale", next(apart), next(scales))
     yield Case("two-shot", "float64", 3, 45, (1,), "sgd", False, 1 / 7)
 
 
