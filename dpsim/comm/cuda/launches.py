@@ -17,11 +17,13 @@ from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.agreement import raise_on_all
 from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory, Stream
 from dpsim.comm.cuda.reducer import Kernel, Task
+from dpsim.comm.cuda.selection import version_of_auto
 from dpsim.comm.mpi import MpiRequest
 from dpsim.comm.transport import CollectiveSteps
-from dpsim.errors import CommunicationError, DpsimError
+from dpsim.errors import CommunicationError, ConfigError, DpsimError
 from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, Watch, flag_words
+from dpsim.units import format_size
 
 MOST_RECENT = 256
 """Launches that are kept besides those prepared before the first run: a rule that packs buckets while running makes
@@ -64,6 +66,11 @@ class Launches:
         if access.mode == "flags":
             self._flags.append(self._share(4 * flag_words(comm.size, most_blocks)))
             self._watch = Watch(limit_s=wait_limit_s, report=device.host_memory(4).view(np.uint32))
+
+    def version(self, algorithm: str, size_bytes: int, *, sixteen_bits: bool) -> str:
+        if algorithm != "auto":
+            return CUDA_VERSIONS[algorithm]
+        return version_of_auto(self._comm.size, size_bytes, self._access.mode, sixteen_bits=sixteen_bits)
 
     def allocate(self, size_bytes: int) -> int:
         """The number of a new block of as many bytes on every rank's device. Collective."""
@@ -169,7 +176,14 @@ class Launches:
 
     def _make(self, task: Task, blocks: int) -> Launch:
         arrays = self.arrays(task)
-        launch: Launch = registry.find("cuda", CUDA_VERSIONS[task.kernel.algorithm]).make(
+        version = registry.find("cuda", task.kernel.version)
+        if version.most_bytes is not None and task.stop - task.first > version.most_bytes:
+            raise ConfigError(
+                f"a {version.name} allreduce of {format_size(task.stop - task.first)} on GPUs",
+                allowed=f"at most {format_size(version.most_bytes)}",
+                remedy="lower --fusion-threshold, or leave --algorithm out",
+            )
+        launch: Launch = version.make(
             arrays,
             task.kernel.sums,
             rank=self._comm.rank,

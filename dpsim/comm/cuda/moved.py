@@ -35,6 +35,8 @@ ONE_ROUND_BYTES = 16 << 10
 """An array up to this size goes to every rank as a whole: at 10 GB/s it takes 1.6 us, less than a second round."""
 
 _PACK_BYTES = 16
+_VERSION = "two-shot"
+"""The version whose kernel adds, for one rank alone."""
 Stage = Callable[[Any], None]
 
 
@@ -73,6 +75,9 @@ class Moved:
         self._errors: dict[Kernel, DpsimError] = {}
         self._agreed: set[Kernel] = set()
         self._arriving, self._codes = _Room(device), _Room(device)
+
+    def version(self, algorithm: str, size_bytes: int, *, sixteen_bits: bool) -> str:
+        return _VERSION
 
     def allocate(self, size_bytes: int) -> int:
         self._blocks.append(self._device.memory(size_bytes))
@@ -213,7 +218,7 @@ def _chain(slots: int) -> Tree:
 
 def _two_shot(arrays: Sequence[DeviceArray], sums: PartialSums, **options: Any) -> tuple[Stage, ...]:
     """The stages of the kernel for this rank alone; none of them waits for anybody."""
-    stages: tuple[Stage, ...] = find("cuda", "two-shot").make(arrays, sums, mode="split", **options).stages
+    stages: tuple[Stage, ...] = find("cuda", _VERSION).make(arrays, sums, mode="split", **options).stages
     return stages
 
 

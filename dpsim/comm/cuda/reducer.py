@@ -20,7 +20,7 @@ class Kernel(NamedTuple):
     """
 
     dtype: str
-    algorithm: str
+    version: str
     compression: tuple[str, float] | None
     sums: PartialSums
     each_sum: bool = False
@@ -37,16 +37,16 @@ class Task(NamedTuple):
 
 def kernel_of(
     dtype: np.dtype[np.generic],
-    algorithm: str,
+    version: str,
     compression: Compression | None,
     sums: PartialSums,
     *,
     in_leaves: bool,
 ) -> Kernel:
-    """The kernel of an algorithm for arrays of ``dtype``; in leaves 16 bits round every sum of two."""
+    """The kernel of a version for arrays of ``dtype``; in leaves 16 bits round every sum of two."""
     if compression is None:
-        return Kernel(str(dtype), algorithm, None, sums)
-    return Kernel(str(dtype), algorithm, (compression.dtype, compression.scale), sums, each_sum=in_leaves)
+        return Kernel(str(dtype), version, None, sums)
+    return Kernel(str(dtype), version, (compression.dtype, compression.scale), sums, each_sum=in_leaves)
 
 
 class Reducer(Protocol):
@@ -59,6 +59,9 @@ class Reducer(Protocol):
     path: str
     how: str
     queued: bool
+
+    def version(self, algorithm: str, size_bytes: int, *, sixteen_bits: bool) -> str:
+        """What adds arrays of this size for an algorithm of a plan; the same on every rank."""
 
     def allocate(self, size_bytes: int) -> int:
         """The number of a new block of as many bytes on every rank's device. Collective."""

@@ -147,7 +147,8 @@ class CudaTransport(MpiTransport):
         if reducer is None or kind != "allreduce" or len(places) < len(produced):
             return None
         sums = order.slots if order is not None else slots(range(self.size + 1))
-        kernel = kernel_of(data.dtype, algorithm, compression, sums, in_leaves=order is not None)
+        version = reducer.version(algorithm, data.nbytes, sixteen_bits=compression is not None)
+        kernel = kernel_of(data.dtype, version, compression, sums, in_leaves=order is not None)
         task = Task(kernel, tuple(place.number for place in places), places[0].first, places[0].stop)
         self.device.use()
         reducer.compile(task)
