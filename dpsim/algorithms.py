@@ -40,7 +40,7 @@ class Algorithm:
     ``rounds(nodes, devices of a node)`` is how many rounds of messages follow one another, each of which ends when a
     rank polls. Where an algorithm ignores nodes, only the product of both matters.
     ``place`` is where it can run: by ``messages`` over any network, in the ``shared memory`` of one node, in the MPI
-    ``library``, whose messages dpsim does not see, or ``elsewhere``: it is priced, and dpsim does not run it.
+    ``library``, whose messages dpsim does not see, or ``elsewhere``: it is priced, and does not run on the CPU.
     ``sixteen_bits``: whether it can send gradients as 16 bits without leaves; ``sixteen_bit_messages``: whether all
     that it sends has 16 bits then.
     ``halves``: whether its reduce-scatter and its all-gather can run, or be priced, one without the other.
@@ -61,6 +61,9 @@ class Algorithm:
 
 ALGORITHMS: Registry[Algorithm] = Registry("algorithm")
 
+
+NCCL = "nccl"
+"""The algorithm that runs on GPUs alone (``dpsim.backend``), in an order of addition of its own."""
 
 RUNNABLE: tuple[Place, ...] = ("messages", "shared memory", "library")
 
@@ -190,8 +193,8 @@ for _algorithm in (
         halves=False,
     ),
     _of_a_library(
-        name="nccl",
-        summary="NCCL's own, from the tables of nccl-tests; it is priced, not run",
+        name=NCCL,
+        summary="NCCL's own: it runs on GPUs, and is priced from the tables of nccl-tests",
         place="elsewhere",
         sixteen_bits=True,
         halves=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
+from dpsim.algorithms import NCCL
 from dpsim.errors import ConfigError, unknown
 from dpsim.wire_dtype import SIXTEEN_BITS
 
@@ -21,7 +22,14 @@ CUDA_VERSIONS = {
     "ring": "ring",
     "halving-doubling": "halving-doubling",
 }
-"""The algorithms of a plan that the CUDA kernels have, and by which version (``dpsim.kernels.allreduce``)."""
+"""The algorithms of a plan that the CUDA kernels have, and by which version (``dpsim.kernels.allreduce``).
+
+``auto`` is two-shot but for small arrays between GPUs that reach each other's memory (``dpsim.comm.cuda.selection``).
+Between GPUs that do not reach each other's memory there is one, whatever the name: that of ``dpsim.comm.cuda.moved``.
+"""
+
+SIXTEEN_BIT_VERSION = "two-shot"
+"""The version that sends gradients as 16 bits."""
 
 
 def check_backend(
@@ -43,21 +51,33 @@ def check_backend(
             allowed="--network node",
             remedy="leave --network out, or use --backend cpu",
         )
-    if leaves and wire_dtype in SIXTEEN_BITS:
-        raise ConfigError(
-            f"backend 'cuda' with leaves and wire dtype {wire_dtype}: its kernels do not round every sum of two",
-            allowed="leaves with the gradients' own dtype on backend cuda, or with 16 bits on backend cpu",
-            remedy="leave --wire-dtype out, or use --backend cpu",
-        )
     if strategy != "data-parallel":
         raise ConfigError(
             f"strategy {strategy} on backend 'cuda', whose kernels add up whole gradients",
             allowed="strategy data-parallel on it",
             remedy="leave --strategy out, or use --backend cpu",
         )
-    if algorithm not in CUDA_VERSIONS:
+    if algorithm == NCCL and leaves:
+        raise ConfigError(
+            "algorithm nccl with leaves: NCCL adds in an order that changes with the number of GPUs",
+            allowed=f"{', '.join(CUDA_VERSIONS)} in reproducible training",
+            remedy="leave --algorithm out: between machines NCCL then moves gradients, and dpsim's kernel adds them",
+        )
+    if algorithm == NCCL and wire_dtype in SIXTEEN_BITS:
+        raise ConfigError(
+            f"algorithm nccl with wire dtype {wire_dtype}: NCCL would add in 16 bits",
+            allowed=f"{', '.join(CUDA_VERSIONS)} with 16 bits, which add in float32",
+            remedy="leave --algorithm out",
+        )
+    if algorithm not in (*CUDA_VERSIONS, NCCL):
         raise ConfigError(
             f"algorithm {algorithm!r} has no CUDA kernel",
-            allowed=", ".join(CUDA_VERSIONS),
+            allowed=", ".join((*CUDA_VERSIONS, NCCL)),
             remedy="choose one of them with --algorithm (auto is the usual one), or use --backend cpu",
+        )
+    if wire_dtype in SIXTEEN_BITS and CUDA_VERSIONS[algorithm] != SIXTEEN_BIT_VERSION:
+        raise ConfigError(
+            f"algorithm {algorithm!r} with wire dtype {wire_dtype} on backend 'cuda': its kernel sends no 16 bits",
+            allowed=", ".join(name for name, version in CUDA_VERSIONS.items() if version == SIXTEEN_BIT_VERSION),
+            remedy="leave --algorithm out, or use --backend cpu",
         )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from dpsim import codec
-from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
+from dpsim.algorithms import ALGORITHMS, NCCL, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.collective import Collective, CollectiveKind
 from dpsim.errors import ConfigError
@@ -68,6 +68,12 @@ class Network(Noun, frozen=True):
 def check_algorithm(algorithm: str, network: Network) -> None:
     """Refuse what dpsim cannot run, and on an emulated network what sends no messages that can be held to the link."""
     place = ALGORITHMS.find(algorithm).place
+    if algorithm == NCCL:
+        raise ConfigError(
+            f"algorithm {algorithm!r} runs only with --backend cuda",
+            allowed=", ".join(algorithms_in(*RUNNABLE)),
+            remedy="train on GPUs with --backend cuda, or choose another one with --algorithm",
+        )
     if place == "elsewhere":
         raise ConfigError(
             f"algorithm {algorithm!r} is priced from imported tables, and cannot be run here",

@@ -179,7 +179,8 @@ Hostfile = Annotated[
 Backend = Annotated[
     backend.Backend | None,
     Parameter(
-        help="Where training runs: cpu, or cuda (the ranks' GPUs; LARS and models of your own compute on the CPU)."
+        help="Where training runs: cpu, or cuda (the ranks' GPUs; LARS and models of your own compute on the CPU). cuda"
+        " also takes --algorithm nccl."
     ),
 ]
 Json = Annotated[

@@ -178,4 +178,8 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
         print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} per step, {run}")
     if config.strategy != "data-parallel":
         print(f"strategy {config.strategy}: {format_size(result.optimizer_state_bytes)} of optimizer state a device")
+    if result.gpus:
+        shared = f", shared by {result.devices} ranks" if result.gpus < result.devices else ""
+        path = f"; gradients: {result.gpu_path}" if result.gpu_path else ""
+        print(f"{result.gpus} GPU{'s' if result.gpus > 1 else ''}{shared}{path}")
     print(f"digest of the parameters {result.digest}")

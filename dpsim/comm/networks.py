@@ -1,4 +1,4 @@
-"""Opens the transport of a network: MPI, an emulated link, or the GPUs of one machine."""
+"""Opens the transport of a network: MPI, an emulated link, or GPUs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ def transport(
     *,
     sleeps: bool = False,
     on_device: bool = False,
+    algorithm: str = "auto",
 ) -> Transport:
     """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
     With ``sleeps`` ranks that wait for messages of an emulated link sleep. With ``on_device`` what backend cuda
-    allocates is in the memory of the ranks' GPUs, for gradients that are computed there. Raises ``ConfigError`` where
-    the ranks do not fill whole nodes.
+    allocates is in the memory of the ranks' GPUs, for gradients that are computed there; its ``algorithm`` decides
+    whether NCCL adds them up. Raises ``ConfigError`` where the ranks do not fill whole nodes.
     """
     if comm.size % devices_a_node:
         raise ConfigError(f"{comm.size} ranks on nodes of {devices_a_node} devices", allowed="full nodes")
     if backend == "cuda":
         from dpsim.comm.cuda.transport import CudaTransport  # loads CUDA
 
-        return CudaTransport(comm.Dup(), devices_a_node, on_device=on_device)
+        return CudaTransport(comm.Dup(), devices_a_node, on_device=on_device, algorithm=algorithm)
     if network.emulated:
         return PacedTransport(comm.Dup(), network, devices_a_node, sleeps=sleeps)
     return MpiTransport(comm.Dup(), devices_a_node, selection)

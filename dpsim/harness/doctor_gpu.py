@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _JOB_S = 120.0
 _MOST_RANKS = 8
 _NUMBERS = 2**16
-_NO_PEERS = "give the ranks GPUs that reach each other (nvidia-smi topo -p2p w), or use --backend cpu"
+_NO_PEERS = "faster are GPUs that reach each other's memory (nvidia-smi topo -p2p w)"
 
 
 def usable() -> bool:
@@ -67,21 +67,22 @@ def _peers() -> Result:
         answer = jobs.on_ranks("dpsim.harness.doctor_gpu:reach", {}, devices=ranks, timeout_s=_JOB_S)
     except DpsimError as error:
         return Result("warn", error.given, error.remedy or _NO_PEERS)
-    on = f"on {answer['gpus']} GPU{'s' if answer['gpus'] > 1 else ''}"
+    on = f"{ranks} ranks on {answer['gpus']} GPU{'s' if answer['gpus'] > 1 else ''}"
+    if answer["path"] != "peer memory":
+        how = "NCCL moves gradients" if answer["path"] == "nccl" else "gradients go through host memory by MPI"
+        return Result("warn", f"{on}: {answer['reason']}; in training {how}, and kernels add them", _NO_PEERS)
     waits = "wait inside for each other" if answer["mode"] == "flags" else "stop where ranks wait for each other"
-    text = f"{ranks} ranks {on} wrote into each other's {answer['way']} memory; kernels {waits}"
-    if answer["way"] == "mapped":
-        return Result("warn", f"{text}; no GPU reaches another one's memory", _NO_PEERS)
-    return Result("ok", text)
+    return Result("ok", f"{on} wrote into each other's {answer['way']} memory; kernels {waits}")
 
 
 def reach(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """How the kernels of these ranks reach each other's memory, tried by real writes; a task for ranks."""
-    from dpsim.comm.cuda.access import find_access
+    """How gradients get from GPU to GPU between these ranks, tried by real writes; a task for ranks."""
+    from dpsim.comm.cuda.reducers import find_path
 
     own = open_device(comm.rank)
-    access = find_access(own, comm)
-    return {"way": access.way, "mode": access.mode, "gpus": len(set(comm.allgather(own.identity)))}
+    path = find_path(own, comm)
+    answer = {"path": path.name, "reason": path.reason, "gpus": len(set(comm.allgather(own.identity)))}
+    return answer | ({"way": path.access.way, "mode": path.access.mode} if path.access is not None else {})
 
 
 def _nccl() -> Result:

@@ -235,7 +235,8 @@ class TrainResult(Noun, frozen=True):
     ``first_step`` steps before; it has their losses but not their times. ``checkpoint_failure`` says why the last
     checkpoint could not be written (empty where it could). ``optimizer_state_bytes`` is the memory allocated for
     optimizer state on the device with the most (0: not known). ``test_loss`` is the mean cross-entropy of the test
-    samples in nats (``None`` in records of earlier versions).
+    samples in nats (``None`` in records of earlier versions). ``gpus`` that took part (0: none), which ranks share
+    where there are fewer than ``devices``; ``gpu_path``: how gradients got from one to another (empty: none did).
     """
 
     devices: int
@@ -251,3 +252,5 @@ class TrainResult(Noun, frozen=True):
     checkpoint_failure: str = ""
     optimizer_state_bytes: int = 0
     test_loss: float | None = None
+    gpus: int = 0
+    gpu_path: str = ""

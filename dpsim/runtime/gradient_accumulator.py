@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from dpsim.kernels.allreduce.reference import rounded
 from dpsim.kernels.rounding import round_array, round_sum
 from dpsim.replica import Array, LeafReplica, Replica, Rounding, Slot
 from dpsim.runtime.arena import Arena
@@ -27,6 +31,7 @@ class GradientAccumulator:
         deepest = max(micro_batch.depth for micro_batch in micro_batches)
         self._partial = [arena.views(arena.zeros()) for _ in range(deepest)]
         self._rounding = rounding
+        self._xp = arena.memory.xp
 
     def bind(self, micro_batch: MicroBatch) -> None:
         """Give the replica the memory for the gradients of a micro-batch."""
@@ -50,7 +55,15 @@ class GradientAccumulator:
                 if to is None:
                     target[name] += last[name]
                 else:
-                    round_sum(target[name], last[name], *to, target[name])
+                    add_rounded(target[name], last[name], to, self._xp)
 
     def _memory(self, slot: int, depth: int) -> dict[str, Array]:
         return self._slots[slot] if depth == 0 else self._partial[depth - 1]
+
+
+def add_rounded(target: Array, last: Array, to: Rounding, xp: Any) -> None:
+    """target += last, rounded; ``xp`` is the module of the arrays."""
+    if xp is np:
+        round_sum(target, last, *to, target)
+    else:
+        target[...] = rounded(target + last, *to, xp)

@@ -96,6 +96,7 @@ class Trainer:
             backend,
             sleeps=sleeps,
             on_device=device_replica is not None,
+            algorithm=plan.algorithm,
         )
         if device_replica is not None:
             device_replica.compute_in(self.transport.memory)

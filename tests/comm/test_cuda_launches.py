@@ -61,3 +61,12 @@ def test_a_rank_that_does_not_come_to_an_allreduce_is_named_by_all_others(ranks:
         assert named is not None and int(named[1]) < ranks - 1 and int(named[2]) == ranks - 1
         assert again == said  # nothing is launched afterwards
         assert taken_s < 20
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_auto_takes_one_shot_for_small_arrays_alone_and_one_shot_refuses_large_ones(ranks: int) -> None:
+    actual = ran(ranks)["chosen"]
+    assert actual["right"] == [True] * ranks
+    assert actual["versions"] == [["one-shot"], ["two-shot"]]
+    text = "rank 0: a one-shot allreduce of 400 B on GPUs\n  allowed: at most 300 B"
+    assert all(said.startswith(text) for said in actual["said"])

@@ -134,8 +134,10 @@ def test_train_takes_backend_cuda(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch)
     flags = ["--model", "mlp:5", "--dataset", DATA, "--global-batch", "8", "--devices", "2", "--steps", "3", "--json"]
     code, out, err = dpsim("train", "--backend", "cuda", *flags)
     assert code == 0, err
-    (point,) = json.loads(out)["points"]
+    document = json.loads(out)
+    (point,), summary = document["points"], document["summary"]
     assert (point["backend"], point["algorithm"]) == ("cuda", "auto")
+    assert (summary["gpus"], summary["gpu_path"]) == (1, "peer memory")
     device = "numba's CUDA simulator"
     summary = f"gradients are computed on {device} and reduced on {device}, split over simulated memory"
     assert summary in err
@@ -169,12 +171,13 @@ def test_what_a_backend_cannot_do_is_refused(backend: str, algorithm: str, netwo
     check_backend("cuda", "direct", Network())
 
 
-def test_leaves_with_sixteen_bits_are_refused_on_gpus() -> None:
-    with pytest.raises(ConfigError, match="with leaves and wire dtype bfloat16"):
-        check_backend("cuda", "auto", Network(), leaves=8, wire_dtype="bfloat16")
-    check_backend("cuda", "auto", Network(), leaves=8)
-    check_backend("cuda", "auto", Network(), wire_dtype="bfloat16")
-    check_backend("cpu", "auto", Network(), leaves=8, wire_dtype="bfloat16")
+def test_sixteen_bits_are_refused_on_gpus_where_the_kernel_of_the_algorithm_sends_none() -> None:
+    for algorithm in ("auto", "two-shot", "direct"):
+        for leaves in (0, 8):
+            check_backend("cuda", algorithm, Network(), leaves=leaves, wire_dtype="bfloat16")
+    for algorithm in ("ring", "one-shot", "halving-doubling"):
+        with pytest.raises(ConfigError, match=f"algorithm '{algorithm}' with wire dtype float16 on backend 'cuda'"):
+            check_backend("cuda", algorithm, Network(), leaves=8, wire_dtype="float16")
 
 
 def test_every_algorithm_of_the_backend_is_a_registered_version() -> None:

@@ -46,6 +46,8 @@ CASES = [
     case("leaves", "twin device", "cnn:2", overlap="thread", **LEAVES),
     case("leaves, waiting inside", "device", "cnn:2", flags=True, **LEAVES),
     case("leaves, accumulated", "twin device", "mlp:4,norm=layer", accumulate=2, overlap="off", **LEAVES),
+    case("leaves in float16", "twin device", "cnn:2", accumulate=2, wire_dtype="float16", **LEAVES),
+    case("leaves in bfloat16, waiting inside", "twin device", flags=True, wire_dtype="bfloat16", **LEAVES),
     case("plain", "cpu twin device", optimizer={"kind": "adamw"}, accumulate=2),
     case("global batch norm", "twin device", "cnn:2", batch_norm="global", overlap="inline"),
     case("leaves, global batch norm", "twin device", "cnn:2", leaves=8, batch_norm="global", overlap="thread"),

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.skipif(
 )
 HERE = Path(__file__).parents[1] / "support"
 RANKS = 4
+MOST_REGISTERS = {"halving-doubling": 128, "one-shot": 64, "two-shot": 64}
+"""A multiprocessor has 65536: one block of 512 threads runs, with four accesses a thread under way, or two blocks."""
 
 
 def chosen() -> list[tuple[cases.Case, str]]:
@@ -41,6 +43,7 @@ def chosen() -> list[tuple[cases.Case, str]]:
         for number, version in enumerate(versions):
             some.append((replace(case, version=version, dtype=dtype), modes[(shift + number) % 3]))
     fused = (("float16", "one-launch"), ("bfloat16", "flags"), ("float16", "split"), ("sgd", "flags"))
+    fused += (("float16, each sum", "flags"), ("bfloat16, each sum", "split"))
     some += [(replace(case, variant=variant), mode) for variant, mode in fused]
     return [*some, (replace(case, dtype="float64", variant="sgd"), "split")]
 
@@ -116,7 +119,8 @@ def test_kernels_compile_for_sm_80_and_sm_90_without_spilling(
         cubin, said = assembled(ptx, architecture)
         assert cubin[:4] == b"\x7fELF"
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-        assert int(re.findall(r"[Uu]sed (\d+) registers", said)[-1]) <= 128  # a block of 512 threads runs
+        registers = int(re.findall(r"[Uu]sed (\d+) registers", said)[-1])
+        assert registers <= MOST_REGISTERS[case.version]
 
 
 @pytest.mark.parametrize("version", ["halving-doubling", "one-shot", "two-shot"])
@@ -177,6 +181,16 @@ def innermost_loops(lines: list[str]) -> list[list[str]]:
     loops = {(labels[jump[1]], i) for i, jump in jumps if jump and labels[jump[1]] < i}
     inner = {(a, b) for a, b in loops if not any(a <= c and d <= b and (c, d) != (a, b) for c, d in loops)}
     return [lines[first : last + 1] for first, last in sorted(inner)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_moves_read_four_packs_of_a_partial_sum_for_each_time_they_look_up_where_it_lies(
+    dtype: str, compiled: Callable[..., str]
+) -> None:
+    ptx = compiled(cases.Case("halving-doubling", dtype, RANKS, 100), "split")
+    inner = ["\n".join(loop) for loop in innermost_loops([line.strip() for line in ptx.splitlines()])]
+    counted = [(len(vector_accesses(loop, "ld")), len(re.findall(r"\bld\.global\.[bu]64", loop))) for loop in inner]
+    assert any(packs >= 4 * addresses > 0 for packs, addresses in counted)
 
 
 @pytest.mark.parametrize(("mode", "scope"), [("flags", "sys"), ("one-launch", "gpu")])
@@ -284,6 +298,7 @@ def test_a_flag_is_behind_or_not_whatever_the_numbers_have_come_to() -> None:
         ({"compression": Codes(dtype="float64", scale=1.0, arrays=[])}, "compression to float64"),
         ({"compression": Codes(dtype="float16", scale=3.0, arrays=[])}, "compression to float16 with scale 3.0"),
         ({"compression": Codes(dtype="bfloat16", scale=0.5, arrays=[])}, "compression to bfloat16 with scale 0.5"),
+        ({"each_sum": True}, "two-shot on float32 with every sum of two rounded"),
         ({"arrays": 3}, "3 arrays as arrays"),
         ({"dtype": "int32"}, "arrays of int32"),
     ],

@@ -19,6 +19,7 @@ from dpsim.nn.models import build_model
 from dpsim.nn.network import NoEvents
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, BatchSums, DeferredSums, Rounding
+from dpsim.runtime.gradient_accumulator import add_rounded
 
 MODELS = (
     "mlp:8,8",
@@ -176,3 +177,13 @@ def test_pictures_move_alike_by_runs_and_by_gathering() -> None:
         network[type(ops)] = trained("cnn:4,norm=none,crop=3,flip=0.5", ops, (0, 16))
     first, second = network.values()
     assert all((first[name] == second[name]).all() for name in first)
+
+
+@pytest.mark.parametrize("to", [Rounding("float16", 2.0**-8), Rounding("bfloat16", 1.0)])
+def test_micro_batches_are_added_with_rounding_where_their_gradients_are(to: Rounding) -> None:
+    target, last = np.random.default_rng(1).standard_normal((2, 100)).astype(np.float32)
+    module = StrictModule()
+    on_device = strict(target.copy())
+    add_rounded(on_device, strict(last), to, module)
+    add_rounded(target, last, to, np)
+    assert host(on_device).tobytes() == target.tobytes()

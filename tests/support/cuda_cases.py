@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from wire_reference import rounded
+from wire_reference import node_sum, rounded
 
 from dpsim.kernels.allreduce import reference
 from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum, flag_words
@@ -30,6 +30,9 @@ BOUNDS = {
     103: [0, 3, 5, 8],
 }
 """Leaves of ranks; below 100: one a rank."""
+SIXTEEN_BITS = ("float16", "bfloat16")
+EACH_SUM = ("float16, each sum", "bfloat16, each sum")
+"""Variants with compression; in those of leaves every sum of two is rounded."""
 GUARD = 64
 """Bytes before and after each array that nobody may write."""
 
@@ -48,6 +51,11 @@ class Case:
     scale: float = 1.0
 
     @property
+    def wire_dtype(self) -> str:
+        """What compression sends; empty without it."""
+        return self.variant.partition(",")[0] if self.variant in (*SIXTEEN_BITS, *EACH_SUM) else ""
+
+    @property
     def slots(self) -> PartialSums:
         return slots(BOUNDS[self.ranks])
 
@@ -60,8 +68,11 @@ def covering() -> Iterator[Case]:
     scales = itertools.cycle((1.0, 1 / 3))
     for dtype, version, ranks in itertools.product(DTYPES, VERSIONS, BOUNDS):
         yield Case(version, dtype, ranks, next(lengths), next(shifts), "scale", next(apart), next(scales))
-    for variant, ranks in itertools.product(("float16", "bfloat16", "sgd"), BOUNDS):
+    for variant, ranks in itertools.product((*SIXTEEN_BITS, *EACH_SUM, "sgd"), BOUNDS):
         yield Case("two-shot", "float32", ranks, next(lengths), next(shifts), variant, next(apart), next(scales))
+    for number, (dtype, version) in enumerate(itertools.product(DTYPES, ("ring", "halving-doubling"))):
+        # long enough for several packs a thread, and some left over
+        yield Case(version, dtype, 2 + number % 2, 1403, next(shifts), "scale", next(apart), next(scales))
     yield Case("two-shot", "float64", 3, 45, (1,), "sgd", False, 1 / 7)
 
 
@@ -127,7 +138,7 @@ class Memory:
         self.start_w, self.start_v = self._numbers(), self._numbers()
         every = range(len(set(owners)) if case.variant == "sgd" else 0)
         self.w, self.v = ([self._placed(values, 0) for _ in every] for values in (self.start_w, self.start_v))
-        coded = range(len(owners) if case.variant in ("float16", "bfloat16") else 0)
+        coded = range(len(owners) if case.wire_dtype else 0)
         self.codes = [self._placed(np.zeros(case.length, np.uint16), i) for i in coded]
 
     def _numbers(self) -> Array:
@@ -156,19 +167,23 @@ class Memory:
             options["sgd"] = Momentum(w=w, v=v, momentum=0.9, rate=0.1)
         if self.codes:
             codes = [placed.array for placed in self.codes]
-            options["compression"] = Codes(dtype=self.case.variant, scale=self._wire_scale, arrays=codes)
+            options["compression"] = Codes(dtype=self.case.wire_dtype, scale=self._wire_scale, arrays=codes)
+            options["each_sum"] = self.case.variant in EACH_SUM
         return options
 
     @property
     def _wire_scale(self) -> float:
-        return 2.0**-6 if self.case.variant == "float16" else 1.0
+        return 2.0**-6 if self.case.wire_dtype == "float16" else 1.0
 
     def _result(self) -> Array:
         """The scaled sum, in the tree's order."""
         case, tree = self.case, self.case.slots
         if self.codes:
-            sent = [rounded(values, case.variant, self._wire_scale) for values in self.inputs]
-            return rounded(reference.allreduce(sent, tree), case.variant, self._wire_scale) * np.float32(case.scale)
+            to = case.wire_dtype, self._wire_scale
+            sent = [rounded(values, *to) for values in self.inputs]
+            if case.variant in EACH_SUM:
+                return node_sum(tree.tree, sent, *to) * np.float32(case.scale)
+            return rounded(reference.allreduce(sent, tree), *to) * np.float32(case.scale)
         if case.dtype == "bfloat16":
             decoded = [reference.from_bfloat16(codes) for codes in self.inputs]
             return reference.round_to_bfloat16(reference.allreduce(decoded, tree, case.scale))

@@ -16,6 +16,7 @@ from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access, find_access, writes_arrive
 from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.device import PeerMemory
+from dpsim.comm.cuda.reducers import Path
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.comm.mpi import MpiTransport
 from dpsim.comm.transport import Array, CollectiveSteps, SteppedAllreduce, aligned_bytes
@@ -66,7 +67,8 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
                 stack.enter_context(mock.patch.object(trainer_module, "transport", lambda *_, **__: tree_transport))  # noqa: B023
             if name == "flags":
                 access = Access(way=open_device(comm.rank).ways[0], mode="flags")
-                stack.enter_context(mock.patch.object(transport_module, "find_access", lambda *_: access))  # noqa: B023
+                path = Path(name="peer memory", access=access)
+                stack.enter_context(mock.patch.object(transport_module, "find_path", lambda *_: path))  # noqa: B023
             backend = "cuda" if name in ("cuda", "flags") else "cpu"
             stack.enter_context(mock.patch.object(trainer_module, "DeviceReplica", Nobody))
             trainer = open_trainer(comm, case | {"backend": backend})

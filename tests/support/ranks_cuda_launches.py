@@ -14,9 +14,11 @@ from mpi4py import MPI
 
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda import launches as launches_module
+from dpsim.comm.cuda import selection
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.reducers import Path
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.bench.gpus import Kernels
@@ -37,13 +39,15 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict
         "refused": refused(comm),
         "refused_in_benchmark": refused_in_benchmark(comm),
         "late": late(comm),
+        "chosen": chosen(comm),
     }
 
 
 @contextlib.contextmanager
 def opened(comm: MPI.Intracomm, mode: str = "flags", **options: Any) -> Iterator[CudaTransport]:
     access = Access(way=open_device(comm.rank).ways[0], mode=mode)  # type: ignore[arg-type]
-    with mock.patch.object(transport_module, "find_access", lambda *_: access):
+    path = Path(name="peer memory", access=access)
+    with mock.patch.object(transport_module, "find_path", lambda *_: path):
         transport = CudaTransport(comm.Dup(), **options)
     yield transport
     transport.close()
@@ -98,6 +102,32 @@ def fewest(comm: MPI.Intracomm) -> dict[str, Any]:
         assert transport.launches is not None
         (kernel,) = transport.launches._compiled.values()
     return {"right": comm.allgather(is_right), "blocks": comm.allgather(kernel.blocks)}
+
+
+def chosen(comm: MPI.Intracomm) -> dict[str, Any]:
+    """The versions that ``auto`` takes of a small and a large array, the latter's sum, and what one-shot says of it."""
+    said = ""
+    with (
+        opened(comm) as transport,
+        mock.patch.object(selection, "one_shot_bytes", lambda ranks: 100),
+        mock.patch.object(registry, "find", wraps=registry.find) as find,
+    ):
+        memory = transport.allocate(400).view(np.float32)
+        versions, results = [], []
+        for stop in (25, 100):
+            find.reset_mock()
+            results.append(right(comm, transport, memory, 0, stop, 1))
+            versions.append(sorted({call.args[1] for call in find.call_args_list}))
+    small = replace(registry.find("cuda", "one-shot"), most_bytes=300)
+    with opened(comm) as transport, mock.patch.object(registry, "find", lambda *_: small):
+        memory = transport.allocate(400).view(np.float32)
+        prepared = transport.prepare(memory, "one-shot", None)
+        assert prepared is not None
+        try:
+            prepared.run()
+        except ConfigError as error:
+            said = str(error)
+    return {"right": comm.allgather(all(results)), "versions": versions, "said": comm.allgather(said)}
 
 
 def refusing() -> Any:

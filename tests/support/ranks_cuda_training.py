@@ -17,6 +17,7 @@ from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.available import open_device, simulating
 from dpsim.comm.cuda.memory import DeviceMemory
+from dpsim.comm.cuda.reducers import Path
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, NotFiniteError
@@ -47,7 +48,8 @@ def flags(comm: MPI.Intracomm, wanted: bool) -> Any:
     On GPUs the transport itself finds out whether they can.
     """
     access = Access(way=open_device(comm.rank).ways[0], mode="flags")
-    patched = mock.patch.object(transport_module, "find_access", lambda *_: access)
+    path = Path(name="peer memory", access=access)
+    patched = mock.patch.object(transport_module, "find_path", lambda *_: path)
     with patched if wanted and simulating() else contextlib.nullcontext():
         yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,13 +27,10 @@ class Access:
     mode: Mode
 
 
-def find_access(device: Device, comm: MPI.Intracomm) -> Access:
-    """The first way of the device by which the writes of every rank arrive at every rank. Collective.
-
-    Raises ``CommunicationError`` if there is none.
-    """
+def try_access(device: Device, comm: MPI.Intracomm, ways: Sequence[Way]) -> Access | None:
+    """The first of these ways by which the writes of every rank of a node arrive at every rank. Collective."""
     identities: list[str] = comm.allgather(device.identity)
-    for way in device.ways:
+    for way in ways:
         memory = device.share(comm, _PLACE_BYTES * comm.size, way)
         if memory is None:
             continue
@@ -40,6 +38,13 @@ def find_access(device: Device, comm: MPI.Intracomm) -> Access:
         memory.close()
         if works:
             return Access(way=way, mode=default_mode(way, identities))
+    return None
+
+
+def find_access(device: Device, comm: MPI.Intracomm) -> Access:
+    """The same of all ways of the device. Raises ``CommunicationError`` if there is none. Collective."""
+    if (access := try_access(device, comm, device.ways)) is not None:
+        return access
     raise CommunicationError(
         f"the GPUs of these {comm.size} ranks cannot write into each other's memory, nor into shared host memory",
         allowed="ranks of one machine whose GPUs reach each other (nvidia-smi topo -p2p w)",

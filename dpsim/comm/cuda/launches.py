@@ -8,57 +8,28 @@ memory that has been prepared for it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from dpsim.backend import CUDA_VERSIONS
-from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.agreement import raise_on_all
-from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory
+from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory, Stream
+from dpsim.comm.cuda.reducer import Kernel, Task
+from dpsim.comm.cuda.selection import version_of_auto
 from dpsim.comm.mpi import MpiRequest
 from dpsim.comm.transport import CollectiveSteps
-from dpsim.errors import CommunicationError, DpsimError
+from dpsim.errors import CommunicationError, ConfigError, DpsimError
 from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, Watch, flag_words
-from dpsim.kernels.allreduce.tree import PartialSums
+from dpsim.units import format_size
 
 MOST_RECENT = 256
 """Launches that are kept besides those prepared before the first run: a rule that packs buckets while running makes
 ever new ones, and each has tables in device memory."""
 
 _FAILED = -1
-
-
-class Kernel(NamedTuple):
-    """What decides which code runs. ``compression`` holds the dtype and the scale of the 16-bit codes.
-
-    ``sums`` are the partial sums that it adds, of all ranks.
-    """
-
-    dtype: str
-    algorithm: str
-    compression: tuple[str, float] | None
-    sums: PartialSums
-
-
-class Task(NamedTuple):
-    """An allreduce of bytes ``first`` to ``stop - 1`` of blocks of memory: one for each slot that a rank may hold."""
-
-    kernel: Kernel
-    blocks: tuple[int, ...]
-    first: int
-    stop: int
-
-
-def kernel_of(
-    dtype: np.dtype[np.generic], algorithm: str, compression: Compression | None, sums: PartialSums
-) -> Kernel:
-    """The kernel of an algorithm for arrays of ``dtype``."""
-    codes = None if compression is None else (compression.dtype, compression.scale)
-    return Kernel(str(dtype), algorithm, codes, sums)
 
 
 @dataclass
@@ -72,12 +43,19 @@ class _Compiled:
 
 
 class Launches:
-    """Memory that all ranks' kernels reach, and the kernels that are bound to parts of it."""
+    """See ``Reducer``: memory that all ranks' kernels reach, and the kernels that are bound to parts of it.
+
+    Where they wait for each other inside (``flags``), a kernel is put into the stream and the next one may follow.
+    Elsewhere they stop where ranks wait for each other, and barriers of the hosts are between.
+    """
+
+    path = "peer memory"
 
     def __init__(
         self, comm: MPI.Intracomm, device: Device, access: Access, *, most_blocks: int, wait_limit_s: float
     ) -> None:
         self._comm, self._device, self._access, self._most_blocks = comm, device, access, most_blocks
+        self.how, self.queued = f"{access.mode} over {access.way} memory", access.mode == "flags"
         self._blocks: list[PeerMemory] = []
         self._codes: dict[int, PeerMemory] = {}
         self._compiled: dict[Kernel, _Compiled] = {}
@@ -89,10 +67,18 @@ class Launches:
             self._flags.append(self._share(4 * flag_words(comm.size, most_blocks)))
             self._watch = Watch(limit_s=wait_limit_s, report=device.host_memory(4).view(np.uint32))
 
+    def version(self, algorithm: str, size_bytes: int, *, sixteen_bits: bool) -> str:
+        if algorithm != "auto":
+            return CUDA_VERSIONS[algorithm]
+        return version_of_auto(self._comm.size, size_bytes, self._access.mode, sixteen_bits=sixteen_bits)
+
     def allocate(self, size_bytes: int) -> int:
         """The number of a new block of as many bytes on every rank's device. Collective."""
         self._blocks.append(self._share(size_bytes))
         return len(self._blocks) - 1
+
+    def own(self, number: int) -> DeviceArray:
+        return self.memory(number, self._comm.rank)
 
     def memory(self, number: int, rank: int) -> DeviceArray:
         """A rank's memory of a block, in bytes."""
@@ -100,12 +86,13 @@ class Launches:
 
     def arrays(self, task: Task) -> list[DeviceArray]:
         """The part of the ranks' memory that a task is about: an array for each partial sum."""
-        dtype, sums = np.dtype(task.kernel.dtype), task.kernel.sums
-        arrays = []
-        for number, owner in enumerate(sums.owners):
-            memory = self.memory(task.blocks[sums.of(owner).index(number)], owner)
-            arrays.append(memory[task.first : task.stop].view(dtype))
-        return arrays
+        dtype = np.dtype(task.kernel.dtype)
+        return [self.memory(*place)[task.first : task.stop].view(dtype) for place in self._places(task)]
+
+    def _places(self, task: Task) -> list[tuple[int, int]]:
+        """The number of the block, and the owner, of each partial sum."""
+        sums = task.kernel.sums
+        return [(task.blocks[sums.of(owner).index(slot)], owner) for slot, owner in enumerate(sums.owners)]
 
     def compile(self, task: Task) -> None:
         """Compile the task's kernel on this rank if it is new. A mistake is kept for ``agree``."""
@@ -134,18 +121,15 @@ class Launches:
             if every.min() == _FAILED:
                 raise_on_all(self._comm, compiled.error)
             compiled.blocks, compiled.agreed = min(int(every.min()), self._most_blocks), True
-        if task.kernel.compression is not None and task.blocks[0] not in self._codes:
-            self._codes[task.blocks[0]] = self._share(self._blocks[task.blocks[0]].ranks[0].nbytes // 2)
+        for number in task.blocks if task.kernel.compression is not None else ():
+            if number not in self._codes:
+                self._codes[number] = self._share(self._blocks[number].ranks[0].nbytes // 2)
         prepared, compiled.prepared = compiled.prepared, []
         for each in prepared:
             if self._has_codes(each):
                 self._kept[each] = self._make(each, compiled.blocks)
             else:  # until its block of memory is reduced for the first time
                 compiled.prepared.append(each)
-
-    def agreed(self, kernel: Kernel) -> bool:
-        """Whether all ranks have compiled a kernel."""
-        return kernel in self._compiled and self._compiled[kernel].agreed
 
     def launch(self, task: Task) -> Launch:
         """The task's kernel, bound to its memory; ``agree`` goes before."""
@@ -156,6 +140,15 @@ class Launches:
         if len(self._recent) > MOST_RECENT:
             del self._recent[next(iter(self._recent))]
         return launch
+
+    def reduce(self, task: Task, stream: Stream) -> CollectiveSteps:
+        self.check()
+        for number, stage in enumerate(self.launch(task).stages):
+            if number:
+                yield [stream.record()]
+                yield [MpiRequest([self._comm.Ibarrier()])]
+                self._device.use()
+            stage(stream.launch)
 
     @property
     def bound(self) -> tuple[Launch, ...]:
@@ -179,11 +172,18 @@ class Launches:
         self._flags.clear()
 
     def _has_codes(self, task: Task) -> bool:
-        return task.kernel.compression is None or task.blocks[0] in self._codes
+        return task.kernel.compression is None or all(number in self._codes for number in task.blocks)
 
     def _make(self, task: Task, blocks: int) -> Launch:
         arrays = self.arrays(task)
-        launch: Launch = registry.find("cuda", CUDA_VERSIONS[task.kernel.algorithm]).make(
+        version = registry.find("cuda", task.kernel.version)
+        if version.most_bytes is not None and task.stop - task.first > version.most_bytes:
+            raise ConfigError(
+                f"a {version.name} allreduce of {format_size(task.stop - task.first)} on GPUs",
+                allowed=f"at most {format_size(version.most_bytes)}",
+                remedy="lower --fusion-threshold, or leave --algorithm out",
+            )
+        launch: Launch = version.make(
             arrays,
             task.kernel.sums,
             rank=self._comm.rank,
@@ -192,20 +192,18 @@ class Launches:
             compression=self._codes_of(task, arrays),
             most_blocks=max(blocks, 1),
             watch=self._watch,
+            each_sum=task.kernel.each_sum,
         )
         return launch
 
     def _codes_of(self, task: Task, arrays: list[DeviceArray]) -> Codes | None:
-        """Where a task's codes lie: as far into their memory as its numbers are into theirs.
-
-        With codes every rank has one slot.
-        """
+        """Where a task's codes lie: as far into their memory as its numbers are into theirs."""
         if task.kernel.compression is None:
             return None
         dtype, scale = task.kernel.compression
-        if task.blocks[0] in self._codes:
-            first, stop = task.first // 2, task.stop // 2
-            codes = [memory[first:stop].view(np.uint16) for memory in self._codes[task.blocks[0]].ranks]
+        if self._has_codes(task):
+            memory = (self._codes[number].ranks[owner] for number, owner in self._places(task))
+            codes = [array[task.first // 2 : task.stop // 2].view(np.uint16) for array in memory]
         else:  # only to compile: memory of the right kind, which nothing is written to
             codes = [array.view(np.uint16)[: array.size] for array in arrays]
         return Codes(dtype=dtype, scale=scale, arrays=codes)

@@ -12,30 +12,35 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.device import Device, DeviceArray, Stream
-from dpsim.comm.cuda.launches import Launches, Task, kernel_of
-from dpsim.comm.mpi import MpiRequest
-from dpsim.comm.transport import Transport, wait
+from dpsim.comm.cuda.reducer import Kernel, Reducer, Task, kernel_of, own_slots
+from dpsim.comm.cuda.reducers import Path, open_reducer
+from dpsim.comm.transport import CollectiveSteps, Transport, wait
 from dpsim.kernels.allreduce.tree import PartialSums, fold
 from dpsim.replica import OrderedSum
 
-_BLOCKS = 1
+MOST_BLOCKS = 1
 """Blocks of a rank's kernel: the sums are small, and a kernel of gradients may wait on the same GPU meanwhile."""
 
 
 class DeviceSums:
     """Adds one flat array a partial sum along the tree, in the stream that computes.
 
-    Kernels that wait for other ranks inside are only asked for. Where they cannot wait, the host does between them. The
-    sum is valid until the next one.
+    Kernels that wait for other ranks inside are only asked for. Where they cannot wait, the host does between them, and
+    where they do not reach each other's memory it moves the sums: two communicators of NCCL at once could wait for each
+    other. The sum is valid until the next one.
     """
 
     def __init__(
-        self, t: Transport, comm: MPI.Intracomm, device: Device, access: Access, stream: Stream, wait_limit_s: float
+        self, t: Transport, comm: MPI.Intracomm, device: Device, path: Path, stream: Stream, wait_limit_s: float
     ) -> None:
-        self._transport, self._comm, self._device, self._stream = t, comm.Dup(), device, stream
-        self._launches = Launches(self._comm, device, access, most_blocks=_BLOCKS, wait_limit_s=wait_limit_s)
+        self._transport, self._comm, self._stream = t, comm.Dup(), stream
+        if path.access is None:
+            path = Path(name="host")
+        self._reducer: Reducer = open_reducer(
+            self._comm, device, path, most_blocks=MOST_BLOCKS, wait_limit_s=wait_limit_s
+        )
+        self._agreed: set[Kernel] = set()
         self._blocks: tuple[int, ...] = ()
         self._size_bytes = 0
 
@@ -46,22 +51,18 @@ class DeviceSums:
 
         def add(arrays: Sequence[DeviceArray]) -> DeviceArray:
             task = self._prepare(sums, np.dtype(arrays[0].dtype), len(arrays[0]))
-            self._launches.check()
-            every = self._launches.arrays(task)
-            held = [every[number] for number in sums.of(self._transport.rank)]
+            self._reducer.check()
+            held = own_slots(self._reducer, task, self._transport.rank)
             for target, array in zip(held, arrays, strict=True):
                 target[...] = array
-            for number, stage in enumerate(self._launches.launch(task).stages):
-                if number:
-                    self._barrier()
-                stage(self._stream.launch)
+            self._run(self._reducer.reduce(task, self._stream))
             return held[0]
 
         return add
 
     def close(self) -> None:
         """Give back all memory, when the device has done all work. Collective."""
-        self._launches.close()
+        self._reducer.close()
         self._comm.Free()
 
     def _prepare(self, sums: PartialSums, dtype: np.dtype[np.generic], elements: int) -> Task:
@@ -70,19 +71,19 @@ class DeviceSums:
         slots = max(map(sums.owners.count, sums.owners))
         if size_bytes > self._size_bytes or slots > len(self._blocks):
             self._size_bytes = max(size_bytes, self._size_bytes)
-            self._blocks = tuple(self._launches.allocate(self._size_bytes) for _ in range(slots))
-        kernel = kernel_of(dtype, "auto", None, sums)
+            self._blocks = tuple(self._reducer.allocate(self._size_bytes) for _ in range(slots))
+        version = self._reducer.version("auto", size_bytes, sixteen_bits=False)
+        kernel = kernel_of(dtype, version, None, sums, in_leaves=False)
         task = Task(kernel, self._blocks[:slots], 0, size_bytes)
-        if not self._launches.agreed(kernel):
-            self._launches.compile(task)
-            for pending in self._launches.agree(task):
-                wait(self._transport, pending)
+        if kernel not in self._agreed:
+            self._reducer.compile(task)
+            self._run(self._reducer.agree(task))
+            self._agreed.add(kernel)
         return task
 
-    def _barrier(self) -> None:
-        self._stream.wait()
-        wait(self._transport, [MpiRequest([self._comm.Ibarrier()])])
-        self._device.use()
+    def _run(self, steps: CollectiveSteps) -> None:
+        for pending in steps:
+            wait(self._transport, pending)
 
 
 def sums_of_one_rank(sums: PartialSums) -> OrderedSum:

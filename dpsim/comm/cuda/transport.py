@@ -1,4 +1,4 @@
-"""The transport of ranks with GPUs on one machine: MPI for data on the host, CUDA kernels for gradients."""
+"""The transport of ranks with GPUs: MPI for data on the host, CUDA kernels or NCCL for gradients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from mpi4py import MPI
 from dpsim.collective import CollectiveKind
 from dpsim.comm.clock import now
 from dpsim.comm.compression import Compression
-from dpsim.comm.cuda.access import Access, find_access
 from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.compute import Compute, DeviceCompute, HostCompute
 from dpsim.comm.cuda.device import Device, DeviceArray
-from dpsim.comm.cuda.launches import Launches, Task, kernel_of
+from dpsim.comm.cuda.launches import Launches
+from dpsim.comm.cuda.reducer import Reducer, Task, kernel_of, own_slots
+from dpsim.comm.cuda.reducers import Path, find_path, open_nccl, open_reducer
 from dpsim.comm.cuda.sums import DeviceSums, sums_of_one_rank
-from dpsim.comm.mpi import MpiRequest, MpiTransport
+from dpsim.comm.mpi import MpiTransport
 from dpsim.comm.transport import (
     Array,
     CollectiveSteps,
@@ -28,7 +29,6 @@ from dpsim.comm.transport import (
     SteppedAllreduce,
     SummationOrder,
 )
-from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 from dpsim.memory import Mark
@@ -69,13 +69,16 @@ class _Operands:
 
 
 class CudaTransport(MpiTransport):
-    """MPI's messages, and an allreduce of allocated memory by the CUDA kernels, in the fixed order of ``tree``.
+    """MPI's messages, and an allreduce of allocated memory in the memory of GPUs, in the fixed order of ``tree``.
 
-    Its kernels run in one stream, in the order in which buckets are handed in. Data that is not in memory it allocated
+    It works in one stream, in the order in which buckets are handed in. Data that is not in memory it allocated
     (losses, the initial state) is sent as by ``MpiTransport``. With ``on_device`` the memory that it allocates is the
-    device's, for gradients that are computed there; else it is the host's. ``most_blocks`` bounds how much of a GPU a
-    kernel occupies while it waits for other ranks, for ``wait_limit_s`` at most. Raises ``ConfigError`` without a GPU
-    and for ranks on several machines.
+    device's, for gradients that are computed there; else it is the host's.
+
+    It has one ``reducer``: for ``algorithm`` nccl NCCL's own allreduce, which keeps no order; for any other kernels,
+    over the first ``path`` that works. So NCCL and kernels that wait for each other never run beside each other.
+    ``most_blocks`` bounds how much of a GPU such a kernel occupies while it waits, for ``wait_limit_s`` at most. Raises
+    ``ConfigError`` without a GPU.
     """
 
     def __init__(
@@ -84,42 +87,55 @@ class CudaTransport(MpiTransport):
         devices_a_node: int = 1,
         *,
         on_device: bool = False,
+        algorithm: str = "auto",
         most_blocks: int = MOST_BLOCKS,
         wait_limit_s: float = WAIT_LIMIT_S,
     ) -> None:
         super().__init__(comm, devices_a_node)
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        number, local_ranks = node.rank, node.size
+        number = node.rank
         node.Free()
-        if local_ranks != comm.size:
-            raise ConfigError(
-                f"backend 'cuda' for {comm.size} ranks of which {local_ranks} are on this machine",
-                allowed="ranks of one machine",
-                remedy="use --backend cpu between machines",
-            )
         self.device: Device = open_device(number)
+        self.gpus = len(set(comm.allgather(self.device.identity)))
+        """The GPUs of all ranks: fewer than ranks where several share one."""
         self.compute: Compute = DeviceCompute(self.device) if on_device else HostCompute(self.device)
         self.memory = self.compute.memory
-        self.access: Access | None = find_access(self.device, comm) if comm.size > 1 else None
         self._stream = self.device.stream()
         self._wait_limit_s = wait_limit_s
         self._sums: DeviceSums | None = None
         self._blocks: list[_Block] = []
-        self.launches: Launches | None = None
-        if self.access is not None:
-            self.launches = Launches(comm, self.device, self.access, most_blocks=most_blocks, wait_limit_s=wait_limit_s)
+        self._path = Path(name="host")
+        self.reducer: Reducer | None = None
+        if comm.size > 1 and algorithm == "nccl":
+            self.reducer = open_nccl(comm, self.device)
+        elif comm.size > 1:
+            self._path = find_path(self.device, comm)
+            self.reducer = open_reducer(
+                comm, self.device, self._path, most_blocks=most_blocks, wait_limit_s=wait_limit_s
+            )
+
+    @property
+    def launches(self) -> Launches | None:
+        """The kernels that reach the memory of all ranks, where they do."""
+        return self.reducer if isinstance(self.reducer, Launches) else None
+
+    @property
+    def path(self) -> str:
+        """How gradients get from GPU to GPU, as records say it; empty for one rank."""
+        return self.reducer.path if self.reducer is not None else ""
 
     @property
     def description(self) -> str:
         """Where gradients are computed and reduced, for people."""
-        how = f", {self.access.mode} over {self.access.way} memory" if self.access is not None else ""
-        return f"gradients are computed {self.compute.where} and reduced on {self.device.name}{how}"
+        how = f", {self.reducer.how}" if self.reducer is not None else ""
+        why = f" ({self._path.reason})" if self._path.reason else ""
+        return f"gradients are computed {self.compute.where} and reduced on {self.device.name}{how}{why}"
 
     def allocate(self, size_bytes: int) -> Array:
-        if self.launches is None:
+        if self.reducer is None:
             return self.compute.allocate(size_bytes, None)
-        number = self.launches.allocate(size_bytes)
-        produced = self.compute.allocate(size_bytes, self.launches.memory(number, self.rank))
+        number = self.reducer.allocate(size_bytes)
+        produced = self.compute.allocate(size_bytes, self.reducer.own(number))
         self._blocks.append(_Block(produced, number))
         return produced
 
@@ -137,31 +153,32 @@ class CudaTransport(MpiTransport):
         """
         produced = [data, *(order.extra if order is not None else ())]
         places = [place for array in produced if (place := self._place(array)) is not None]
-        if self.launches is None or kind != "allreduce" or len(places) < len(produced):
+        reducer = self.reducer
+        if reducer is None or kind != "allreduce" or len(places) < len(produced):
             return None
         sums = order.slots if order is not None else slots(range(self.size + 1))
-        kernel = kernel_of(data.dtype, algorithm, compression, sums)
+        version = reducer.version(algorithm, data.nbytes, sixteen_bits=compression is not None)
+        kernel = kernel_of(data.dtype, version, compression, sums, in_leaves=order is not None)
         task = Task(kernel, tuple(place.number for place in places), places[0].first, places[0].stop)
         self.device.use()
-        self.launches.compile(task)
-        arrays = self.launches.arrays(task)
-        held = sums.of(self.rank)
-        operands = _Operands(task, produced[: len(held)], [arrays[number] for number in held])
+        reducer.compile(task)
+        bucket = own_slots(reducer, task, self.rank)
+        operands = _Operands(task, produced[: len(bucket)], list(bucket))
 
         def complete() -> None:
             operands.complete = self.memory.mark()
 
-        rounds = functools.partial(self._rounds, self.launches, operands)
+        rounds = functools.partial(self._rounds, reducer, operands)
         return SteppedAllreduce(self, rounds, complete, lambda: operands.span)
 
     def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
         if not self.memory.deferred:
             return None
-        if self.access is None:
+        if self.reducer is None:
             return sums_of_one_rank(sums)
         if self._sums is None:
             stream = self.memory.stream
-            self._sums = DeviceSums(self, self.comm, self.device, self.access, stream, self._wait_limit_s)
+            self._sums = DeviceSums(self, self.comm, self.device, self._path, stream, self._wait_limit_s)
         return self._sums.of(sums, most_elements)
 
     def _place(self, data: Array) -> _Place | None:
@@ -178,26 +195,20 @@ class CudaTransport(MpiTransport):
         self._blocks.clear()
         if self._sums is not None:
             self._sums.close()
-        if self.launches is not None:
-            self.launches.close()
+        if self.reducer is not None:
+            self.reducer.close()
 
-    def _rounds(self, launches: Launches, operands: _Operands) -> CollectiveSteps:
-        """The stages of a kernel, each once every rank has done the one before (see ``Launch``)."""
+    def _rounds(self, reducer: Reducer, operands: _Operands) -> CollectiveSteps:
         self.device.use()
         complete, operands.complete = operands.complete or self.memory.mark(), None
-        yield from launches.agree(operands.task)
-        launches.check()
-        stages, asked_s = launches.launch(operands.task).stages, now()
+        yield from reducer.agree(operands.task)
+        reducer.check()
+        asked_s = now()
         self.compute.give(self._stream, complete, operands.produced, operands.bucket)
         began = self._stream.record()
-        for number, stage in enumerate(stages):
-            if number:
-                yield [self._stream.record()]
-                yield [MpiRequest([self.comm.Ibarrier()])]
-                self.device.use()
-            stage(self._stream.launch)
+        yield from reducer.reduce(operands.task, self._stream)
         done = self.compute.take(self._stream, operands.bucket[0], operands.produced[0])
         operands.span = Span(began, done, asked_s)
-        # with flags the next kernel may follow at once; without them its host barriers would mix with these
-        yield Enqueued([done]) if self.access is not None and self.access.mode == "flags" else [done]
-        launches.check()
+        # what is in the stream as a whole may be followed at once; else messages of two allreduces would mix
+        yield Enqueued([done]) if reducer.queued else [done]
+        reducer.check()

@@ -93,8 +93,9 @@ class TrainConfig(Noun, frozen=True):
         check_stall_after(self.stall_after_s)
         check_label_smoothing(self.label_smoothing)
         self.plan()
-        check_algorithm(self.algorithm, Network.parse(self.network))
         network = Network.parse(self.network)
+        if self.backend == "cpu":
+            check_algorithm(self.algorithm, network)
         check_backend(self.backend, self.algorithm, network, self.leaves, self.strategy, self.wire_dtype)
 
     def total_steps(self, steps_per_epoch: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from mpi4py import MPI
@@ -28,6 +28,9 @@ from dpsim.runtime.fit import Callback, Epoch, OnRank, fit
 from dpsim.runtime.snapshot import restore
 from dpsim.runtime.trainer import Trainer
 
+if TYPE_CHECKING:
+    from dpsim.comm.cuda.transport import CudaTransport
+
 
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """One ``TrainTask`` on running ranks; rank 0 returns a ``TrainResult`` (plain values)."""
@@ -48,6 +51,9 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         )
     result = fit(trainer, total, [OnRank(_EpochReport(report)), *([saving] if saving else [])])
     result = msgspec.structs.replace(result, checkpoint_failure=saving.failure if saving else "")
+    if config.backend == "cuda":
+        gpus = transport_of(trainer)
+        result = msgspec.structs.replace(result, gpus=gpus.gpus, gpu_path=gpus.path)
     return dict(codec.to_builtins(result)) if comm.rank == 0 else None
 
 
@@ -88,11 +94,16 @@ def _trainer(
         backend=config.backend,
     )
     if config.backend == "cuda":
-        from dpsim.comm.cuda.transport import CudaTransport
-
-        assert isinstance(trainer.transport, CudaTransport)
-        report(trainer.transport.description)
+        report(transport_of(trainer).description)
     return trainer, total
+
+
+def transport_of(trainer: Trainer) -> CudaTransport:
+    """The transport of a trainer with backend cuda."""
+    from dpsim.comm.cuda.transport import CudaTransport as Transport  # loads CUDA
+
+    assert isinstance(trainer.transport, Transport)
+    return trainer.transport
 
 
 def _restore(trainer: Trainer, config: TrainConfig, model: Model, total: int, report: Progress) -> None:

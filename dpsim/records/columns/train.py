@@ -49,6 +49,13 @@ POINTS = (
         "bytes",
         "The memory of optimizer state on the device with the most; 0: unknown.",
     ),
+    Column("gpus", "int64", "count", "The GPUs that took part, which several ranks may share; 0 on the CPU."),
+    Column(
+        "gpu_path",
+        "category",
+        "name",
+        "How gradients got from GPU to GPU: by kernels in `peer memory`, by `nccl`, or through the `host` by MPI.",
+    ),
 )
 
 SAMPLES = (

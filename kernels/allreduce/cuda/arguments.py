@@ -52,6 +52,7 @@ class Arguments:
     sgd: Momentum | None
     most_blocks: int = MOST_BLOCKS
     watch: Watch | None = None
+    each_sum: bool = False
 
     @property
     def dtype(self) -> str:
@@ -118,6 +119,11 @@ class Arguments:
         if self.name != "two-shot" and (self.compression is not None or self.sgd is not None):
             fused = "sgd" if self.compression is None else "compression"
             raise ConfigError(f"{self.name} with {fused}", allowed="two-shot")
+        if self.each_sum and (self.name != "two-shot" or (self.compression is None and SIZE[self.dtype] != 2)):
+            raise ConfigError(
+                f"{self.name} on {self.dtype} with every sum of two rounded",
+                allowed="two-shot with compression, or on numbers of 16 bits",
+            )
         if self.compression is not None:
             self._check_compression(self.compression)
         if self.sgd is not None:

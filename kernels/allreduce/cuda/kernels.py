@@ -57,22 +57,40 @@ def _first_tile(low, block, blocks):  # type: ignore[no-untyped-def]
     return tile + (block - tile) % blocks
 
 
-def sweep(wide: Any, single: Any, lanes: int) -> Any:
+def sweep(wide: Any, single: Any, lanes: int, several: Any = None, at_once: int = 1) -> Any:
     """over(bounds, elements, args): ``wide`` on the packs, ``single`` on the single elements that are this thread's.
 
-    ``wide`` and ``single`` take the number of their first element, and ``args``.
+    ``wide`` and ``single`` take the number of their first element, and ``args``. ``several`` does what ``wide`` does on
+    ``at_once`` packs, and takes besides how many elements lie between two of them: a thread then has that many accesses
+    to memory under way. The packs of a thread are the same.
     """
+
+    @inline
+    def rest(pack, low, high, head, args):  # type: ignore[no-untyped-def]
+        stride = cuda.gridDim.x * THREADS
+        while pack < high:
+            if pack >= low:
+                wide(head + pack * lanes, args)
+            pack += stride
+
+    @inline
+    def groups(pack, low, high, head, args):  # type: ignore[no-untyped-def]
+        stride = cuda.gridDim.x * THREADS
+        if pack < low:
+            pack += stride
+        while pack + (at_once - 1) * stride < high:
+            several(head + pack * lanes, stride * lanes, args)
+            pack += at_once * stride
+        rest(pack, low, high, head, args)
+
+    over_packs = rest if several is None else groups
 
     @inline
     def over(bounds, elements, args):  # type: ignore[no-untyped-def]
         head, packs, _ = elements
         low, high, low_single, high_single = bounds
         block, blocks, thread = cuda.blockIdx.x, cuda.gridDim.x, cuda.threadIdx.x
-        pack = _first_tile(low, block, blocks) * THREADS + thread
-        while pack < high:
-            if pack >= low:
-                wide(head + pack * lanes, args)
-            pack += blocks * THREADS
+        over_packs(_first_tile(low, block, blocks) * THREADS + thread, low, high, head, args)
         one = _first_tile(low_single, block, blocks) * THREADS + thread
         while one < high_single:
             if one >= low_single:

@@ -1,7 +1,7 @@
 """How a version for NVIDIA GPUs is called. Importing this loads no CUDA: making a version does.
 
 ``version.make(arrays, sums, *, rank=None, mode="one-launch", flags=None, scale=1.0, compression=None, sgd=None,
-most_blocks=MOST_BLOCKS, watch=None) -> Launch``
+most_blocks=MOST_BLOCKS, watch=None, each_sum=False) -> Launch``
 
 ``arrays``: one 1-D device array for each of the partial sums ``sums``, all of one dtype and length, anything with
 ``__cuda_array_interface__`` (NumPy arrays in numba's CUDA simulator). A rank's result goes to its first partial sum,
@@ -20,8 +20,9 @@ ranks' arrays being their memory, opened by CUDA IPC. ``mode``:
   GPU while they wait. ``watch``: when kernels give up waiting for a rank that does not come; without it they never do.
 - ``split``: cut at the points of synchronisation, a stage each.
 
-``scale``: the sum is multiplied by it. ``compression``: 16 bits between ranks. ``sgd``: update instead of storing the
-sum. Raises ``ConfigError`` for what a version cannot do.
+``scale``: the sum is multiplied by it. ``compression``: 16 bits between ranks. ``each_sum``: the sum of every two is
+rounded to these 16 bits, or those of the arrays. ``sgd``: update instead of storing the sum. Raises ``ConfigError`` for
+what a version cannot do.
 """
 
 from __future__ import annotations

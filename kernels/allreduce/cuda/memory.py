@@ -200,9 +200,23 @@ def store_halves(lanes: int) -> Any:
     return write
 
 
+def _as_stored(builder: Any, dtype: str, values: list[Any]) -> list[Any]:
+    """16-bit numbers as they would be read again after being stored."""
+    rounded, _, _ = _rounded(builder, dtype, values)
+    if dtype == "float16":
+        return [builder.fpext(value, F32) for value in rounded]
+    if len(values) == 1:
+        return [builder.bitcast(_shifted(builder, builder.zext(rounded[0], I32)), F32)]
+    halves = ((_shifted(builder, word), builder.and_(word, _UPPER)) for word in rounded)
+    return [builder.bitcast(value, F32) for pair in halves for value in pair]
+
+
 @functools.cache
-def total(dtype: str, lanes: int, tree: Tree) -> Any:
-    """total(addresses, offset): the sum along the tree of what lies at each slot's address + offset."""
+def total(dtype: str, lanes: int, tree: Tree, each_sum: bool = False) -> Any:
+    """total(addresses, offset): the sum along the tree of what lies at each slot's address + offset.
+
+    With ``each_sum`` the sum of every two is rounded to ``dtype``, which has 16 bits.
+    """
 
     @intrinsic
     def read(typingctx, addresses, offset):  # type: ignore[no-untyped-def]
@@ -211,7 +225,8 @@ def total(dtype: str, lanes: int, tree: Tree) -> Any:
                 return _loaded(builder, dtype, lanes, builder.add(builder.extract_value(args[0], number), args[1]))
 
             def add(left: list[Any], right: list[Any]) -> list[Any]:
-                return [builder.fadd(a, b) for a, b in zip(left, right, strict=True)]
+                sums = [builder.fadd(a, b) for a, b in zip(left, right, strict=True)]
+                return _as_stored(builder, dtype, sums) if each_sum else sums
 
             return context.make_tuple(builder, sig.return_type, fold(tree, slot, add))
 

@@ -9,17 +9,18 @@ from dpsim.kernels.allreduce.cuda.kernels import SIZE, flags, inline, kernel, la
 
 PARTIAL, FINAL, COPY = range(3)
 """What a move of a schedule leaves: a partial sum, the result, a copy of a result."""
+AT_ONCE = 4
+"""Packs of which a thread reads the same partial sum before it reads the next one."""
 MOVE_WORDS = 9
 """Bounds (packs, single elements), where its sources start in the table, how many, both targets, what it leaves."""
 
 
 def _whole(load: Any, store: Any) -> tuple[Any, Any]:
     """How partial sums are read and written that are as large as the numbers are."""
-    word = flags.read_address
 
     @inline
-    def read(pair, at):  # type: ignore[no-untyped-def]
-        return load(word(pair) + at)
+    def read(upper, lower, at):  # type: ignore[no-untyped-def]
+        return load(upper + at)
 
     @inline
     def write(target, lower, leaves, at, sums):  # type: ignore[no-untyped-def]
@@ -30,11 +31,10 @@ def _whole(load: Any, store: Any) -> tuple[Any, Any]:
 
 def _halves(lanes: int, load: Any, store: Any) -> tuple[Any, Any]:
     """The same for 16-bit numbers: partial sums are float32, their halves in two places."""
-    word, load_halves, store_halves = flags.read_address, memory.load_halves(lanes), memory.store_halves(lanes)
+    load_halves, store_halves = memory.load_halves(lanes), memory.store_halves(lanes)
 
     @inline
-    def read(pair, at):  # type: ignore[no-untyped-def]
-        upper, lower = word(pair), word(pair + 8)
+    def read(upper, lower, at):  # type: ignore[no-untyped-def]
         return load(upper + at) if lower == 0 else load_halves(upper + at, lower + at)
 
     @inline
@@ -57,24 +57,59 @@ def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
     """
     size, times, add, word = SIZE[dtype], memory.times, memory.add, flags.read_address
 
-    def work(lanes: int) -> Any:
+    def accesses(lanes: int) -> tuple[Any, Any]:
         load, store = memory.load(dtype, lanes), memory.store(dtype, lanes)
-        read, write = _halves(lanes, load, store) if size == 2 else _whole(load, store)
+        return _halves(lanes, load, store) if size == 2 else _whole(load, store)
+
+    def work(lanes: int) -> Any:
+        read, write = accesses(lanes)
 
         @inline
         def put(element, args):  # type: ignore[no-untyped-def]
             source, count, target, lower, leaves, scale = args
             at = element * size
-            sums = read(source, at)
+            sums = read(word(source), word(source + 8), at)
             for number in range(1, count):
-                sums = add(sums, read(source + 16 * number, at))
+                place = source + 16 * number
+                sums = add(sums, read(word(place), word(place + 8), at))
             if leaves == FINAL:
                 sums = times(sums, scale)
             write(target, lower, leaves, at, sums)
 
         return put
 
-    over = sweep(work(lanes_of(dtype)), work(1), lanes_of(dtype))
+    def several(lanes: int) -> Any:
+        read, write = accesses(lanes)
+
+        @inline
+        def put(element, between, args):  # type: ignore[no-untyped-def]
+            source, count, target, lower, leaves, scale = args
+            a, step = element * size, between * size
+            b, c, d = a + step, a + 2 * step, a + 3 * step
+            upper, under = word(source), word(source + 8)  # once for all four
+            of_a, of_b, of_c, of_d = (
+                read(upper, under, a),
+                read(upper, under, b),
+                read(upper, under, c),
+                read(upper, under, d),
+            )
+            for number in range(1, count):
+                place = source + 16 * number
+                upper, under = word(place), word(place + 8)
+                more_a, more_b = read(upper, under, a), read(upper, under, b)
+                more_c, more_d = read(upper, under, c), read(upper, under, d)
+                of_a, of_b, of_c, of_d = add(of_a, more_a), add(of_b, more_b), add(of_c, more_c), add(of_d, more_d)
+            if leaves == FINAL:
+                of_a, of_b, of_c, of_d = times(of_a, scale), times(of_b, scale), times(of_c, scale), times(of_d, scale)
+            write(target, lower, leaves, a, of_a)
+            write(target, lower, leaves, b, of_b)
+            write(target, lower, leaves, c, of_c)
+            write(target, lower, leaves, d, of_d)
+
+        return put
+
+    lanes = lanes_of(dtype)
+    over = sweep(work(lanes), work(1), lanes, several(lanes), AT_ONCE)
 
     @inline
     def act(step, rank, elements, args):  # type: ignore[no-untyped-def]

@@ -71,10 +71,22 @@ def make(
     sgd: Momentum | None = None,
     most_blocks: int = MOST_BLOCKS,
     watch: Watch | None = None,
+    each_sum: bool = False,
 ) -> Launch:
     """``version.make`` of the version ``name``; ``launch`` describes the arguments."""
     arguments = Arguments(
-        name, tuple(arrays), sums, rank, mode, flags, scale, compression, sgd, most_blocks=most_blocks, watch=watch
+        name,
+        tuple(arrays),
+        sums,
+        rank,
+        mode,
+        flags,
+        scale,
+        compression,
+        sgd,
+        most_blocks=most_blocks,
+        watch=watch,
+        each_sum=each_sum,
     )
     return launch(arguments, prepare(arguments))
 
@@ -97,7 +109,9 @@ def prepare(arguments: Arguments) -> Work:
 def _two_shot(arguments: Arguments) -> Work:
     # one launch needs no waiting: on one stream inputs are ready before it and results after it
     scope = "sys" if arguments.mode == "flags" else None
-    kernel = two_shot.two_shot(arguments.dtype, arguments.sums.tree, arguments.ranks, scope)
+    kernel = two_shot.two_shot(
+        arguments.dtype, arguments.sums.tree, arguments.ranks, scope, each_sum=arguments.each_sum
+    )
     args = (arguments.addresses, arguments.results, arguments.number(arguments.scale))
     return Work(
         kernel,
@@ -125,7 +139,9 @@ def _momentum(arguments: Arguments, sgd: Momentum) -> Work:
 
 def _encoded(arguments: Arguments, compression: Codes) -> Work:
     scope = arguments.scope
-    kernel = two_shot.encoded(compression.dtype, arguments.sums.tree, arguments.ranks, scope)
+    kernel = two_shot.encoded(
+        compression.dtype, arguments.sums.tree, arguments.ranks, scope, each_sum=arguments.each_sum
+    )
     codes = tuple(map(address_of, compression.arrays))
     owned = [arguments.sums.of(rank) for rank in range(arguments.ranks)]
     words, begin = [], 2 * arguments.ranks

@@ -86,11 +86,22 @@ def store_halves(lanes: int) -> Callable[[int, int, Numbers], None]:
 
 
 @functools.cache
-def total(dtype: str, lanes: int, tree: Tree) -> Callable[[tuple[int, ...], int], Numbers]:
+def total(dtype: str, lanes: int, tree: Tree, each_sum: bool = False) -> Callable[[tuple[int, ...], int], Numbers]:
     def read(addresses: tuple[int, ...], offset: int) -> Numbers:
-        return fold(tree, lambda slot: load(dtype, lanes)(addresses[slot] + offset), add)
+        return fold(tree, lambda slot: load(dtype, lanes)(addresses[slot] + offset), add_two)
+
+    def add_two(left: Numbers, right: Numbers) -> Numbers:
+        return tuple(_rounded(dtype, np.array(add(left, right)))) if each_sum else add(left, right)
 
     return read
+
+
+def _rounded(dtype: str, numbers: Any) -> Any:
+    """16-bit numbers as they would be read again after being stored."""
+    if dtype == "bfloat16":
+        return from_bfloat16(round_to_bfloat16(numbers))
+    with np.errstate(over="ignore"):
+        return numbers.astype(np.float16).astype(np.float32)
 
 
 def add(left: Numbers, right: Numbers) -> Numbers:

@@ -10,12 +10,15 @@ from dpsim.kernels.allreduce.tree import Tree
 
 
 @functools.cache
-def two_shot(dtype: str, tree: Tree, ranks: int, scope: str | None) -> Any:
-    """One step: each rank adds its share of all slots and writes it to all results. args: slots, results, scale."""
+def two_shot(dtype: str, tree: Tree, ranks: int, scope: str | None, each_sum: bool = False) -> Any:
+    """One step: each rank adds its share of all slots and writes it to all results. args: slots, results, scale.
+
+    ``each_sum``: the sum of every two is rounded to ``dtype``.
+    """
     size, times = SIZE[dtype], memory.times
 
     def work(lanes: int) -> Any:
-        total, store = memory.total(dtype, lanes, tree), memory.store_each(dtype, lanes)
+        total, store = memory.total(dtype, lanes, tree, each_sum), memory.store_each(dtype, lanes)
 
         @inline
         def reduce(element, args):  # type: ignore[no-untyped-def]
@@ -66,8 +69,10 @@ def momentum(dtype: str, tree: Tree, ranks: int, scope: str | None) -> Any:
 
 
 @functools.cache
-def encoded(compression: str, tree: Tree, ranks: int, scope: str | None) -> Any:
+def encoded(compression: str, tree: Tree, ranks: int, scope: str | None, each_sum: bool = False) -> Any:
     """Three steps: encode the own slots; add a share of all codes into all; decode the result.
+
+    ``each_sum``: the sum of every two is rounded to 16 bits, not the whole one alone.
 
     args: a table, all codes, the codes of the results, down, up, scale. The table: for each rank where its pairs of
     addresses begin and end (numbers of words), the pairs (numbers, codes), a rank's first one being its result.
@@ -85,7 +90,7 @@ def encoded(compression: str, tree: Tree, ranks: int, scope: str | None) -> Any:
         return put
 
     def reduce(lanes: int) -> Any:
-        total, store = memory.total(compression, lanes, tree), memory.store_each(compression, lanes)
+        total, store = memory.total(compression, lanes, tree, each_sum), memory.store_each(compression, lanes)
 
         @inline
         def put(element, args):  # type: ignore[no-untyped-def]

@@ -22,6 +22,9 @@ def _make(name: str) -> Callable[..., Launch]:
     return make
 
 
+ONE_SHOT_BYTES = 16 << 20
+"""The largest array of one-shot. Every rank reads all arrays, in pieces of 512 KiB between which all ranks wait."""
+
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 register(
@@ -58,6 +61,7 @@ register(
         make=_make("one-shot"),
         dtypes=DTYPES,
         variants=("scale",),
+        most_bytes=ONE_SHOT_BYTES,
     )
 )
 register(

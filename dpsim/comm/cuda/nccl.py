@@ -1,0 +1,101 @@
+"""NCCL between the GPUs of several ranks, by CuPy: what it is asked for is put into a stream, and the host goes on.
+
+NCCL's kernels wait for those of the other ranks, and so do dpsim's (``flags``). Two kernels that wait on one GPU can
+keep each other from running, so a transport has NCCL or kernels that wait, never both (``reducers.open_reducer``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dpsim.comm.cuda.available import nccl_missing, simulating
+from dpsim.comm.cuda.device import Device, DeviceArray, Stream
+from dpsim.errors import CommunicationError
+from dpsim.kernels.allreduce.cuda.arguments import address_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def why_no_nccl(device: Device, comm: MPI.Intracomm) -> str:
+    """Why NCCL cannot work between these ranks, the same on all of them; empty if it can. Collective."""
+    missing = "numba's simulator has no NCCL" if simulating() else nccl_missing()
+    rows: list[tuple[str, str]] = comm.allgather((missing, device.identity))
+    for rank, (reason, _) in enumerate(rows):
+        if reason:
+            return f"rank {rank}: {reason}"
+    if len({identity for _, identity in rows}) < comm.size:
+        return "ranks share a GPU, and NCCL takes one rank a GPU"
+    return ""
+
+
+def load() -> Any:
+    """CuPy's interface to NCCL."""
+    from cupy.cuda import nccl
+
+    return nccl
+
+
+class Nccl:
+    """NCCL's communicator of these ranks, each with a GPU of its own. Collective.
+
+    ``library`` is CuPy's module, or what stands in for it. Raises ``CommunicationError`` where NCCL refuses something.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, device: Device, library: Any = None) -> None:
+        device.use()
+        self._library = load() if library is None else library
+        identity = comm.bcast(self._library.get_unique_id() if comm.rank == 0 else None)
+        with _refusals():
+            self._communicator = self._library.NcclCommunicator(comm.size, identity, comm.rank)
+
+    def all_reduce(self, source: DeviceArray, target: DeviceArray, dtype: str, stream: Stream) -> None:
+        """``target`` = the sum over the ranks of ``source``, in NCCL's own order of addition."""
+        kind, add = getattr(self._library, f"NCCL_{dtype.upper()}"), self._library.NCCL_SUM
+        addresses = address_of(source), address_of(target)
+        with _refusals():
+            self._communicator.allReduce(*addresses, source.size, kind, add, int(stream.launch))
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[None]:
+        """Messages that belong together: none waits for another one of them."""
+        with _refusals():
+            self._library.groupStart()
+            yield
+            self._library.groupEnd()
+
+    def send(self, array: DeviceArray, to: int, stream: Stream) -> None:
+        """Send an array of bytes, within a group."""
+        self._communicator.send(address_of(array), array.size, self._library.NCCL_UINT8, to, int(stream.launch))
+
+    def receive(self, array: DeviceArray, source: int, stream: Stream) -> None:
+        """Receive an array of bytes, within a group."""
+        self._communicator.recv(address_of(array), array.size, self._library.NCCL_UINT8, source, int(stream.launch))
+
+    def all_gather(self, own: DeviceArray, first: DeviceArray, stream: Stream) -> None:
+        """``own`` of every rank, arrays of bytes, one behind the other from where ``first`` begins."""
+        addresses, kind = (address_of(own), address_of(first)), self._library.NCCL_UINT8
+        with _refusals():
+            self._communicator.allGather(*addresses, own.size, kind, int(stream.launch))
+
+    def check(self) -> None:
+        """Raise ``CommunicationError`` if something went wrong in a stream."""
+        with _refusals():
+            self._communicator.check_async_error()
+
+    def close(self) -> None:
+        """Destroy the communicator, in whose streams nothing may be left. Collective."""
+        self._communicator.destroy()
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turns CuPy's ``NcclError``, which is a ``RuntimeError``, into ``CommunicationError``."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CommunicationError(
+            f"NCCL fails: {error}", remedy="run again with NCCL_DEBUG=WARN, which says more; see nvidia-smi and dmesg"
+        ) from error
