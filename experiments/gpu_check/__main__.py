@@ -1,10 +1,11 @@
 """Runs what needs a GPU on a machine that has one or more, in under 9 minutes and without a network.
 
-It probes what it needs, then takes every CUDA allreduce with 2, 4 and 8 logical devices on one GPU; then between
-processes, one a GPU, with NCCL beside them where there are two GPUs or more; then the tests marked ``gpu``. One JSON
-file is written as each part ends, and one table printed. Alone it starts its ranks itself; under ``mpiexec -n 4`` or
-``srun -n 4`` it uses those that it was given. Exit codes: 0 all ran, whatever the times; 1 a test or a part failed, or
-a result was wrong; 2 there is no GPU, or nothing that could use it.
+It probes what it needs, then takes every CUDA allreduce with 2, 4 and 8 logical devices on one GPU; then training on
+one, beside PyTorch where it is installed; then allreduces between processes, one a GPU, with NCCL beside them where
+there are two GPUs or more; then the tests marked ``gpu``. One JSON file is written as each part ends, and one table
+printed. Alone it starts its ranks itself; under ``mpiexec -n 4`` or ``srun -n 4`` it uses those that it was given. Exit
+codes: 0 all ran, whatever the times; 1 a test or a part failed, or a result was wrong; 2 there is no GPU, or nothing
+that could use it.
 """
 
 from __future__ import annotations

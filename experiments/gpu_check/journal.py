@@ -12,27 +12,34 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from dpsim import codec
-from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Probe, Samples, Tests, assemble, file_name
+from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Probe, Samples, Tests, Training, assemble, file_name
 from dpsim.records.sweep import Environment
+
+TRAININGS = "*.trainings"
+"""The files of parts that leave trainings; the others leave samples."""
 
 NOT_RUN = Tests(passed=False, line="not run")
 
 
-def keep(path: Path, samples: Iterable[Samples]) -> None:
+Kept = TypeVar("Kept", Samples, Training)
+
+
+def keep(path: Path, samples: Iterable[Samples | Training]) -> None:
     """Append samples to the file of a part, one in a line."""
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(codec.to_json(each, indent=None) + "\n" for each in samples))
 
 
-def kept_in(path: Path) -> tuple[Samples, ...]:
-    """The samples in the file of a part. A last line that was cut off is not counted."""
+def kept_in(path: Path, kind: type[Kept]) -> tuple[Kept, ...]:
+    """The samples of a kind in the file of a part. A last line that was cut off is not counted."""
     if not path.exists():
         return ()
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     whole = [line for line in lines if line.endswith("\n")]
-    return tuple(codec.decode(codec.parse_json(line), Samples, "samples") for line in whole)
+    return tuple(codec.decode(codec.parse_json(line), kind, "samples") for line in whole)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +71,7 @@ class Journal:
     def record(self) -> GpuCheck:
         """The record of what there is by now."""
         return assemble(
-            [samples for path in sorted(self.parts.glob("*.jsonl")) for samples in kept_in(path)],
+            [samples for path in sorted(self.parts.glob("*.jsonl")) for samples in kept_in(path, Samples)],
             taken_at=self.taken_at,
             environment=self.environment,
             gpus=self.gpus,
@@ -74,6 +81,7 @@ class Journal:
             left_out=self.left_out,
             failed=self.failed,
             running=", ".join(self._running),
+            trainings=[each for path in sorted(self.parts.glob(TRAININGS)) for each in kept_in(path, Training)],
         )
 
     def write(self) -> GpuCheck:

@@ -73,7 +73,7 @@ def measure(device: Device, effort: Effort, tell: Progress, deadline_s: float, p
     ``deadline_s``: when to stop, on ``time.monotonic``. The file ``path`` gets the samples of a size as soon as it is
     measured.
     """
-    measured = {(samples.devices, samples.size_bytes) for samples in kept_in(path)}
+    measured = {(samples.devices, samples.size_bytes) for samples in kept_in(path, Samples)}
     on, empty = lane(device, effort.head_start_bytes), empty_launch(device)
     left_out: list[str] = []
     for size_bytes in order(effort.sizes_bytes):

@@ -1,7 +1,8 @@
 """The parts of gpu_check in the order in which they run, each bounded in time and in a process that can be killed.
 
-First what the targets are about, the kernels on logical devices of one GPU; then between processes; the tests take the
-time that is left. Every figure is checked against the reference where it is taken, before and after its timing.
+First what the targets are about: the kernels on logical devices of one GPU, and training on one; then between
+processes; the tests take the time that is left. Every figure of an allreduce is checked against the reference where it
+is taken, before and after its timing.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from dpsim.experiments.gpu_check.record import Probe, Tests
 from dpsim.harness.measurement.environment import cores
 from dpsim.launch import child_process, jobs, rank_info, rank_process, scratch
 
-TOTAL_S, LOGICAL_S, BETWEEN_END_S = 510.0, 150.0, 360.0
-"""In seconds: all of a run; the logical devices; and the moment of the run by which everything between processes is to
-be done. With what a run needs to start and to end it stays below nine minutes."""
+TOTAL_S, LOGICAL_S, TRAINING_S, BETWEEN_END_S = 510.0, 120.0, 110.0, 390.0
+"""In seconds: all of a run; the logical devices; training on one GPU; and the moment of the run by which everything
+between processes is to be done. With what a run needs to start and to end it stays below nine minutes."""
 
 _LEAST_JOB_S, _START_S, _POLL_S = 30.0, 25.0, 1.0
 _STALL_S = 45.0
@@ -55,6 +56,8 @@ def run_all(journal: Journal, driver: Driver, probes: Sequence[Probe]) -> None:
     devices = (*NUMBA_STEPS, "CuPy")
     if ready("logical devices", devices):
         bad = run_logical(journal, LOGICAL_S)
+    if ready("training", (*devices, "MPI")):
+        run_training(journal, TRAINING_S)
     if ready("between processes", (*devices, "MPI")):
         nccl = next((probe.text for probe in probes if probe.name == "NCCL" and not probe.works), "")
         run_between(journal, driver, without=bad, nccl_missing=nccl)
@@ -112,6 +115,23 @@ def _logical(journal: Journal, command: list[str], path: Path, seconds: float, s
         code = _wait(process, seconds, tick)
     journal.left_out.extend(printed.read_text(encoding="utf-8").splitlines())
     return code
+
+
+def run_training(journal: Journal, seconds: float) -> None:
+    """Training on one GPU, for ``seconds``, in a process of its own."""
+    argument = {"results": str(journal.parts / "3-training.trainings"), "seconds": seconds}
+    with journal.part("training"), _bounded(journal, "training", seconds + _START_S):
+        try:
+            result = jobs.on_ranks(
+                "dpsim.experiments.gpu_check.training:measure",
+                argument,
+                devices=1,
+                progress=journal.progress,
+                timeout_s=seconds + _START_S,
+            )
+            journal.left_out.extend(result["left_out"])
+        except DpsimError as error:
+            journal.failed.append(f"training: {error.given}")
 
 
 def run_between(journal: Journal, driver: Driver, *, without: Sequence[str], nccl_missing: str) -> None:

@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,47 @@ class Samples(Noun, frozen=True):
     empty_s: tuple[float, ...] = ()
 
 
+class Training(Noun, frozen=True):
+    """Something of training on one GPU: samples of dpsim's ``own``, and of what it is compared with, in ``unit``.
+
+    ``name`` is one of ``TARGETS``, ``setting`` what was trained.
+    """
+
+    name: str
+    setting: str
+    unit: Literal["s", "bytes"]
+    own: tuple[float, ...]
+    other: tuple[float, ...]
+
+
+MLP_SPEED, PICTURE_SPEED = "speed of an MLP over PyTorch's", "speed of a ResNet over PyTorch's"
+REPRODUCIBLE, TIMELINES = "step with 8 leaves over a plain one", "step with its Timeline over one without"
+STATE_BYTES = "memory of parameters, gradients and optimizer over the sum of their bytes"
+ACTIVATION_BYTES = "memory of activations over PyTorch's"
+
+
+class Target(NamedTuple):
+    """What a ratio should be. Of speeds it is the other's time over dpsim's own, else dpsim's own over the other's."""
+
+    better: Literal["at least", "at most"]
+    ratio: float
+
+    def measured(self, training: Training) -> float:
+        """The ratio of medians."""
+        own, other = statistics.median(training.own), statistics.median(training.other)
+        return other / own if self.better == "at least" else own / other
+
+
+TARGETS = {
+    MLP_SPEED: Target("at least", 0.9),
+    PICTURE_SPEED: Target("at least", 0.6),
+    REPRODUCIBLE: Target("at most", 1.25),
+    TIMELINES: Target("at most", 1.02),
+    STATE_BYTES: Target("at most", 1.05),
+    ACTIVATION_BYTES: Target("at most", 1.2),
+}
+
+
 class Point(Noun, frozen=True):
     """One size of one algorithm under the field names of ``dpsim bench allreduce``, and where it ran.
 
@@ -70,7 +111,10 @@ class Point(Noun, frozen=True):
 
 
 class Claim(Noun, frozen=True):
-    """A target and what was measured. ``better``: whether the measured number should be at least or at most it."""
+    """A target and what was measured. ``better``: whether the measured number should be at least or at most it.
+
+    Of a training ``algorithm`` is its setting, and ``size_bytes`` 0.
+    """
 
     name: str
     devices: int
@@ -137,6 +181,7 @@ class GpuCheck(Noun, frozen=True):
     claims: tuple[Claim, ...]
     summary: Summary
     probes: tuple[Probe, ...] = ()
+    trainings: tuple[Training, ...] = ()
     command: str = COMMAND
     schema: str = SCHEMA
 
@@ -210,6 +255,27 @@ def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
     return tuple(targets)
 
 
+def training_claims(trainings: Iterable[Training]) -> tuple[Claim, ...]:
+    """The targets for training on one GPU."""
+    claims = []
+    for training in trainings:
+        target = TARGETS[training.name]
+        measured = target.measured(training)
+        claims.append(
+            Claim(
+                name=training.name,
+                devices=1,
+                size_bytes=0,
+                algorithm=training.setting,
+                better=target.better,
+                target=target.ratio,
+                measured=measured,
+                met=measured >= target.ratio if target.better == "at least" else measured <= target.ratio,
+            )
+        )
+    return tuple(claims)
+
+
 def assemble(
     samples: Sequence[Samples],
     *,
@@ -222,10 +288,11 @@ def assemble(
     left_out: Sequence[str] = (),
     failed: Sequence[str] = (),
     running: str = "",
+    trainings: Sequence[Training] = (),
 ) -> GpuCheck:
     """The record of a run from its raw samples."""
     points = tuple(point(of) for of in samples)
-    targets = () if gpus.simulated else claims(points)
+    targets = () if gpus.simulated else (*claims(points), *training_claims(trainings))
     return GpuCheck(
         taken_at=taken_at,
         environment=environment,
@@ -244,6 +311,7 @@ def assemble(
             running=running,
         ),
         probes=tuple(probes),
+        trainings=tuple(trainings),
     )
 
 
@@ -269,7 +337,10 @@ def check_contribution(record: GpuCheck) -> None:
         reason = "it has no measurement"
     elif record.summary.running:
         reason = f"it ended during: {record.summary.running}"
-    elif tuple(point(of) for of in record.samples) != record.points or claims(record.points) != record.claims:
+    elif (
+        tuple(point(of) for of in record.samples) != record.points
+        or (*claims(record.points), *training_claims(record.trainings)) != record.claims
+    ):
         reason = "its points or claims do not follow from its samples"
     if reason:
         raise ConfigError(

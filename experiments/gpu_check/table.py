@@ -26,10 +26,10 @@ def table(record: GpuCheck) -> str:
             f" {best.busbw_bytes_per_s / 1e9:>6.1f} GB/s {share:>8} {sum(p.wrong for p in group):>6}"
         )
     for claim in record.claims:
+        where = f", {claim.devices} devices of {format_size(claim.size_bytes)}" if claim.size_bytes else ""
         lines.append(
-            f"{'met   ' if claim.met else 'MISSED'} {claim.name}, {claim.devices} devices of"
-            f" {format_size(claim.size_bytes)} ({claim.algorithm}): {claim.measured:.2f}, {claim.better}"
-            f" {claim.target:g}"
+            f"{'met   ' if claim.met else 'MISSED'} {claim.name}{where} ({claim.algorithm}): {claim.measured:.2f},"
+            f" {claim.better} {claim.target:g}"
         )
     lines += [f"left out: {reason}" for reason in record.summary.left_out]
     lines += [f"FAILED: {reason}" for reason in record.summary.failed]

@@ -111,11 +111,11 @@ def test_what_fails_before_the_first_version_is_not_tried_again(journal: Journal
 
 def test_a_line_that_was_cut_off_is_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    assert kept_in(path) == ()
+    assert kept_in(path, r.Samples) == ()
     keep(path, [ONE_SAMPLE, ONE_SAMPLE])
     with path.open("a") as file:
         file.write('{"algorithm": "ri')
-    assert kept_in(path) == (ONE_SAMPLE, ONE_SAMPLE)
+    assert kept_in(path, r.Samples) == (ONE_SAMPLE, ONE_SAMPLE)
 
 
 def test_a_record_that_was_cut_off_says_so_and_is_no_contribution(journal: Journal) -> None:
@@ -206,11 +206,11 @@ def test_a_gpu_for_one_process_is_not_given_to_two(between: Callable[..., Ran], 
 @pytest.mark.parametrize(
     ("failing", "ran"),
     [
-        ((), ["logical", "between", "tests"]),
-        (("NCCL",), ["logical", "between", "tests"]),
+        ((), ["logical", "training", "between", "tests"]),
+        (("NCCL",), ["logical", "training", "between", "tests"]),
         (("MPI",), ["logical", "tests without ranks"]),
         (("CuPy", "NCCL"), ["tests"]),
-        (("pytest",), ["logical", "between"]),
+        (("pytest",), ["logical", "training", "between"]),
         (("NVVM", "launch", "cudadevrt"), []),
     ],
 )
@@ -221,6 +221,7 @@ def test_a_library_that_fails_stops_only_what_needs_it(
     probes = [r.Probe(name=name, works=name not in failing, text="") for name in names]
     actual: list[str] = []
     monkeypatch.setattr(parts, "run_logical", lambda *_: actual.append("logical") or ())
+    monkeypatch.setattr(parts, "run_training", lambda *_: actual.append("training"))
     monkeypatch.setattr(parts, "run_between", lambda *_, **__: actual.append("between"))
 
     def run_tests(*_: Any, starts_ranks: bool, **__: Any) -> None:
@@ -236,6 +237,7 @@ def test_under_srun_no_test_starts_ranks_with_mpiexec(journal: Journal, monkeypa
     starts: list[bool] = []
     monkeypatch.setattr(parts.rank_info, "job", lambda: MpiJob(launcher="srun", rank=0, size=4))
     monkeypatch.setattr(parts, "run_logical", lambda *_: ())
+    monkeypatch.setattr(parts, "run_training", lambda *_: None)
     monkeypatch.setattr(parts, "run_between", lambda *_, **__: None)
     monkeypatch.setattr(parts, "run_tests", lambda *_, starts_ranks, **__: starts.append(starts_ranks))
     parts.run_all(journal, Driver(gpus=(GPU,)), [])
@@ -256,6 +258,31 @@ def test_a_rank_of_a_job_that_never_answers_ends_the_job_with_what_was_measured(
     assert len(aborted) == 1
     actual = on_disk(journal)
     assert len(actual.samples) == 1 and "not done after 0 s; the job was ended" in actual.summary.failed[0]
+
+
+def test_what_training_came_to_is_in_the_record_also_where_it_is_cut_off(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = r.Training(name=r.MLP_SPEED, setting="mlp:8", unit="s", own=(2.0, 1.0, 3.0), other=(1.9,))
+
+    def on_ranks(task: str, argument: dict[str, Any], *, devices: int, timeout_s: float, **_: Any) -> Any:
+        assert task == "dpsim.experiments.gpu_check.training:measure" and devices == 1
+        assert argument["seconds"] < timeout_s
+        keep(Path(argument["results"]), [figure])
+        if journal.left_out:
+            raise CommunicationError("the ranks did not finish within the time limit")
+        return {"left_out": ["memory: no time left"]}
+
+    monkeypatch.setattr(parts.jobs, "on_ranks", on_ranks)
+    for count in (1, 2):
+        parts.run_training(journal, 100.0)
+        actual = journal.write()
+        assert actual.trainings == (figure,) * count and not actual.samples
+        assert [(claim.name, claim.measured, claim.met) for claim in actual.claims] == [
+            (r.MLP_SPEED, 0.95, True)
+        ] * count
+    assert journal.left_out == ["memory: no time left"]
+    assert journal.failed == ["training: the ranks did not finish within the time limit"]
 
 
 def outcome_of(tmp_path: Path, text: str, seconds: float) -> r.Tests:
@@ -286,4 +313,5 @@ def test_tests_that_hang_are_killed_and_those_that_ended_are_counted(tmp_path: P
 
 def test_the_whole_run_stays_below_nine_minutes_whatever_hangs() -> None:
     longest_job_s = parts._LEAST_JOB_S + parts._START_S
+    assert parts.LOGICAL_S + parts._STALL_S + parts.TRAINING_S + parts._START_S < parts.BETWEEN_END_S
     assert parts.BETWEEN_END_S + longest_job_s + parts._LEAST_JOB_S <= parts.TOTAL_S <= 9 * 60 - 20
