@@ -179,3 +179,5 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
     if config.strategy != "data-parallel":
         print(f"strategy {config.strategy}: {format_size(result.optimizer_state_bytes)} of optimizer state a device")
     print(f"digest of the parameters {result.digest}")
+    if result.libraries:
+        print(f"{result.computed_on}: {result.libraries}")

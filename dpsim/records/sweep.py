@@ -228,7 +228,8 @@ class TrainResult(Noun, frozen=True):
     ``first_step`` steps before; it has their losses but not their times. ``checkpoint_failure`` says why the last
     checkpoint could not be written (empty where it could). ``optimizer_state_bytes`` is the memory allocated for
     optimizer state on the device with the most (0: not known). ``test_loss`` is the mean cross-entropy of the test
-    samples in nats (``None`` in records of earlier versions).
+    samples in nats (``None`` in records of earlier versions). With backend cuda ``computed_on`` says where gradients
+    were computed and reduced, and ``libraries`` what else decides the bits of the digest: versions and settings.
     """
 
     devices: int
@@ -244,3 +245,5 @@ class TrainResult(Noun, frozen=True):
     checkpoint_failure: str = ""
     optimizer_state_bytes: int = 0
     test_loss: float | None = None
+    computed_on: str = ""
+    libraries: str = ""

@@ -88,10 +88,7 @@ def _trainer(
         backend=config.backend,
     )
     if config.backend == "cuda":
-        from dpsim.comm.cuda.transport import CudaTransport
-
-        assert isinstance(trainer.transport, CudaTransport)
-        report(trainer.transport.description)
+        report(trainer.computed_on)
     return trainer, total
 
 

@@ -49,6 +49,8 @@ POINTS = (
         "bytes",
         "The memory of optimizer state on the device with the most; 0: unknown.",
     ),
+    Column("computed_on", "string", "text", "With backend cuda: where gradients were computed and reduced."),
+    Column("libraries", "string", "text", "With backend cuda: versions and settings that decide the digest's bits."),
 )
 
 SAMPLES = (
