@@ -183,3 +183,5 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
         path = f"; gradients: {result.gpu_path}" if result.gpu_path else ""
         print(f"{result.gpus} GPU{'s' if result.gpus > 1 else ''}{shared}{path}")
     print(f"digest of the parameters {result.digest}")
+    if result.libraries:
+        print(f"{result.computed_on}: {result.libraries}")

@@ -236,7 +236,9 @@ class TrainResult(Noun, frozen=True):
     checkpoint could not be written (empty where it could). ``optimizer_state_bytes`` is the memory allocated for
     optimizer state on the device with the most (0: not known). ``test_loss`` is the mean cross-entropy of the test
     samples in nats (``None`` in records of earlier versions). ``gpus`` that took part (0: none), which ranks share
-    where there are fewer than ``devices``; ``gpu_path``: how gradients got from one to another (empty: none did).
+    where there are fewer than ``devices``; ``gpu_path``: how gradients got from one to another (empty: none did). With
+    backend cuda ``computed_on`` says where gradients were computed and reduced, and ``libraries`` what else decides the
+    bits of the digest: versions and settings.
     """
 
     devices: int
@@ -254,3 +256,5 @@ class TrainResult(Noun, frozen=True):
     test_loss: float | None = None
     gpus: int = 0
     gpu_path: str = ""
+    computed_on: str = ""
+    libraries: str = ""

@@ -1,10 +1,15 @@
-"""Training in leaves on devices: tried before it begins, since a device's libraries choose their own code."""
+"""Training in leaves on devices: their libraries choose their own code, so they are given fixed settings, and what they
+compute is tried before training begins.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from mpi4py import MPI
 
+from dpsim.comm.cuda.agreement import raise_on_all
+from dpsim.comm.cuda.reproducible import fix_libraries, settings
+from dpsim.comm.transport import Transport
 from dpsim.data import Dataset
 from dpsim.errors import ConfigError
 from dpsim.plan import Plan
@@ -28,3 +33,26 @@ def check_leaves(replica: DeviceReplica, dataset: Dataset, plan: Plan, comm: MPI
                 allowed="leaves that have the same bits on any number of devices",
                 remedy="use --backend cpu, or leave --reproducible and --leaves out",
             )
+
+
+def fix_libraries_on_all(comm: MPI.Intracomm) -> None:
+    """Give the libraries of every rank's device settings with which bits do not depend on the number of devices.
+
+    Raises ``ConfigError`` on all ranks if one of them has other settings. Collective.
+    """
+    error = None
+    try:
+        fix_libraries()
+    except ConfigError as refused:
+        error = refused
+    raise_on_all(comm, error)
+
+
+def described(transport: Transport, comm: MPI.Intracomm) -> tuple[str, str]:
+    """Where the ranks of backend cuda compute and reduce gradients, and what decides the bits there. Collective."""
+    from dpsim.comm.cuda.transport import CudaTransport  # loads CUDA
+
+    assert isinstance(transport, CudaTransport)
+    own = (transport.description, "; ".join(filter(None, (transport.device.libraries, settings()))))
+    where, libraries = (" and ".join(sorted(set(texts))) for texts in zip(*comm.allgather(own), strict=True))
+    return where, libraries

@@ -103,6 +103,8 @@ def fit(trainer: Trainer, total_steps: int, callbacks: Sequence[Callback] = ()) 
         digest=digest,
         losses=tuple(log.losses),
         first_step=first_step,
+        computed_on=trainer.computed_on,
+        libraries=trainer.libraries,
         optimizer_state_bytes=max(trainer.comm.allgather(trainer.runner.arena.optimizer_state_bytes)),
     )
     trainer.close()

@@ -32,7 +32,7 @@ from dpsim.replica import Batch, BatchSums, DeviceReplica, EmulatedCompute, Repl
 from dpsim.runtime import rank_status
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
-from dpsim.runtime.device_leaves import check_leaves
+from dpsim.runtime.device_leaves import check_leaves, described, fix_libraries_on_all
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
 from dpsim.runtime.optimizer_state import Tensors, gathered
@@ -74,6 +74,10 @@ class Trainer:
         backend: Backend = "cpu",
     ) -> None:
         check_backend(backend, plan.algorithm, network, plan.leaves, plan.strategy, plan.wire_dtype)
+        self.computed_on = self.libraries = ""
+        """Where gradients are computed and reduced, and what decides the bits there; empty on CPUs."""
+        if backend == "cuda" and plan.leaves:
+            fix_libraries_on_all(comm)
         device_replica = replica if backend == "cuda" and isinstance(replica, DeviceReplica) else None
         self.kernel_table = ""
         """The digest of the table that decides in reproducible training which code computes; else empty."""
@@ -98,6 +102,8 @@ class Trainer:
             on_device=device_replica is not None,
             algorithm=plan.algorithm,
         )
+        if backend == "cuda":
+            self.computed_on, self.libraries = described(self.transport, comm)
         if device_replica is not None:
             device_replica.compute_in(self.transport.memory)
             if plan.leaves:

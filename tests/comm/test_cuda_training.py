@@ -192,3 +192,25 @@ def test_a_loss_that_is_not_finite_is_noticed_before_any_parameter_changes(ranks
 def test_leaves_are_refused_by_all_ranks_where_they_have_other_bits_alone(ranks: int, where: str) -> None:
     text = f"the forward pass has other bits for a leaf alone than amid others, on the device of rank {ranks - 1}"
     assert all(said.startswith(text) for said in ran(ranks, where)["refused"])
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
+def test_ranks_that_train_leaves_have_the_settings_of_libraries_which_are_recorded(ranks: int, where: str) -> None:
+    for settings in ran(ranks, where)["settings"]:
+        assert settings == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUPY_ACCELERATORS": "", "CUPY_TF32": "0"}
+    computed_on, libraries = trained(ranks, where, "leaves")["device"]["recorded"]
+    assert computed_on.startswith("gradients are computed on ")
+    assert (
+        "numba-cuda " in libraries and "CUBLAS_WORKSPACE_CONFIG=:4096:8, CUPY_ACCELERATORS=, CUPY_TF32=0" in libraries
+    )
+    own_model, _ = trained(ranks, where, "own model")["device"]["recorded"]
+    assert own_model.startswith("gradients are computed on the host and reduced on ")
+    assert trained(ranks, where, "leaves")["twin"]["recorded"] == ["", ""]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
+def test_all_ranks_refuse_leaves_where_one_has_other_settings_of_libraries(ranks: int, where: str) -> None:
+    text = f"rank {ranks - 1}: CUBLAS_WORKSPACE_CONFIG=:16:8 in reproducible training on GPUs"
+    assert all(said.startswith(text) for said in ran(ranks, where)["other_settings"])

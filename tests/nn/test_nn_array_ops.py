@@ -14,7 +14,7 @@ from strict_arrays import StrictArray, StrictMemory, StrictModule, host, nothing
 from dpsim.memory import HOST, HostMemory
 from dpsim.nn.array_ops import ArrayOps, NumpyOps
 from dpsim.nn.device_ops import DeviceLeafOps, DeviceOps
-from dpsim.nn.layer import tree_sum
+from dpsim.nn.layer import Buffers, tree_sum
 from dpsim.nn.models import build_model
 from dpsim.nn.network import NoEvents
 from dpsim.nn.ops import Ops
@@ -132,6 +132,26 @@ def test_products_of_leaves_have_operands_at_aligned_places() -> None:
     ops.product(x, weight, (0, 2, 6), out=x[:, :6].copy())
     ops.transposed_product(x, x, (2, 5), out=memory.zeros(404).view(np.float32)[1:].reshape(10, 10))
     assert len(places) == 3 and all(memory.address(each) % 256 == 0 for operands in places for each in operands)
+
+
+def test_convolutions_of_leaves_are_one_product_a_leaf_of_operands_at_aligned_places() -> None:
+    places: list[tuple[Array, ...]] = []
+
+    class Watched(DeviceLeafOps):
+        def matmul(self, a: Array, b: Array, out: Array) -> None:
+            with unittest.mock.patch.object(self.xp, "matmul", lambda *operands, out: places.append((*operands, out))):
+                super().matmul(a, b, out)
+
+    memory = AlignedMemory()
+    memory.xp.copyto, memory.xp.lib, memory.xp.zeros = np.copyto, np.lib, memory.xp.empty
+    ops = Watched(memory)
+    shapes = ((5, 4, 4, 2), (3, 3, 2, 3), (5, 4, 4, 3))
+    x, weight, grad = (memory.zeros(4 * 400).view(np.float32)[1 : 1 + int(np.prod(s))].reshape(s) for s in shapes)
+    leaves, work = (0, 2, 3, 5), Buffers(ops, np.float32)
+    ops.conv2d(x, weight, 1, leaves, grad.copy(), work)
+    ops.conv2d_input_gradient(grad, weight, 1, leaves, x.copy(), work)
+    ops.conv2d_weight_gradient(x, grad, (2, 3), 1, weight.copy(), work)
+    assert len(places) == 3 + 3 + 1 and all(memory.address(each) % 256 == 0 for each in sum(places, ()))
 
 
 def test_sums_of_a_device_are_fetched_when_they_are_asked_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.available import open_device, simulating
 from dpsim.comm.cuda.memory import DeviceMemory
 from dpsim.comm.cuda.reducers import Path
+from dpsim.comm.cuda.reproducible import DEFAULTS, REQUIRED
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, NotFiniteError
@@ -38,6 +40,8 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict
         "resumed": resumed(comm, argument["cases"][0]),
         "not_finite": comm.allgather(not_finite(comm, argument["cases"][0])),
         "refused": comm.allgather(refused(comm, argument["cases"][0])),
+        "settings": comm.allgather({name: os.environ.get(name) for name in {**REQUIRED, **DEFAULTS}}),
+        "other_settings": comm.allgather(other_settings(comm, argument["cases"][0])),
     }
 
 
@@ -85,6 +89,7 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
             "test": (test.loss, test.correct, test.samples),
             "fetches": sorted({count for counts in comm.allgather(fetches) for count in counts}),
             "on_device": isinstance(memory, DeviceMemory),
+            "recorded": (trainer.computed_on, trainer.libraries),
             "timeline": codec.to_builtins(recorded(comm, trainer, marks).to_record()),
             "copied_nothing": produced_where_it_is_reduced(trainer),
         }
@@ -168,6 +173,17 @@ def refused(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
     """What this rank says where a leaf has other bits alone than amid others, on the last rank."""
     differs = "the forward pass" if comm.rank == comm.size - 1 else None
     with mock.patch.object(Network, "leaf_difference", lambda *_: differs):
+        try:
+            opened(comm, case, "device").close()
+        except ConfigError as error:
+            return str(error)
+    return "nothing"
+
+
+def other_settings(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
+    """What this rank says where the last rank has a variable that cuBLAS reads, of another value."""
+    other = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"} if comm.rank == comm.size - 1 else {}
+    with mock.patch.dict(os.environ, other):
         try:
             opened(comm, case, "device").close()
         except ConfigError as error:

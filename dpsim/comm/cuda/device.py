@@ -75,7 +75,7 @@ class Device(Protocol):
     """One GPU as one process sees it.
 
     ``identity`` is equal for two processes that use the same GPU. ``ways`` are to be tried in this order, the fastest
-    first. ``xp`` is the library of its arrays.
+    first. ``xp`` is the library of its arrays. ``libraries``: what decides its bits besides the model, with versions.
     """
 
     name: str
@@ -83,6 +83,7 @@ class Device(Protocol):
     simulated: bool
     ways: tuple[Way, ...]
     xp: Any
+    libraries: str
 
     def use(self) -> None:
         """Make it the calling thread's device. Every thread that works with it must call this first."""

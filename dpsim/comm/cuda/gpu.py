@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 _GRANULARITY_BYTES = 1 << 21
 """CUDA cuts small allocations from blocks of this size, which IPC would share as a whole; so each takes whole ones."""
+
+
+def _dotted(number: int) -> str:
+    """12.8 of 12080."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 class GpuEvent:
@@ -74,6 +80,11 @@ class Gpu:
         self.number = number % cupy.cuda.runtime.getDeviceCount()
         self.use()
         self.name: str = cupy.cuda.runtime.getDeviceProperties(self.number)["name"].decode()
+        runtime, cublas = cupy.cuda.runtime, cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle())
+        self.libraries = (
+            f"driver for CUDA {_dotted(runtime.driverGetVersion())}, CUDA {_dotted(runtime.runtimeGetVersion())}, "
+            f"cuBLAS {cublas}, CuPy {cupy.__version__}, numba-cuda {version('numba-cuda')}"
+        )
         self.identity = bytes(ipc.checked(driver.cuDeviceGetUuid(self.number)).bytes).hex()
 
     def use(self) -> None:

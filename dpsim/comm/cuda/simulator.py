@@ -6,6 +6,7 @@ It tests that code is right and tells nothing about speed: kernels run in Python
 from __future__ import annotations
 
 import mmap
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class SimulatedDevice:
     simulated = True
     ways: tuple[Way, ...] = ("simulated",)
     xp: Any = np
+    libraries = f"NumPy {np.__version__}, numba-cuda {version('numba-cuda')}"
 
     def use(self) -> None:
         pass

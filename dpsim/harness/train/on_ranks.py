@@ -94,7 +94,7 @@ def _trainer(
         backend=config.backend,
     )
     if config.backend == "cuda":
-        report(transport_of(trainer).description)
+        report(trainer.computed_on)
     return trainer, total
 
 

@@ -56,6 +56,8 @@ POINTS = (
         "name",
         "How gradients got from GPU to GPU: by kernels in `peer memory`, by `nccl`, or through the `host` by MPI.",
     ),
+    Column("computed_on", "string", "text", "With backend cuda: where gradients were computed and reduced."),
+    Column("libraries", "string", "text", "With backend cuda: versions and settings that decide the digest's bits."),
 )
 
 SAMPLES = (
