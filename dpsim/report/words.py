@@ -9,7 +9,12 @@ from typing import Protocol
 from dpsim.units import format_size
 
 EMULATED_COMPUTE = " (emulated computation)"
-_RUNTIMES = {"dpsim": "", "torch-ddp-gloo": ", PyTorch DDP by gloo", "torch-ddp-mpi": ", PyTorch DDP by an MPI hook"}
+_RUNTIMES = {
+    "dpsim": "",
+    "torch-ddp-gloo": ", PyTorch DDP by gloo",
+    "torch-ddp-mpi": ", PyTorch DDP by an MPI hook",
+    "torch-ddp-nccl": ", PyTorch DDP by NCCL",
+}
 """Who trained, as it is written behind the network."""
 BASELINES = {
     "constant": "constant",
