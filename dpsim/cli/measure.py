@@ -19,7 +19,9 @@ Examples:
   dpsim measure --torch-script train.py --workload train.json --predict-only
   dpsim measure --torch-script train.py --local-batch 8,16,32 --devices 1,2
   dpsim measure --torch-script train.py --communication mpi
-    --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf"""
+    --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf
+  dpsim measure --torch-script train.py --network paced:200us,1gbit
+    --communication mpi --runtime torch-ddp,dpsim"""
 
 
 def measure(
