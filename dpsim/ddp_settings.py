@@ -14,6 +14,7 @@ class DdpSettings(Noun, frozen=True):
     (``None``: not set) and ``bucket_caps_bytes`` is ``bucket_cap_mb_list``, one size for each bucket (empty: not set).
     ``communication_hook`` is the hook's name, empty without one. ``initial_bucket_bytes`` are the buckets of the first
     step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as DDP itself reports them.
+    ``sync_batch_norm``: batch norm takes its statistics from all ranks (``SyncBatchNorm``).
     ``whole_buckets``: the workload has a tensor for each of these buckets, as what is in them is not known.
     """
 
@@ -28,6 +29,7 @@ class DdpSettings(Noun, frozen=True):
     initial_bucket_bytes: tuple[int, ...] = ()
     bucket_bytes: tuple[int, ...] = ()
     whole_buckets: bool = False
+    sync_batch_norm: bool = False
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate"):

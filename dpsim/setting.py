@@ -14,7 +14,7 @@ from dpsim.fusion_rules import FUSION_RULES
 from dpsim.layout import parse_devices
 from dpsim.machine import NODE, Network, check_algorithm
 from dpsim.plan import Plan
-from dpsim.training_runtime import RUNTIMES, Runtime, check_runtime
+from dpsim.training_runtime import LIBRARIES, RUNTIMES, Runtime, check_runtime
 from dpsim.units import format_size, parse_size
 
 OVERLAP_CHOICES = ("auto", "all")
@@ -30,9 +30,9 @@ class Setting(Noun, frozen=True):
 
     With ``compute`` emulated each rank waits for as long as the model computes, so that there may be more ranks than
     cores. ``repeat`` tells the two runs of an A/A pair apart (0 and 1). ``runtime`` says who trains: dpsim, or
-    PyTorch's DDP, which communicates by gloo or through dpsim's MPI transports (``dpsim.training_runtime``). Raises
-    ``ConfigError`` for an algorithm that the network or the runtime cannot run, and for what emulated compute cannot
-    run.
+    PyTorch's DDP, which communicates by gloo, by NCCL or through dpsim's MPI transports (``dpsim.training_runtime``).
+    Raises ``ConfigError`` for an algorithm that the network or the runtime cannot run, and for what emulated compute
+    cannot run.
     """
 
     plan: Plan
@@ -45,7 +45,7 @@ class Setting(Noun, frozen=True):
     def __post_init__(self) -> None:
         if self.runtime not in RUNTIMES:
             raise unknown("runtime", self.runtime, RUNTIMES)
-        if self.runtime != "torch-ddp-gloo":
+        if self.runtime not in LIBRARIES:
             check_algorithm(self.plan.algorithm, Network.parse(self.network))
         check_runtime(self.runtime, self.plan, self.network, self.compute)
         if self.compute not in COMPUTES:

@@ -8,15 +8,18 @@ from dpsim.errors import ConfigError
 from dpsim.machine import NODE
 from dpsim.plan import Plan
 
-Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi"]
+Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi", "torch-ddp-nccl"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 """``torch-ddp-gloo`` is DDP with gloo's own allreduces, ``torch-ddp-mpi`` DDP with a communication hook that reduces
-each bucket over dpsim's MPI transports."""
+each bucket over dpsim's MPI transports, ``torch-ddp-nccl`` DDP with NCCL's allreduces, on one GPU a rank."""
+LIBRARIES: dict[Runtime, str] = {"torch-ddp-gloo": "gloo", "torch-ddp-nccl": "nccl"}
+"""The runtimes that communicate by a library of their own, and the algorithm that stands for it."""
 DDP_OVERLAPS: dict[Runtime, tuple[str, ...]] = {
     "torch-ddp-gloo": ("thread",),
     "torch-ddp-mpi": ("inline", "thread"),
+    "torch-ddp-nccl": ("thread",),
 }
-"""When DDP communicates: gloo always has threads of its own; a hook may wait, or hand its bucket to a thread."""
+"""When DDP communicates: gloo has threads of its own and NCCL a stream; a hook waits, or has a thread do it."""
 
 
 def check_runtime(runtime: Runtime, plan: Plan, network: str, compute: str) -> None:
@@ -32,8 +35,8 @@ def check_runtime(runtime: Runtime, plan: Plan, network: str, compute: str) -> N
         ("wire_dtype", plan.wire_dtype, (None,)),
         ("compute", compute, ("real",)),
     ]
-    if runtime == "torch-ddp-gloo":
-        allowed += [("network", network, (NODE,)), ("algorithm", plan.algorithm, ("gloo",))]
+    if runtime in LIBRARIES:
+        allowed += [("network", network, (NODE,)), ("algorithm", plan.algorithm, (LIBRARIES[runtime],))]
     elif network == NODE:
         allowed += [("algorithm", plan.algorithm, ("mpi",))]
     for name, value, values in allowed:

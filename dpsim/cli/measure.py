@@ -19,7 +19,9 @@ Examples:
   dpsim measure --torch-script train.py --workload train.json --predict-only
   dpsim measure --torch-script train.py --local-batch 8,16,32 --devices 1,2
   dpsim measure --torch-script train.py --communication mpi
-    --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf"""
+    --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf
+  dpsim measure --torch-script train.py --network paced:200us,1gbit
+    --communication mpi --runtime torch-ddp,dpsim"""
 
 
 def measure(
@@ -32,6 +34,10 @@ def measure(
         Path | None,
         Parameter(help="Predict from this profile of the script (profiled now if left out)."),
     ] = None,
+    machine: Annotated[
+        Path | None,
+        Parameter(help="With nccl: a machine with its times, from dpsim calibrate --format nccl-tests."),
+    ] = None,
     devices: Annotated[str | None, Parameter(help="Numbers of ranks, all on this machine: 2, or 1,2 (2).")] = None,
     bucket_cap: Annotated[
         str | None,
@@ -43,7 +49,10 @@ def measure(
     ] = None,
     communication: Annotated[
         str | None,
-        Parameter(help="How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both."),
+        Parameter(
+            help="How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both (default); or "
+            "nccl (a GPU a rank)."
+        ),
     ] = None,
     network: flags.Networks = None,
     runtime: Annotated[
@@ -64,6 +73,7 @@ def measure(
     the allreduces alone. Then real DDP trains on local ranks, all settings in
     turn. After an interruption the same command goes on where it stopped.
     """
+    from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.harness.torch_ddp import measure as harness
     from dpsim.harness.torch_ddp.experiment import DdpConfig
@@ -86,12 +96,15 @@ def measure(
     )
     folder = output or Path("reports") / f"ddp-{Path(torch_script).stem}"
     flags.writable(folder, folder=True)
-    profiled = None if workload is None else workloads.read(workload)
+    known = harness.Known(
+        workload=None if workload is None else workloads.read(workload),
+        machine=None if machine is None else machines.read(machine),
+    )
     with show.progress() as progress:
         if predict_only:
-            predictions = harness.predict(config, profiled, folder, progress)
+            predictions = harness.predict(config, known, folder, progress)
         else:
-            measured = harness.measure(config, profiled, folder, progress)
+            measured = harness.measure(config, known, folder, progress)
     if predict_only:
         _print_predictions(predictions, folder, json=json)
         return

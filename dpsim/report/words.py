@@ -9,7 +9,12 @@ from typing import Protocol
 from dpsim.units import format_size
 
 EMULATED_COMPUTE = " (emulated computation)"
-_RUNTIMES = {"dpsim": "", "torch-ddp-gloo": ", PyTorch DDP by gloo", "torch-ddp-mpi": ", PyTorch DDP by an MPI hook"}
+_RUNTIMES = {
+    "dpsim": "",
+    "torch-ddp-gloo": ", PyTorch DDP by gloo",
+    "torch-ddp-mpi": ", PyTorch DDP by an MPI hook",
+    "torch-ddp-nccl": ", PyTorch DDP by NCCL",
+}
 """Who trained, as it is written behind the network."""
 BASELINES = {
     "constant": "constant",
@@ -65,9 +70,16 @@ def network_name(item: OnNetwork) -> str:
     return name + EMULATED_COMPUTE * item.emulated_compute + _RUNTIMES.get(item.runtime, f", {item.runtime}")
 
 
-def field_name(name: str) -> str:
-    """Return a field of a setting as reports write it: ``fusion threshold``."""
+def field_name(name: str, runtime: str = "dpsim") -> str:
+    """Return a field of a setting as reports write it: ``fusion threshold``, a ``bucket cap`` for DDP."""
+    if name == "fusion_threshold_bytes" and runtime != "dpsim":
+        return "bucket cap"
     return name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
+
+
+def threshold_noun(runtime: str) -> str:
+    """Return what sentences call the fusion threshold: ``threshold``, or for PyTorch's DDP ``bucket cap``."""
+    return "threshold" if runtime == "dpsim" else field_name("fusion_threshold_bytes", runtime)
 
 
 def devices_name(devices: int) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp import process_group, train_function
@@ -26,6 +28,8 @@ from dpsim.torch_ddp.request import ScriptError, ScriptOutcome, ScriptRequest
 from dpsim.workload import Workload
 
 _GRAPH_WORDS = ("Expected to have finished reduction in the prior iteration", "training graph has changed")
+
+_NEED_GPUS = ("SyncBatchNorm layers only work with GPU modules", "SyncBatchNorm expected input tensor to be on")
 
 
 def run(request: ScriptRequest) -> Workload:
@@ -55,7 +59,17 @@ def run(request: ScriptRequest) -> Workload:
     _check_enough(request.name, recorder)
     check_one_graph(recorder)
     check_local_batch(recorder, request, too_few)
-    return workload_of(recorded_of(recorder, request))
+    workload = workload_of(recorded_of(recorder, request))
+    if workload.ddp is None or not synchronises_batch_norm(recorder.ddp.module):
+        return workload
+    return msgspec.structs.replace(workload, ddp=msgspec.structs.replace(workload.ddp, sync_batch_norm=True))
+
+
+def synchronises_batch_norm(module: Any) -> bool:
+    """Whether a batch norm of the module takes its statistics from all ranks."""
+    from torch.nn import SyncBatchNorm
+
+    return any(isinstance(each, SyncBatchNorm) for each in module.modules())
 
 
 def act_as_rank(rank: int, devices: int) -> None:
@@ -107,6 +121,12 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
             given,
             allowed="a script that does not check what other ranks hold",
             remedy="it runs as rank 0 in one process, and every other rank appears to hold rank 0's values",
+        )
+    if any(words in text for words in _NEED_GPUS):
+        return ConfigError(
+            f"{place}: a model with SyncBatchNorm on the processor, where PyTorch has it for GPUs alone",
+            allowed="SyncBatchNorm on CUDA GPUs, one for each rank; BatchNorm on processors",
+            remedy="leave convert_sync_batchnorm out, or profile on a machine with a GPU",
         )
     if any(words in text for words in _GRAPH_WORDS):
         return ConfigError(

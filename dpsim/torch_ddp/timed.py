@@ -90,6 +90,8 @@ class StepTimer:
 
     def _step_begins(self) -> None:
         visit = self._visit
+        if self.ddp.device_type == "cuda":
+            torch.cuda.synchronize()
         visit.moments_s.append(now())
         if len(visit.moments_s) > 1:
             self._keep_logged(visit)
@@ -185,12 +187,18 @@ def _refuse_hook(*_: Any, **__: Any) -> None:
     )
 
 
-def connect(store: str, rank: int, ranks: int) -> None:
-    """Let the process group that the script asks for be one of gloo that meets in the file ``store``."""
+def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None:
+    """Let the process group that the script asks for be one that meets in the file ``store``.
+
+    It is gloo's; with ``on_gpus`` NCCL's for tensors on GPUs, and each rank has the GPU of its number.
+    """
     original = distributed_c10d.init_process_group
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    if on_gpus:
+        torch.cuda.set_device(rank)
 
     def init_process_group(*_: Any, **__: Any) -> None:
-        original("gloo", store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
+        original(backend, store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
 
     replace_everywhere(original, init_process_group)
 

@@ -40,7 +40,9 @@ def train_in_turns(
         reduction = MpiReduction(link, setting.plan.algorithm, setting.plan.overlap)
     act_as_rank(group.rank, group.size)
     take_over_spawn(group.rank)
-    timed.connect(str(Path(folder) / f"ranks-{number}"), group.rank, group.size)
+    timed.connect(
+        str(Path(folder) / f"ranks-{number}"), group.rank, group.size, on_gpus=setting.runtime == "torch-ddp-nccl"
+    )
     with Client(str(Path(folder) / CONTROL), "AF_UNIX") as control:
         control.send(number)
 

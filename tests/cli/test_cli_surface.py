@@ -37,7 +37,7 @@ SURFACE = {
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
     " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --strategy --target-loss --convergence --output"
     " --json",
-    "measure": "ARGUMENTS --torch-script --workload --devices --bucket-cap --local-batch --communication"
+    "measure": "ARGUMENTS --torch-script --workload --machine --devices --bucket-cap --local-batch --communication"
     " --network --runtime --predict-only --budget --seed --output --json",
     "report": "FOLDER --output --format --json",
     "compare": "RUNS --label --output --json",

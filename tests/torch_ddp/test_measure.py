@@ -259,7 +259,9 @@ def test_without_torch_the_message_says_what_to_install(
     ("flags", "given"),
     [
         (("--communication", "gloo", "--network", "paced:50us,1gbit"), "gloo on paced:50us,1gbit"),
-        (("--communication", "nccl"), "'nccl'"),
+        (("--communication", "ucc"), "'ucc'"),
+        (("--communication", "nccl,gloo"), "one script on GPUs and on processors"),
+        (("--communication", "nccl", "--network", "paced:50us,1gbit"), "nccl on paced:50us,1gbit"),
         (("--devices", "1"), "DDP on devices 1"),
         (("--bucket-cap", "1MiB,1MiB"), "caps_bytes"),
         (("--local-batch", "16"), "--local-batch 16, with which there is nothing to compare"),

@@ -19,8 +19,9 @@ from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
 from dpsim.workload import Workload
 
-Communication = Literal["gloo", "mpi"]
-COMMUNICATIONS: tuple[Communication, ...] = ("gloo", "mpi")
+Communication = Literal["gloo", "mpi", "nccl"]
+COMMUNICATIONS: tuple[Communication, ...] = ("gloo", "mpi", "nccl")
+ON_PROCESSORS: tuple[Communication, ...] = ("gloo", "mpi")
 RUNTIMES = ("torch-ddp", "dpsim")
 OWN_DATA = "its own data"
 
@@ -32,7 +33,8 @@ class DdpConfig(Noun, frozen=True):
     ``local_batches`` the script's own. ``local_batches`` replace the batch size of the script's data loaders; empty:
     the script's own batch.
     ``communication`` says how DDP reduces: ``gloo``, which the networks' ``node`` alone has, or ``mpi``, which is
-    dpsim's own transports on all ``networks``. ``runtimes`` are DDP, and dpsim's own where it is to be measured beside.
+    dpsim's own transports on all ``networks``, or ``nccl``, on one GPU a rank and ``node`` alone. ``runtimes`` are DDP,
+    and dpsim's own where it is to be measured beside.
     """
 
     script: str
@@ -40,7 +42,7 @@ class DdpConfig(Noun, frozen=True):
     devices: tuple[int, ...] = (2,)
     caps_bytes: tuple[float, ...] = ()
     local_batches: tuple[int, ...] = ()
-    communication: tuple[str, ...] = COMMUNICATIONS
+    communication: tuple[str, ...] = ON_PROCESSORS
     networks: tuple[str, ...] = (NODE,)
     runtimes: tuple[str, ...] = RUNTIMES[:1]
     budget_s: float = 45.0
@@ -68,10 +70,17 @@ class DdpConfig(Noun, frozen=True):
                 f"DDP on devices {', '.join(map(str, self.devices))}",
                 allowed="counts from 1 on, at least one of them above 1: one device communicates nothing",
             )
+        if self.on_gpus and len(self.communication) > 1:
+            raise ConfigError(
+                f"--communication {','.join(self.communication)}: one script on GPUs and on processors",
+                allowed="nccl alone, or gloo and mpi",
+                remedy="measure the two apart, each into a folder of its own",
+            )
         if not self.cases():
             raise ConfigError(
-                f"gloo on {', '.join(self.networks)}, whose messages dpsim cannot hold to a link",
-                allowed="gloo on node, mpi on any network",
+                f"{' and '.join(self.communication)} on {', '.join(self.networks)}, to which dpsim cannot hold its "
+                "messages",
+                allowed="gloo and nccl on node, mpi on any network",
                 remedy="add mpi to --communication, or node to --network",
             )
 
@@ -98,6 +107,11 @@ class DdpConfig(Noun, frozen=True):
     def most_devices(self) -> int:
         return max(self.devices)
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether each rank has a GPU."""
+        return "nccl" in self.communication
+
     def cases(self) -> tuple[dict[str, Any], ...]:
         """A case for each way to communicate on each network, with its algorithm and when it communicates."""
         cases: list[dict[str, Any]] = []
@@ -108,7 +122,7 @@ class DdpConfig(Noun, frozen=True):
                     algorithm, overlap = ("ring", "thread") if emulated else ("mpi", "inline")
                     cases.append(_case(network, "torch-ddp-mpi", algorithm, overlap))
                 elif not emulated:
-                    cases.append(_case(network, "torch-ddp-gloo", "gloo", "thread"))
+                    cases.append(_case(network, f"torch-ddp-{name}", name, "thread"))
         return tuple(cases)
 
 
@@ -123,12 +137,20 @@ def experiment_of(config: DdpConfig, workload: Workload) -> Experiment:
     with, as is the accumulation.
     """
     ddp = _predictable(workload)
+    if ddp.sync_batch_norm and not config.on_gpus:
+        raise ConfigError(
+            f"SyncBatchNorm by {' and '.join(config.communication)}, where PyTorch has it for GPUs alone",
+            allowed="--communication nccl, on a machine with a GPU for each rank",
+            remedy="leave convert_sync_batchnorm out on processors",
+        )
     _check_batches(config, workload)
     settings: dict[str, Any] = {
         "model": Path(config.script).name,
         "accumulate": ddp.accumulate,
         "fusion_rule": "ddp",
     }
+    if ddp.sync_batch_norm:
+        settings["batch_norm"] = "global"
     axes: dict[str, tuple[Any, ...]] = {"devices": tuple(sorted(config.devices))}
     caps: Sequence[float] = sorted(config.caps_bytes)
     if config.local_batches:

@@ -9,17 +9,20 @@ from pathlib import Path
 import msgspec
 
 from dpsim import codec
+from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.samples import Samples, samples_before
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
+from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.torch_ddp.own_runtime import own_settings
 from dpsim.harness.torch_ddp.predict import predicted
 from dpsim.harness.torch_ddp.ready import ready_errors
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.launch.jobs import check_launcher, on_ranks
+from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Predictions, Results, read_predictions, read_results
@@ -28,15 +31,24 @@ from dpsim.torch_ddp.profile_script import check_torch
 from dpsim.workload import Workload
 
 
-def predict(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Predictions:
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What a prediction need not find out: the profile of the script, and where NCCL communicates the machine."""
+
+    workload: Workload | None = None
+    machine: Machine | None = None
+
+
+def predict(config: DdpConfig, known: Known, folder: Path, progress: Progress) -> Predictions:
     """The predictions of a measurement, written into ``folder``; those that it holds already, if there are any.
 
     Raises ``ConfigError``.
     """
     check_torch()
     check_launcher()
+    _check_machine(config, known)
     with locked(folder):
-        return _predictions(config, workload, folder, progress)
+        return _predictions(config, known, folder, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +59,18 @@ class Measured:
     ready_errors: list[float]
 
 
-def measure(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Measured:
+def measure(config: DdpConfig, known: Known, folder: Path, progress: Progress) -> Measured:
     """Predict, measure and compare; writes ``predictions.json`` first, then ``results.json`` and the report.
 
     What the folder holds is not done again, and an interrupted measurement goes on. Raises ``ConfigError``.
     """
     check_torch()
     check_launcher()
+    _check_machine(config, known)
+    if config.on_gpus:
+        check_gpus(config.most_devices)
     with locked(folder):
-        predictions = _predictions(config, workload, folder, progress)
+        predictions = _predictions(config, known, folder, progress)
         path = folder / "results.json"
         if path.exists():
             progress(f"{folder} holds this experiment already; nothing is measured again")
@@ -70,15 +85,28 @@ def measure(config: DdpConfig, workload: Workload | None, folder: Path, progress
         return Measured(comparison=comparison, ready_errors=ready_errors(predictions, results))
 
 
-def _predictions(config: DdpConfig, workload: Workload | None, folder: Path, progress: Progress) -> Predictions:
+def _check_machine(config: DdpConfig, known: Known) -> None:
+    """Raises ``ConfigError`` for a machine where the allreduces are calibrated here."""
+    if known.machine is not None and not config.on_gpus:
+        raise ConfigError(
+            f"--machine with --communication {','.join(config.communication)}, whose allreduces are calibrated here",
+            allowed="--machine with --communication nccl",
+            remedy="leave --machine out",
+        )
+
+
+def _predictions(config: DdpConfig, known: Known, folder: Path, progress: Progress) -> Predictions:
     path = folder / "predictions.json"
     if path.exists():
         before = read_predictions(path)
-        known = workload or before.workloads[0]
-        return existing_predictions(folder, experiment_of(config, known)) or before
-    if workload is not None:
-        existing_predictions(folder, experiment_of(config, workload))  # raises before anything runs
-    codec.write(path, predicted(config, workload, progress))
+        workload = known.workload or before.workloads[0]
+        return existing_predictions(folder, experiment_of(config, workload)) or before
+    if known.workload is not None:
+        existing_predictions(folder, experiment_of(config, known.workload))  # raises before anything runs
+    if config.on_gpus:
+        codec.write(path, predicted_by_nccl(config, known.workload, known.machine, progress))
+    else:
+        codec.write(path, predicted(config, known.workload, progress))
     return read_predictions(path)
 
 

@@ -27,7 +27,8 @@ _RUNTIME = Column(
     "runtime",
     "category",
     "name",
-    "Who trained: `dpsim`, or PyTorch's DDP by gloo (`torch-ddp-gloo`) or by a hook over MPI (`torch-ddp-mpi`).",
+    "Who trained: `dpsim`, or PyTorch's DDP by gloo (`torch-ddp-gloo`), by a hook over MPI (`torch-ddp-mpi`) or by "
+    "NCCL (`torch-ddp-nccl`).",
 )
 _MODEL = Column("model", "category", "name", "The model that was trained.")
 STRATEGY = Column("strategy", "category", "name", "The strategy: plain data parallelism, or ZeRO-1.")

@@ -37,7 +37,9 @@ def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     def make() -> Figure:
         figure, axes = panels(len(maps), narrow=narrow, height_in=_HEAD_IN + _ROW_IN * most)
         for axis, (group, points) in zip(axes, maps, strict=True):
-            title = ", ".join(f"{field_name(name)} {points[0].setting.text(name)}" for name in others)
+            title = ", ".join(
+                f"{field_name(name, points[0].runtime)} {points[0].setting.text(name)}" for name in others
+            )
             _panel(axis, comparison, group, points, chosen)
             heading(axis, title or "all settings", ", ".join([network_name(group), *group.apart]))
         return figure
@@ -66,8 +68,8 @@ def _panel(
     axis.set_xticks([place + 0.5 for place in range(len(across))], across)
     axis.set_yticks([place + 0.5 for place in range(len(down))], down)
     axis.tick_params(labelsize=8.5)
-    axis.set_xlabel(field_name(chosen[0]), fontsize=8.5)
-    axis.set_ylabel(field_name(chosen[1]), fontsize=8.5)
+    axis.set_xlabel(field_name(chosen[0], points[0].runtime), fontsize=8.5)
+    axis.set_ylabel(field_name(chosen[1], points[0].runtime), fontsize=8.5)
     axis.spines[["bottom"]].set_visible(False)
 
 

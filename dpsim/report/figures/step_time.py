@@ -25,8 +25,10 @@ from dpsim.report.figures.style import (
     size_ticks,
     styled,
 )
-from dpsim.report.words import BASELINES
+from dpsim.report.words import BASELINES, field_name
 
+OWN_RUNTIME = "dpsim (emulated)"
+"""The label of dpsim's own runtime, whose computation is emulated, beside PyTorch's DDP."""
 _REACH = 0.7
 """Baselines are drawn up to this multiple of the measured and predicted range above and below it."""
 
@@ -72,6 +74,8 @@ def panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
     )
     baselines = {BASELINES[name]: _ms([p.null_step_s[name] for p in points]) for name in points[0].null_step_s}
     bottom, top = min(*measured.low, *predicted.low), max(*measured.high, *predicted.high)
+    own = _ms([point.dpsim_step_s for point in points if point.dpsim_step_s is not None])
+    bottom, top = min([bottom, *own]), max([top, *own])
     span = max(top - bottom, 0.02 * top)
     floor, ceiling = bottom - _REACH * span, top + _REACH * span
     shown = {label: line for label, line in baselines.items() if floor <= line[-1] <= ceiling}
@@ -85,10 +89,14 @@ def panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
         baseline(axis, x, line)
     predicted_line(axis, x, predicted)
     measured_dots(axis, x, measured)
+    ends = {label: line[-1] for label, line in shown.items()}
+    if len(own) == len(points):
+        axis.plot(x, own, marker="s", markersize=4.5, linewidth=1.1, color=INK, alpha=0.7, zorder=3)
+        ends[OWN_RUNTIME] = own[-1]
     _mark_best(axis, points, measured.values, predicted.values, (bottom - margin / 2, top + margin / 2))
-    label_lines(axis, measured, predicted, {label: line[-1] for label, line in shown.items()})
+    label_lines(axis, measured, predicted, ends)
     size_ticks(axis, [point.fusion_threshold_bytes for point in points])
-    axis.set_xlabel("fusion threshold", fontsize=8.5)
+    axis.set_xlabel(field_name("fusion_threshold_bytes", points[0].runtime), fontsize=8.5)
     hidden = [f"{label}, {line[-1]:.3g} ms" for label, line in baselines.items() if label not in shown]
     subtitle = f"ms per step (allreduce: {points[0].algorithm})."
     heading(axis, point_name(points[0]), subtitle + (f" Not drawn: {'; '.join(hidden)}." if hidden else ""))

@@ -88,7 +88,7 @@ def _panel(
         if max(map(len, labels)) > _SHORT:
             axis.tick_params("x", rotation=25)
     grid(axis)
-    axis.set_xlabel(", ".join(map(field_name, compared)), fontsize=8.5)
+    axis.set_xlabel(", ".join(field_name(name, points[0].runtime) for name in compared), fontsize=8.5)
     apart = [value for value in points[0].group.split("; ")[1:] if "device" not in value]
     title = network_name(points[0]) if "devices" in compared else point_name(points[0])
     heading(axis, title, ", ".join(["ms per step", *apart]))

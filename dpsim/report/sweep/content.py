@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dpsim.records.comparison import Comparison
 from dpsim.report.content import Card, Content, Facts
 from dpsim.report.quality.content import RULES as QUALITY_RULES
@@ -30,7 +32,7 @@ def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content
     report = REPORTS[comparison.experiment.question]
     return Content(
         name=comparison.experiment.name,
-        heading=f"{comparison.experiment.name}: predicted, then measured",
+        heading=f"{_title(comparison)}: predicted, then measured",
         question=report.question(comparison),
         answers=answers(comparison),
         cards=tuple(
@@ -50,6 +52,12 @@ def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content
             *(QUALITY_RULES if comparison.quality is not None else ()),
         ),
     )
+
+
+def _title(comparison: Comparison) -> str:
+    """Return the experiment's name, or what PyTorch's DDP trained."""
+    experiment = comparison.experiment
+    return f"{Path(experiment.script).name} under PyTorch's DDP" if experiment.script else experiment.name
 
 
 def answers(comparison: Comparison) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("model and data", f"{_models(comparison)} on {run.dataset}, {_batch(comparison)}, seed {run.seed}"),
         ("batch norm", _batch_norm(comparison)),
         ("fusion rule", _rules(comparison)),
-        ("compared", ", ".join(map(field_name, comparison.compared))),
+        ("compared", ", ".join(field_name(name, comparison.points[0].runtime) for name in comparison.compared)),
         ("overlap", ", ".join(f"{network}: {overlap}" for network, overlap in comparison.chosen_overlap.items())),
         (
             "samples",

@@ -125,6 +125,7 @@ def _profiled(comparison: Comparison) -> str:
 def _points(comparison: Comparison) -> Table:
     points = comparison.scored
     cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    expected = any(point.predicted_memory_bytes is not None for point in points)
     sized = any(point.memory_bytes is not None for point in points)
     scaled = any(point.measured_speedup for point in points if point.devices > 1)
     return table(
@@ -145,7 +146,12 @@ def _points(comparison: Comparison) -> Table:
             Column(head="predicted speedup", cell=predicted_speedup, dispensable=2, shown=scaled),
             Column(head="efficiency", cell=efficiency, shown=scaled, dispensable=2),
             Column(head="memory", cell=lambda point: _memory(point.memory_bytes), dispensable=2, shown=sized),
-            Column(head="predicted memory", cell=lambda point: _memory(point.predicted_memory_bytes), dispensable=4),
+            Column(
+                head="predicted memory",
+                cell=lambda point: _memory(point.predicted_memory_bytes),
+                dispensable=4,
+                shown=expected,
+            ),
             Column(head="samples", cell=lambda point: str(point.samples), dispensable=7),
             Column(head="best", cell=best_marks, left=True),
         ),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def setting_name(comparison: Comparison, point: ComparedPoint) -> str:
     """Return the compared values of a setting: ``algorithm ring, global batch 512``."""
-    return ", ".join(f"{field_name(name)} {point.setting.text(name)}" for name in comparison.compared)
+    return ", ".join(f"{field_name(name, point.runtime)} {point.setting.text(name)}" for name in comparison.compared)
 
 
 def images_per_s(point: ComparedPoint) -> str:
@@ -41,7 +41,7 @@ def images_per_s(point: ComparedPoint) -> str:
 
 
 def _question(comparison: Comparison) -> str:
-    fields = enumerated(map(field_name, comparison.compared)) or "setting"
+    fields = enumerated(field_name(name, comparison.points[0].runtime) for name in comparison.compared) or "setting"
     models = enumerated(point.model for point in comparison.points)
     verb = "train" if len(comparison.compared) > 1 else "trains"
     return (
@@ -101,7 +101,11 @@ def _points(comparison: Comparison) -> Table:
     cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
 
     def value(name: str) -> Column[ComparedPoint]:
-        return Column(head=field_name(name), cell=lambda point: point.setting.text(name), left=name != "devices")
+        return Column(
+            head=field_name(name, points[0].runtime),
+            cell=lambda point: point.setting.text(name),
+            left=name != "devices",
+        )
 
     return table(
         title="Measured and predicted",

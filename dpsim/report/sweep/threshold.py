@@ -27,11 +27,13 @@ from dpsim.report.table import Column, Table, table
 from dpsim.report.words import (
     counted,
     devices_name,
+    field_name,
     milliseconds,
     network_name,
     percent,
     skill_text,
     threshold_name,
+    threshold_noun,
 )
 from dpsim.units import format_size
 
@@ -46,9 +48,10 @@ def question(comparison: Comparison) -> str:
     """Return the question that the sweep answers."""
     first, dataset = comparison.points[0], comparison.experiment.dataset
     sizes = {point.fusion_threshold_bytes for point in comparison.points}
+    threshold = field_name("fusion_threshold_bytes", first.runtime)
     span = f" from {format_size(min(sizes))} to {format_size(max(sizes))} bytes".replace("inf bytes", "inf")
     return (
-        f"Which fusion threshold{span} makes a training step of {first.model} on {dataset} fastest at a global "
+        f"Which {threshold}{span} makes a training step of {first.model} on {dataset} fastest at a global "
         f"batch of {first.global_batch}, and does the model know it before anything is measured?"
     )
 
@@ -73,8 +76,8 @@ def _slower_than_one(group: Group, best: ComparedPoint) -> str:
     if best.measured_speedup is None or 1 / best.measured_speedup - 1 <= group.noise_floor:
         return ""
     return (
-        f"Do not use {devices_name(group.devices)} on {network_name(group)}: at the best threshold they are slower "
-        f"than one device (speedup {best.measured_speedup:.2f})."
+        f"Do not use {devices_name(group.devices)} on {network_name(group)}: at the best "
+        f"{threshold_noun(group.runtime)} they are slower than one device (speedup {best.measured_speedup:.2f})."
     )
 
 
@@ -82,23 +85,23 @@ def _choice(comparison: Comparison, group: Group) -> str:
     """Return which threshold to choose, or that it does not matter."""
     best = comparison.best_measured(group)
     where = f"On {network_name(group)}, {devices_name(group.devices)}"
-    ms = milliseconds(best.measured_step_s)
+    ms, noun = milliseconds(best.measured_step_s), threshold_noun(group.runtime)
     if group.below_noise:
-        verdict = "the threshold does not matter here"
+        verdict = f"the {noun} does not matter here"
         if group.effect > _LARGE_EFFECT:
-            verdict = "the measurement is too uncertain to tell which threshold is best"
+            verdict = f"the measurement is too uncertain to tell which {noun} is best"
         return (
             f"{where}, {verdict}: from best to worst a step of {ms} ms changes by {percent(group.effect)}, and the "
             f"uncertainty of these medians is {percent(group.noise_floor)}."
         )
-    text = f"{where}, the best threshold is {threshold_name(best.fusion_threshold_bytes)}: {ms} ms per step"
+    text = f"{where}, the best {noun} is {threshold_name(best.fusion_threshold_bytes)}: {ms} ms per step"
     faster = gain(comparison, group)
     if faster is not None:
         text += f", {faster[0]:.2f}x as fast as {faster[1]}"
     limit_s = best.measured_step_s * (1 + group.noise_floor)
     near = [p for p in comparison.members(group) if p is not best and p.measured_step_s <= limit_s]
     if near:
-        text += f"; {counted(len(near), 'other threshold')} cannot be told apart from it"
+        text += f"; {counted(len(near), f'other {noun}')} cannot be told apart from it"
     return f"{text}."
 
 
@@ -119,7 +122,10 @@ def gain(comparison: Comparison, group: Group) -> tuple[float, str] | None:
     for extreme in (0.0, float("inf")):
         other = next((p for p in comparison.members(group) if p.fusion_threshold_bytes == extreme), None)
         if other is not None and other is not best:
-            return other.measured_step_s / best.measured_step_s, f"threshold {threshold_name(extreme)}"
+            return (
+                other.measured_step_s / best.measured_step_s,
+                f"{threshold_noun(best.runtime)} {threshold_name(extreme)}",
+            )
     return None
 
 
@@ -132,7 +138,7 @@ def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     tiles.append(
         Tile(
             value=format_size(best.fusion_threshold_bytes),
-            label=f"best threshold, {milliseconds(best.measured_step_s)} ms",
+            label=f"best {threshold_noun(group.runtime)}, {milliseconds(best.measured_step_s)} ms",
         )
     )
     faster = gain(comparison, group)
@@ -161,6 +167,8 @@ def score_tiles(group: Group) -> tuple[Tile, ...]:
 def points_table(comparison: Comparison) -> Table:
     """Return every scored point, measured and predicted."""
     points = comparison.scored
+    runtime = points[0].runtime
+    compared_to_one = any(point.measured_speedup is not None for point in points if point.devices > 1)
     cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
     at_equal_speed = any(point.error_at_equal_speed is not None for point in points)
     emulated = " Computation is emulated." if any(p.emulated_compute for p in comparison.points) else ""
@@ -168,7 +176,7 @@ def points_table(comparison: Comparison) -> Table:
         title="Measured and predicted",
         columns=(
             Column(head="devices", cell=lambda point: point.layout),
-            Column(head="fusion threshold", cell=_threshold, left=True),
+            Column(head=field_name("fusion_threshold_bytes", runtime), cell=_threshold, left=True),
             Column(
                 head="algorithm",
                 cell=algorithm,
@@ -189,8 +197,8 @@ def points_table(comparison: Comparison) -> Table:
             Column(head="error at equal speed", cell=_error_at_equal_speed, dispensable=6, shown=at_equal_speed),
             Column(head="exposed ms", cell=cells.exposed, dispensable=1),
             Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
-            Column(head="speedup", cell=speedup),
-            Column(head="predicted speedup", cell=predicted_speedup, dispensable=2),
+            Column(head="speedup", cell=speedup, shown=compared_to_one),
+            Column(head="predicted speedup", cell=predicted_speedup, dispensable=2, shown=compared_to_one),
             Column(head="samples", cell=lambda point: str(point.samples), dispensable=5),
             Column(head="best", cell=best_marks, left=True),
         ),
@@ -200,8 +208,10 @@ def points_table(comparison: Comparison) -> Table:
         strong=is_best,
         note=f"{LEGEND}. Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1"
         + ("; at equal speed: of what is predicted for the speeds that the run had. " if at_equal_speed else ". ")
-        + "Exposed: communication not hidden by computation. Speedup over one device at the same global batch. "
-        f"Threshold 0 is one allreduce per tensor, inf one per step.{emulated}" + own_runtime_note(comparison),
+        + "Exposed: communication not hidden by computation. "
+        + "Speedup over one device at the same global batch. " * compared_to_one
+        + f"{threshold_noun(runtime).capitalize()} 0 is one allreduce per tensor, inf one per step.{emulated}"
+        + own_runtime_note(comparison),
     )
 
 
@@ -233,9 +243,9 @@ REPORT = QuestionReport(
     figure=_figure,
     figure_name="step_time",
     figure_title="Step time",
-    caption="Step time against the fusion threshold. Dots: measured medians with their 95% intervals; line: predicted "
-    "beforehand, with its {band}; dashed: predictions of the four baselines. Threshold 0 is one allreduce per "
-    "tensor, inf one per step.",
+    caption="Step time against the {threshold}. Dots: measured medians with their 95% intervals; line: predicted "
+    "beforehand, with its {band}; dashed: predictions of the four baselines. 0 is one allreduce per tensor, "
+    "inf one per step.",
     constant="the network and device count",
     effect="threshold",
 )

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group, SpeedRecord
 from dpsim.report.content import ReportWarning
-from dpsim.report.words import counted, devices_name, listed, percent
+from dpsim.report.words import counted, devices_name, listed, network_name, percent, threshold_noun
 from dpsim.units import format_size
 
 FEW_SAMPLES = 10
@@ -20,6 +20,9 @@ LEAST_SLOW_SHARE = 0.05
 WIDE_SLOWDOWN = 0.03
 SLOW_SHARE = 0.05
 _COMPARED: dict[tuple[str, ...], str] = {("fusion_threshold_bytes",): "threshold", ("devices",): "number of devices"}
+
+
+_NAMED = ("network", "runtime", "devices", "local_batch")
 
 
 def warnings(comparison: Comparison) -> tuple[ReportWarning, ...]:
@@ -165,14 +168,21 @@ def _of_points(comparison: Comparison) -> Iterator[ReportWarning]:
 def _name(comparison: Comparison, point: ComparedPoint) -> str:
     """``node, 2 devices, 64 KiB``, or the values that tell a setting of any grid apart."""
     if comparison.compared in _COMPARED:
-        return f"{point.network}, {devices_name(point.devices)}, {format_size(point.fusion_threshold_bytes)}"
-    apart = [name for name in comparison.experiment.varied if name not in ("network", "devices", "local_batch")]
-    return ", ".join([point.network, devices_name(point.devices), *(point.setting.text(name) for name in apart)])
+        return f"{_place(point)}, {devices_name(point.devices)}, {format_size(point.fusion_threshold_bytes)}"
+    apart = [name for name in comparison.experiment.varied if name not in _NAMED]
+    batch = [f"local batch {point.local_batch:g}"] * ("local_batch" in comparison.experiment.varied)
+    values = [point.setting.text(name) for name in apart]
+    return ", ".join([_place(point), devices_name(point.devices), *batch, *values])
+
+
+def _place(item: ComparedPoint | Group) -> str:
+    """The network, and who trains on it where that is PyTorch's DDP."""
+    return item.network if item.runtime == "dpsim" else network_name(item)
 
 
 def _of_group(comparison: Comparison, group: Group) -> Iterator[ReportWarning]:
-    where = ", ".join([group.network, *group.apart])
-    setting = _COMPARED.get(comparison.compared, "setting")
+    where = ", ".join([_place(group), *group.apart])
+    setting = _COMPARED.get(comparison.compared, "setting").replace("threshold", threshold_noun(group.runtime))
     if group.below_noise:
         yield ReportWarning(
             kind="below-noise",

@@ -14,6 +14,7 @@ from dpsim.report.sweep.content import REPORTS, content
 from dpsim.report.sweep.facts import run_facts
 from dpsim.report.sweep.tables import band_name
 from dpsim.report.sweep.timelines import Timelines
+from dpsim.report.words import field_name
 from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, write_content
 
 _TIMELINE = (
@@ -54,7 +55,9 @@ def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceReco
     yield ReportFigure(
         name=report.figure_name,
         title=report.figure_title,
-        caption=report.caption.format(band=band_name(comparison)),
+        caption=report.caption.format(
+            band=band_name(comparison), threshold=field_name("fusion_threshold_bytes", comparison.points[0].runtime)
+        ),
         wide=report.figure(comparison, False),
         narrow=report.figure(comparison, True),
     )
