@@ -161,6 +161,20 @@ class PricedStep:
             emulated_compute=schedule.workload.emulated_compute,
         )
 
+    def buckets_ready_s(self) -> Floats:
+        """When each bucket of gradients is complete, in the order in which they are sent: seconds of computation.
+
+        They count from the start of backward, at the speed that holds for longest. What runs beside backward slows it
+        down; where backward stands still for an allreduce (inline), that does not count.
+        """
+        schedule, (start, end, ready) = self._longest.schedule, self._longest.times
+        queue = schedule.gradient_collectives
+        begin_s = start[schedule.event_kind == BACKWARD_EVENT].min()
+        ready_s = np.array([ready[schedule.dependencies(int(bucket))].max() for bucket in queue]) - begin_s
+        if schedule.plan.overlap == "inline":
+            ready_s[1:] -= np.cumsum(end[queue] - start[queue])[:-1]
+        return ready_s
+
     @property
     def _longest(self) -> _AtSpeed:
         return max(self.speeds, key=lambda speed: speed.share)

@@ -35,6 +35,7 @@ from dpsim.predict import (
 from dpsim.predict.cost import added_s, at, overlapped_curve
 from dpsim.predict.formulas import rounds
 from dpsim.predict.link_fit import fitted_link
+from dpsim.predict.step import price, scheduled
 from dpsim.workload import Workload
 
 QUICK = settings(max_examples=60)
@@ -63,6 +64,21 @@ def test_a_thread_slows_both_lanes_as_its_table_says() -> None:
     p = predict(workload(), machine(overlap=(table,)), plan(overlap="thread"))
     assert p.backward_s == pytest.approx(4 + 4)
     assert p.exposed_communication_s == pytest.approx(0.6 * 5 + 5)
+
+
+def test_buckets_are_ready_after_computation_which_what_runs_beside_it_slows_down() -> None:
+    """b is ready after 4 s of backward, a after 2 s more; beside b's allreduce these take 4 s, and inline stands still."""
+    table = OverlapCost(
+        algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(10.0,), compute_loss_s=(5.0,)
+    )
+
+    def ready_s(overlap: str, priced_on: Machine) -> list[float]:
+        schedule = scheduled(workload(), priced_on, plan(overlap=overlap))
+        return price(schedule, priced_on).buckets_ready_s().tolist()
+
+    for overlap in ("off", "inline", "thread"):
+        assert ready_s(overlap, machine()) == pytest.approx([4, 6])
+    assert ready_s("thread", machine(overlap=(table,))) == pytest.approx([4, 8])
 
 
 def test_polling_starts_a_stage_only_where_someone_looks() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpsim.lowering import lower
-from dpsim.lowering.computation import ready_times
-from dpsim.predict.cost import compute_slowdown
-from dpsim.predict.prices import local_share
+from dpsim.predict.step import price, scheduled
 from dpsim.records.sweep import Predictions, Results
 
 
@@ -21,10 +18,7 @@ def ready_errors(predictions: Predictions, results: Results) -> list[float]:
     for run in results.points:
         point, plan = predicted[run.setting], run.setting.plan
         workload, machine = predictions.workloads[point.workload], predictions.machines[point.machine]
-        ends = lower(workload, plan).bucket_start[1:] - 1
-        if len(ends) != len(run.bucket_ready_s):
-            continue
-        slowdown, _ = compute_slowdown(machine, plan.devices, plan.layout)
-        expected_s = ready_times(workload, local_share(plan))[ends] * slowdown
-        errors += (expected_s / np.array(run.bucket_ready_s) - 1).tolist()
+        expected_s = price(scheduled(workload, machine, plan), machine).buckets_ready_s()
+        if len(expected_s) == len(run.bucket_ready_s):
+            errors += (expected_s / np.array(run.bucket_ready_s) - 1).tolist()
     return errors
