@@ -170,7 +170,7 @@ class PricedStep:
         schedule, (start, end, ready) = self._longest.schedule, self._longest.times
         queue = schedule.gradient_collectives
         begin_s = start[schedule.event_kind == BACKWARD_EVENT].min()
-        ready_s = np.array([ready[schedule.dependencies(int(bucket))].max() for bucket in queue]) - begin_s
+        ready_s: Floats = np.array([ready[schedule.dependencies(int(bucket))].max() for bucket in queue]) - begin_s
         if schedule.plan.overlap == "inline":
             ready_s[1:] -= np.cumsum(end[queue] - start[queue])[:-1]
         return ready_s

@@ -67,7 +67,7 @@ def test_a_thread_slows_both_lanes_as_its_table_says() -> None:
 
 
 def test_buckets_are_ready_after_computation_which_what_runs_beside_it_slows_down() -> None:
-    """b is ready after 4 s of backward, a after 2 s more; beside b's allreduce these take 4 s, and inline stands still."""
+    """b is ready after 4 s of backward, a after 2 s more: 4 s beside b's allreduce. Inline backward stands still."""
     table = OverlapCost(
         algorithm="mpi", devices=2, overlap="thread", sizes_bytes=(400,), time_s=(10.0,), compute_loss_s=(5.0,)
     )
