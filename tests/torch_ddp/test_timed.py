@@ -19,6 +19,7 @@ class Model:
 
     training = True
     require_backward_grad_sync = True
+    device_type = "cpu"
 
     def __init__(self) -> None:
         self.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)

@@ -34,7 +34,8 @@ from dpsim.memory import HOST
 from dpsim.progress import Progress
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
 
-_LEAST_ROUNDS = 5
+_LEAST_ROUNDS, _LONG_S = 5, 2.0
+"""A shorter calibration has two rounds at least, which is enough to try things out."""
 _NAP_S = 1e-4
 _WIDTH, _LAYERS, _BATCH = 512, 6, 64
 _MOST_AT_ONCE = 24
@@ -143,7 +144,8 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     report(f"calibrating the allreduces of {task.runtime} on {task.devices} devices, network {task.network}")
     quiet_barrier(comm)
     idle, loaded, reductions = _tables(comm, task)
-    stop = StopRule(least_rounds=_LEAST_ROUNDS, least_s=task.seconds, most_s=2 * task.seconds)
+    least_rounds = _LEAST_ROUNDS if task.seconds >= _LONG_S else 2
+    stop = StopRule(least_rounds=least_rounds, least_s=task.seconds, most_s=2 * task.seconds)
     for current in rounds(stop, suffice=lambda: True, comm=comm):
         for table in idle:
             table.visit(current)
