@@ -41,6 +41,7 @@ class DeviceSums:
             self._comm, device, path, most_blocks=MOST_BLOCKS, wait_limit_s=wait_limit_s
         )
         self._agreed: set[Kernel] = set()
+        self._versions: dict[np.dtype[np.generic], str] = {}
         self._blocks: tuple[int, ...] = ()
         self._size_bytes = 0
 
@@ -72,8 +73,9 @@ class DeviceSums:
         if size_bytes > self._size_bytes or slots > len(self._blocks):
             self._size_bytes = max(size_bytes, self._size_bytes)
             self._blocks = tuple(self._reducer.allocate(self._size_bytes) for _ in range(slots))
-        version = self._reducer.version("auto", size_bytes, sixteen_bits=False)
-        kernel = kernel_of(dtype, version, None, sums, in_leaves=False)
+        if dtype not in self._versions:  # that of the most elements holds for all, so nothing is compiled in a step
+            self._versions[dtype] = self._reducer.version("auto", size_bytes, sixteen_bits=False)
+        kernel = kernel_of(dtype, self._versions[dtype], None, sums, in_leaves=False)
         task = Task(kernel, self._blocks[:slots], 0, size_bytes)
         if kernel not in self._agreed:
             self._reducer.compile(task)
