@@ -93,7 +93,7 @@ class Recorder:
             return
         self._trains(ddp)
         if self._step is None or self._step.synchronised:
-            self._next_step(_leading_extent((*arguments, *keywords.values())))
+            self._next_step(leading_extent((*arguments, *keywords.values())))
         step = self._step
         assert step is not None
         self._synchronises = ddp.require_backward_grad_sync
@@ -232,7 +232,7 @@ def _first_parameters(ddp: Any, parameters: list[Any]) -> dict[str, int]:
     return {name: positions[0] for name, positions in reduced.items() if positions}
 
 
-def _leading_extent(values: Any) -> int:
+def leading_extent(values: Any) -> int:
     """The leading extent of the first tensor of at least one dimension: samples of a batch; 1 without one."""
     for value in torch.utils._pytree.tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.dim() and value.shape[0]:

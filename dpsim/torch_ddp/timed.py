@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.process_group import replace_everywhere
-from dpsim.torch_ddp.record import EnoughSteps, Refused, second_model
+from dpsim.torch_ddp.record import EnoughSteps, Refused, leading_extent, second_model
 from dpsim.torch_ddp.reductions import MpiReduction
 
 LOGGED = {
@@ -37,14 +37,16 @@ class Visit:
     """What one rank did in a turn: when its steps began and the last one ended, and what DDP logged of each.
 
     ``waited_s`` is how long each step waited inside a communication hook, and ``ready_s`` when the hook got each of its
-    buckets: seconds of computation from the start of backward. ``bucket_bytes`` are DDP's buckets. A rank of dpsim's
-    own runtime has no logged times, and ``watched`` says how well it kept to emulated ones.
+    buckets: seconds of computation from the start of backward. ``local_batches`` has the samples of each step, of its
+    smallest forward, and ``bucket_bytes`` are DDP's buckets. A rank of dpsim's own runtime has neither logged times nor
+    batches, and ``watched`` says how well it kept to emulated times.
     """
 
     moments_s: list[float] = field(default_factory=list)
     logged_s: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in LOGGED.values()})
     waited_s: list[float] = field(default_factory=list)
     ready_s: list[list[float]] = field(default_factory=list)
+    local_batches: list[int] = field(default_factory=list)
     bucket_bytes: tuple[int, ...] = ()
     ended: bool = False
     watched: Any = None
@@ -67,7 +69,7 @@ class StepTimer:
         self._waited_s = 0.0
         self._backward_began_s = 0.0
 
-    def before_forward(self, ddp: Any) -> None:
+    def before_forward(self, ddp: Any, inputs: Any) -> None:
         """A step begins with the first forward after a backward that synchronised, as in a profile.
 
         Raises ``EnoughSteps``.
@@ -78,8 +80,11 @@ class StepTimer:
             self.ddp = ddp
         elif self.ddp is not ddp:
             raise second_model("measure")
+        samples = leading_extent(inputs)
         if self._begins:
             self._step_begins()
+            self._visit.local_batches.append(samples)
+        self._visit.local_batches[-1] = min(samples, self._visit.local_batches[-1])
         self._begins, self._synchronises = False, ddp.require_backward_grad_sync
 
     def before_backward(self) -> None:
@@ -156,7 +161,7 @@ def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiRedu
 
     @functools.wraps(forward)
     def timed_forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        timer.before_forward(self)
+        timer.before_forward(self, (*arguments, *keywords.values()))
         return forward(self, *arguments, **keywords)
 
     @functools.wraps(backward)

@@ -10,8 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
 
+from dpsim.errors import ConfigError  # noqa: E402
+from dpsim.harness.torch_ddp.measure_on_ranks import _Samples as Samples  # noqa: E402
+from dpsim.plan import Plan  # noqa: E402
+from dpsim.setting import Setting  # noqa: E402
 from dpsim.torch_ddp import timed  # noqa: E402
 from dpsim.torch_ddp.record import EnoughSteps, Refused  # noqa: E402
+
+BATCH = (torch.zeros(8, 2),)
 
 
 class Model:
@@ -52,7 +58,7 @@ def test_a_turn_has_a_moment_for_each_step_and_one_for_its_end() -> None:
     timer, model = timed.StepTimer(take_turn), Model()
     with pytest.raises(EnoughSteps):
         for _ in range(10):
-            timer.before_forward(model)
+            timer.before_forward(model, BATCH)
             timer.after_backward()
     assert [len(visit.moments_s) for visit in visits] == [1, 4, 3]
     assert visits[1].moments_s == sorted(visits[1].moments_s)
@@ -68,21 +74,50 @@ def test_accumulation_and_evaluation_begin_no_step() -> None:
         for _ in range(4):
             for synchronises in (False, False, True):
                 model.require_backward_grad_sync = synchronises
-                timer.before_forward(model)
+                timer.before_forward(model, BATCH)
                 timer.after_backward()
             with torch.no_grad():
-                timer.before_forward(model)
+                timer.before_forward(model, BATCH)
             model.training = False
-            timer.before_forward(model)
+            timer.before_forward(model, BATCH)
             model.training = True
     assert [len(visit.moments_s) for visit in visits] == [1, 3]
 
 
+def test_a_step_has_the_samples_of_its_smallest_forward() -> None:
+    take_turn, visits = turns(3)
+    timer, model = timed.StepTimer(take_turn), Model()
+    with pytest.raises(EnoughSteps):
+        for samples in (8, 8, 8, 3, 8, 8, 8, 8):
+            model.require_backward_grad_sync = not model.require_backward_grad_sync  # every second one synchronises
+            timer.before_forward(model, {"x": torch.zeros(samples, 2), "scale": torch.tensor(1.0)})
+            timer.after_backward()
+    assert visits[1].local_batches == [8, 3, 8]
+
+
+def visited(*local_batches: int) -> timed.Visit:
+    """A turn whose steps took 1, 2, 3 ... seconds."""
+    moments_s = [number * (number + 1) / 2 for number in range(len(local_batches) + 1)]
+    logged_s = {name: [0.0] * len(local_batches) for name in timed.LOGGED.values()}
+    ready_s = [[float(number)] for number in range(1, len(local_batches) + 1)]
+    return timed.Visit(moments_s, logged_s, [0.0] * len(local_batches), ready_s, [*local_batches], (40,))
+
+
+def test_short_batches_at_the_end_of_an_epoch_do_not_count() -> None:
+    plan = Plan(devices=2, global_batch=16, fusion_rule="ddp", algorithm="mpi", overlap="thread")
+    setting = Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi")
+    samples = Samples(setting, [])
+    samples._add([visited(8, 8, 8, 3, 8)] * 2, number=0)
+    assert samples.step_s == [3.0, 5.0] and samples.ready_s == [[3.0]] * 2 + [[5.0]] * 2
+    with pytest.raises(ConfigError, match="trains on 3 samples at once, and was profiled with 8"):
+        Samples(setting, [])._add([visited(*[3] * 5)] * 2, number=0)
+
+
 def test_a_second_model_is_refused() -> None:
     timer = timed.StepTimer(turns(5)[0])
-    timer.before_forward(Model())
+    timer.before_forward(Model(), BATCH)
     with pytest.raises(Refused, match="trains two models"):
-        timer.before_forward(Model())
+        timer.before_forward(Model(), BATCH)
 
 
 @pytest.mark.parametrize(("size_bytes", "expected"), [(2.0**20, 1.0), (0.0, 2.0**-20), (math.inf, 2.0**30)])

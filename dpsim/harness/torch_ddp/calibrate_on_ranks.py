@@ -39,6 +39,7 @@ _LEAST_ROUNDS, _LONG_S = 5, 2.0
 _NAP_S = 1e-4
 _WIDTH, _LAYERS, _BATCH = 512, 6, 64
 _MOST_AT_ONCE = 24
+_STREAMS = 3
 
 
 class ReducedMemory:
@@ -72,11 +73,17 @@ class ReducedMemory:
 class StreamTable(IdleTable):
     """How long a ``Reduction`` takes on average where DDP starts as many at once as a step has of that size.
 
-    gloo reduces several at a time, so that the time of one alone says little about a stream of them.
+    gloo reduces several at a time, so that the time of one alone says little about a stream of them. Each stream
+    follows a forward and a backward, and the next step follows it, as in training: gloo's thread spins on a core while
+    a message waits for it that came before its rank was ready, so that when the ranks begin decides how long it takes.
+    A stream begins with the last rank's.
     """
 
-    def __init__(self, group: MPI.Intracomm, link: Any, task: CalibrationTask, speeds: SpeedLog) -> None:
+    def __init__(
+        self, group: MPI.Intracomm, link: Any, task: CalibrationTask, speeds: SpeedLog, load: TorchLoad
+    ) -> None:
         super().__init__(group, link, task.algorithm, "", CalibrateConfig(max_bytes=task.max_bytes), speeds)
+        self._load = load
         self._streams = {
             size: [np.ones(size // 4, np.float32) for _ in range(at_once(size, task.max_bytes))] for size in self.sizes
         }
@@ -84,16 +91,30 @@ class StreamTable(IdleTable):
             size: [ReducedArray(link.reduction, data) for data in stream] for size, stream in self._streams.items()
         }
 
-    def _each_size(self, current: Round, turn: int) -> list[float]:
-        seconds = dict.fromkeys(self.sizes, 0.0)
-        for size in current.order(self.sizes, turn):
+    def visit(self, current: Round) -> None:
+        """Take a few steps with each size, in random order; the first of each does not count."""
+        spans = {size: self._steps(size) for size in current.order(self.sizes, 0)}
+        begun_s, ended_s = np.stack([spans[size] for size in self.sizes], axis=-1)  # [2, steps, sizes]
+        lengths = [len(self._reduced[size]) for size in self.sizes]
+        rows = (ended_s - np.max(self.group.allgather(begun_s), axis=0)) / lengths
+        reference_s = self.speeds.visited(self.group.size, 1.0, 1.0)  # ranks that sleep have none
+        self._rows += rows.tolist()
+        self._reference_s += [reference_s] * len(rows)
+        self._visits.append(len(rows))
+
+    def _steps(self, size: int) -> NDArray[np.float64]:
+        """When the streams of a few steps began and ended, [2, steps] in seconds."""
+        spans: list[tuple[float, float]] = []
+        quiet_start(self.group)
+        for _ in range(1 + _STREAMS):
+            self._load.run(1, nothing)
             for data in self._streams[size]:
                 data[...] = 1.0
-            start_s = quiet_start(self.group)
+            begun_s = now()
             for future in [reduced.begin() for reduced in self._reduced[size]]:
                 future.wait()
-            seconds[size] = (now() - start_s) / len(self._reduced[size])
-        return list(seconds.values())
+            spans.append((begun_s, now()))
+        return np.transpose(spans[1:])
 
 
 class BackwardTable(LoadedTable):
@@ -186,7 +207,7 @@ def _tables(comm: MPI.Intracomm, task: CalibrationTask) -> tuple[list[IdleTable]
         )
         reductions.append(reduction)
         link: Any = ReducedMemory(group, network, reduction)
-        table = StreamTable(group, link, task, speeds)
+        table = StreamTable(group, link, task, speeds, load)
         idle.append(table)
         if task.overlap == "thread":
             loaded.append(BackwardTable(table, link, task.overlap, load))

@@ -150,14 +150,31 @@ class _Samples:
                 remedy="measure into a new folder with --output, and change nothing in between",
             )
         self.bucket_bytes = visits[0].bucket_bytes
-        self.ready_s += [each for visit in visits for each in visit.ready_s[WARM_UP_STEPS:]]
-        for step, step_s in enumerate(times_s, WARM_UP_STEPS):
+        for step, step_s in self._of_the_batch(visits, list(enumerate(times_s, WARM_UP_STEPS))):
+            self.ready_s += [visit.ready_s[step] for visit in visits if visit.ready_s]
             last = min(visits, key=lambda visit: _exposed_s(visit, step))  # the rank that was ready last
             self.step_s.append(step_s)
             self.exposed_s.append(_exposed_s(last, step) if self.setting.plan.devices > 1 else 0.0)
             self.round.append(number)
             for name, values in last.logged_s.items():
                 self.logged_s.setdefault(name, []).append(values[step])
+
+    def _of_the_batch(self, visits: list[Visit], steps: list[tuple[int, float]]) -> list[tuple[int, float]]:
+        """The steps on as many samples as the setting has: the last batch of an epoch may be shorter."""
+        wanted = self.setting.plan.local_batch
+        kept = [
+            (step, step_s)
+            for step, step_s in steps
+            if all(not visit.local_batches or visit.local_batches[step] == wanted for visit in visits)
+        ]
+        if not kept and not self.step_s:
+            raise ConfigError(
+                f"{self.setting.describe()}: the script trains on {visits[0].local_batches[-1]} samples at once, "
+                f"and was profiled with {wanted}",
+                allowed="a script whose steps have the same number of samples, but for the last ones of an epoch",
+                remedy="let it train on batches of one size",
+            )
+        return kept
 
     def narrow(self, interval: float) -> bool:
         """Whether the median's 95 % interval is within +- ``interval`` of it."""

@@ -100,8 +100,8 @@ def _of_slowdown(comparison: Comparison) -> Iterator[ReportWarning]:
         yield ReportWarning(
             kind="wide-slowdown",
             text="the slowdown of several devices that compute at once is only known to within "
-            f"{comparison.compute_slowdown_half_width:.1%}: the time for preparing was used up",
-            remedy="raise the budget, or stop other processes",
+            f"{comparison.compute_slowdown_half_width:.1%}",
+            remedy="stop other processes, or raise the budget",
         )
 
 
