@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,12 @@ import torch
 from mpi4py import MPI
 from torch import distributed
 
+from dpsim import codec
 from dpsim.comm.networks import transport
+from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.measurement.reference import SpeedLog
+from dpsim.harness.torch_ddp.calibrate_on_ranks import ReducedMemory, StreamTable, at_once
+from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.machine import Network
 from dpsim.progress import Progress
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, Reduction
@@ -31,6 +38,44 @@ def _reduction(comm: MPI.Intracomm, way: dict[str, str]) -> Reduction:
     if way["overlap"] == "gloo":
         return GlooReduction(distributed.group.WORLD)
     return MpiReduction(transport(comm, Network.parse(way["network"])), way["algorithm"], way["overlap"])
+
+
+LAG_S = 0.1
+"""How much later each rank is ready than the one before it."""
+
+
+class LateLoad:
+    """A computation that takes each rank longer than the one before it."""
+
+    def __init__(self, rank: int) -> None:
+        self._seconds = rank * LAG_S
+
+    def run(self, units: int, poll: Callable[[], None]) -> float:
+        time.sleep(units * self._seconds)
+        return units * self._seconds
+
+
+def streamed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """The table of streams of allreduces that wait for a rank which is late."""
+    reduction = MpiReduction(transport(comm, Network.parse("node")), "mpi", "inline")
+    task = CalibrationTask(
+        network="node",
+        runtime="torch-ddp-mpi",
+        algorithm="mpi",
+        overlap="inline",
+        devices=(comm.size,),
+        max_bytes=1024,
+        seconds=1.0,
+        folder="",
+    )
+    link: Any = ReducedMemory(comm, Network.parse("node"), reduction)
+    load: Any = LateLoad(comm.rank)
+    table = StreamTable(comm, link, task, SpeedLog(), load)
+    stop = StopRule(least_rounds=1, most_s=0.0)
+    for current in rounds(stop, suffice=lambda: True, comm=comm):
+        table.visit(current)
+    cost = table.result()
+    return dict(codec.to_builtins(cost)) | {"at_once": [at_once(size, task.max_bytes) for size in cost.sizes_bytes]}
 
 
 def _by(reduction: Reduction, rank: int) -> dict[str, Any]:
