@@ -25,8 +25,10 @@ from dpsim.torch_ddp.tables import joined
 from dpsim.workload import Workload
 
 _LONG_BUDGET_S = 40.0
-_CALIBRATION_S, _PROFILE_S, _REPEATS = 10.0, 3.0, 3
+_CALIBRATION_S, _PROFILE_S = 10.0, 3.0
 """What preparing takes where the budget of the measuring is at least the long one."""
+_REPEAT_S, _MOST_REPEATS = 15.0, 5
+"""For so much of the budget every profile is repeated once, so that they see the speeds of a machine that changes."""
 
 
 def predicted(config: DdpConfig, workload: Workload | None, progress: Progress) -> Predictions:
@@ -46,7 +48,8 @@ def predicted(config: DdpConfig, workload: Workload | None, progress: Progress) 
     share = min(config.budget_s / _LONG_BUDGET_S, 1.0)
     experiment = experiment_of(config, workload or first)
     machines, places = _machines(experiment, workload or first, share * _CALIBRATION_S, progress)
-    effort = Effort(seconds=share * _PROFILE_S, repeats=max(round(share * _REPEATS), 1))
+    repeats = min(max(round(config.budget_s / _REPEAT_S), 1), _MOST_REPEATS)
+    effort = Effort(seconds=share * _PROFILE_S, repeats=repeats)
     alone, machines = profiled(requests, [*map(computed_s, firsts)], machines, effort, progress)
     prepared = Prepared(workloads=(workload or alone,), machines=tuple(machines), places=places)
     return predict_experiment(experiment, prepared, environment())
