@@ -1,0 +1,53 @@
+"""Tensors of PyTorch that share the memory of dpsim's arrays, and the stream in which PyTorch computes with them.
+
+An array of the host, of a GPU (CuPy's) and of numba's simulator becomes a tensor in one way, by DLPack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpsim.memory import ALIGNMENT_BYTES, Array, Memory, aligned_bytes
+
+Tensor = Any
+"""A ``torch.Tensor``."""
+
+
+def tensor_of(array: Array) -> Tensor:
+    """The tensor that shares an array's memory."""
+    return torch.from_dlpack(array)
+
+
+def uploaded(memory: Memory, name: str, host: Array) -> Tensor:
+    """The tensor of a host array in a memory; see ``Memory.upload``.
+
+    It starts at a multiple of 64 bytes, since libraries may add in another order elsewhere: a leaf must have the same
+    bits wherever it begins in a rank's share.
+    """
+    if memory.deferred:
+        return tensor_of(memory.upload(name, host))
+    if not host.flags.writeable or not host.flags.c_contiguous or memory.address(host) % ALIGNMENT_BYTES:
+        aligned = aligned_bytes(host.nbytes).view(host.dtype).reshape(host.shape)
+        aligned[...] = host
+        host = aligned
+    return tensor_of(host)
+
+
+def on_host(tensor: Tensor) -> Array:
+    """A copy of a tensor as NumPy's array, with an axis at least. Raises ``TypeError`` for a dtype NumPy lacks."""
+    return np.array(tensor.detach().cpu().contiguous().numpy(), ndmin=1)
+
+
+def computing_in(memory: Memory, device: Any) -> AbstractContextManager[Any]:
+    """While it is open, PyTorch's work on a GPU is put into the memory's stream, as all other work there."""
+    if device.type == "cpu":  # the host, and numba's simulator
+        return contextlib.nullcontext()
+    memory.use()
+    stream = torch.cuda.ExternalStream(memory.stream.cupy.ptr, device=device)
+    context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return context
