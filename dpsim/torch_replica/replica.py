@@ -19,7 +19,7 @@ from dpsim.torch_replica.announcer import Announcer, replaced
 from dpsim.torch_replica.determinism import fix_algorithms, leaf_difference
 from dpsim.torch_replica.layers import check_parameters, layers_of
 from dpsim.torch_replica.mistakes import explained
-from dpsim.torch_replica.state import check_place, place, unchanged
+from dpsim.torch_replica.state import place, unchanged
 from dpsim.torch_replica.tensors import Tensor, computing_in, on_host, tensor_of, uploaded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -57,7 +57,7 @@ class TorchReplica:
         self._dtype = trained[0].dtype
         zeros = np.zeros((_EXAMPLE_SAMPLES, *input_shape), str(self._dtype).removeprefix("torch."))
         self._example = Batch(x=zeros, labels=np.zeros(len(zeros), np.int64), leaves=(0, len(zeros)))
-        with unchanged(self._state), torch.random.fork_rng(devices=[]):
+        with unchanged(self._state.arrays), torch.random.fork_rng(devices=[]):
             self._layers = layers_of(module, self._trace)
         self._specs = tuple(layer.spec for layer in self._layers)
         self._parameters = {
@@ -84,18 +84,19 @@ class TorchReplica:
         return {name: on_host(named[name]).reshape(each.shape) for name, each in self._parameters.items()}
 
     def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
-        if self._values is not parameters:
-            self._values, self._views = parameters, {}
-            for name, parameter in self._parameters.items():
-                parameter.data = tensor_of(parameters[name])
-        if id(gradients) not in self._views:
-            self._views[id(gradients)] = (gradients, [tensor_of(gradients[name]) for name in self._parameters])
-        self._gradients = self._views[id(gradients)][1]
-        for parameter, gradient in zip(self._parameters.values(), self._gradients, strict=True):
-            parameter.grad = gradient
+        with computing_in(self._memory, self._device):
+            if self._values is not parameters:
+                self._values, self._views = parameters, {}
+                for name, parameter in self._parameters.items():
+                    parameter.data = tensor_of(parameters[name])
+            if id(gradients) not in self._views:
+                self._views[id(gradients)] = (gradients, [tensor_of(gradients[name]) for name in self._parameters])
+            self._gradients = self._views[id(gradients)][1]
+            for parameter, gradient in zip(self._parameters.values(), self._gradients, strict=True):
+                parameter.grad = gradient
 
     def state(self) -> dict[str, Array]:
-        return dict(self._state)
+        return dict(self._state.arrays)
 
     def compute_in(self, memory: Memory) -> None:
         """See ``DeviceReplica``."""
@@ -111,7 +112,7 @@ class TorchReplica:
 
     def warm_up(self) -> None:
         """See ``WarmUpReplica``."""
-        with unchanged(self._state):
+        with unchanged(self._state.arrays):
             self.forward_backward(self._example, NoEvents())
 
     def forward_backward(self, batch: Batch, events: StepEvents) -> DeferredSums:
@@ -137,7 +138,7 @@ class TorchReplica:
             finally:
                 announcer.stop()
             self._check_gradients()
-            check_place(self.module, self._state, memory)
+            self._state.check()
         return sums
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:

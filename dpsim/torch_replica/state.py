@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,45 +16,56 @@ from dpsim.torch_replica.tensors import on_host, tensor_of
 _ALIGNMENT_BYTES = 256
 
 
-def place(module: Any, memory: Memory) -> dict[str, Array]:
-    """Move what is not trained into a memory, and return the arrays that the module's state shares with it, by name.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModuleState:
+    """``arrays`` by name, and the buffers that share them: (name, the buffers of its module, name there, tensor)."""
+
+    arrays: dict[str, Array]
+    buffers: tuple[tuple[str, Mapping[str, Any], str, Any], ...]
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` if the module has put other tensors in place of its buffers."""
+        for name, buffers, leaf, tensor in self.buffers:
+            if buffers.get(leaf) is not tensor:
+                raise ConfigError(
+                    f"the module has replaced its buffer {name}",
+                    allowed="a buffer that is written in place, where checkpoints read it",
+                    remedy=f"write to it with copy_: self.{leaf}.copy_(value)",
+                )
+
+
+def place(module: Any, memory: Memory) -> ModuleState:
+    """Move what is not trained into a memory, where the module and the returned arrays share it.
 
     State is what ``module.state_dict()`` has besides trainable parameters. A buffer that is not in it is moved to the
     memory's device and is no state. Raises ``ConfigError`` for a dtype that NumPy does not have.
     """
-    named = _named(module)
-    kept = {name: tensor for name, tensor in named.items() if name in module.state_dict()}
-    values = {id(tensor): _value(name, tensor) for name, tensor in kept.items()}
+    named, saved = _named(module), module.state_dict()
+    values = {id(tensor): _value(name, tensor) for name, tensor in named.items() if name in saved}
     sizes = [-(-value.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for value in values.values()]
-    block = memory.zeros(max(sum(sizes), 1))
-    device = tensor_of(block).device
     starts = np.cumsum([0, *sizes]).tolist()
-    arrays: dict[int, Array] = {}
+    block = memory.zeros(max(starts[-1], 1))
+    shared: dict[int, Array] = {}
     for start, (key, value) in zip(starts, values.items(), strict=False):
-        arrays[key] = block[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
-        memory.write(arrays[key], value)
-    state: dict[str, Array] = {}
+        shared[key] = block[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+        memory.write(shared[key], value)
+    device = tensor_of(block).device
+    arrays: dict[str, Array] = {}
+    buffers = []
     for name, tensor in named.items():
-        array = arrays.get(id(tensor))
-        if array is None:
-            _set(module, name, tensor.to(device))
-            continue
-        if not any(array is other for other in state.values()):
-            state[name] = array
-        _set(module, name, tensor_of(array).reshape(tensor.shape))
-    return state
-
-
-def check_place(module: Any, state: Mapping[str, Array], memory: Memory) -> None:
-    """Raise ``ConfigError`` if a step has put other tensors in place of the state."""
-    named = _named(module)
-    for name, array in state.items():
-        if array.size and named[name].data_ptr() != memory.address(array):
-            raise ConfigError(
-                f"the module has replaced its buffer {name}",
-                allowed="a buffer that is written in place, where checkpoints read it",
-                remedy=f"write to it with copy_: self.{name.rpartition('.')[2]}.copy_(value)",
-            )
+        array = shared.get(id(tensor))
+        placed = tensor.to(device) if array is None else tensor_of(array).reshape(tensor.shape)
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        if leaf in owner._buffers:
+            owner._buffers[leaf] = placed
+        else:
+            owner._parameters[leaf].data = placed
+        if array is not None and not any(array is other for other in arrays.values()):
+            arrays[name] = array
+            if leaf in owner._buffers:
+                buffers.append((name, owner._buffers, leaf, placed))
+    return ModuleState(arrays=arrays, buffers=tuple(buffers))
 
 
 @contextlib.contextmanager
@@ -83,12 +95,3 @@ def _value(name: str, tensor: Any) -> Array:
             allowed="state of a dtype that NumPy has",
             remedy="convert it with float()",
         ) from error
-
-
-def _set(module: Any, name: str, value: Any) -> None:
-    path, _, leaf = name.rpartition(".")
-    owner = module.get_submodule(path)
-    if leaf in owner._buffers:
-        owner._buffers[leaf] = value
-    else:
-        owner._parameters[leaf].data = value

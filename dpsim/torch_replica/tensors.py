@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpsim.memory import ALIGNMENT_BYTES, Array, Memory, aligned_bytes
+from dpsim.memory import Array, Memory, aligned_bytes
 
 Tensor = Any
 """A ``torch.Tensor``."""
@@ -24,18 +24,16 @@ def tensor_of(array: Array) -> Tensor:
 
 
 def uploaded(memory: Memory, name: str, host: Array) -> Tensor:
-    """The tensor of a host array in a memory; see ``Memory.upload``.
+    """A copy of a host array as a tensor in a memory, valid until the next of that name.
 
-    It starts at a multiple of 64 bytes, since libraries may add in another order elsewhere: a leaf must have the same
-    bits wherever it begins in a rank's share.
+    On the host it is a copy too, since a module may write to its input. It starts at a multiple of 64 bytes: elsewhere
+    libraries may add in another order, and a leaf must have the same bits wherever it begins in a rank's share.
     """
     if memory.deferred:
         return tensor_of(memory.upload(name, host))
-    if not host.flags.writeable or not host.flags.c_contiguous or memory.address(host) % ALIGNMENT_BYTES:
-        aligned = aligned_bytes(host.nbytes).view(host.dtype).reshape(host.shape)
-        aligned[...] = host
-        host = aligned
-    return tensor_of(host)
+    copy = aligned_bytes(host.nbytes).view(host.dtype).reshape(host.shape)
+    copy[...] = host
+    return tensor_of(copy)
 
 
 def on_host(tensor: Tensor) -> Array:

@@ -11,6 +11,7 @@ from torch_modules import CLASSES, MODULES, SHAPE
 
 from dpsim import codec
 from dpsim.data import load_dataset
+from dpsim.errors import ConfigError
 from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.progress import Progress
@@ -26,6 +27,7 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict
     return {
         "trained": {case["name"]: trained(comm, case, argument["steps"]) for case in argument["cases"]},
         "resumed": resumed(comm, argument["steps"]),
+        "refused": refused(comm),
     }
 
 
@@ -63,6 +65,15 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
         }
         trainer.close()
     return results
+
+
+def refused(comm: MPI.Intracomm) -> str:
+    """What is said of leaves for a module with batch norm."""
+    try:
+        opened(comm, {"module": "normalised", "plan": {"leaves": 4, "batch_norm": "leaf"}}, "cpu").close()
+    except ConfigError as error:
+        return str(error)
+    return "nothing"
 
 
 def nothing_copied(trainer: Trainer) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from dpsim.replica import Array, Batch, DeviceReplica, LeafReplica, WarmUpReplic
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
 from torch_modules import CLASSES, MODULES, SHAPE  # noqa: E402
 
-from dpsim.torch_replica import TorchReplica  # noqa: E402
+from dpsim.torch_replica import TorchReplica, tensors  # noqa: E402
 
 nn = torch.nn
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -190,6 +192,19 @@ class ReplacesBuffer(Raises):
         return self.inner(x)
 
 
+class WritesToInput(Raises):
+    def forward(self, x: Any) -> Any:
+        return self.inner(x.mul_(2))
+
+
+def test_a_torch_module_may_write_to_its_input() -> None:
+    replica, batch = replica_of(WritesToInput), batch_of(4)
+    before = batch.x.copy()
+    step(replica, batch)
+    first, again = (replica.evaluate(batch.x, batch.labels) for _ in range(2))
+    assert first == again and (batch.x == before).all()
+
+
 class InParts(Raises):
     def forward(self, x: Any) -> Any:
         from torch.utils.checkpoint import checkpoint
@@ -276,6 +291,17 @@ def test_torch_leaves_with_other_bits_the_second_time_are_noticed(monkeypatch: p
     batch = batch_of(4)
     leaves = Batch(x=batch.x, labels=batch.labels, leaves=(0, 2, 4))
     assert replica.leaf_difference(leaves) == "the loss"
+
+
+def test_torch_works_in_the_stream_of_a_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    device = types.SimpleNamespace(type="cuda", index=1)
+    stream = types.SimpleNamespace(cupy=types.SimpleNamespace(ptr=4711))
+    memory: Any = types.SimpleNamespace(use=lambda: asked.append("use"), stream=stream)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda pointer, device: (pointer, device.index))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(stream))
+    with tensors.computing_in(memory, device) as used:
+        assert used == (4711, 1) and asked == ["use"]
 
 
 def test_without_pytorch_the_torch_replica_says_what_to_install(

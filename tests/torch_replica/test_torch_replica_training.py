@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_processes import why_processes_cannot_share_gpus
 from python_path import extended_path
 
+from dpsim.comm.cuda.available import why_no_gpu
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.launch import jobs
 
@@ -44,14 +46,15 @@ IN_BOTH = [asked["name"] for asked in CASES if asked["backends"] == BOTH]
 
 
 @functools.cache
-def ran(ranks: int) -> dict[str, Any]:
+def ran(ranks: int, where: str = "simulator") -> dict[str, Any]:
+    """What ``ranks`` ranks came to, in one job in numba's simulator or on the GPUs of this machine."""
     support = extended_path(Path(__file__).parents[1] / "support")
     return jobs.on_ranks(  # type: ignore[no-any-return]
         "ranks_torch_replica:run",
         {"cases": CASES, "steps": STEPS},
         devices=ranks,
-        timeout_s=100,
-        env={"PYTHONPATH": support, "NUMBA_ENABLE_CUDASIM": "1"},
+        timeout_s=100 if where == "simulator" else 280,
+        env={"PYTHONPATH": support, "NUMBA_ENABLE_CUDASIM": "1" if where == "simulator" else "0"},
     )
 
 
@@ -130,3 +133,23 @@ def test_torch_batch_norm_has_each_ranks_statistics_and_their_mean_in_a_test(ran
 def test_a_checkpoint_of_a_torch_module_has_its_buffers(ranks: int) -> None:
     digests = ran(ranks)["resumed"]
     assert digests["resumed"] == digests["without a stop"]
+
+
+def test_leaves_of_a_torch_module_with_batch_norm_are_refused() -> None:
+    assert ran(2)["refused"].startswith("batch_norm is leaf for a replica that has one mode of its own")
+
+
+@pytest.mark.gpu
+@pytest.mark.ranks
+@pytest.mark.xdist_group("ranks on GPUs")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", IN_BOTH)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_torch_on_gpus_comes_close_to_the_host(ranks: int, name: str) -> None:
+    if reason := why_no_gpu() or why_processes_cannot_share_gpus():
+        pytest.skip(reason)
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch is a build for processors")
+    host, device = (ran(ranks, "gpu")["trained"][name][backend] for backend in ("cpu", "cuda"))
+    np.testing.assert_allclose(device["losses"], host["losses"], rtol=1e-2)
+    assert device["on_device"] and device["nothing_copied"] and len(set(device["digests"])) == 1
