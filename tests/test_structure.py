@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 LEVELS = (
     {"kernels"},
-    {"comm", "launch", "nn", "data", "lowering"},
+    {"comm", "launch", "nn", "torch_replica", "data", "lowering"},
     {"runtime", "predict", "report", "torch_ddp"},
     {"harness"},
     {"cli", "experiments"},

@@ -48,7 +48,7 @@ class GradientAccumulator:
         if to is not None and self._leaf_replica is None:
             gradients_of_leaf = self._memory(micro_batch.slot, micro_batch.depth)
             for name in names:
-                round_array(gradients_of_leaf[name], *to, gradients_of_leaf[name])
+                round_in_place(gradients_of_leaf[name], to, self._xp)
         for depth in range(micro_batch.depth, micro_batch.depth - micro_batch.merges, -1):
             target, last = self._memory(micro_batch.slot, depth - 1), self._memory(micro_batch.slot, depth)
             for name in names:
@@ -59,6 +59,14 @@ class GradientAccumulator:
 
     def _memory(self, slot: int, depth: int) -> dict[str, Array]:
         return self._slots[slot] if depth == 0 else self._partial[depth - 1]
+
+
+def round_in_place(gradients: Array, to: Rounding, xp: Any) -> None:
+    """Round gradients; ``xp`` is the module of the arrays."""
+    if xp is np:
+        round_array(gradients, *to, gradients)
+    else:
+        gradients[...] = rounded(gradients, *to, xp)
 
 
 def add_rounded(target: Array, last: Array, to: Rounding, xp: Any) -> None:

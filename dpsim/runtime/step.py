@@ -96,7 +96,8 @@ class StepRunner:
             raise ConfigError(
                 f"batch_norm is {plan.batch_norm} for a replica that has one mode of its own",
                 allowed="batch_norm local",
-                remedy="write a replica as dpsim.replica.BatchNormReplica describes",
+                remedy="leave --reproducible and --batch-norm out, normalise each sample alone (group or layer norm),"
+                " or write a replica as dpsim.replica.BatchNormReplica describes",
             )
         self.replica, self.schedule, self.transport, self.memory = replica, schedule, transport, transport.memory
         self.plan = plan

@@ -214,6 +214,7 @@ class Trainer:
     def averaged_state(self) -> Iterator[None]:
         """Within it, running statistics, which each rank gathers from its own samples, are their mean over the ranks.
 
+        Of whole numbers (counts of batches) it is the mean without its fraction.
         Collective. Afterwards each rank has its own again. Without batch norm's mode ``local`` all ranks have the same.
         """
         if self.plan.batch_norm != "local":
@@ -224,7 +225,7 @@ class Trainer:
         try:
             with self.waiting(rank_status.EVALUATION):
                 for (_, value), before in zip(state, own, strict=True):
-                    flat = before.reshape(-1).copy()
+                    flat = before.reshape(-1).astype(before.dtype if before.dtype.kind == "f" else np.float64)
                     allreduce(self.transport, flat, "recursive-doubling")
                     flat /= self.plan.devices
                     memory.write(value, flat.reshape(value.shape))

@@ -19,7 +19,7 @@ from dpsim.nn.models import build_model
 from dpsim.nn.network import NoEvents
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, BatchSums, DeferredSums, Rounding
-from dpsim.runtime.gradient_accumulator import add_rounded
+from dpsim.runtime.gradient_accumulator import add_rounded, round_in_place
 
 MODELS = (
     "mlp:8,8",
@@ -206,4 +206,7 @@ def test_micro_batches_are_added_with_rounding_where_their_gradients_are(to: Rou
     on_device = strict(target.copy())
     add_rounded(on_device, strict(last), to, module)
     add_rounded(target, last, to, np)
+    assert host(on_device).tobytes() == target.tobytes()
+    round_in_place(on_device, Rounding(to.dtype, 2.0**-4), module)
+    round_in_place(target, Rounding(to.dtype, 2.0**-4), np)
     assert host(on_device).tobytes() == target.tobytes()

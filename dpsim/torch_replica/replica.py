@@ -1,0 +1,220 @@
+"""``TorchReplica``: a PyTorch module that dpsim's runtime trains, with parameters and gradients in its memory."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpsim.errors import ConfigError
+from dpsim.memory import HOST, Memory
+from dpsim.nn.network import NoEvents
+from dpsim.replica import Array, Batch, BatchSums, DeferredSums, LayerSpec, StepEvents
+from dpsim.torch_replica.announcer import Announcer, replaced
+from dpsim.torch_replica.determinism import fix_algorithms, leaf_difference
+from dpsim.torch_replica.layers import check_parameters, layers_of
+from dpsim.torch_replica.mistakes import explained
+from dpsim.torch_replica.state import place, unchanged
+from dpsim.torch_replica.tensors import Tensor, computing_in, on_host, tensor_of, uploaded
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(scores [b, classes], labels [b]) -> the sum of the loss over the samples."""
+_EXAMPLE_SAMPLES = 2
+"""Samples of zeros that a module is traced and compiled with: batch norms need more than one."""
+_cross_entropy = functools.partial(torch.nn.functional.cross_entropy, reduction="sum")
+
+
+class TorchReplica:
+    """Implements ``dpsim.replica.DeviceReplica`` from a ``torch.nn.Module``.
+
+    ``build`` is a function that returns the module; it is called with PyTorch's random generator seeded, so that a seed
+    gives the same parameters in every training and on every rank. Given a module itself, its parameters start as they
+    are, whatever the seed. The module is called with a batch [b, *input_shape] in its own dtype and returns scores
+    [b, classes]. ``loss`` makes the sum over the samples of them and the labels [b] (cross-entropy if left out). Layers
+    are the modules with trainable parameters of their own; see ``dpsim.torch_replica.layers`` for their order, which a
+    step on zeros tells. Buffers and frozen parameters are state, which starts as it is built with seed 0.
+
+    Its parameters and their gradients share the memory that the runtime binds: nothing is copied. PyTorch's random
+    generator is seeded by the position of each batch's first sample. Raises ``ConfigError`` for what cannot be trained.
+    """
+
+    def __init__(
+        self, build: Callable[[], torch.nn.Module], input_shape: Sequence[int], loss: Loss | None = None
+    ) -> None:
+        self._build = build
+        module = _built(build, 0)
+        check_parameters(module)
+        _check_loss(loss)
+        self.module, self.loss = module, loss or _cross_entropy
+        self._memory, self._device = HOST, torch.device("cpu")
+        self._state = place(module, HOST)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._dtype = trained[0].dtype
+        zeros = np.zeros((_EXAMPLE_SAMPLES, *input_shape), str(self._dtype).removeprefix("torch."))
+        self._example = Batch(x=zeros, labels=np.zeros(len(zeros), np.int64), leaves=(0, len(zeros)))
+        with unchanged(self._state.arrays), torch.random.fork_rng(devices=[]):
+            self._layers = layers_of(module, self._trace)
+        self._specs = tuple(layer.spec for layer in self._layers)
+        self._parameters = {
+            tensor.name: parameter
+            for layer in self._layers
+            for tensor, parameter in zip(layer.spec.tensors, layer.parameters, strict=True)
+        }
+        self._initial = {name: on_host(each).reshape(each.shape) for name, each in self._parameters.items()}
+        self._announcer = Announcer(self._layers)
+        self._views: dict[int, tuple[Mapping[str, Array], list[Tensor]]] = {}
+        self._gradients: list[Tensor] = []
+        self._values: Mapping[str, Array] | None = None
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return self._specs
+
+    def initial_parameters(self, seed: int) -> dict[str, Array]:
+        """The parameters of a module that is built with this seed; see above."""
+        module = _built(self._build, seed)
+        if module is self.module:
+            return {name: value.copy() for name, value in self._initial.items()}
+        named = dict(module.named_parameters())
+        return {name: on_host(named[name]).reshape(each.shape) for name, each in self._parameters.items()}
+
+    def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        with computing_in(self._memory, self._device):
+            if self._values is not parameters:
+                self._values, self._views = parameters, {}
+                for name, parameter in self._parameters.items():
+                    parameter.data = tensor_of(parameters[name])
+            if id(gradients) not in self._views:
+                self._views[id(gradients)] = (gradients, [tensor_of(gradients[name]) for name in self._parameters])
+            self._gradients = self._views[id(gradients)][1]
+            for parameter, gradient in zip(self._parameters.values(), self._gradients, strict=True):
+                parameter.grad = gradient
+
+    def state(self) -> dict[str, Array]:
+        return dict(self._state.arrays)
+
+    def compute_in(self, memory: Memory) -> None:
+        """See ``DeviceReplica``."""
+        self._memory = memory
+        self._device = tensor_of(memory.zeros(1)).device
+        with computing_in(memory, self._device):
+            self._state = place(self.module, memory)
+
+    def leaf_difference(self, batch: Batch) -> str | None:
+        """See ``DeviceReplica``. Leaves are computed one by one, so each is computed twice, amid others in between."""
+        fix_algorithms()
+        return leaf_difference(self, batch, self._memory)
+
+    def warm_up(self) -> None:
+        """See ``WarmUpReplica``."""
+        with unchanged(self._state.arrays):
+            self.forward_backward(self._example, NoEvents())
+
+    def forward_backward(self, batch: Batch, events: StepEvents) -> DeferredSums:
+        """Write the gradients of the summed loss into the bound arrays; a rank without samples writes zeros.
+
+        Raises ``ConfigError`` for what the module raises, and if it puts other tensors in place of its gradients or
+        state.
+        """
+        announcer, memory = self._announcer, self._memory
+        with computing_in(memory, self._device):
+            torch.manual_seed(_seed(batch))
+            torch._foreach_zero_(self._gradients)
+            sums = DeferredSums(values=memory.xp.zeros(2, np.float64), samples=len(batch.labels), memory=memory)
+            announcer.begin(events, self._gradients)
+            try:
+                with explained("the module's step", lambda: announcer.raised):
+                    if len(batch.labels):
+                        self._train(batch, tensor_of(sums.values))
+                    else:
+                        announcer.forward_over()
+                        announcer.loss_over()
+                    announcer.backward_over()
+            finally:
+                announcer.stop()
+            self._check_gradients()
+            self._state.check()
+        return sums
+
+    def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
+        """Forward only, in evaluation mode. Raises ``ConfigError`` as forward_backward."""
+        with computing_in(self._memory, self._device), torch.no_grad(), explained("the module's evaluation"):
+            self.module.eval()
+            values = self._memory.xp.zeros(2, np.float64)
+            if len(labels):
+                loss, correct = self._computed(x, labels)
+                tensor_of(values).copy_(torch.stack((loss.double(), correct.double())))
+            return DeferredSums(values=values, samples=len(labels), memory=self._memory).fetch()
+
+    def _train(self, batch: Batch, values: Tensor) -> None:
+        self.module.train()
+        with torch.enable_grad():
+            loss, correct = self._computed(batch.x, batch.labels, self._announcer.forward_over)
+        values.copy_(torch.stack((loss.detach().double(), correct.double())))
+        self._announcer.loss_over()
+        with torch.autograd.set_multithreading_enabled(False):  # hooks run in this thread, which uses the stream
+            loss.backward()
+
+    def _trace(self) -> None:
+        with explained("the module's step on zeros"), torch.enable_grad():
+            self.module.train()
+            self._computed(self._example.x, self._example.labels)[0].backward()
+
+    def _computed(
+        self, x: Array, labels: NDArray[np.int64], forward_over: Callable[[], None] = lambda: None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss and the number of correct predictions."""
+        inputs = uploaded(self._memory, "x", x)
+        if inputs.is_floating_point():
+            inputs = inputs.to(self._dtype)
+        targets = uploaded(self._memory, "labels", labels)
+        scores = self.module(inputs)
+        if not isinstance(scores, torch.Tensor) or scores.dim() != 2 or len(scores) != len(labels):
+            raise _unfit("the module returned", scores, f"scores of shape [{len(labels)}, classes]")
+        forward_over()
+        loss = self.loss(scores, targets)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            raise _unfit("the loss is", loss, "a tensor without dimensions: the sum over the samples")
+        return loss, (scores.detach().argmax(dim=1) == targets).sum()
+
+    def _check_gradients(self) -> None:
+        for (name, parameter), gradient in zip(self._parameters.items(), self._gradients, strict=True):
+            if parameter.grad is not gradient:
+                raise replaced(name)
+
+
+def _built(build: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
+    if isinstance(build, torch.nn.Module):
+        return build
+    with torch.random.fork_rng(devices=[]), explained("the function that builds the module"):
+        torch.manual_seed(seed)
+        module = build()
+    if not isinstance(module, torch.nn.Module):
+        raise _unfit("the function that builds the module returned", module, "a torch.nn.Module")
+    return module
+
+
+def _check_loss(loss: Loss | None) -> None:
+    reduction = getattr(loss, "reduction", "sum")
+    if reduction != "sum":
+        raise ConfigError(
+            f"a loss with reduction {reduction!r}",
+            allowed="the sum over the samples: sums of shares add up to the batch's, however unequal the shares are",
+            remedy="give the loss reduction='sum'",
+        )
+
+
+def _unfit(what: str, value: Any, allowed: str) -> ConfigError:
+    shape = f" of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    return ConfigError(f"{what} {type(value).__name__}{shape}", allowed=allowed)
+
+
+def _seed(batch: Batch) -> int:
+    """A seed for PyTorch's random numbers that depends on the batch's samples, not on the rank."""
+    words = f"{batch.seed} {batch.step} {batch.first_sample}".encode()
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
