@@ -104,6 +104,7 @@ class ComparedPoint(Noun, frozen=True):
     runtime: str = "dpsim"
     dpsim_step_s: float | None = None
     dpsim_exposed_communication_s: float | None = None
+    compute_dtype: str = "float32"
 
     @property
     def measured_s_per_sample(self) -> float:

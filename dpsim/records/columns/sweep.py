@@ -38,6 +38,7 @@ _TRAINING = (
     Column("leaves", "int64", "count", "The leaves of a global batch in reproducible training; 0 is without leaves."),
     STRATEGY,
     Column("wire_dtype", "category", "name", "What gradients are sent as; missing where it is their own data type."),
+    Column("compute_dtype", "category", "name", "What operands of products and convolutions are rounded to."),
 )
 TRAINING = tuple(column.name for column in _TRAINING)
 _SETTING = (
