@@ -156,6 +156,17 @@ def test_memory_of_rounded_operands_is_counted() -> None:
     assert rounding - plain == 4 * (16 * 64 + 64 * 32)
 
 
+def test_a_network_that_moves_to_another_memory_rounds_there_too() -> None:
+    network = build_model("mlp:4", (2, 2, 1), 3)
+    network.multiply_in("bfloat16")
+    network.compute_in(StrictMemory())
+    x, weight = (network.ops.xp.asarray(numbers()[name]) for name in ("x", "weight"))
+    out = network.ops.zeros((ROWS, 5), np.float32)
+    network.ops.in_leaves().product(x, weight, (0, ROWS), out)
+    expected = rounded(host(x), "bfloat16") @ rounded(host(weight), "bfloat16")
+    np.testing.assert_array_equal(host(out), expected)
+
+
 def test_models_that_cannot_round_refuse_it() -> None:
     with pytest.raises(ConfigError, match="compute dtype bfloat16 for a model of float64"):
         build_model("mlp:4", (2, 2, 1), 3, np.float64).multiply_in("bfloat16")
