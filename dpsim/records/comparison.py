@@ -94,6 +94,7 @@ class ComparedPoint(Noun, frozen=True):
     leaves: int = 0
     strategy: str = "data-parallel"
     wire_dtype: str | None = None
+    compute_dtype: str = "float32"
     group: str = ""
     memory_bytes: int | None = None
     predicted_memory_bytes: int | None = None
@@ -104,7 +105,6 @@ class ComparedPoint(Noun, frozen=True):
     runtime: str = "dpsim"
     dpsim_step_s: float | None = None
     dpsim_exposed_communication_s: float | None = None
-    compute_dtype: str = "float32"
 
     @property
     def measured_s_per_sample(self) -> float:
