@@ -31,6 +31,20 @@ class Mark(Protocol):
         """Seconds between two points of one memory that the work has come to."""
 
 
+class CodedProducts(Protocol):
+    """Products of matrices that are rounded to bfloat16, added in float32 by a device's library."""
+
+    def encode(self, place: str, matrix: Array) -> Any:
+        """The matrix in bfloat16, valid until the next one of that place; contiguous, or the transposed of such."""
+
+    def multiply(self, left: Any, right: Any, out: Array) -> None:
+        """out = left right, of what ``encode`` returned; ``out`` is contiguous."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the memory that it has taken so far."""
+
+
 class Memory(Protocol):
     """The arrays that a replica, its gradients and the optimizer's state live in.
 
@@ -72,6 +86,9 @@ class Memory(Protocol):
 
     def address(self, array: Array) -> int:
         """Where an array begins."""
+
+    def coded_products(self) -> CodedProducts | None:
+        """Products in bfloat16, the same object each time; None where they are those of ``xp`` on rounded numbers."""
 
 
 class HostMark:
@@ -125,6 +142,9 @@ class HostMemory:
 
     def address(self, array: Array) -> int:
         return int(array.ctypes.data)
+
+    def coded_products(self) -> CodedProducts | None:
+        return None
 
 
 HOST: Memory = HostMemory()

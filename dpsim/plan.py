@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective
+from dpsim.compute_dtype import COMPUTE_DTYPES, ComputeDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.layout import check_hierarchy, check_layout, node_counts
@@ -47,7 +48,8 @@ class Plan(Noun, frozen=True):
     over samples is added leaf by leaf in one fixed order, so that results have the same bits on any number of devices
     (up to one per leaf). ``batch_norm`` says whose statistics batch normalisation uses: the device's (``local``), each
     leaf's (``leaf``) or the whole global batch's (``global``). ``strategy`` names the lowering (``dpsim.lowering``):
-    with ``zero1`` a device updates and keeps optimizer state for its shard of the parameters alone.
+    with ``zero1`` a device updates and keeps optimizer state for its shard of the parameters alone. ``compute_dtype``
+    is what the operands of matrix products and convolutions are rounded to (``dpsim.compute_dtype``).
     """
 
     devices: int
@@ -64,11 +66,17 @@ class Plan(Noun, frozen=True):
     strategy: Strategy = "data-parallel"
     layout: str = ""
     leaves: int = 0
+    compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self) -> None:
         rule = FUSION_RULES.find(self.fusion_rule)
         ALGORITHMS.find(self.algorithm)
-        for key, allowed in (("overlap", OVERLAPS), ("batch_norm", BATCH_NORM_MODES), ("strategy", STRATEGIES)):
+        for key, allowed in (
+            ("overlap", OVERLAPS),
+            ("batch_norm", BATCH_NORM_MODES),
+            ("strategy", STRATEGIES),
+            ("compute_dtype", COMPUTE_DTYPES),
+        ):
             if getattr(self, key) not in allowed:
                 raise unknown(key.replace("_", " "), getattr(self, key), allowed)
         if self.devices < 1:

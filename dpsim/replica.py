@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpsim.choices import Choices, Problem
 from dpsim.codec import Noun
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.memory import Memory
 from dpsim.workload import Tensor
 
@@ -167,6 +168,17 @@ class DeviceReplica(Replica, Protocol):
         """The first operation that gives a leaf of this batch other bits alone than amid the others; None if none does.
 
         Called before anything is bound, in the memory that it computes in.
+        """
+
+
+@runtime_checkable
+class RoundingReplica(Replica, Protocol):
+    """A replica that can round what it multiplies. Its parameters and gradients keep their dtype."""
+
+    def multiply_in(self, dtype: ComputeDtype) -> None:
+        """Round the operands of matrix products and convolutions to this dtype from now on; add in float32.
+
+        Called before anything is bound. Raises ``ConfigError`` if it cannot.
         """
 
 

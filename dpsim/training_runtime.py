@@ -33,6 +33,7 @@ def check_runtime(runtime: Runtime, plan: Plan, network: str, compute: str) -> N
         ("leaves", plan.leaves, (0,)),
         ("layout", plan.layout, ("",)),
         ("wire_dtype", plan.wire_dtype, (None,)),
+        ("compute_dtype", plan.compute_dtype, ("float32",)),
         ("compute", compute, ("real",)),
     ]
     if runtime in LIBRARIES:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, Parameter
 
-from dpsim import backend
+from dpsim import backend, compute_dtype
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.cli.outputs import writable as writable
 from dpsim.errors import ConfigError
@@ -81,6 +81,14 @@ WireDtype = Annotated[
     Literal["float32", "float64", "float16", "bfloat16"] | None,
     Parameter(
         name="--wire-dtype", help="Number format of gradients in messages; default: the tensor's own. Sums use float32."
+    ),
+]
+ComputeDtype = Annotated[
+    compute_dtype.ComputeDtype | None,
+    Parameter(
+        name="--compute-dtype",
+        help="Number format that operands of matrix products and convolutions are rounded to: float32 (the default) or"
+        " bfloat16. Sums, parameters and gradients are float32.",
     ),
 ]
 Network = Annotated[

@@ -29,6 +29,7 @@ def profile(
     local_batch: flags.LocalBatches = None,
     seed: flags.Seed = None,
     optimizer: flags.Optimizer = None,
+    compute_dtype: flags.ComputeDtype = None,
     torch_script: Annotated[
         str | None,
         Parameter(
@@ -68,7 +69,7 @@ def profile(
 
     flags.writable(output, inputs=() if from_ is None else (from_,))
     sources = flags.provided(torch_script=torch_script, torch=torch, from_=from_)
-    of_model = flags.provided(model=model, dataset=dataset, seed=seed, optimizer=optimizer)
+    of_model = flags.provided(model=model, dataset=dataset, seed=seed, optimizer=optimizer, compute_dtype=compute_dtype)
     of_script = flags.provided(arguments=arguments or None, devices=devices, steps=steps)
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")

@@ -57,6 +57,7 @@ def reproduce(
     ] = False,
     output: Annotated[Path | None, Parameter(help="Folder for the record with all digests, and the report.")] = None,
     wire_dtype: flags.WireDtype = None,
+    compute_dtype: flags.ComputeDtype = None,
     strategy: Annotated[
         str | None, Parameter(name="--strategy", help="all, or a list of data-parallel (the default) and zero1.")
     ] = None,
@@ -93,6 +94,7 @@ def reproduce(
         global_batch=global_batch,
         seed=seed,
         wire_dtype=wire_dtype,
+        compute_dtype=compute_dtype,
         strategies=STRATEGIES if strategy == _ALL else flags.listed("--strategy", strategy, str),
     )
     if leaves == 0:

@@ -29,6 +29,7 @@ class SweepFlags:
     compute: flags.Compute = None
     seed: flags.Seed = None
     wire_dtype: flags.WireDtype = None
+    compute_dtype: flags.ComputeDtype = None
     budget: Annotated[
         str | None,
         Parameter(help="Time to spend on measuring, like 60s; calibration gets as much, at most 12s."),
@@ -53,6 +54,7 @@ class SweepFlags:
             network=flags.networks(self.network),
             compute=self.compute,
             wire_dtype=self.wire_dtype,
+            compute_dtype=self.compute_dtype,
         )
         of_run = flags.provided(dataset=self.dataset, seed=self.seed, budget_s=flags.budget(self.budget))
         return msgspec.structs.replace(base, **base.changed(**(of_settings | values)), **of_run)

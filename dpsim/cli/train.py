@@ -54,6 +54,7 @@ class RunFlags:
     batch_norm: flags.BatchNorm = None
     elastic: flags.Elastic = None
     strategy: flags.StrategyName = None
+    compute_dtype: flags.ComputeDtype = None
 
     def fields(self) -> dict[str, Any]:
         """The fields of ``TrainConfig`` that these flags set. Raises ``ConfigError``."""
@@ -151,6 +152,7 @@ _IDENTITY = (
     "overlap",
     "leaves",
     "strategy",
+    "compute_dtype",
 )
 """The fields of the configuration that the file of a result contains."""
 
@@ -178,6 +180,8 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
         print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} per step, {run}")
     if config.strategy != "data-parallel":
         print(f"strategy {config.strategy}: {format_size(result.optimizer_state_bytes)} of optimizer state a device")
+    if config.compute_dtype != "float32":
+        print(f"operands of products and convolutions in {config.compute_dtype}, sums and parameters in float32")
     if result.gpus:
         shared = f", shared by {result.devices} ranks" if result.gpus < result.devices else ""
         path = f"; gradients: {result.gpu_path}" if result.gpu_path else ""

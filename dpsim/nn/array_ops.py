@@ -10,18 +10,21 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim import rng
 from dpsim.choices import Choices
-from dpsim.kernels.allreduce.reference import rounded
+from dpsim.compute_dtype import ComputeDtype
+from dpsim.kernels.allreduce.reference import from_bfloat16, round_to_bfloat16, rounded
 from dpsim.memory import HOST, Memory
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
+Place = Literal["left", "right"]
+"""Where a matrix stands in a product."""
 _GROUP_ELEMENTS = 4096  # elements of a row of `grouped`: long enough for SIMD loops, short enough for the L1 cache
 
 
@@ -59,6 +62,7 @@ class ArrayOps:
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
+        self.compute_dtype: ComputeDtype = "float32"
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         zeros: Array = self.xp.zeros(shape, dtype)
@@ -80,24 +84,39 @@ class ArrayOps:
     def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         """Does nothing: every operation has one implementation here."""
 
-    def matmul(self, a: Array, b: Array, out: Array) -> None:
-        """out = a b, of matrices that are contiguous or the transposed of such: every product of the others."""
+    def multiply_in(self, dtype: ComputeDtype) -> None:
+        self.compute_dtype = dtype
+
+    @property
+    def work_bytes(self) -> int:
+        return 0
+
+    def operand(self, place: Place, x: Array) -> Any:
+        """A matrix as ``matmul`` takes it in that place, until the next one there; x is as ``matmul`` says."""
+        if self.compute_dtype == "float32":
+            return x
+        rows = x if x.flags.c_contiguous else x.T  # so that the result lies as x does
+        nearest = from_bfloat16(round_to_bfloat16(rows, self.xp))
+        return nearest if rows is x else nearest.T
+
+    def matmul(self, a: Any, b: Any, out: Array) -> None:
+        """out = a b, of operands: every product of the others. Matrices are contiguous or the transposed of such."""
         self.xp.matmul(a, b, out=out)
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        right = self.operand("right", weight)
         for start, stop in itertools.pairwise(leaves):
-            self.matmul(x[start:stop], weight, out[start:stop])
+            self.matmul(self.operand("left", x[start:stop]), right, out[start:stop])
 
     def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
-        for start, stop in itertools.pairwise(leaves):
-            self.matmul(grad[start:stop], weight.T, out[start:stop])
+        self.product(grad, weight.T, leaves, out)
 
     def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
         return 1
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
         start, stop = leaves
-        self.matmul(x[start:stop].T, grad[start:stop], out)
+        self.matmul(self.operand("left", x[start:stop].T), self.operand("right", grad[start:stop]), out)
 
     def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
         start, stop = leaves
@@ -166,16 +185,17 @@ class ArrayOps:
     def conv2d(
         self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
     ) -> None:
+        kernel, _, _, outputs = weight_KKio.shape
+        right = self.operand("right", weight_KKio.reshape(-1, outputs))
         for start, stop in itertools.pairwise(leaves):
-            self.conv2d_of_samples(x_bHWi[start:stop], weight_KKio, stride, out_bhwo[start:stop], work)
+            columns = self._unfold("x", x_bHWi[start:stop], kernel, stride, work)
+            self.matmul(self.operand("left", columns), right, out_bhwo[start:stop].reshape(-1, outputs))
 
     def conv2d_of_samples(
         self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace
     ) -> None:
         """``conv2d`` of one leaf."""
-        kernel, _, _, outputs = weight_KKio.shape
-        columns = self._unfold("x", x_bHWi, kernel, stride, work)
-        self.matmul(columns, weight_KKio.reshape(-1, outputs), out_bhwo.reshape(-1, outputs))
+        self.conv2d(x_bHWi, weight_KKio, stride, (0, len(x_bHWi)), out_bhwo, work)
 
     def conv2d_weight_gradient(
         self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
@@ -183,30 +203,30 @@ class ArrayOps:
         start, stop = leaves
         kernel, _, _, outputs = out_KKio.shape
         columns = self._unfold("x", x_bHWi[start:stop], kernel, stride, work)
-        self.matmul(columns.T, grad_bhwo[start:stop].reshape(-1, outputs), out_KKio.reshape(-1, outputs))
+        grad = grad_bhwo[start:stop].reshape(-1, outputs)
+        self.matmul(self.operand("left", columns.T), self.operand("right", grad), out_KKio.reshape(-1, outputs))
 
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
     ) -> None:
+        """The same operation on the output gradient, zero at the pixels left out, with the kernel flipped."""
+        kernel, _, inputs, outputs = weight_KKio.shape
+        flipped = weight_KKio[::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, inputs)
+        right = self.operand("right", flipped)
         for start, stop in itertools.pairwise(leaves):
             grad, out = grad_bhwo[start:stop], out_bHWi[start:stop]
-            self.conv2d_input_gradient_of_samples(grad, weight_KKio, stride, out, work)
+            if stride > 1:
+                full = work.take("full gradient", (*out.shape[:3], outputs))
+                full[:, ::stride, ::stride] = grad
+                grad = full
+            columns = self._unfold("gradient", grad, kernel, 1, work)
+            self.matmul(self.operand("left", columns), right, out.reshape(-1, inputs))
 
     def conv2d_input_gradient_of_samples(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace
     ) -> None:
-        """``conv2d_input_gradient`` of one leaf.
-
-        The same operation on the output gradient, zero at the pixels left out, with the kernel flipped.
-        """
-        kernel, _, inputs, outputs = weight_KKio.shape
-        if stride > 1:
-            full = work.take("full gradient", (*out_bHWi.shape[:3], outputs))
-            full[:, ::stride, ::stride] = grad_bhwo
-            grad_bhwo = full
-        columns = self._unfold("gradient", grad_bhwo, kernel, 1, work)
-        flipped = weight_KKio[::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, inputs)
-        self.matmul(columns, flipped, out_bHWi.reshape(-1, inputs))
+        """``conv2d_input_gradient`` of one leaf."""
+        self.conv2d_input_gradient(grad_bhwo, weight_KKio, stride, (0, len(grad_bhwo)), out_bHWi, work)
 
     def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
         height, width = 2 * out.shape[1], 2 * out.shape[2]

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.choices import Choices, Operation, Problem
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.kernels import batch_norm, elementwise, rounding, weight_gradient
 from dpsim.kernels.scratch import aligned
 from dpsim.nn import candidates
-from dpsim.nn.array_ops import NumpyOps
+from dpsim.nn.array_ops import NumpyOps, Place
 from dpsim.nn.candidates import CANDIDATES, INDEPENDENT_OF_THE_BATCH
 from dpsim.nn.kernel_table import committed
+from dpsim.nn.layer import Buffers
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, CodeTable, Leaves, Rounding
 
@@ -27,6 +29,7 @@ _AT_ONCE = 512
 """Samples whose gradients are added before the sum is written; more would not stay in the second-level cache."""
 _MOST_LEAVES = 1 << 10
 """Leaves that a kernel adds in one call: half of what its stack of sums has room for."""
+_NEAREST = Rounding("bfloat16", 1.0)
 _Run = tuple[int, int, str]
 """First sample, the one after the last, and the name of the candidate that computes them."""
 
@@ -48,6 +51,7 @@ class CpuOps(NumpyOps):
         super().__init__()
         self._choices = Choices()
         self._in_leaves = LeafOps(committed())
+        self._operands = Buffers(self, np.float32)
         self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -63,6 +67,30 @@ class CpuOps(NumpyOps):
             self._runs.cache_clear()
         if table is not None:
             self._in_leaves.use(table=table)
+
+    def multiply_in(self, dtype: ComputeDtype) -> None:
+        super().multiply_in(dtype)
+        self._in_leaves.multiply_in(dtype)
+
+    @property
+    def work_bytes(self) -> int:
+        return self._operands.size_bytes
+
+    def operand(self, place: Place, x: Array) -> Array:
+        """x rounded before any code computes with it. Elements are rounded one by one, whatever the batch."""
+        if self.compute_dtype == "float32":
+            return x
+        operand = self._operands.take(place, x.shape)
+        self.round(x, _NEAREST, operand)
+        return operand
+
+    def _of_leaves(self, x: Array, grad: Array, leaves: Leaves) -> tuple[Array, Array, Leaves]:
+        """The operands of a weight gradient: the samples of these leaves alone, and the boundaries among them."""
+        if self.compute_dtype == "float32":
+            return x, grad, leaves
+        first, last = leaves[0], leaves[-1]
+        x, grad = self.operand("left", x[first:last]), self.operand("right", grad[first:last])
+        return x, grad, tuple(edge - first for edge in leaves)
 
     def _find_runs(
         self, operation: Operation, dtype: np.dtype[Any], leaves: Leaves, sizes: tuple[int, ...]
@@ -82,20 +110,24 @@ class CpuOps(NumpyOps):
         return candidates.unmeasured(problem) if measured is None else measured.candidate
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        x, weight = self.operand("left", x), self.operand("right", weight)
         for start, stop, name in self._runs("product", x.dtype, leaves, weight.shape):
             CANDIDATES["product"][name](x[start:stop], weight, out[start:stop])
 
     def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        grad, weight = self.operand("left", grad), self.operand("right", weight)
         for start, stop, name in self._runs("product_with_transposed", grad.dtype, leaves, weight.shape):
             CANDIDATES["product_with_transposed"][name](grad[start:stop], weight, out[start:stop])
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
+        x, grad, leaves = self._of_leaves(x, grad, leaves)
         ((start, stop, name),) = self._runs("transposed_product", x.dtype, leaves, out.shape)
         CANDIDATES["transposed_product"][name](x[start:stop], grad[start:stop], out)
 
     def conv2d(
         self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
     ) -> None:
+        x_bHWi, weight_KKio = self.operand("left", x_bHWi), self.operand("right", weight_KKio)
         sizes = _conv_sizes(x_bHWi.shape, weight_KKio.shape, stride)
         for start, stop, name in self._runs("conv2d", x_bHWi.dtype, leaves, sizes):
             CANDIDATES["conv2d"][name](x_bHWi[start:stop], weight_KKio, stride, out_bhwo[start:stop], work)
@@ -103,6 +135,7 @@ class CpuOps(NumpyOps):
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
     ) -> None:
+        grad_bhwo, weight_KKio = self.operand("left", grad_bhwo), self.operand("right", weight_KKio)
         sizes = _conv_sizes(out_bHWi.shape, weight_KKio.shape, stride)
         for start, stop, name in self._runs("conv2d_input_gradient", grad_bhwo.dtype, leaves, sizes):
             grad, out = grad_bhwo[start:stop], out_bHWi[start:stop]
@@ -111,6 +144,7 @@ class CpuOps(NumpyOps):
     def conv2d_weight_gradient(
         self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
     ) -> None:
+        x_bHWi, grad_bhwo, leaves = self._of_leaves(x_bHWi, grad_bhwo, leaves)
         sizes = _conv_sizes(x_bHWi.shape, out_KKio.shape, stride)
         _, _, name = self._runs("conv2d_weight_gradient", x_bHWi.dtype, leaves, sizes)[0]
         CANDIDATES["conv2d_weight_gradient"][name](x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)
@@ -173,6 +207,7 @@ class LeafOps(CpuOps):
     def __init__(self, table: CodeTable) -> None:
         NumpyOps.__init__(self)
         self._table = table
+        self._operands = Buffers(self, np.float32)
         self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
 
     def in_leaves(self) -> Ops:
@@ -183,6 +218,9 @@ class LeafOps(CpuOps):
         if table is not None:
             self._table = table
             self._runs.cache_clear()
+
+    def multiply_in(self, dtype: ComputeDtype) -> None:
+        self.compute_dtype = dtype
 
     def _candidate(self, problem: Problem) -> str:
         return self._table.candidate(problem)
@@ -209,6 +247,7 @@ class LeafOps(CpuOps):
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
         if self._runs("transposed_product", x.dtype, leaves, out.shape)[0][2] == "packed":
+            x, grad, leaves = self._of_leaves(x, grad, leaves)
             return weight_gradient.transposed_products(x, grad, leaves, out)
         super().transposed_product(x, grad, leaves, out)
 

@@ -1,7 +1,7 @@
 """``DeviceOps``: the operations in a device's memory, where they are written otherwise than for NumPy.
 
-With CuPy's arrays products are cuBLAS's in float32 (TF32 where CUPY_TF32=1 asks for it), and all else is CuPy's own
-code. The same runs on NumPy's arrays, where it is tested.
+With CuPy's arrays products are cuBLAS's in float32 (TF32 where CUPY_TF32=1 asks for it) or of bfloat16 operands, added
+in float32, and all else is CuPy's own code. The same runs on NumPy's arrays, where it is tested.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from dpsim.memory import Memory
-from dpsim.nn.array_ops import ArrayOps, grouped
-from dpsim.nn.ops import Ops, Workspace
-from dpsim.replica import Array, BatchSums, DeferredSums, Leaves
+from dpsim.nn.array_ops import ArrayOps, Place, grouped
+from dpsim.nn.ops import Ops
+from dpsim.replica import Array, BatchSums, DeferredSums
 
 _PLACE_BYTES = 256
 """cuBLAS chooses its code by how operands are aligned, up to this many bytes."""
@@ -27,13 +27,30 @@ class DeviceOps(ArrayOps):
     def __init__(self, memory: Memory) -> None:
         super().__init__(memory.xp)
         self.memory = memory
+        self._coded = memory.coded_products()
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         """A device warns of nothing; NumPy in its place would."""
         return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
     def in_leaves(self) -> Ops:
-        return DeviceLeafOps(self.memory)
+        ops = DeviceLeafOps(self.memory)
+        ops.multiply_in(self.compute_dtype)
+        return ops
+
+    @property
+    def work_bytes(self) -> int:
+        return self._coded.size_bytes if self._coded is not None else 0
+
+    def operand(self, place: Place, x: Array) -> Any:
+        if self._coded is None or self.compute_dtype == "float32":
+            return super().operand(place, x)
+        return self._coded.encode(place, x)
+
+    def matmul(self, a: Any, b: Any, out: Array) -> None:
+        if self._coded is None or self.compute_dtype == "float32":
+            return super().matmul(a, b, out)
+        self._coded.multiply(a, b, out)
 
     def upload(self, name: str, host: Array) -> Array:
         return self.memory.upload(name, host)
@@ -72,20 +89,14 @@ class DeviceLeafOps(DeviceOps):
     def in_leaves(self) -> Ops:
         return self
 
-    def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
-        super().product(x, self._placed(weight), leaves, out)
+    def operand(self, place: Place, x: Array) -> Any:
+        """Codes are at an aligned place already."""
+        given = super().operand(place, x)
+        return self._placed(given) if self._coded is None or self.compute_dtype == "float32" else given
 
-    def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
-        super().product_with_transposed(grad, self._placed(weight), leaves, out)
-
-    def conv2d(
-        self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
-    ) -> None:
-        super().conv2d(x_bHWi, self._placed(weight_KKio), stride, leaves, out_bhwo, work)
-
-    def matmul(self, a: Array, b: Array, out: Array) -> None:
+    def matmul(self, a: Any, b: Any, out: Array) -> None:
         target = out if self._is_placed(out) else self.xp.empty(out.shape, out.dtype)
-        super().matmul(self._placed(a), self._placed(b), target)
+        super().matmul(a, b, target)
         if target is not out:
             out[...] = target
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.choices import Choices, Problem
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.memory import Memory
 from dpsim.nn.batch_norm import BatchNorm
@@ -69,6 +70,7 @@ class Network:
         self.dtype = self.chain[0].dtype
         self.input_shape = self.chain[0].input_shape
         self.ops = ops
+        self.compute_dtype: ComputeDtype = "float32"
         self._specs = tuple(layer.spec for layer in self.chain)
         self.buffers = Buffers(ops, self.dtype)
         self._extra_slots: tuple[Slot, ...] = ()
@@ -95,7 +97,8 @@ class Network:
     @property
     def work_bytes(self) -> int:
         """See ``SizedReplica``."""
-        return self.buffers.size_bytes + sum(layer.buffers.size_bytes for layer in self.chain)
+        arrays = self.buffers.size_bytes + sum(layer.buffers.size_bytes for layer in self.chain)
+        return arrays + self.chain[0].ops.work_bytes
 
     def problems(self, rows: int, *, training: bool) -> list[Problem]:
         """See ``TunableReplica``; an evaluation has forward passes of at most 128 samples."""
@@ -117,9 +120,22 @@ class Network:
     def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         self.ops.use(choices, table)
 
+    def multiply_in(self, dtype: ComputeDtype) -> None:
+        """See ``RoundingReplica``."""
+        if dtype != "float32" and self.dtype != np.float32:
+            raise ConfigError(
+                f"compute dtype {dtype} for a model of {self.dtype}",
+                allowed="a model of float32",
+                remedy="build the model with dtype float32, or leave --compute-dtype out",
+            )
+        self.compute_dtype = dtype
+        self.ops.multiply_in(dtype)
+
     def compute_in(self, memory: Memory) -> None:
         """See ``DeviceReplica``."""
-        self.ops = DeviceOps(memory)
+        ops = DeviceOps(memory)
+        ops.multiply_in(self.compute_dtype)
+        self.ops = ops
         self.buffers = Buffers(self.ops, self.dtype)
         for layer in self.chain:
             layer.compute_with(self.ops)
@@ -140,8 +156,9 @@ class Network:
         return softmax_cross_entropy(self.ops, self.buffers, logits, labels, leaves, self.label_smoothing)[1]
 
     def train_in_leaves(self, in_leaves: bool, rounding: Rounding | None) -> None:
+        ops = self.ops.in_leaves() if in_leaves else self.ops
         for layer in self.chain:
-            layer.ops = self.ops.in_leaves() if in_leaves else self.ops
+            layer.ops = ops
             layer.rounding = rounding
 
     def normalise_batches(self, mode: str, ordered_sum: OrderedSum) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim.choices import Choices
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.memory import Memory
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
@@ -58,6 +59,16 @@ class Ops(Protocol):
 
     def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         """Compute with these choices in plain training and with this table in leaves; None leaves them as they are."""
+
+    def multiply_in(self, dtype: ComputeDtype) -> None:
+        """Round the operands of products and convolutions to this dtype from now on; sums are in float32 all the same.
+
+        bfloat16 is for arrays of float32. What ``in_leaves`` returned or returns does likewise.
+        """
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes of the arrays that rounded operands are kept in."""
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         """out = x weight; each leaf has the bits it has alone."""

@@ -94,6 +94,7 @@ class ComparedPoint(Noun, frozen=True):
     leaves: int = 0
     strategy: str = "data-parallel"
     wire_dtype: str | None = None
+    compute_dtype: str = "float32"
     group: str = ""
     memory_bytes: int | None = None
     predicted_memory_bytes: int | None = None

@@ -13,6 +13,7 @@ import msgspec
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import unknown
 from dpsim.layout import parse_devices
 from dpsim.machine import Network, check_algorithm
@@ -75,7 +76,8 @@ class Reproduction(Noun, frozen=True):
 
     Each of ``batch_norms`` is a training of its own, and configurations are compared within it. Mode ``local`` is
     trained without leaves, because it has no meaning with them; ``leaves`` 0 means plain training in every mode.
-    ``wire_dtype`` is the format in which gradients are sent (``None``: as they are); it is part of the training.
+    ``wire_dtype`` is the format in which gradients are sent (``None``: as they are), ``compute_dtype`` that of the
+    operands of products and convolutions; both are part of the training.
     """
 
     model: str = "cnn"
@@ -93,6 +95,7 @@ class Reproduction(Noun, frozen=True):
     fusion_rule: str = "tarantella"
     wire_dtype: WireDtype | None = None
     strategies: tuple[Strategy, ...] = ("data-parallel",)
+    compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -163,6 +166,7 @@ class Reproduction(Noun, frozen=True):
             leaves=configuration.leaves,
             fusion_rule=self.fusion_rule,
             wire_dtype=self.wire_dtype,
+            compute_dtype=self.compute_dtype,
         )
 
 

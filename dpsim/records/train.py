@@ -24,6 +24,7 @@ class TrainRecord(TrainResult, frozen=True, kw_only=True):
     overlap: str
     leaves: int
     strategy: str = "data-parallel"
+    compute_dtype: str = "float32"
     command: Literal["train"]
     schema: str = SCHEMA
 

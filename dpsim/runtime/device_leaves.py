@@ -14,6 +14,7 @@ from dpsim.data import Dataset
 from dpsim.errors import ConfigError
 from dpsim.plan import Plan
 from dpsim.replica import Batch, DeviceReplica
+from dpsim.runtime.compute_dtype import choose_compute_dtype
 from dpsim.runtime.micro_batches import own_leaves
 
 
@@ -22,6 +23,7 @@ def check_leaves(replica: DeviceReplica, dataset: Dataset, plan: Plan, comm: MPI
 
     It raises on every rank if any has a difference. Collective.
     """
+    choose_compute_dtype(replica, plan.compute_dtype)
     edges = own_leaves(plan, comm.rank, min(plan.global_batch, len(dataset.train_y)))
     x, labels = dataset.train_batch(np.arange(edges[0], edges[-1]))
     leaves = tuple(edge - edges[0] for edge in edges)

@@ -118,6 +118,7 @@ def _check_fits(trainer: Trainer, checkpoint: Checkpoint) -> None:
         ("leaves", header.plan.leaves, plan.leaves),
         ("batch norm", header.plan.batch_norm, plan.batch_norm),
         ("wire dtype", header.plan.wire_dtype, plan.wire_dtype),
+        ("compute dtype", header.plan.compute_dtype, plan.compute_dtype),
         ("seed", header.seed, trainer.seed),
         ("number of training samples", header.training_samples, len(trainer.dataset.train_y)),
         ("position", header.epoch * trainer.steps_per_epoch + header.batch, header.step),
@@ -137,6 +138,6 @@ def _check_fits(trainer: Trainer, checkpoint: Checkpoint) -> None:
         more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise ConfigError(
             f"the checkpoint is of another training: {'; '.join(differing[:3])}{more}",
-            allowed="the model, data, optimizer, seed, batch, leaves, batch norm and wire dtype it was written with",
+            allowed="the model, data, optimizer, seed, batch, leaves, batch norm and dtypes it was written with",
             remedy="leave out the flags that differ, or train afresh into another folder with --checkpoint",
         )

@@ -35,6 +35,7 @@ from dpsim.replica import (
 )
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.buckets import BucketPolicy, Run, bucket_policy
+from dpsim.runtime.compute_dtype import choose_compute_dtype
 from dpsim.runtime.finite import FetchedGradients, finite_check
 from dpsim.runtime.gradient_accumulator import GradientAccumulator
 from dpsim.runtime.leaf_statistics import LeafStatistics
@@ -99,6 +100,7 @@ class StepRunner:
                 remedy="leave --reproducible and --batch-norm out, normalise each sample alone (group or layer norm),"
                 " or write a replica as dpsim.replica.BatchNormReplica describes",
             )
+        choose_compute_dtype(replica, plan.compute_dtype)
         self.replica, self.schedule, self.transport, self.memory = replica, schedule, transport, transport.memory
         self.plan = plan
         dtype = gradient_dtype(schedule)

@@ -1,4 +1,4 @@
-"""The trainings of gpu_check in PyTorch's eager mode, in float32 without TF32. Loads torch."""
+"""The trainings of gpu_check in PyTorch's eager mode, in float32 without TF32 or with autocast. Loads torch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ def _mlp(sizes: list[int]) -> Any:
 
 
 class TorchModel:
-    """See ``training.Peer``. ``token`` is dpsim's name of the model, ``shape`` [H, W, C]; ``where``: cuda or cpu."""
+    """See ``training.Peer``. ``token`` is dpsim's name of the model, ``shape`` [H, W, C]; ``where``: cuda or cpu.
 
-    def __init__(self, token: str, shape: tuple[int, int, int], batch: int, where: str) -> None:
+    With ``compute_dtype`` bfloat16 forward and loss run under ``torch.autocast``; parameters stay float32.
+    """
+
+    def __init__(
+        self, token: str, shape: tuple[int, int, int], batch: int, where: str, compute_dtype: str = "float32"
+    ) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         height, width, channels = shape
@@ -33,7 +38,7 @@ class TorchModel:
             model = _mlp([height * width * channels, *map(int, hidden.split(",")), _CLASSES])
         else:
             model = resnet20(channels)
-        self._where = where
+        self._where, self._rounds = where, compute_dtype == "bfloat16"
         self._model = model.to(where)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
         self._loss = nn.CrossEntropyLoss()
@@ -44,7 +49,9 @@ class TorchModel:
         for _ in range(count):
             x, labels = self._x.to(self._where), self._labels.to(self._where)
             self._optimizer.zero_grad(set_to_none=False)  # gradients stay allocated, as dpsim's do
-            self._loss(self._model(x), labels).backward()
+            with torch.autocast(self._where, torch.bfloat16, enabled=self._rounds):
+                loss = self._loss(self._model(x), labels)
+            loss.backward()
             self._optimizer.step()
         if self._where == "cuda":
             torch.cuda.synchronize()

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from dpsim.comm.clock import now
 from dpsim.comm.cuda.available import simulating
 from dpsim.comm.cuda.transport import CudaTransport
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
 from dpsim.experiments.gpu_check import record as r
@@ -39,7 +40,7 @@ _MARKS = 1000
 
 
 class Peer(Protocol):
-    """The same training by another library. It is made with (model token, shape of a sample, batch)."""
+    """The same training by another library. It is made with (model token, shape of a sample, batch, compute dtype)."""
 
     def steps(self, count: int) -> None:
         """Train ``count`` steps and wait for the GPU."""
@@ -96,6 +97,7 @@ def _figures(effort: Effort, peer: Callable[..., Peer]) -> Iterator[tuple[str, C
     yield r.TIMELINES, lambda: _timelines(effort)
     yield r.STATE_BYTES, lambda: _state_bytes(effort)
     yield r.ACTIVATION_BYTES, lambda: _activation_bytes(peer, *pictures)
+    yield r.BFLOAT16_SPEED, lambda: _against(r.BFLOAT16_SPEED, effort, peer, *mlp, compute_dtype="bfloat16")
 
 
 @contextlib.contextmanager
@@ -142,12 +144,22 @@ def in_turns(
 
 
 def _against(
-    name: str, effort: Effort, peer: Callable[..., Peer], token: str, shape: tuple[int, int, int], batch: int
+    name: str,
+    effort: Effort,
+    peer: Callable[..., Peer],
+    token: str,
+    shape: tuple[int, int, int],
+    batch: int,
+    compute_dtype: ComputeDtype = "float32",
 ) -> r.Training:
     """Steps of both on the same shapes."""
-    with contextlib.closing(peer(token, shape, batch)) as other, _training(token, shape, batch) as trainer:
+    with (
+        contextlib.closing(peer(token, shape, batch, compute_dtype)) as other,
+        _training(token, shape, batch, compute_dtype=compute_dtype) as trainer,
+    ):
         own_s, other_s = in_turns(effort, _steps(trainer), other.steps)
-    return r.Training(name=name, setting=f"{token}, global batch {batch}", unit="s", own=own_s, other=other_s)
+    setting = f"{token}, global batch {batch}" + (f", {compute_dtype}" if compute_dtype != "float32" else "")
+    return r.Training(name=name, setting=setting, unit="s", own=own_s, other=other_s)
 
 
 def _reproducible(effort: Effort) -> r.Training:
@@ -215,7 +227,7 @@ def _state_bytes(effort: Effort) -> r.Training:
 
 def _activation_bytes(peer: Callable[..., Peer], token: str, shape: tuple[int, int, int], batch: int) -> r.Training:
     """What a step of both takes beside parameters, gradients and optimizer."""
-    with contextlib.closing(peer(token, shape, batch)) as other:
+    with contextlib.closing(peer(token, shape, batch, "float32")) as other:
         other_bytes = other.activation_bytes()
     with _training(token, shape, batch) as trainer:
         pool = _pool(trainer)
@@ -236,7 +248,7 @@ def _pool(trainer: Trainer) -> Any:
     return make() if make is not None else None
 
 
-def _torch_model(token: str, shape: tuple[int, int, int], batch: int) -> Peer:
+def _torch_model(token: str, shape: tuple[int, int, int], batch: int, compute_dtype: ComputeDtype) -> Peer:
     """PyTorch's eager mode. Raises ``ImportError`` where PyTorch is not installed, or not for CUDA."""
     if simulating():
         raise ImportError("PyTorch is not compared with the simulator")
@@ -246,4 +258,4 @@ def _torch_model(token: str, shape: tuple[int, int, int], batch: int) -> Peer:
         raise ImportError("PyTorch here has no CUDA")
     from dpsim.experiments.gpu_check.torch_model import TorchModel
 
-    return TorchModel(token, shape, batch, "cuda")
+    return TorchModel(token, shape, batch, "cuda", compute_dtype)

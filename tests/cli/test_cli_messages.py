@@ -104,6 +104,7 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("sweep fusion-threshold --devices 1,two", "--devices is 'two'", "a whole number of 1 or more"),
         ("sweep fusion-threshold --devices 4,2x2", "devices is [4, '2x2']", "different"),
         ("train --wire-dtype float16 --algorithm ring", "cannot send float16", "direct, hierarchical"),
+        ("train --compute-dtype float16", "--compute-dtype is 'float16'", "float32, bfloat16"),
         ("train --wire-dtype half", "--wire-dtype is 'half'", "bfloat16"),
         ("train --devices 2x0", "--devices is '2x0'", "nodes x devices of a node like 2x4"),
         ("train --devices 4 --algorithm hierarchical", "on the flat layout 4", "--devices 2x2"),

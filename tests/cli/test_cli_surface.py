@@ -20,18 +20,19 @@ RUN = (
     "--model --dataset --devices --global-batch --fusion-rule --fusion-threshold --algorithm --overlap --network --seed"
     " --wire-dtype"
 )
+COMPUTE = "--compute --compute-dtype"
 JOB = "--devices --cpus --time --name --output --account --queue --partition --dry-run"
 SURFACE = {
     "doctor": "--json --propose --tune",
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
     " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic --strategy"
-    " --trust-coefficient",
+    " --trust-coefficient --compute-dtype",
     "reproduce": "--model --dataset --devices --fusion-threshold --algorithm --overlap --batch-norm --steps --leaves"
     " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json --wire-dtype"
-    " --strategy",
+    " --strategy --compute-dtype",
     "profile": "ARGUMENTS --model --dataset --local-batch --seed --optimizer --torch-script --torch --from --devices"
-    " --steps --output --json",
+    " --steps --output --json --compute-dtype",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
     " --wire-dtype --strategy --from --format --out-of-place",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
@@ -50,12 +51,12 @@ SURFACE = {
     "launch local": "COMMAND --devices --hostfile",
     "launch slurm": f"COMMAND {JOB}",
     "launch pbs": f"COMMAND {JOB}",
-    "sweep fusion-threshold": f"{RUN} --compute --budget --experiment --output --json",
-    "sweep devices": f"{RUN} --compute --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget"
+    "sweep fusion-threshold": f"{RUN} {COMPUTE} --budget --experiment --output --json",
+    "sweep devices": f"{RUN} {COMPUTE} --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget"
     " --experiment --output --json",
-    "sweep local-batch": f"{RUN} --compute --batch-norm --scaling --local-batch --target-loss --budget --experiment"
+    "sweep local-batch": f"{RUN} {COMPUTE} --batch-norm --scaling --local-batch --target-loss --budget --experiment"
     " --output --json",
-    "sweep batch-norm": f"{RUN} --compute --batch-norm --scaling --local-batch --seeds --epochs --budget --experiment"
+    "sweep batch-norm": f"{RUN} {COMPUTE} --batch-norm --scaling --local-batch --seeds --epochs --budget --experiment"
     " --output --json".replace(" --fusion-threshold", ""),
 }
 

@@ -53,6 +53,8 @@ CASES = [
     case("leaves, global batch norm", "twin device", "cnn:2", leaves=8, batch_norm="global", overlap="thread"),
     case("global batch norm, waiting inside", "twin device", "cnn:2", flags=True, batch_norm="global"),
     case("lars", "cpu twin device", optimizer={"kind": "lars", "weight_decay": 0.01}),
+    case("bfloat16", "cpu twin device", "mlp:4", compute_dtype="bfloat16"),
+    case("leaves, in bfloat16", "twin device", "cnn:2", compute_dtype="bfloat16", overlap="thread", **LEAVES),
     case("own model", "cpu device", own_model=True),
 ]
 RANKS = [1, 2, 3]

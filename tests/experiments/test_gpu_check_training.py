@@ -42,13 +42,14 @@ def test_every_figure_is_taken_and_each_has_a_target(ran: tuple[dict[str, Any], 
     by_name = {figure.name: figure for figure in figures}
     assert min(by_name[r.REPRODUCIBLE].own) > 0 and by_name[r.REPRODUCIBLE].setting.endswith("16, 8 leaves")
     assert by_name[r.ACTIVATION_BYTES].own[0] > 0
+    assert by_name[r.BFLOAT16_SPEED].setting == f"{by_name[r.MLP_SPEED].setting}, bfloat16"
     weights = 784 * 4 + 4 + 4 * 4 + 4 + 4 * 10 + 10
     assert by_name[r.STATE_BYTES].other == (3 * 4 * weights,)  # parameters, gradients, momentum
 
 
 def test_without_pytorch_the_other_figures_are_taken(ran: tuple[dict[str, Any], list[tuple[r.Training, ...]]]) -> None:
     said, (_, figures, _) = ran
-    missing = (r.MLP_SPEED, r.PICTURE_SPEED, r.ACTIVATION_BYTES)
+    missing = (r.MLP_SPEED, r.PICTURE_SPEED, r.ACTIVATION_BYTES, r.BFLOAT16_SPEED)
     reason = "ImportError: PyTorch is not compared with the simulator"
     assert said["alone"]["left_out"] == [f"{name}: {reason}" for name in missing]
     assert [figure.name for figure in figures] == [name for name in r.TARGETS if name not in missing]
@@ -65,6 +66,7 @@ def test_what_there_is_no_time_for_is_said(ran: tuple[dict[str, Any], list[tuple
         (r.MLP_SPEED, 1.0, 0.9, 0.9, True),
         (r.MLP_SPEED, 1.0, 0.8, 0.8, False),
         (r.PICTURE_SPEED, 1.0, 0.6, 0.6, True),
+        (r.BFLOAT16_SPEED, 1.0, 0.8, 0.8, False),
         (r.REPRODUCIBLE, 1.25, 1.0, 1.25, True),
         (r.TIMELINES, 1.03, 1.0, 1.03, False),
         (r.STATE_BYTES, 1.05, 1.0, 1.05, True),
@@ -95,8 +97,13 @@ def test_pytorch_trains_the_same_shapes() -> None:
     pytest.importorskip("torch")
     from dpsim.experiments.gpu_check.torch_model import TorchModel
 
-    for token, shape in (("mlp:8,8", (4, 4, 1)), ("resnet20", (32, 32, 3))):
-        model = TorchModel(token, shape, 4, "cpu")
+    cases = [
+        ("mlp:8,8", (4, 4, 1), "float32"),
+        ("mlp:8,8", (4, 4, 1), "bfloat16"),
+        ("resnet20", (32, 32, 3), "float32"),
+    ]
+    for token, shape, compute_dtype in cases:
+        model = TorchModel(token, shape, 4, "cpu", compute_dtype)
         model.steps(2)
         assert model.activation_bytes() == 0  # only a GPU tells
         model.close()

@@ -268,6 +268,7 @@ def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message:
         (("--batch-norm", "global"), "no configuration to compare with, for batch norm global with 8 leaves"),
         (("--leaves", "9"), "with 9 leaves"),
         (("--wire-dtype", "float16"), "wire_dtype is None there, 'float16' here"),
+        (("--compute-dtype", "bfloat16"), "compute_dtype is 'float32' there, 'bfloat16' here"),
     ],
 )
 def test_a_run_of_another_training_is_refused(

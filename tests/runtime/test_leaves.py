@@ -118,6 +118,12 @@ def test_16_bits_on_the_wire_have_the_same_bits_on_any_number_of_devices(model: 
     ), "one device rounds too"
 
 
+@pytest.mark.parametrize("model", ["mlp:9,8", "cnn:4,6"])
+def test_operands_in_bfloat16_have_the_same_bits_on_any_number_of_devices(model: str) -> None:
+    assert_same(model, PICTURES.replace("70", "37"), compute_dtype="bfloat16")
+    assert trained(model, PICTURES, 1, compute_dtype="bfloat16") != trained(model, PICTURES, 1)
+
+
 def test_micro_batches_are_leaves_with_16_bits_too() -> None:
     plan = {"wire_dtype": "float16"}
     assert trained("cnn:4", PICTURES, 1, accumulate=3, **plan) == trained("cnn:4", PICTURES, 2, accumulate=4, **plan)

@@ -117,6 +117,7 @@ def test_a_checkpoint_of_another_training_is_refused(
         ({"plan": plan | {"leaves": 4, "batch_norm": "leaf"}}, "leaves is 0 there, 4 here"),
         ({"plan": plan | {"batch_norm": "global"}}, "batch norm is local there, global here"),
         ({"plan": plan | {"wire_dtype": "bfloat16"}}, "wire dtype is None there, bfloat16 here"),
+        ({"plan": plan | {"compute_dtype": "bfloat16"}}, "compute dtype is float32 there, bfloat16 here"),
     ]
     cases = [one | change for change, _ in others]
     answers = on_ranks("ranks_resume:refused", {"cases": cases, "path": str(path)}, devices=1)

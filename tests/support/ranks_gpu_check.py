@@ -13,8 +13,8 @@ from dpsim.progress import Progress
 class Other:
     """In place of PyTorch: it does nothing."""
 
-    def __init__(self, token: str, shape: tuple[int, int, int], batch: int) -> None:
-        assert token and batch > 0 and len(shape) == 3
+    def __init__(self, token: str, shape: tuple[int, int, int], batch: int, compute_dtype: str) -> None:
+        assert token and batch > 0 and len(shape) == 3 and compute_dtype in ("float32", "bfloat16")
 
     def steps(self, count: int) -> None:
         assert count > 0

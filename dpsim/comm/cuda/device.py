@@ -14,6 +14,8 @@ from dpsim.memory import Mark
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from dpsim.comm.cuda.gemm import Gemm
+
 DeviceArray = Any
 """A CuPy array on a GPU, a NumPy array in the simulator: slices, views and arithmetic read the same."""
 
@@ -110,6 +112,9 @@ class Device(Protocol):
 
     def download(self, stream: Stream, array: DeviceArray, host: NDArray[Any]) -> None:
         """Copy contiguous ``array`` to ``host`` in the stream."""
+
+    def multiply(self, gemm: Gemm, a: DeviceArray, b: DeviceArray, c: DeviceArray) -> None:
+        """C = op(A) op(B) in the current stream: bfloat16 codes, added in float32; C is of float32."""
 
     def share(self, comm: MPI.Intracomm, size_bytes: int, way: Way) -> PeerMemory | None:
         """Memory that kernels of all ranks of a node reach; None on all ranks if there is none. Collective."""

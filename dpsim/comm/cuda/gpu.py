@@ -20,8 +20,14 @@ from dpsim.units import format_size
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from dpsim.comm.cuda.gemm import Gemm
+
 _GRANULARITY_BYTES = 1 << 21
 """CUDA cuts small allocations from blocks of this size, which IPC would share as a whole; so each takes whole ones."""
+
+_CUDA_R_32F, _CUDA_R_16BF = 0, 14  # cudaDataType of CUDA's library_types.h
+_CUBLAS_COMPUTE_32F, _CUBLAS_GEMM_DEFAULT = 68, -1  # cublasComputeType_t and cublasGemmAlgo_t of cublas_api.h
+_ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 
 
 def _dotted(number: int) -> str:
@@ -127,6 +133,29 @@ class Gpu:
 
     def download(self, stream: Any, array: DeviceArray, host: NDArray[Any]) -> None:
         array.data.copy_to_host_async(ctypes.c_void_p(host.ctypes.data), host.nbytes, stream.cupy)
+
+    def multiply(self, gemm: Gemm, a: DeviceArray, b: DeviceArray, c: DeviceArray) -> None:
+        cupy.cuda.cublas.gemmEx(
+            cupy.cuda.device.get_cublas_handle(),
+            int(gemm.transa),
+            int(gemm.transb),
+            gemm.m,
+            gemm.n,
+            gemm.k,
+            _ONE.ctypes.data,
+            a.data.ptr,
+            _CUDA_R_16BF,
+            gemm.lda,
+            b.data.ptr,
+            _CUDA_R_16BF,
+            gemm.ldb,
+            _ZERO.ctypes.data,
+            c.data.ptr,
+            _CUDA_R_32F,
+            gemm.ldc,
+            _CUBLAS_COMPUTE_32F,
+            _CUBLAS_GEMM_DEFAULT,
+        )
 
     def share(self, comm: MPI.Intracomm, size_bytes: int, way: Way) -> PeerMemory | None:
         self.use()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.comm.cuda.device import Device, DeviceArray, Event
+from dpsim.comm.cuda.products import DeviceProducts
 from dpsim.memory import Mark
 
 _HOST_COPIES = 2
@@ -39,6 +40,7 @@ class DeviceMemory:
         """How often the host has waited for values."""
         self._uploads: dict[str, _Upload] = {}
         self._fetched: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._products = DeviceProducts(device, self.stream)
         self.use()
 
     def use(self) -> None:
@@ -98,3 +100,6 @@ class DeviceMemory:
     def address(self, array: DeviceArray) -> int:
         interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__  # the simulator's
         return int(interface["data"][0])
+
+    def coded_products(self) -> DeviceProducts:
+        return self._products

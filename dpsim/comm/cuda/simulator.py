@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from dpsim.comm.cuda.device import DeviceArray, PeerMemory, Stream, Way
 from dpsim.comm.shared import shared_memory
+from dpsim.kernels.allreduce.reference import from_bfloat16
 from dpsim.memory import HostMark, Mark
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from dpsim.comm.cuda.gemm import Gemm
 
 
 class SimulatedStream:
@@ -75,6 +78,13 @@ class SimulatedDevice:
 
     def download(self, stream: Stream, array: DeviceArray, host: NDArray[Any]) -> None:
         host[...] = array
+
+    def multiply(self, gemm: Gemm, a: DeviceArray, b: DeviceArray, c: DeviceArray) -> None:
+        """NumPy's product of the same operands, row by row: there A and B change places."""
+        left, right = from_bfloat16(b), from_bfloat16(a)
+        left = left.reshape(gemm.k, gemm.n).T if gemm.transb else left.reshape(gemm.n, gemm.k)
+        right = right.reshape(gemm.m, gemm.k).T if gemm.transa else right.reshape(gemm.k, gemm.m)
+        np.matmul(left, right, out=c)
 
     def share(self, comm: MPI.Intracomm, size_bytes: int, way: Way) -> PeerMemory | None:
         extent = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

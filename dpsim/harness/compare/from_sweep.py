@@ -21,7 +21,17 @@ from dpsim.records.sweep import Experiment, Predictions, Results, read_predictio
 from dpsim.setting import Setting
 
 RECORD, PREDICTIONS = "results.json", "predictions.json"
-_SINGLE = ("network", "model", "devices", "global_batch", "accumulate", "batch_norm", "leaves", "strategy")
+_SINGLE = (
+    "network",
+    "model",
+    "devices",
+    "global_batch",
+    "accumulate",
+    "batch_norm",
+    "leaves",
+    "strategy",
+    "compute_dtype",
+)
 _COMMUNICATION = ("layout", "fusion_rule", "fusion_threshold_bytes", "algorithm", "overlap", "wire_dtype")
 
 

@@ -60,6 +60,7 @@ class _Case:
                 optimizer=config.optimizer,
                 batch_norm=config.batch_norm,
                 leaves=devices * config.leaves_of(local_batch),
+                compute_dtype=config.compute_dtype,
             )
             self.trainer = Trainer(self.replica, dataset, plan, self.group, Network(), seed=config.seed)
         self.rows: list[Floats] = []
@@ -202,6 +203,7 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
     columns = np.array([_typical(cases[batch], speeds) for batch in batches])
     update_s = float(np.median(columns[:, -2]))
     overhead_s, per_sample_s = overhead_line(batches, (columns[:, -1] + columns[:, -2] - update_s).tolist())
+    dtype = "" if config.compute_dtype == "float32" else f", products in {config.compute_dtype}"
     bare = describe(replica, f"{config.model} on {config.dataset}")
     layers = tuple(
         Layer(
@@ -227,7 +229,7 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
         overhead_per_sample_s=per_sample_s,
         relative_uncertainty=_error([cases[batch].steps for batch in batches], speeds),
         step_spread=_spread([cases[batch].steps for batch in batches], speeds),
-        source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch",
+        source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch{dtype}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import ComputeSlowdown, Speed
@@ -30,6 +31,7 @@ class ProfileConfig(Noun, frozen=True):
     seconds: float = 4.0
     batch_norm: BatchNormMode = "local"
     leaves: int = 0
+    compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self) -> None:
         if not self.local_batches or min(self.local_batches) < 1:

@@ -23,7 +23,7 @@ from dpsim.records.sweep import Environment
 
 BIT_VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_")
 """Prefixes of the environment variables that may change bits."""
-_TRAINING = ("model", "dataset", "steps", "global_batch", "optimizer", "seed", "wire_dtype")
+_TRAINING = ("model", "dataset", "steps", "global_batch", "optimizer", "seed", "wire_dtype", "compute_dtype")
 
 
 def machine_type(environment: Environment) -> dict[str, str]:

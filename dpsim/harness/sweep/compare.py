@@ -219,6 +219,7 @@ def _point(
         leaves=plan.leaves,
         strategy=plan.strategy,
         wire_dtype=plan.wire_dtype,
+        compute_dtype=plan.compute_dtype,
         group=group,
         memory_bytes=max(run.memory_bytes for run in item.runs) or None,
         predicted_memory_bytes=predicted.memory_bytes or None,
@@ -261,7 +262,7 @@ def _trained(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
     """What a point and the single device have in common that its speedup is over."""
     plan = point.setting.plan
     batch = point.local_batch if weak else float(point.global_batch)
-    trained = plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer
+    trained = plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer, plan.compute_dtype
     return point.model, point.emulated_compute, point.runtime, batch, *trained
 
 

@@ -45,6 +45,7 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
         seed=experiment.seed,
         fusion_rule=first.fusion_rule,
         wire_dtype=first.wire_dtype,
+        compute_dtype=first.compute_dtype,
     )
 
 

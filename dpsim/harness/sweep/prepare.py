@@ -36,7 +36,7 @@ def profile_kind(setting: Setting) -> Kind:
     """What tells two profiles apart: the computation. Leaves are slices of a global batch, so that belongs to them."""
     plan = setting.plan
     batch = plan.global_batch if plan.leaves else 0
-    return setting.model, plan.optimizer, plan.leaves, plan.batch_norm, batch
+    return setting.model, plan.optimizer, plan.leaves, plan.batch_norm, plan.compute_dtype, batch
 
 
 def calibration_kind(setting: Setting) -> Kind:
@@ -215,6 +215,7 @@ class _Data:
             seed=self.seed,
             leaves=math.ceil(first.plan.leaves * max(batches) / whole),
             batch_norm=first.plan.batch_norm,
+            compute_dtype=first.plan.compute_dtype,
         )
 
     def calibration(self, settings: Sequence[Setting], overlaps: Sequence[str]) -> CalibrateConfig:

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from dpsim.backend import Backend, check_backend
 from dpsim.codec import Noun
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
@@ -62,6 +63,7 @@ class TrainConfig(Noun, frozen=True):
     batch_norm: BatchNormMode | None = None
     strategy: Strategy = "data-parallel"
     elastic: bool = False
+    compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -121,6 +123,7 @@ class TrainConfig(Noun, frozen=True):
             leaves=self.leaves,
             batch_norm=self.batch_norm or Plan.default_batch_norm(self.leaves),
             strategy=self.strategy,
+            compute_dtype=self.compute_dtype,
         )
 
     @property

@@ -32,12 +32,16 @@ _RUNTIME = Column(
 )
 _MODEL = Column("model", "category", "name", "The model that was trained.")
 STRATEGY = Column("strategy", "category", "name", "The strategy: plain data parallelism, or ZeRO-1.")
+COMPUTE_DTYPE = Column(
+    "compute_dtype", "category", "name", "What operands of products and convolutions are rounded to."
+)
 _TRAINING = (
     Column("accumulate", "int64", "count", "The micro-batches of a step on each device."),
     Column("batch_norm", "category", "name", "Whose statistics batch norm uses: those of each device, leaf, or all."),
     Column("leaves", "int64", "count", "The leaves of a global batch in reproducible training; 0 is without leaves."),
     STRATEGY,
     Column("wire_dtype", "category", "name", "What gradients are sent as; missing where it is their own data type."),
+    COMPUTE_DTYPE,
 )
 TRAINING = tuple(column.name for column in _TRAINING)
 _SETTING = (

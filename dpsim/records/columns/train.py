@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dpsim.records.columns.column import Column
 from dpsim.records.columns.reproduce import LEAVES
-from dpsim.records.columns.sweep import ALGORITHM, DEVICES, FUSION_RULE, GLOBAL_BATCH, NETWORK, OVERLAP, STRATEGY
+from dpsim.records.columns.sweep import (
+    ALGORITHM,
+    COMPUTE_DTYPE,
+    DEVICES,
+    FUSION_RULE,
+    GLOBAL_BATCH,
+    NETWORK,
+    OVERLAP,
+    STRATEGY,
+)
 
 _TRAINING = (
     Column("model", "category", "name", "The model that was trained."),
@@ -17,6 +26,7 @@ _TRAINING = (
     OVERLAP,
     LEAVES,
     STRATEGY,
+    COMPUTE_DTYPE,
     DEVICES,
 )
 

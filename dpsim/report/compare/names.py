@@ -25,6 +25,7 @@ _WORDS: dict[str, Callable[[SettingValue], str]] = {
     "batch_norm": lambda value: f"batch norm {value}",
     "leaves": lambda value: f"leaves {value}",
     "strategy": str,
+    "compute_dtype": lambda value: f"products in {value}",
     "optimizer": str,
     "cycle_s": lambda value: f"cycle {format_duration(float(value or 0))}",
     "dtype": str,

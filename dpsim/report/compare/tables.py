@@ -27,6 +27,7 @@ _HEADS = {
     "batch_norm": "batch norm",
     "leaves": "leaves",
     "strategy": "strategy",
+    "compute_dtype": "products in",
     "optimizer": "optimizer",
     "cycle_s": "cycle",
     "dtype": "type",

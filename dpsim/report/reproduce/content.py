@@ -42,6 +42,8 @@ def content(record: ReproduceRecord) -> Content:
     name = f"{reproduction.model} on {reproduction.dataset}, {reproduction.steps} steps"
     if reproduction.wire_dtype is not None:
         name += f", gradients sent as {reproduction.wire_dtype}"
+    if reproduction.compute_dtype != "float32":
+        name += f", products in {reproduction.compute_dtype}"
     tables = [counts_table(record), digests_table(record)]
     if record.divergences:
         tables.append(differences_table(record))
@@ -139,6 +141,7 @@ def _facts(record: ReproduceRecord) -> Facts:
         ("model and data", f"{run.model} on {run.dataset}, global batch {run.global_batch}, seed {run.seed}"),
         ("optimizer", str(run.optimizer)),
         ("gradients sent as", run.wire_dtype or ""),
+        ("products in", run.compute_dtype if run.compute_dtype != "float32" else ""),
         ("steps", str(run.steps)),
         ("runs", f"{len(record.runs)}, with {len(record.trajectories)} different results"),
         ("measured", f"{record.measured_from} to {record.measured_until}"),

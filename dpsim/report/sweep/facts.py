@@ -36,6 +36,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
     facts = (
         ("model and data", f"{_models(comparison)} on {run.dataset}, {_batch(comparison)}, seed {run.seed}"),
         ("batch norm", _batch_norm(comparison)),
+        ("products in", _compute_dtypes(comparison)),
         ("fusion rule", _rules(comparison)),
         ("compared", ", ".join(field_name(name, comparison.points[0].runtime) for name in comparison.compared)),
         ("overlap", ", ".join(f"{network}: {overlap}" for network, overlap in comparison.chosen_overlap.items())),
@@ -109,6 +110,11 @@ def _batch_norm(comparison: Comparison) -> str:
     return "; ".join(
         _each(f"{p.batch_norm}, {f'{p.leaves} leaves' if p.leaves else 'plain sums'}" for p in comparison.points)
     )
+
+
+def _compute_dtypes(comparison: Comparison) -> str:
+    dtypes = _each(point.compute_dtype for point in comparison.points)
+    return "" if dtypes == ["float32"] else " and ".join(dtypes)
 
 
 def _rules(comparison: Comparison) -> str:
