@@ -24,7 +24,7 @@ from dpsim.torch_ddp.tables import joined
 from dpsim.workload import Workload
 
 _MOST_STEPS = 600
-_LONGEST_PAUSE_S = 50e-3
+_LONGEST_PAUSE_S = 150e-3
 
 
 @dataclass(frozen=True)
