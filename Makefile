@@ -39,7 +39,7 @@ test-slow: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup
 
 test-torch: $(VENV)/.ready-torch
-	$(BIN)/python -m pytest -k torch -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m torch -n 2 --dist loadgroup
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -33,7 +33,6 @@ from dpsim.setting import settings_of
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
-WITHOUT = "PyTorch is not installed: pip install 'dpsim[torch]'"
 PREAMBLE = """
 import os, sys, torch
 import torch.distributed as dist
@@ -97,10 +96,10 @@ def measured(dpsim: Dpsim, script: Path, output: Path, *flags: str | Path) -> tu
     return dpsim("measure", "--torch-script", script, "--output", output, "--budget", "1s", *flags)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path), tmp_path / "report"
     flags = ("--devices", "1,2", "--bucket-cap", "0,5KiB", "--network", "node,paced:500us,100mbit")
     flags += ("--runtime", "torch-ddp,dpsim")
@@ -147,12 +146,12 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     assert {"runtime", "step_s"} <= {*load(output).samples().columns}
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_loaders(
     dpsim: Dpsim, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path, LOADER), tmp_path / "report"
     flags = ("--local-batch", "32,8", "--bucket-cap", "0,inf", "--devices", "1,2", "--communication", "gloo")
     code, out, err = measured(dpsim, script, output, *flags, "--json")
@@ -167,10 +166,10 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
     assert "local batch" in report and "trained fastest" in report
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
     config = DdpConfig(
         script=str(script), caps_bytes=(0.0, math.inf), networks=(link,), communication=("mpi",), budget_s=3.0
@@ -218,6 +217,7 @@ def test_samples_of_other_predictions_are_refused(tmp_path: Path) -> None:
         samples_before(path, other, [].append)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
@@ -238,7 +238,6 @@ def test_samples_of_other_predictions_are_refused(tmp_path: Path) -> None:
 def test_a_script_that_cannot_be_measured_is_explained(
     text: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path, text), tmp_path / "report"
     code, out, err = measured(dpsim, script, output, "--communication", "gloo", "--bucket-cap", "inf")
     assert (code, out) == (2, "")

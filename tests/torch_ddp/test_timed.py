@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from dpsim.torch_ddp import timed  # noqa: E402
 from dpsim.torch_ddp.record import EnoughSteps, Refused  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 
 class Model:
     """What the timer needs of a DDP model."""
