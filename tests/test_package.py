@@ -65,6 +65,10 @@ def test_a_rank_that_measures_loads_no_scipy(task: str, python: Python) -> None:
     assert not {"scipy", "sklearn", "pandas", "matplotlib"} & _loaded(python, f"dpsim.harness.{task}")
 
 
+def test_the_rank_that_gives_ddps_ranks_their_turns_loads_no_torch(python: Python) -> None:
+    assert "torch" not in _loaded(python, "dpsim.harness.torch_ddp.measure_on_ranks")
+
+
 def test_what_needs_torch_is_marked_so_that_make_test_torch_selects_it() -> None:
     unmarked = []
     for file in (ROOT / "tests").rglob("test_*.py"):
