@@ -36,10 +36,10 @@ test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m "not alone and not slow" -n 2 --dist loadfile
 
 test-slow: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 test-torch: $(VENV)/.ready-torch
-	$(BIN)/python -m pytest -m torch -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m torch -n 2 --dist load
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
