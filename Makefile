@@ -11,6 +11,9 @@ CHECK := -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or
 TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-input
 
+# The files with tests of a marker: importing all others would take as long as many tests.
+marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
+
 .PHONY: help sweep accuracy test test-slow test-torch check gpu-check format clean
 
 help:
@@ -32,14 +35,14 @@ accuracy: $(VENV)/.ready
 	$(BIN)/python -m dpsim.experiments.accuracy
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m alone $(call marked,alone)
 	$(BIN)/python -m pytest -m "not alone and not slow" -n 2 --dist loadfile
 
 test-slow: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(call marked,slow)
 
 test-torch: $(VENV)/.ready-torch
-	$(BIN)/python -m pytest -k torch -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m torch -n 2 --dist load $(call marked,torch)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -7,12 +7,10 @@ changes both alike. Prints the replayed step over the real one.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import gc
 import itertools
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +22,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.errors import DpsimError
+from dpsim.experiments import recorded
 from dpsim.harness import models
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.statistics import median_interval
@@ -198,18 +196,7 @@ def lines(record: EmulationRecord) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.emulation", description=__doc__)
-    parser.add_argument("--output", type=Path, help="file for the record (.json)")
-    arguments = parser.parse_args()
-    try:
-        record = measure(CASES, lambda line: print(line, file=sys.stderr, flush=True))
-        if arguments.output is not None:
-            codec.write(arguments.output, record)
-    except DpsimError as error:
-        print(f"emulation: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(lines(record)))
-    return 0
+    return recorded.run("emulation", __doc__, functools.partial(measure, CASES), lines)
 
 
 if __name__ == "__main__":

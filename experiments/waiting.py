@@ -7,13 +7,11 @@ same. The mean step of the second, less that of the first, is compared with ``Pr
 
 from __future__ import annotations
 
-import argparse
+import functools
 import gc
 import math
 import statistics
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -24,7 +22,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.errors import DpsimError
+from dpsim.experiments import recorded
 from dpsim.harness import models
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
@@ -195,18 +193,7 @@ def lines(record: WaitingRecord) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.waiting", description=__doc__)
-    parser.add_argument("--output", type=Path, help="file for the record (.json)")
-    arguments = parser.parse_args()
-    try:
-        record = measure(CASES, lambda line: print(line, file=sys.stderr, flush=True))
-        if arguments.output is not None:
-            codec.write(arguments.output, record)
-    except DpsimError as error:
-        print(f"waiting: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(lines(record)))
-    return 0
+    return recorded.run("waiting", __doc__, functools.partial(measure, CASES), lines)
 
 
 if __name__ == "__main__":

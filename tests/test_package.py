@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -57,6 +58,24 @@ def test_loading_a_result_loads_pandas_only_for_its_tables(python: Python) -> No
 def test_the_process_that_launches_ranks_loads_no_mpi(python: Python) -> None:
     modules = ("sweep", "train", "calibrate", "imports", "profile", "doctor", "reproduce.measure")
     assert "mpi4py" not in _loaded(python, *(f"dpsim.harness.{name}" for name in modules))
+
+
+@pytest.mark.parametrize("task", ["sweep.on_ranks", "sweep.prepare_on_ranks", "calibrate.on_ranks", "train.on_ranks"])
+def test_a_rank_that_measures_loads_no_scipy(task: str, python: Python) -> None:
+    assert not {"scipy", "sklearn", "pandas", "matplotlib"} & _loaded(python, f"dpsim.harness.{task}")
+
+
+def test_the_rank_that_gives_ddps_ranks_their_turns_loads_no_torch(python: Python) -> None:
+    assert "torch" not in _loaded(python, "dpsim.harness.torch_ddp.measure_on_ranks")
+
+
+def test_what_needs_torch_is_marked_so_that_make_test_torch_selects_it() -> None:
+    unmarked = []
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        text = file.read_text()
+        if 'importorskip("torch"' in text and not re.search(r"^pytestmark = .*pytest\.mark\.torch", text, re.MULTILINE):
+            unmarked.append(file.name)
+    assert unmarked == [Path(__file__).name], "mark modules with pytestmark, and tests with @pytest.mark.torch"
 
 
 def test_kernels_and_experiments_are_part_of_the_package() -> None:

@@ -187,7 +187,8 @@ def batch_norm(
     scaling: Scaling = None,
     overlap: OneOverlap = None,
     seeds: Annotated[
-        int | None, Parameter(help="Also train from so many seeds (10 or more): what do small batches do to the loss?")
+        int | None,
+        Parameter(help="Also train from so many seeds (10 or more; 0: train nothing): what do small batches do?"),
     ] = None,
     epochs: Annotated[int | None, Parameter(help="Epochs of these trainings (8).")] = None,
 ) -> None:

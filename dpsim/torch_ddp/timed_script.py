@@ -21,9 +21,7 @@ from dpsim.torch_ddp import timed
 from dpsim.torch_ddp.record import EnoughSteps, Refused
 from dpsim.torch_ddp.reductions import MpiReduction
 from dpsim.torch_ddp.run_script import act_as_rank, place_in, take_over_spawn
-
-CONTROL = "control"
-"""The socket, in the folder of a measurement, on which turns are given."""
+from dpsim.torch_ddp.visit import CONTROL, Visit
 
 
 def train_in_turns(
@@ -46,7 +44,7 @@ def train_in_turns(
     with Client(str(Path(folder) / CONTROL), "AF_UNIX") as control:
         control.send(number)
 
-        def take_turn(visit: timed.Visit) -> int:
+        def take_turn(visit: Visit) -> int:
             control.send(visit)
             return int(control.recv())
 
@@ -55,7 +53,7 @@ def train_in_turns(
         if _ends_by_itself(script, arguments):
             _check_built(script, timer)
             with contextlib.suppress(EOFError, OSError):
-                take_turn(timed.Visit(ended=True))
+                take_turn(Visit(ended=True))
     if reduction is not None:
         reduction.close()
     timed.disconnect()

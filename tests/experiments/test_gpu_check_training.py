@@ -93,8 +93,8 @@ def test_both_take_turns_and_the_first_round_does_not_count() -> None:
     assert {count for _, count in asked} == {2}
 
 
+@pytest.mark.torch
 def test_pytorch_trains_the_same_shapes() -> None:
-    pytest.importorskip("torch")
     from dpsim.experiments.gpu_check.torch_model import TorchModel
 
     cases = [

@@ -36,7 +36,6 @@ from dpsim.harness.measurement.statistics import median_ratio
 from dpsim.nn import MODELS, build_model
 from dpsim.replica import Batch
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 GLOO = TorchSetting(allreduce="gloo")
 
 
@@ -305,7 +304,7 @@ def test_the_table_names_the_fastest_peer_and_the_setting_of_each() -> None:
 # With PyTorch.
 
 
-@needs_torch
+@pytest.mark.torch
 def test_every_system_trains_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", "mlp:24,16", "--devices", "2", "--local-batch", "6", "--rounds", "2", "--steps", "2"]
     code, out, err = command(capsys, *options, "--json")
@@ -318,7 +317,7 @@ def test_every_system_trains_the_same(capsys: pytest.CaptureFixture[str]) -> Non
     assert set(printed["summary"]["images_per_s_ratio"]) == {"torch-1", "ddp-gloo-2", "ddp-mpi-2"}
 
 
-@needs_torch
+@pytest.mark.torch
 @pytest.mark.parametrize("model", ["mlp:12,9", "resnet20"])
 def test_gradients_are_the_same_in_float64(model: str) -> None:
     if model.startswith("resnet") and model not in MODELS:
@@ -343,7 +342,7 @@ def test_gradients_are_the_same_in_float64(model: str) -> None:
     assert max(agreement.gradient_errors(actual, gradients).values()) < 1e-9
 
 
-@needs_torch
+@pytest.mark.torch
 def test_resnet20_has_the_published_size() -> None:
     import torch
 

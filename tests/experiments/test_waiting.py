@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from dpsim import codec
 from dpsim.data import load_dataset
+from dpsim.errors import ConfigError
+from dpsim.experiments import recorded
 from dpsim.experiments.accuracy.lines import waiting_lines
 from dpsim.experiments.waiting import Case, Shape, lines, measure, predicted_s, quantiles, workload_of
 from dpsim.harness import models
@@ -54,3 +58,19 @@ def test_a_run_keeps_the_samples_of_both_kinds_of_step() -> None:
     (line,) = waiting_lines(record)
     assert line.points == 16 and line.value == abs(waiting.error)
     assert lines(record)[0].startswith("2 ranks, normal spread of 40%: predicted +")
+
+
+def test_the_command_prints_lines_writes_the_record_and_explains_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["waiting", "--output", str(tmp_path / "record.json")])
+    case = Case(devices=2, shape="normal")
+    assert recorded.run("waiting", "", lambda progress: case, lambda record: [f"{record.devices} ranks"]) == 0
+    assert capsys.readouterr().out == "2 ranks\n"
+    assert codec.decode(codec.read_raw(tmp_path / "record.json", "case"), Case, "case") == case
+
+    def refused(_: object) -> Case:
+        raise ConfigError("3 ranks", allowed="2 ranks")
+
+    assert recorded.run("waiting", "", refused, lambda record: []) == 2
+    assert capsys.readouterr().err.startswith("waiting: 3 ranks")

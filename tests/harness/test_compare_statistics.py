@@ -1,8 +1,11 @@
+from typing import Any
+
 import numpy as np
 import pytest
+from scipy.stats import bootstrap
 
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.statistics import median_interval
+from dpsim.harness.measurement.statistics import median_interval, median_ratio
 
 
 def test_interval_holds_the_median_and_narrows_with_more_samples() -> None:
@@ -40,3 +43,18 @@ def test_the_same_samples_give_the_same_interval() -> None:
 def test_no_samples_or_samples_that_are_not_finite_are_refused(samples: list[float]) -> None:
     with pytest.raises(ConfigError):
         median_interval(samples)
+
+
+@pytest.mark.parametrize("count", [2, 7, 36, 2**12])
+def test_intervals_are_those_of_scipy(count: int) -> None:
+    above, below = np.random.default_rng(count).lognormal(size=(2, count))
+    options: dict[str, Any] = {"method": "percentile", "n_resamples": 1000, "vectorized": True}
+
+    def ratio(a: Any, b: Any, axis: int) -> Any:
+        return np.median(a, axis=axis) / np.median(b, axis=axis)
+
+    batch = max(1, 2**20 // count)
+    of_median = bootstrap((above,), np.median, batch=batch, rng=np.random.default_rng(0), **options)
+    of_ratio = bootstrap((above, below), ratio, paired=True, rng=np.random.default_rng(0), **options)
+    for actual, expected in ((median_interval(above), of_median), (median_ratio(above, below), of_ratio)):
+        assert [actual.low, actual.high] == pytest.approx([*expected.confidence_interval], rel=1e-12)

@@ -109,10 +109,12 @@ def test_padding_of_zeros_stays_zero(optimizer: Sgd | AdamW) -> None:
     assert not any(array.any() for array in (w, *state.values()))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_ten_steps_equal_pytorchs_under_a_changing_rate(optimizer: Sgd | AdamW, dtype: str) -> None:
-    torch: Any = pytest.importorskip("torch")
+    import torch
+
     rng = np.random.default_rng(2)
     w = rng.standard_normal(50).astype(dtype)
     parameter = torch.nn.Parameter(torch.from_numpy(w.copy()))

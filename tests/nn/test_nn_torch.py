@@ -23,6 +23,8 @@ from dpsim.replica import Array, Batch
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.torch
+
 OPS = NumpyOps()
 
 

@@ -16,7 +16,7 @@ from torch_architectures import ARCHITECTURES  # noqa: E402
 from dpsim.lowering.ddp_buckets import Buckets, final_buckets, initial_buckets  # noqa: E402
 from dpsim.torch_ddp import logged, process_group  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "default": {},
     "cap": {"bucket_cap_mb": 2},

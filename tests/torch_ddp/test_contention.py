@@ -58,9 +58,9 @@ def test_profiles_at_once_pause_for_an_allreduce_and_those_alone_do_not(monkeypa
     assert (slowdown.devices, slowdown.added_s) == (2, 0.0) and slowdown.factor == pytest.approx(1.25)
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_a_pause_counts_for_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nimport torch.distributed as dist\n"

@@ -24,7 +24,6 @@ from dpsim.setting import settings_of
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
-WITHOUT = "PyTorch is not installed: pip install 'dpsim[torch]'"
 LAYERS, SMALLEST_S = 3, 50e-6
 
 
@@ -69,8 +68,8 @@ def predicted(dpsim: Dpsim, folder: Path, workload: Workload) -> list[dict[str, 
     return points
 
 
+@pytest.mark.torch
 def test_a_prediction_needs_no_gpu_where_the_profile_and_the_machine_are_given(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     points = predicted(dpsim, tmp_path, a_workload())
     assert [(point["runtime"], point["network"], point["buckets"]) for point in points] == [
         ("torch-ddp-nccl", "node", LAYERS),
@@ -81,8 +80,8 @@ def test_a_prediction_needs_no_gpu_where_the_profile_and_the_machine_are_given(d
     assert all(point["predicted_step_s"] > LAYERS * 3e-3 for point in points), "computation, and exposed communication"
 
 
+@pytest.mark.torch
 def test_synchronised_batch_norm_adds_two_sums_a_layer_to_the_prediction(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     steps_s = []
     for sync_batch_norm in (False, True):
         folder = tmp_path / str(sync_batch_norm)
@@ -128,8 +127,10 @@ def test_a_measurement_needs_nccl_and_a_gpu_for_each_rank(
     assert given in str(refused.value)
 
 
+@pytest.mark.torch
 def test_without_gpus_a_measurement_is_refused_before_anything_runs(dpsim: Dpsim, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason=WITHOUT)
+    import torch
+
     if torch.cuda.device_count() > 1:
         pytest.skip("this machine has two GPUs")
     codec.write(tmp_path / "m.json", a_machine())
@@ -149,8 +150,8 @@ def test_the_times_of_nccl_have_to_be_given(machine: Machine | None, given: str,
         gpus.predicted_by_nccl(config, a_workload(), machine, [].append)
 
 
+@pytest.mark.torch
 def test_a_machine_is_refused_where_it_is_calibrated_here(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     codec.write(tmp_path / "m.json", a_machine())
     files = ("--machine", tmp_path / "m.json", "--output", tmp_path / "report")
     code, _, err = dpsim("measure", "--torch-script", a_script(tmp_path), *files)
@@ -168,17 +169,19 @@ while True:
 """
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_a_script_with_synchronised_batch_norm_on_a_processor_is_explained(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path, SYNCHRONISED), tmp_path / "w.json"
     code, out, err = dpsim("profile", "--torch-script", script, "--devices", "2", "--output", output)
     assert (code, out) == (2, "") and "Traceback" not in err
     assert "train.py:6: a model with SyncBatchNorm on the processor, where PyTorch has it for GPUs alone" in err
 
 
+@pytest.mark.torch
 def test_it_is_told_from_batch_norm_of_each_rank() -> None:
-    torch = pytest.importorskip("torch", reason=WITHOUT)
+    import torch
+
     from dpsim.torch_ddp.run_script import synchronises_batch_norm
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
@@ -186,8 +189,9 @@ def test_it_is_told_from_batch_norm_of_each_rank() -> None:
     assert synchronises_batch_norm(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))
 
 
+@pytest.mark.torch
 def test_ranks_on_gpus_meet_by_nccl_and_each_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason=WITHOUT)
+    import torch
     from torch.distributed import distributed_c10d
 
     from dpsim.torch_ddp import timed

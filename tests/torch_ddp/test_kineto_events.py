@@ -11,7 +11,7 @@ from typing import Any
 
 import kineto_traces
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsim.errors import FileFormatError
@@ -35,6 +35,7 @@ def read(data: bytes, cuts: list[int] | None = None, header: dict[str, Any] | No
     return list(read_events(Text("t", pieces(data, cuts or [])), {} if header is None else header))
 
 
+@settings(max_examples=40)
 @given(TRACES, st.lists(st.integers(0, 10**6), max_size=20), st.sampled_from([None, 1]))
 def test_any_pieces_give_the_events_that_json_gives(trace: dict[str, Any], cuts: list[int], indent: int | None) -> None:
     data = json.dumps(trace, indent=indent).encode()
@@ -46,6 +47,7 @@ def test_any_pieces_give_the_events_that_json_gives(trace: dict[str, Any], cuts:
     assert all(data[event.byte : event.byte + 1] == b"{" for event in read_in_pieces)
 
 
+@settings(max_examples=40)
 @given(TRACES, st.integers(0, 10**6), st.lists(st.integers(0, 10**6), max_size=3))
 def test_a_trace_that_is_cut_short_anywhere_is_refused_with_the_place(
     trace: dict[str, Any], cut: int, cuts: list[int]
@@ -55,6 +57,7 @@ def test_a_trace_that_is_cut_short_anywhere_is_refused_with_the_place(
         read(data[: cut % len(data)], cuts)
 
 
+@settings(max_examples=40)
 @given(TRACES, st.integers(0, 10**6), st.binary(min_size=1, max_size=3))
 def test_damage_is_refused_or_leaves_a_trace(trace: dict[str, Any], place: int, put: bytes) -> None:
     data = json.dumps(trace).encode()

@@ -33,7 +33,6 @@ from dpsim.setting import settings_of
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
-WITHOUT = "PyTorch is not installed: pip install 'dpsim[torch]'"
 PREAMBLE = """
 import os, sys, torch
 import torch.distributed as dist
@@ -93,16 +92,26 @@ def a_script(folder: Path, text: str = "train()") -> Path:
     return script
 
 
+def write_predictions(folder: Path, config: DdpConfig, machine: Machine) -> None:
+    """Predictions of what is measured on one network in one way, so that the measurement begins at once."""
+    experiment = experiment_of(config, profiled())
+    setting = settings_of(experiment.rows)[0]
+    places = {(profile_kind(setting), calibration_kind(setting)): (0, 0)}
+    prepared = Prepared(workloads=(profiled(),), machines=(machine,), places=places)
+    folder.mkdir()
+    codec.write(folder / "predictions.json", predict_experiment(experiment, prepared, environment()))
+
+
 def measured(dpsim: Dpsim, script: Path, output: Path, *flags: str | Path) -> tuple[int, str, str]:
     return dpsim("measure", "--torch-script", script, "--output", output, "--budget", "1s", *flags)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path), tmp_path / "report"
-    flags = ("--devices", "1,2", "--bucket-cap", "0,5KiB", "--network", "node,paced:500us,100mbit")
+    flags = ("--bucket-cap", "0,5KiB", "--network", "node,paced:500us,100mbit")
     flags += ("--runtime", "torch-ddp,dpsim")
     code, _, err = measured(dpsim, script, output, *flags, "--predict-only")
     assert code == 0, err
@@ -124,7 +133,7 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     for point in results.points:
         plan = point.setting.plan
         assert len(point.step_s) >= 6 * 6 and set(point.logged_s) >= {"backward", "communication", "overlap"}
-        assert point.buckets == (buckets[plan.threshold_bytes] if plan.devices > 1 else 0)
+        assert point.buckets == buckets[plan.threshold_bytes]
         assert sum(point.bucket_bytes) == 4 * 4 * (32 * 32 + 32)
     own = {point.setting.plan.threshold_bytes: point for point in results.other_points}
     assert {cap: (point.buckets, sum(point.bucket_bytes)) for cap, point in own.items()} == {
@@ -134,8 +143,7 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
         assert (point.setting.where, point.setting.plan.devices) == ("paced:500us,100mbit (emulated computation)", 2)
         assert point.emulation is not None and len(point.step_s) >= 6 * 6 and not point.logged_s
     for predicted in predictions.points:
-        plan = predicted.setting.plan
-        assert predicted.buckets == (buckets[plan.threshold_bytes] if plan.devices > 1 else 0)
+        assert predicted.buckets == buckets[predicted.setting.plan.threshold_bytes]
     comparison = compare(predictions, results)
     assert len(comparison.groups) == 3 and all(group.noise is not None for group in comparison.groups)
     on_link = next(group for group in comparison.groups if group.emulated_network)
@@ -147,12 +155,12 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     assert {"runtime", "step_s"} <= {*load(output).samples().columns}
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_loaders(
     dpsim: Dpsim, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path, LOADER), tmp_path / "report"
     flags = ("--local-batch", "32,8", "--bucket-cap", "0,inf", "--devices", "1,2", "--communication", "gloo")
     code, out, err = measured(dpsim, script, output, *flags, "--json")
@@ -163,30 +171,24 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
     for point in points:
         assert point["global_batch"] == point["devices"] * point["local_batch"]
         assert point["measured_speedup"] > 0 and point["predicted_speedup"] > 0
+    measured_points = read_results(output / "results.json").points
+    assert [point.buckets for point in measured_points if point.setting.plan.devices == 1] == [0, 0]
     report = (output / "report.md").read_text()
     assert "local batch" in report and "trained fastest" in report
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
     config = DdpConfig(
         script=str(script), caps_bytes=(0.0, math.inf), networks=(link,), communication=("mpi",), budget_s=3.0
     )
-    experiment = experiment_of(config, profiled())
-    setting = settings_of(experiment.rows)[0]
     machine = Machine(
         name="m", network=link, emulated_network=True, link=Link(latency_s=5e-4, bandwidth_bytes_per_s=1.25e7)
     )
-    prepared = Prepared(
-        workloads=(profiled(),),
-        machines=(machine,),
-        places={(profile_kind(setting), calibration_kind(setting)): (0, 0)},
-    )
-    folder.mkdir()
-    codec.write(folder / "predictions.json", predict_experiment(experiment, prepared, environment()))
+    write_predictions(folder, config, machine)
     flags = ("--torch-script", script, "--bucket-cap", "0,inf", "--communication", "mpi", "--network", link)
     command = ("measure", *flags, "--budget", "3s", "--output", folder)
     samples = folder / "samples-1.json"
@@ -218,12 +220,31 @@ def test_samples_of_other_predictions_are_refused(tmp_path: Path) -> None:
         samples_before(path, other, [].append)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("text", "given", "more"),
     [
         ("torch.nn.Linear(1, 1)", "without building DistributedDataParallel", "wrap the model"),
+        ("train(hook=True)", "allreduce_hook", "without it"),
+    ],
+    ids=["no DDP", "hook of its own"],
+)
+def test_a_script_that_cannot_be_predicted_is_explained(
+    text: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path
+) -> None:
+    script, output = a_script(tmp_path, text), tmp_path / "report"
+    code, out, err = measured(dpsim, script, output, "--communication", "gloo", "--bucket-cap", "inf")
+    assert (code, out) == (2, "")
+    assert given in err and more in err and "Traceback" not in err
+    assert not (output / "predictions.json").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "given", "more"),
+    [
         (
             "if os.environ['RANK'] == '1': raise KeyError('mine')\ntrain()",
             "the script raised KeyError on rank 1",
@@ -231,15 +252,15 @@ def test_samples_of_other_predictions_are_refused(tmp_path: Path) -> None:
         ),
         ("if os.environ['RANK'] == '1': sys.exit(7)\ntrain()", "exit code 7 on rank 1", "torchrun"),
         ("train(steps=60)", "ended after", "let it train longer"),
-        ("train(hook=True)", "allreduce_hook", "without it"),
     ],
-    ids=["no DDP", "dies on a rank", "exits on a rank", "too short", "hook of its own"],
+    ids=["dies on a rank", "exits on a rank", "too short"],
 )
 def test_a_script_that_cannot_be_measured_is_explained(
     text: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch", reason=WITHOUT)
     script, output = a_script(tmp_path, text), tmp_path / "report"
+    config = DdpConfig(script=str(script), caps_bytes=(math.inf,), communication=("gloo",), budget_s=1.0)
+    write_predictions(output, config, Machine(name="m", link=Link(latency_s=5e-4, bandwidth_bytes_per_s=1.25e7)))
     code, out, err = measured(dpsim, script, output, "--communication", "gloo", "--bucket-cap", "inf")
     assert (code, out) == (2, "")
     assert given in err and more in err and "Traceback" not in err

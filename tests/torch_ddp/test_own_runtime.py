@@ -112,12 +112,12 @@ def test_a_replica_of_a_workload_has_its_tensors() -> None:
     assert lower(workload(), _plan()).buckets == LAYERS // 2
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("devices", [2, 3])
 def test_its_steps_last_as_long_as_what_is_waited_for_and_send_the_same_buckets(
     devices: int, on_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     setting = Setting(plan=_plan(devices), model="four", network=PACED, runtime="dpsim", compute="emulated")
     before = samples_before(tmp_path / "samples.json", sweep()[0], [].append)
     task = MeasureTask(

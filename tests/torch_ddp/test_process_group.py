@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from dpsim.torch_ddp import process_group  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(params=[1, 2, 3, 4])

@@ -9,13 +9,13 @@ import pytest
 
 from dpsim import workload as workloads
 
+pytestmark = pytest.mark.torch
 Dpsim = Callable[..., tuple[int, str, str]]
 PREAMBLE = "import torch\nfrom torch import nn\n\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

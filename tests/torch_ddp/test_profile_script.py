@@ -42,9 +42,9 @@ def profiled(dpsim: Dpsim, folder: Path, script: Path, *arguments: str, after: t
     return workloads.read(path)
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_a_script_for_torchrun_becomes_a_workload_that_predict_accepts(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     script, after = SCRIPTS / "train.py", ("--batch-size", "16", "--workers", "2", "--accumulate", "2")
     workload = profiled(dpsim, tmp_path, script, "--devices", "4", after=after)
     ddp = workload.ddp
@@ -78,9 +78,9 @@ def test_a_script_for_torchrun_becomes_a_workload_that_predict_accepts(dpsim: Dp
     assert json.loads(out)["points"][0]["buckets"] == len(ddp.bucket_bytes)
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     text = """
     def run(rank, size):
         assert rank == 0
@@ -101,6 +101,7 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
     assert shown["points"][0]["local_batch"] == 4
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("text", "given", "more"),
     [
@@ -164,7 +165,6 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
 def test_a_script_that_cannot_be_profiled_is_explained(
     text: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     script, output = tmp_path / "bad.py", tmp_path / "w.json"
     script.write_text(PREAMBLE + text)
     code, out, err = dpsim("profile", "--torch-script", script, "--output", output)
@@ -183,9 +183,9 @@ for _ in range(100):
 """
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_several_local_batches_replace_the_batch_size_of_data_loaders(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     script = tmp_path / "loads.py"
     script.write_text(PREAMBLE + LOADER)
     workload = profiled(dpsim, tmp_path, script, "--local-batch", "64,16")
@@ -194,9 +194,9 @@ def test_several_local_batches_replace_the_batch_size_of_data_loaders(dpsim: Dps
     assert workload.ddp is not None and workload.ddp.bucket_bytes == (4 * 27,) and "16, 64" in workload.source
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(120)
 def test_a_script_that_makes_its_own_batches_cannot_have_others(dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     script = tmp_path / "own.py"
     script.write_text(PREAMBLE + "train(torch.nn.Linear(8, 3))")
     code, out, err = dpsim("profile", "--torch-script", script, "--local-batch", "8", "--output", tmp_path / "w.json")
@@ -204,10 +204,10 @@ def test_a_script_that_makes_its_own_batches_cannot_have_others(dpsim: Dpsim, tm
     assert "with --local-batch 8, own.py still trains on 4 samples at once" in err and "DataLoader" in err
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("drops_last", [False, True])
 def test_a_local_batch_above_the_data_is_refused(drops_last: bool, dpsim: Dpsim, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
     text = f"""
     from torch.utils.data import DataLoader, TensorDataset
     data = DataLoader(TensorDataset(torch.randn(48, 8)), batch_size=4, drop_last={drops_last})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+pytestmark = pytest.mark.torch
 
 LAG_S = 0.1  # as in ranks_torch
 OnRanks = Callable[..., Any]

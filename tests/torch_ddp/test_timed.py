@@ -16,6 +16,9 @@ from dpsim.plan import Plan  # noqa: E402
 from dpsim.setting import Setting  # noqa: E402
 from dpsim.torch_ddp import timed  # noqa: E402
 from dpsim.torch_ddp.record import EnoughSteps, Refused  # noqa: E402
+from dpsim.torch_ddp.visit import Visit  # noqa: E402
+
+pytestmark = pytest.mark.torch
 
 BATCH = (torch.zeros(8, 2),)
 
@@ -42,11 +45,11 @@ class Model:
         }
 
 
-def turns(*steps: int) -> tuple[timed.TakeTurn, list[timed.Visit]]:
-    visits: list[timed.Visit] = []
+def turns(*steps: int) -> tuple[timed.TakeTurn, list[Visit]]:
+    visits: list[Visit] = []
     left = iter((*steps, 0))
 
-    def take_turn(visit: timed.Visit) -> int:
+    def take_turn(visit: Visit) -> int:
         visits.append(visit)
         return next(left)
 

@@ -22,6 +22,7 @@ from torch_modules import CLASSES, MODULES, SHAPE  # noqa: E402
 
 from dpsim.torch_replica import TorchReplica, tensors  # noqa: E402
 
+pytestmark = pytest.mark.torch
 nn = torch.nn
 Dpsim = Callable[..., tuple[int, str, str]]
 PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"

@@ -18,6 +18,7 @@ from dpsim.launch import jobs
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 
+pytestmark = pytest.mark.torch
 DATA = "synthetic:4x4x1,classes=3,train=24,test=7"
 STEPS = 3
 RANKS = (1, 2, 3)

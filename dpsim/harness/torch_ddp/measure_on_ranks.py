@@ -7,6 +7,7 @@ sleep in a read from a socket, so that those of one setting have the cores to th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,7 @@ from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
-from dpsim.torch_ddp.batches import replace_batch_size
-from dpsim.torch_ddp.timed import Visit
-from dpsim.torch_ddp.timed_script import CONTROL, train_in_turns
+from dpsim.torch_ddp.visit import CONTROL, Visit
 
 LEAST_ROUNDS = 6
 _WARM_UP_ROUNDS, _REPORT_S = 2, 5.0
@@ -44,6 +43,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     places = [index for index, setting in enumerate(task.settings) for _ in range(setting.plan.devices)]
     address = str(Path(task.folder) / CONTROL)
     listener = Listener(address, "AF_UNIX", backlog=comm.size) if comm.rank == 0 else None
+    if comm.rank and task.settings[places[comm.rank - 1]].runtime != "dpsim":
+        import_module("dpsim.torch_ddp.timed_script")  # PyTorch is loaded by those that train with it, and no others
     quiet_barrier(comm)  # the others may still be loading PyTorch
     group: Any = comm.Split(places[comm.rank - 1] if comm.rank else len(task.settings), comm.rank)
     if listener is None:
@@ -64,6 +65,9 @@ def _take_turns(group: MPI.Intracomm, task: MeasureTask, place: int) -> None:
         workload = waited_for(task.workload, task.machine, setting.plan)
         wait_in_turns(group, setting, workload, task.seed, task.folder, place)
         return
+    from dpsim.torch_ddp.batches import replace_batch_size
+    from dpsim.torch_ddp.timed_script import train_in_turns
+
     if task.sets_local_batch:
         replace_batch_size(int(setting.plan.local_batch))
     train_in_turns(group, setting, task.script, task.arguments, task.folder, place)

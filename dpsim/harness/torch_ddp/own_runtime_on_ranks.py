@@ -21,8 +21,7 @@ from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.trainer import Trainer
 from dpsim.runtime.workload_replica import WorkloadReplica
 from dpsim.setting import Setting
-from dpsim.torch_ddp.timed import Visit
-from dpsim.torch_ddp.timed_script import CONTROL
+from dpsim.torch_ddp.visit import CONTROL, Visit
 from dpsim.workload import Workload
 
 _BATCHES = 64
