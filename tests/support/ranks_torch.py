@@ -68,7 +68,7 @@ def streamed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) ->
         seconds=1.0,
         folder="",
     )
-    link: Any = ReducedMemory(comm, Network.parse("node"), reduction)
+    link: Any = ReducedMemory(reduction)
     load: Any = LateLoad(comm.rank)
     table = StreamTable(comm, link, task, SpeedLog(), load)
     stop = StopRule(least_rounds=1, most_s=0.0)

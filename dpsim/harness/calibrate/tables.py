@@ -19,7 +19,7 @@ from dpsim.comm.group import quiet_start
 from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.progress import BucketAllreduce, Progress, progress
 from dpsim.comm.selection import sizes
-from dpsim.comm.transport import Transport
+from dpsim.comm.transport import PersistentAllreduce, Transport
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.load import Load, nothing
 from dpsim.harness.measurement.loop import Round
@@ -41,11 +41,8 @@ _MOST_SUMMED_BYTES = 2**16
 _GLOBAL_BATCH = 64  # float16 is scaled for one; which one costs nothing
 
 
-class IdleTable:
-    """How long one allreduce takes at each size with nothing else running.
-
-    The buffer is rewritten before each one, as backward does.
-    """
+class CostTable:
+    """The times of one allreduce at each size: ``_rows`` has a time a size, and what adds them fills the other two."""
 
     def __init__(
         self,
@@ -63,39 +60,15 @@ class IdleTable:
         self.wire_dtype = config.wire_dtype if config.wire_dtype and not sums else "float32"
         self.sizes = sizes(min(config.max_bytes, _MOST_SUMMED_BYTES) if sums else config.max_bytes)
         self.speeds = speeds
-        buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
-        self._allreduces = {
-            size: (
-                buffer,
-                _OrderedSum(link, buffer) if sums else prepare(link, buffer, algorithm, self.compression, kind=kind),
-            )
-            for size, buffer in buffers.items()
-        }
         self._rows: list[list[float]] = []
         self._reference_s: list[float] = []
         self._visits: list[int] = []
-        self._warm = False
 
-    def visit(self, current: Round) -> None:
-        """Reduce each size a few times, in random order; the very first time does not count."""
-        before_s = _reference_s(self.group, self.link)
-        rows = [self._each_size(current, turn) for turn in range(_IDLE_SAMPLES)][0 if self._warm else 1 :]
-        speed_s = self.speeds.visited(self.group.size, before_s, _reference_s(self.group, self.link))
+    def _visited(self, rows: list[list[float]], speed_s: float) -> None:
+        """Keep the rows of a visit, and the reference time of the machine meanwhile."""
         self._rows += rows
         self._reference_s += [speed_s] * len(rows)
         self._visits.append(len(rows))
-        self._warm = True
-
-    def _each_size(self, current: Round, turn: int) -> list[float]:
-        """Seconds of one allreduce of each size."""
-        seconds = dict.fromkeys(self.sizes, 0.0)
-        for size in current.order(self.sizes, turn):
-            buffer, allreduce = self._allreduces[size]
-            buffer[...] = 1.0
-            start_s = _start(self.group, self.link)
-            allreduce.run()
-            seconds[size] = now() - start_s
-        return list(seconds.values())
 
     def result(self) -> AllreduceCost:
         """The table, on every rank of the group. Collective."""
@@ -116,6 +89,51 @@ class IdleTable:
         )
 
 
+class IdleTable(CostTable):
+    """How long one allreduce takes at each size with nothing else running.
+
+    The buffer is rewritten before each one, as backward does.
+    """
+
+    def __init__(
+        self,
+        group: MPI.Intracomm,
+        link: Transport,
+        algorithm: str,
+        layout: str,
+        config: CalibrateConfig,
+        speeds: SpeedLog,
+        kind: CollectiveKind = "allreduce",
+    ) -> None:
+        super().__init__(group, link, algorithm, layout, config, speeds, kind)
+        buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
+        self._allreduces = {size: (buffer, self._prepared(buffer)) for size, buffer in buffers.items()}
+        self._warm = False
+
+    def _prepared(self, buffer: Array) -> PersistentAllreduce | _OrderedSum:
+        if self.kind == "ordered-sum":
+            return _OrderedSum(self.link, buffer)
+        return prepare(self.link, buffer, self.algorithm, self.compression, kind=self.kind)
+
+    def visit(self, current: Round) -> None:
+        """Reduce each size a few times, in random order; the very first time does not count."""
+        before_s = _reference_s(self.group, self.link)
+        rows = [self._each_size(current, turn) for turn in range(_IDLE_SAMPLES)][0 if self._warm else 1 :]
+        self._visited(rows, self.speeds.visited(self.group.size, before_s, _reference_s(self.group, self.link)))
+        self._warm = True
+
+    def _each_size(self, current: Round, turn: int) -> list[float]:
+        """Seconds of one allreduce of each size."""
+        seconds = dict.fromkeys(self.sizes, 0.0)
+        for size in current.order(self.sizes, turn):
+            buffer, allreduce = self._allreduces[size]
+            buffer[...] = 1.0
+            start_s = _start(self.group, self.link)
+            allreduce.run()
+            seconds[size] = now() - start_s
+        return list(seconds.values())
+
+
 class _OrderedSum:
     """A sum for which every rank waits, to be run again and again."""
 
@@ -133,7 +151,7 @@ class LoadedTable:
     The load alone and the load with allreduces alternate; every allreduce ends well before the load does.
     """
 
-    def __init__(self, idle: IdleTable, link: Transport, overlap: str, load: Load) -> None:
+    def __init__(self, idle: CostTable, link: Transport, overlap: str, load: Load) -> None:
         self._idle, self._link, self._overlap, self._load = idle, link, overlap, load
         self._intervals_s: list[tuple[float, float]] = []
         self._mechanism = self._progress()

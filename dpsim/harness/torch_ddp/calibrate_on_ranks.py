@@ -16,21 +16,18 @@ from numpy.typing import NDArray
 from torch import distributed
 
 from dpsim import codec
-from dpsim.collective import CollectiveKind
 from dpsim.comm.clock import now
-from dpsim.comm.compression import Compression
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.comm.networks import transport
 from dpsim.comm.progress import Progress as AllreduceProgress
-from dpsim.comm.transport import Array, SummationOrder, aligned_bytes
+from dpsim.comm.transport import aligned_bytes
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.load import nothing
-from dpsim.harness.calibrate.tables import IdleTable, LoadedTable
+from dpsim.harness.calibrate.tables import CostTable, LoadedTable
 from dpsim.harness.measurement.loop import Round, StopRule, rounds
 from dpsim.harness.measurement.reference import SpeedLog
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.machine import Network
-from dpsim.memory import HOST
 from dpsim.progress import Progress
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
 
@@ -43,34 +40,22 @@ _STREAMS = 3
 
 
 class ReducedMemory:
-    """A ``Transport`` whose allreduces are those of a ``Reduction``; it sends no other messages.
+    """What a calibration needs of a ``Transport``, where a ``Reduction`` does the allreduces.
 
     Its ranks sleep where they wait for each other (``nap_s``), as DDP does: a rank that spins delays the threads of
     gloo on its core by milliseconds.
     """
 
-    def __init__(self, group: MPI.Intracomm, network: Network, reduction: Reduction) -> None:
-        self.rank: int = group.rank
-        self.size: int = group.size
-        self.network, self.reduction = network, reduction
-        self.oversubscribed, self.nap_s, self.devices_a_node = False, _NAP_S, 1
-        self.memory = HOST
+    nap_s = _NAP_S
+
+    def __init__(self, reduction: Reduction) -> None:
+        self.reduction = reduction
 
     def allocate(self, size_bytes: int) -> NDArray[Any]:
         return aligned_bytes(size_bytes)
 
-    def prepare(
-        self,
-        data: Array,
-        algorithm: str,
-        compression: Compression | None,
-        order: SummationOrder | None = None,
-        kind: CollectiveKind = "allreduce",
-    ) -> ReducedArray:
-        return ReducedArray(self.reduction, data)
 
-
-class StreamTable(IdleTable):
+class StreamTable(CostTable):
     """How long a ``Reduction`` takes on average where DDP starts as many at once as a step has of that size.
 
     gloo reduces several at a time, so that the time of one alone says little about a stream of them. Each stream
@@ -97,10 +82,7 @@ class StreamTable(IdleTable):
         begun_s, ended_s = np.stack([spans[size] for size in self.sizes], axis=-1)  # [2, steps, sizes]
         lengths = [len(self._reduced[size]) for size in self.sizes]
         rows = (ended_s - np.max(self.group.allgather(begun_s), axis=0)) / lengths
-        reference_s = self.speeds.visited(self.group.size, 1.0, 1.0)  # ranks that sleep have none
-        self._rows += rows.tolist()
-        self._reference_s += [reference_s] * len(rows)
-        self._visits.append(len(rows))
+        self._visited(rows.tolist(), self.speeds.visited(self.group.size, 1.0, 1.0))  # ranks that sleep have no speed
 
     def _steps(self, size: int) -> NDArray[np.float64]:
         """When the streams of a few steps began and ended, [2, steps] in seconds."""
@@ -186,13 +168,15 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     return tables | {"halves": [], "compute_slowdown": [], "selection": [], "speed": []}
 
 
-def _tables(comm: MPI.Intracomm, task: CalibrationTask) -> tuple[list[IdleTable], list[BackwardTable], list[Reduction]]:
+def _tables(
+    comm: MPI.Intracomm, task: CalibrationTask
+) -> tuple[list[StreamTable], list[BackwardTable], list[Reduction]]:
     """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
     load, speeds, network = TorchLoad(), SpeedLog(), Network.parse(task.network)
     if task.runtime == "torch-ddp-gloo":
         store = distributed.FileStore(str(Path(task.folder) / "calibration"), comm.size)
         distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
-    idle: list[IdleTable] = []
+    idle: list[StreamTable] = []
     loaded: list[BackwardTable] = []
     reductions: list[Reduction] = []
     for devices in task.devices:
@@ -206,7 +190,7 @@ def _tables(comm: MPI.Intracomm, task: CalibrationTask) -> tuple[list[IdleTable]
             else MpiReduction(transport(group, network), task.algorithm, task.overlap)
         )
         reductions.append(reduction)
-        link: Any = ReducedMemory(group, network, reduction)
+        link: Any = ReducedMemory(reduction)
         table = StreamTable(group, link, task, speeds, load)
         idle.append(table)
         if task.overlap == "thread":
