@@ -185,7 +185,7 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f", {Path(error.filename).name}, line {error.lineno}"
     own = str(Path(__file__).parents[1])
-    ignored = (own, "<frozen", importlib.__path__[0])
+    ignored = (own, "<frozen", importlib.__path__[0], contextlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ignored)]
     return f", {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 
