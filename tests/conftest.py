@@ -25,7 +25,7 @@ settings.load_profile("repeatable")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the groups of pytest-xdist hold: it writes them into an attribute that pytest 9.2 no longer reads."""
+    """Let the groups that gpu_check runs tests in hold: pytest-xdist writes them where pytest 9.2 no longer reads."""
     for item in items:
         grouped = getattr(item, "_nodeid", item.nodeid)
         if grouped != item.nodeid:

@@ -21,7 +21,6 @@ print(result(1.0))
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("jit")
 @pytest.mark.parametrize(
     ("scale", "shift", "expected"), [(2.0, 1.0, "4.0"), (3.0, 1.0, "6.0"), (3.0, 4.0, "15.0"), (2.0, 1.0, "4.0")]
 )

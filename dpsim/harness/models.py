@@ -10,7 +10,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from types import ModuleType
 
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.replica import LayerSpec, Replica
+from dpsim.user_code import place_of
 
 _PYTHON = "python:"
 _FUNCTION = "model"
@@ -181,13 +181,8 @@ def _explained(token: str, function: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """``, own.py, line 3``: the innermost place of an exception outside of dpsim and the import system."""
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f", {Path(error.filename).name}, line {error.lineno}"
-    own = str(Path(__file__).parents[1])
-    ignored = (own, "<frozen", importlib.__path__[0], contextlib.__file__)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ignored)]
-    return f", {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    place = place_of(error)
+    return f", {place}" if place else ""
 
 
 def _digest(file: Path) -> str:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cases import need_a_compiler
-from python_path import extended_path
+from cuda_cases import need_a_compiler, simulated
 
 from dpsim.comm.cuda.available import why_no_gpu
 from dpsim.comm.cuda.gemm import Coded, Gemm, gemm
 
-HERE = Path(__file__).parents[1] / "support"
 needs_numba_cuda = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"
 )
@@ -61,17 +55,11 @@ def test_a_product_row_by_row_is_the_gemm_that_is_asked_for(
 
 
 @needs_numba_cuda
-def test_codes_and_products_in_the_simulator_have_the_bits_of_the_reference() -> None:
-    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": extended_path(HERE)}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "simulate_cuda_products.py")],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"encodings": 12, "products": 20, "wrong": []}
+def test_codes_and_products_in_the_simulator_have_the_bits_of_the_reference(
+    python: Callable[..., Any],
+) -> None:
+    results = simulated(python, "simulate_cuda_products.py", timeout_s=100)
+    assert results == {"encodings": 12, "products": 20, "wrong": []}
 
 
 @pytest.mark.gpu

@@ -42,7 +42,7 @@ from dpsim.report.sweep.devices import REPORT
 from dpsim.report.sweep.warnings import warnings
 from dpsim.runtime.micro_batches import own_leaves
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sweep_devices")]
+pytestmark = pytest.mark.slow
 
 Dpsim = Callable[..., tuple[int, str, str]]
 FLAGS = (

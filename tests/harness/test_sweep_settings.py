@@ -12,7 +12,7 @@ from dpsim.harness.sweep.compare import compare
 from dpsim.records.sweep import read_predictions, read_results
 from dpsim.report.sweep.content import answers, tables
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sweep_settings")]
+pytestmark = pytest.mark.slow
 Dpsim = Callable[..., tuple[int, str, str]]
 FILE = """
 schema = "dpsim.experiment/2"

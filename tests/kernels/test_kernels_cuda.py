@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import cuda_cases as cases
 import numpy as np
 import pytest
-from python_path import extended_path
 
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum
@@ -23,7 +20,6 @@ from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"
 )
-HERE = Path(__file__).parents[1] / "support"
 RANKS = 4
 MOST_REGISTERS = {"halving-doubling": 128, "one-shot": 64, "two-shot": 64}
 """A multiprocessor has 65536: one block of 512 threads runs, with four accesses a thread under way, or two blocks."""
@@ -243,27 +239,20 @@ def test_only_kernels_that_wait_ask_for_a_cooperative_launch() -> None:
         assert built.library.use_cooperative == cooperative
 
 
-def simulated(python: Callable[..., Any], script: str, *arguments: str) -> Any:
-    path = extended_path(HERE.parents[1], HERE)
-    ran = python(str(HERE / script), *arguments, env={"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": path})
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
-
-
 def test_split_kernels_in_the_simulator_give_the_reference_to_the_bit(python: Callable[..., Any]) -> None:
-    said = simulated(python, "simulate_cuda.py", "0", "1")
+    said = cases.simulated(python, "simulate_cuda.py", "0", "1")
     assert said["wrong"] == []
     assert said["cases"] > 150
 
 
 def test_ranks_that_are_processes_wait_for_each_other_by_flags_in_the_simulator(python: Callable[..., Any]) -> None:
     """Also while the numbers of the points begin anew at 2^32."""
-    assert simulated(python, "simulate_cuda_flags.py", "8") == {"1": [], "2": [], "3": [], "4": []}
+    assert cases.simulated(python, "simulate_cuda_flags.py", "8") == {"1": [], "2": [], "3": [], "4": []}
 
 
 def test_a_rank_that_does_not_come_ends_the_kernels_of_all_and_is_named(python: Callable[..., Any]) -> None:
     """Also its own, when it comes at last."""
-    results = simulated(python, "simulate_cuda_flags.py", "missing")
+    results = cases.simulated(python, "simulate_cuda_flags.py", "missing")
     assert [(result["version"], result["ranks"]) for result in results][-2:] == [("two-shot", 2), ("ring", 4)]
     for result in results:
         ranks, missing = result["ranks"], result["ranks"] - 1

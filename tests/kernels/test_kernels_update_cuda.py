@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cases import Host, need_a_compiler
-from python_path import extended_path
+from cuda_cases import Host, need_a_compiler, simulated
 
 from dpsim.comm.cuda.available import why_no_gpu
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"
 )
-HERE = Path(__file__).parents[1] / "support"
 
 
-def test_updates_in_the_simulator_have_the_bits_of_the_cpus() -> None:
-    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": extended_path(HERE)}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "simulate_cuda_updates.py")],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"cases": 4 * 2 * 4 * 2 + 3, "wrong": []}
+def test_updates_in_the_simulator_have_the_bits_of_the_cpus(
+    python: Callable[..., Any],
+) -> None:
+    results = simulated(python, "simulate_cuda_updates.py", timeout_s=100)
+    assert results == {"cases": 4 * 2 * 4 * 2 + 3, "wrong": []}
 
 
 @pytest.mark.gpu

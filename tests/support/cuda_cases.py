@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from python_path import extended_path
 from wire_reference import node_sum, rounded
 
 from dpsim.kernels.allreduce import reference
@@ -243,3 +246,12 @@ def need_a_compiler() -> None:
             pathfinder.load_nvidia_dynamic_lib(library)
         except pathfinder.DynamicLibNotFoundError:
             pytest.skip(f"CUDA's {library} is not installed: pip install 'dpsim[ptx]'")
+
+
+def simulated(python: Callable[..., Any], script: str, *arguments: str, timeout_s: float = 60) -> Any:
+    """What a script of this folder prints, as JSON, in numba's simulator; ``python`` is the fixture."""
+    here = Path(__file__).parent
+    env = {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": extended_path(here.parents[1], here)}
+    ran = python(str(here / script), *arguments, env=env, timeout_s=timeout_s)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)

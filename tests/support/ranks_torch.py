@@ -75,7 +75,8 @@ def streamed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) ->
     for current in rounds(stop, suffice=lambda: True, comm=comm):
         table.visit(current)
     cost = table.result()
-    return dict(codec.to_builtins(cost)) | {"at_once": [at_once(size, task.max_bytes) for size in cost.sizes_bytes]}
+    lengths = [at_once(size, task.max_bytes) for size in cost.sizes_bytes]
+    return dict(codec.to_builtins(cost)) | {"at_once": lengths, "lag_s": LAG_S}
 
 
 def _by(reduction: Reduction, rank: int) -> dict[str, Any]:

@@ -63,6 +63,10 @@ class CostTable:
         self._rows: list[list[float]] = []
         self._reference_s: list[float] = []
         self._visits: list[int] = []
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Allocate what is reduced. Collective."""
 
     def _visited(self, rows: list[list[float]], speed_s: float) -> None:
         """Keep the rows of a visit, and the reference time of the machine meanwhile."""
@@ -95,20 +99,9 @@ class IdleTable(CostTable):
     The buffer is rewritten before each one, as backward does.
     """
 
-    def __init__(
-        self,
-        group: MPI.Intracomm,
-        link: Transport,
-        algorithm: str,
-        layout: str,
-        config: CalibrateConfig,
-        speeds: SpeedLog,
-        kind: CollectiveKind = "allreduce",
-    ) -> None:
-        super().__init__(group, link, algorithm, layout, config, speeds, kind)
-        buffers = {size: link.allocate(size).view(np.float32) for size in self.sizes}
+    def _prepare(self) -> None:
+        buffers = {size: self.link.allocate(size).view(np.float32) for size in self.sizes}
         self._allreduces = {size: (buffer, self._prepared(buffer)) for size, buffer in buffers.items()}
-        self._warm = False
 
     def _prepared(self, buffer: Array) -> PersistentAllreduce | _OrderedSum:
         if self.kind == "ordered-sum":
@@ -118,9 +111,8 @@ class IdleTable(CostTable):
     def visit(self, current: Round) -> None:
         """Reduce each size a few times, in random order; the very first time does not count."""
         before_s = _reference_s(self.group, self.link)
-        rows = [self._each_size(current, turn) for turn in range(_IDLE_SAMPLES)][0 if self._warm else 1 :]
+        rows = [self._each_size(current, turn) for turn in range(_IDLE_SAMPLES)][0 if self._visits else 1 :]
         self._visited(rows, self.speeds.visited(self.group.size, before_s, _reference_s(self.group, self.link)))
-        self._warm = True
 
     def _each_size(self, current: Round, turn: int) -> list[float]:
         """Seconds of one allreduce of each size."""

@@ -41,9 +41,7 @@ def median_interval(samples: Sequence[float], *, seed: int = 0, resamples: int =
     median = float(np.median(values))
     if len(values) == 1 or values.min() == values.max():
         return Interval(median=median, low=median, high=median)
-    low, high = _percentiles(
-        lambda drawn: np.median(values[drawn], axis=-1), len(values), resamples, _BATCH_ELEMENTS // len(values), seed
-    )
+    low, high = _percentiles(lambda drawn: np.median(values[drawn], axis=-1), len(values), resamples, seed)
     return Interval(median=median, low=low, high=high)
 
 
@@ -66,22 +64,21 @@ def median_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 
         lambda drawn: np.median(pairs[0, drawn], axis=-1) / np.median(pairs[1, drawn], axis=-1),
         pairs.shape[1],
         RESAMPLES,
-        RESAMPLES,
         seed,
     )
     return Interval(median=ratio, low=low, high=high)
 
 
 def _percentiles(
-    statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]], count: int, resamples: int, batch: int, seed: int
+    statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]], count: int, resamples: int, seed: int
 ) -> tuple[float, float]:
     """The 2.5 % and 97.5 % quantiles of a statistic over bootstrap resamples of ``count`` samples.
 
-    ``statistic`` gets the indices of the samples drawn, a row for each resample, at most ``batch`` rows at once. The
-    numbers are those of ``scipy.stats.bootstrap``, whose import takes a second of every process that measures.
+    ``statistic`` gets the indices of the samples drawn, a row for each resample, some rows at once. The numbers are
+    those of ``scipy.stats.bootstrap``, whose import takes a second of every process that measures.
     """
     rng = np.random.default_rng(seed)
-    rows = max(1, batch)
+    rows = max(1, _BATCH_ELEMENTS // count)
     drawn = [min(rows, resamples - first) for first in range(0, resamples, rows)]
     values = np.concatenate([statistic(rng.integers(0, count, (size, count))) for size in drawn])
     tail = (1 - CONFIDENCE) / 2

@@ -68,19 +68,19 @@ class StreamTable(CostTable):
         self, group: MPI.Intracomm, link: Any, task: CalibrationTask, speeds: SpeedLog, load: TorchLoad
     ) -> None:
         super().__init__(group, link, task.algorithm, "", CalibrateConfig(max_bytes=task.max_bytes), speeds)
-        self._load = load
-        self._streams = {
-            size: [np.ones(size // 4, np.float32) for _ in range(at_once(size, task.max_bytes))] for size in self.sizes
-        }
-        self._reduced = {
-            size: [ReducedArray(link.reduction, data) for data in stream] for size, stream in self._streams.items()
-        }
+        self._load, self._reduction = load, link.reduction
+        self._streams = {size: self._stream(size, at_once(size, task.max_bytes)) for size in self.sizes}
+
+    def _stream(self, size: int, count: int) -> list[tuple[NDArray[np.float32], ReducedArray]]:
+        """Arrays that are reduced at once."""
+        arrays = [np.ones(size // 4, np.float32) for _ in range(count)]
+        return [(array, ReducedArray(self._reduction, array)) for array in arrays]
 
     def visit(self, current: Round) -> None:
         """Take a few steps with each size, in random order; the first of each does not count."""
         spans = {size: self._steps(size) for size in current.order(self.sizes, 0)}
         begun_s, ended_s = np.stack([spans[size] for size in self.sizes], axis=-1)  # [2, steps, sizes]
-        lengths = [len(self._reduced[size]) for size in self.sizes]
+        lengths = [len(self._streams[size]) for size in self.sizes]
         rows = (ended_s - np.max(self.group.allgather(begun_s), axis=0)) / lengths
         self._visited(rows.tolist(), self.speeds.visited(self.group.size, 1.0, 1.0))  # ranks that sleep have no speed
 
@@ -90,10 +90,10 @@ class StreamTable(CostTable):
         quiet_start(self.group)
         for _ in range(1 + _STREAMS):
             self._load.run(1, nothing)
-            for data in self._streams[size]:
-                data[...] = 1.0
+            for array, _ in self._streams[size]:
+                array[...] = 1.0
             begun_s = now()
-            for future in [reduced.begin() for reduced in self._reduced[size]]:
+            for future in [reduced.begin() for _, reduced in self._streams[size]]:
                 future.wait()
             spans.append((begun_s, now()))
         return np.transpose(spans[1:])
