@@ -152,13 +152,15 @@ class Emulation(Noun, frozen=True):
 
     A rank waits until moments that are known before the step; ``lateness_s`` (median), ``lateness_p95_s`` and
     ``lateness_most_s`` say how late it met them, over all ranks, layers and steps. ``free_cores`` is the share of the
-    cores' time in which no rank ran: 1 - CPU time of all ranks / (wall time x cores).
+    cores' time in which no rank ran: 1 - CPU time of all ranks / (wall time x cores). ``repeated_visits`` counts those
+    that were made again, because other programs had made the ranks late.
     """
 
     lateness_s: float
     lateness_p95_s: float
     lateness_most_s: float
     free_cores: float
+    repeated_visits: int = 0
 
 
 class MeasuredPoint(Noun, frozen=True):

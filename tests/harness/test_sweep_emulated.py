@@ -12,7 +12,7 @@ import report_factory
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.emulation import EmulationLog, Watched, check_emulation
+from dpsim.harness.sweep.emulation import MOST_LATENESS, VISITS_AT_MOST, EmulationLog, Watched, check_emulation
 from dpsim.harness.sweep.questions import completed, group_name
 from dpsim.harness.sweep.sweep import sweep
 from dpsim.predict import predict
@@ -80,6 +80,31 @@ def test_a_visit_tells_the_free_time_of_the_cores_and_the_lateness() -> None:
         log.check(setting_of(ROW), [1e-3])
 
 
+def watched(*, cpu_s: float, late_s: float) -> list[Watched]:
+    """A visit of two ranks and 6 s."""
+    return [Watched(0.0, 6.0, cpu_s, [late_s] * 3) for _ in range(2)]
+
+
+def test_a_visit_that_others_made_late_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    log = EmulationLog()
+    step_s, cores = 1.0, 2
+    late_s = 1.1 * MOST_LATENESS * step_s
+    assert [log.repeats(watched(cpu_s=0.1, late_s=late_s), cores, attempt) for attempt in range(VISITS_AT_MOST)] == [
+        *[True] * (VISITS_AT_MOST - 1),
+        False,
+    ]
+    assert len(pauses) == VISITS_AT_MOST - 1
+    assert not log.repeats(watched(cpu_s=0.1, late_s=0.9 * MOST_LATENESS * step_s), cores, 0), "in time"
+    assert not log.repeats(watched(cpu_s=5.9, late_s=late_s), cores, 0), "the ranks themselves used the cores"
+    assert not log.repeats([], cores, 0), "ranks that compute keep no times"
+    log.visited(watched(cpu_s=0.1, late_s=0.0), cores)
+    seen = log.result()
+    assert seen is not None and seen.repeated_visits == VISITS_AT_MOST - 1
+    assert EmulationLog(seen).result() == seen
+
+
 def half_emulated() -> tuple[Predictions, Results]:
     """The made-up sweep with emulated compute on its emulated link."""
     predictions, results = report_factory.sweep()
@@ -114,9 +139,15 @@ def test_emulated_compute_is_scored_apart_and_labelled() -> None:
         assert ("as is computation" in network_name(point)) is emulated
         assert point.free_cores == (0.6 if emulated else None)
         assert point.deadline_lateness == (pytest.approx(1e-5 / point.measured_step_s) if emulated else None)
-    facts = dict(run_facts(comparison, predictions, results))
-    assert "waited for the profiled times" in facts["emulated computation"]
-    assert "60.0%" in facts["emulated computation"]
+    said = dict(run_facts(comparison, predictions, results))["emulated computation"]
+    assert "waited for the profiled times" in said and "60.0%" in said and "made again" not in said
+    seen = msgspec.structs.replace(GOOD, repeated_visits=2)
+    first = next(point for point in results.points if point.emulation)
+    repeated = tuple(
+        msgspec.structs.replace(point, emulation=seen) if point is first else point for point in results.points
+    )
+    results = msgspec.structs.replace(results, points=repeated)
+    assert "2 visits were made again" in dict(run_facts(comparison, predictions, results))["emulated computation"]
 
 
 def test_devices_that_wait_share_no_cores() -> None:
@@ -133,7 +164,12 @@ def test_devices_that_wait_share_no_cores() -> None:
 def test_four_ranks_that_wait_are_predicted_and_measured(tmp_path: Path) -> None:
     base = {"model": "mlp:32x2", "local_batch": 256, "network": LINK, "overlap": "thread", "compute": "emulated"}
     experiment = Experiment(base=base, axes={"devices": (1, 2, 4)}, budget_s=2.0, interval=1e-6)
-    comparison = sweep(experiment, tmp_path / "emulated", lambda text: None)
+    try:
+        comparison = sweep(experiment, tmp_path / "emulated", lambda text: None)
+    except DpsimError as error:
+        if "too late" not in str(error):
+            raise
+        pytest.skip(f"other programs had the cores throughout: {error}")
     predictions, results = (
         read_predictions(tmp_path / "emulated" / "predictions.json"),
         read_results(tmp_path / "emulated" / "results.json"),
@@ -147,7 +183,7 @@ def test_four_ranks_that_wait_are_predicted_and_measured(tmp_path: Path) -> None
         workload, machine = predictions.workloads[predicted.workload], predictions.machines[predicted.machine]
         assert workload.emulated_compute and machine.cores == 0 and machine.speed == ()
         assert predict(workload, machine, predicted.setting.plan).step_s == pytest.approx(predicted.step_s)
-    steps_s = {point.devices: point.measured_step_s for point in comparison.points}
     latency_s = 2e-3
-    for devices in (2, 4):  # a ring has 2 (n - 1) rounds, of which overlap hides some but the first layer's
-        assert steps_s[devices] > steps_s[1] + 2 * (devices - 1) * latency_s * 0.5
+    for measured in results.points:  # whoever comes last waits for half of a ring's 2 (n - 1) rounds at least
+        rounds = measured.setting.plan.devices - 1
+        assert min(measured.exposed_communication_s) >= 0.9 * rounds * latency_s

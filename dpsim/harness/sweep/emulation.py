@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from dpsim.comm.clock import now
 from dpsim.errors import DpsimError
+from dpsim.harness.measurement.steps import COUNTED_STEPS
 from dpsim.records.sweep import Emulation
 from dpsim.setting import Setting
 
@@ -18,6 +20,9 @@ LEAST_FREE_CORES = 0.15
 MOST_LATENESS = 0.03
 """Relative to the step."""
 _LEAST_VISITS = 3
+VISITS_AT_MOST = 5
+"""How often a visit is made until other programs leave its ranks in time."""
+_PAUSE_S = 0.25
 
 
 class Watched(NamedTuple):
@@ -27,6 +32,15 @@ class Watched(NamedTuple):
     end_s: float
     cpu_s: float
     lateness_s: list[float]
+
+
+def _free_cores(ranks: Sequence[Watched], cores: int) -> float:
+    """The share of the cores' time in which no rank of a visit ran."""
+    return 1 - sum(rank.cpu_s for rank in ranks) / (_wall_s(ranks) * cores)
+
+
+def _wall_s(ranks: Sequence[Watched]) -> float:
+    return max(rank.end_s for rank in ranks) - min(rank.begin_s for rank in ranks)
 
 
 class Watch:
@@ -52,11 +66,26 @@ class EmulationLog:
         self._before = before
         self._lateness_s: list[float] = []
         self._free_cores: list[float] = []
+        self._repeated = before.repeated_visits if before else 0
+
+    def repeats(self, ranks: Sequence[Watched], cores: int, attempt: int) -> bool:
+        """Whether a visit of all ranks on a machine with so many cores is to be made again, after a pause.
+
+        It is where the ranks left the cores free and yet were late: something else had the cores for a while. Attempts
+        count from 0.
+        """
+        lateness_s = [late_s for rank in ranks for late_s in rank.lateness_s]
+        if not lateness_s or attempt + 1 >= VISITS_AT_MOST or _free_cores(ranks, cores) < LEAST_FREE_CORES:
+            return False
+        if statistics.median(lateness_s) <= MOST_LATENESS * _wall_s(ranks) / COUNTED_STEPS:
+            return False
+        self._repeated += 1
+        time.sleep(_PAUSE_S)
+        return True
 
     def visited(self, ranks: Sequence[Watched], cores: int) -> None:
         """Keep a visit of all ranks of the setting on a machine with so many cores."""
-        wall_s = max(rank.end_s for rank in ranks) - min(rank.begin_s for rank in ranks)
-        self._free_cores.append(1 - sum(rank.cpu_s for rank in ranks) / (wall_s * cores))
+        self._free_cores.append(_free_cores(ranks, cores))
         for rank in ranks:
             self._lateness_s += rank.lateness_s
 
@@ -70,6 +99,7 @@ class EmulationLog:
             lateness_p95_s=p95_s,
             lateness_most_s=max(self._lateness_s),
             free_cores=float(np.median(self._free_cores)),
+            repeated_visits=self._repeated,
         )
 
     def check(self, setting: Setting, step_s: Sequence[float]) -> None:

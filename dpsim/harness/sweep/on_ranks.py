@@ -21,7 +21,7 @@ from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.reference import reference_s
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
-from dpsim.harness.sweep.emulation import EmulationLog, Watch, cores
+from dpsim.harness.sweep.emulation import EmulationLog, Watch, Watched, cores
 from dpsim.harness.sweep.samples import MeasureTask, Samples
 from dpsim.machine import Network
 from dpsim.predict import scheduled
@@ -101,6 +101,21 @@ class _Point:
         self, group: MPI.Intracomm, replica: EmulatedReplica, round_number: int, *, counted: bool
     ) -> None:
         """The same with ranks that wait: they begin together, and no reference computation takes their cores."""
+        attempt, again = 0, True
+        while again:
+            gathered = group.gather(self._watched_steps(group, replica))
+            if gathered is not None:
+                watched = [of_rank for _, of_rank in gathered]
+                again = counted and self.emulation.repeats(watched, cores(), attempt)
+            attempt, again = attempt + 1, group.bcast(again)
+        if gathered is None:
+            return
+        if counted:
+            self.emulation.visited(watched, cores())
+        self._add([(of_rank, 0) for of_rank, _ in gathered], round_number, None, counted=counted)
+
+    def _watched_steps(self, group: MPI.Intracomm, replica: EmulatedReplica) -> tuple[list[_Step], Watched]:
+        """The steps of a visit, and how well this rank kept its times in those that count."""
         quiet_start(group)
         replica.begin_anew()
         steps = [self._step() for _ in range(WARM_UP_STEPS)]
@@ -108,13 +123,7 @@ class _Point:
         for _ in range(COUNTED_STEPS):
             steps.append(self._step())
             watch.step(replica.lateness_s)
-        watched = watch.seen()
-        gathered = group.gather((steps, watched))
-        if gathered is None:
-            return
-        if counted:
-            self.emulation.visited([of_rank for _, of_rank in gathered], cores())
-        self._add([(of_rank, 0) for of_rank, _ in gathered], round_number, None, counted=counted)
+        return steps, watch.seen()
 
     def _step(self) -> _Step:
         outcome = self.trainer.step()

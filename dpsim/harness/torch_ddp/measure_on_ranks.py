@@ -6,6 +6,7 @@ sleep in a read from a socket, so that those of one setting have the cores to th
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection, Listener
@@ -23,7 +24,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
-from dpsim.harness.sweep.emulation import EmulationLog, cores
+from dpsim.harness.sweep.emulation import EmulationLog, Watched, cores
 from dpsim.harness.sweep.samples import Samples
 from dpsim.harness.torch_ddp.own_runtime import waited_for
 from dpsim.harness.torch_ddp.own_runtime_on_ranks import wait_in_turns
@@ -131,17 +132,20 @@ class _Samples:
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """Let the setting train a few steps; whether its script goes on."""
-        for connection in self.connections:
-            connection.send(WARM_UP_STEPS + COUNTED_STEPS)
-        visits = [connection.recv() for connection in self.connections]
-        if any(visit.ended for visit in visits):
-            return False
+        for attempt in itertools.count():
+            for connection in self.connections:
+                connection.send(WARM_UP_STEPS + COUNTED_STEPS)
+            visits = [connection.recv() for connection in self.connections]
+            if any(visit.ended for visit in visits):
+                return False
+            watched = [visit.watched for visit in visits if visit.watched is not None]
+            if not counted or not self.emulation.repeats(watched, cores(), attempt):
+                break
         if counted:
-            self._add(visits, number)
+            self._add(visits, watched, number)
         return True
 
-    def _add(self, visits: list[Visit], number: int) -> None:
-        watched = [visit.watched for visit in visits if visit.watched is not None]
+    def _add(self, visits: list[Visit], watched: list[Watched], number: int) -> None:
         if watched:
             self.emulation.visited(watched, cores())
             self.emulation.check(self.setting, self.step_s)

@@ -53,23 +53,25 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("SHA-256 of the predicted drift", comparison.drift_predictions_sha256),
         ("calibrated on", "; ".join(calibrated) or "not stated"),
         ("workload", "; ".join(_each(each.source or each.name for each in workloads)) + EMULATED_COMPUTE * emulated),
-        ("emulated computation", _emulation(comparison)),
+        ("emulated computation", _emulation(comparison, results)),
         ("gradients", "; ".join(_each(_gradients(each) for each in workloads))),
     )
     return tuple((name, value) for name, value in facts if value)
 
 
-def _emulation(comparison: Comparison) -> str:
+def _emulation(comparison: Comparison, results: Results) -> str:
     """How well ranks that wait instead of computing kept their times."""
     points = [point for point in comparison.points if point.emulated_compute]
     late = max((point.deadline_lateness for point in points if point.deadline_lateness is not None), default=None)
     free = min((point.free_cores for point in points if point.free_cores is not None), default=None)
     if late is None or free is None:
         return ""
+    repeated = sum(point.emulation.repeated_visits for point in results.points if point.emulation)
+    again = f"; {repeated} visits were made again, because other programs made layers late" if repeated else ""
     return (
         f"{len(points)} of {len(comparison.points)} configurations: ranks waited for the profiled times instead of "
         f"computing; layers ended at most {percent(late)} of a step too late (median of a configuration), and the "
-        f"cores were free for {percent(free)} of the time or more"
+        f"cores were free for {percent(free)} of the time or more{again}"
     )
 
 
