@@ -41,7 +41,7 @@ class ComparedPoint(Noun, frozen=True):
       DDP was measured beside it, and ``dpsim_exposed_communication_s`` its exposed communication. Its ranks wait for
       the profiled times instead of computing (``None``: not measured).
     - ``runtime`` says who trained (``dpsim.training_runtime``). Where that is PyTorch's DDP,
-      ``exposed_communication_s`` is DDP's own logged time.
+      ``exposed_communication_s`` is what a communication hook made backward wait, or DDP's own logged time.
     """
 
     devices: int

@@ -106,6 +106,23 @@ def visited(*local_batches: int) -> timed.Visit:
     return timed.Visit(moments_s, logged_s, [0.0] * len(local_batches), ready_s, [*local_batches], (40,))
 
 
+@pytest.mark.parametrize(
+    ("in_a_hook_s", "logged_s", "expected_s"), [((0.25, 0.5), (2.0, 1.0), 0.25), ((0.0, 0.0), (2.0, 0.5), 1.5)]
+)
+def test_communication_is_exposed_for_the_rank_that_waits_least(
+    in_a_hook_s: tuple[float, float], logged_s: tuple[float, float], expected_s: float
+) -> None:
+    """Inside a hook where it waits there; by DDP's own times elsewhere."""
+    plan = Plan(devices=2, global_batch=16, fusion_rule="ddp", algorithm="mpi", overlap="thread")
+    samples = Samples(Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi"), [])
+    visits = [visited(*[8] * 5) for _ in in_a_hook_s]
+    for visit, waited_s in zip(visits, in_a_hook_s, strict=True):
+        visit.waited_s = [waited_s] * 5
+        visit.logged_s["communication"], visit.logged_s["overlap"] = [logged_s[0]] * 5, [logged_s[1]] * 5
+    samples._add(visits, number=0)
+    assert samples.exposed_s == [expected_s] * 3
+
+
 def test_short_batches_at_the_end_of_an_epoch_do_not_count() -> None:
     plan = Plan(devices=2, global_batch=16, fusion_rule="ddp", algorithm="mpi", overlap="thread")
     setting = Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi")

@@ -138,15 +138,14 @@ class _Samples:
             visits = [connection.recv() for connection in self.connections]
             if any(visit.ended for visit in visits):
                 return False
-            watched = [visit.watched for visit in visits if visit.watched is not None]
-            if not counted or not self.emulation.repeats(watched, cores(), attempt):
+            if not counted or not self.emulation.repeats(_watched(visits), cores(), attempt):
                 break
         if counted:
-            self._add(visits, watched, number)
+            self._add(visits, number)
         return True
 
-    def _add(self, visits: list[Visit], watched: list[Watched], number: int) -> None:
-        if watched:
+    def _add(self, visits: list[Visit], number: int) -> None:
+        if watched := _watched(visits):
             self.emulation.visited(watched, cores())
             self.emulation.check(self.setting, self.step_s)
         times_s = step_times_s([visit.moments_s[1:] for visit in visits])
@@ -204,15 +203,20 @@ class _Samples:
         )
 
 
-def _exposed_s(visit: Visit, step: int) -> float:
-    """Communication after the last gradient, by DDP's own times, and what the step waited inside a hook.
+def _watched(visits: list[Visit]) -> list[Watched]:
+    """What ranks that wait instead of computing saw; empty for those that compute."""
+    return [visit.watched for visit in visits if visit.watched is not None]
 
-    dpsim's runtime logs no such times: there it is all that computation waited.
+
+def _exposed_s(visit: Visit, step: int) -> float:
+    """What computation waited inside a hook or in dpsim's own runtime, or else communication after the last gradient.
+
+    The latter is by DDP's own times, in which DDP also copies the buckets back to the gradients.
     """
     logged = visit.logged_s
-    if not logged:
+    if visit.waited_s[step] > 0 or not logged:
         return visit.waited_s[step]
-    return max(logged["communication"][step] - logged["overlap"][step], 0.0) + visit.waited_s[step]
+    return max(logged["communication"][step] - logged["overlap"][step], 0.0)
 
 
 def _measured(task: MeasureTask, ranks: list[list[Connection[int, Visit]]], report: Progress) -> Samples:
