@@ -12,7 +12,7 @@ import numpy as np
 from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
-from dpsim.harness.sweep.coverage import coverage_by_stratum, covered
+from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.equal_speed import at_mean_speed, predicted_at_run_speed_s, run_speeds, speed_records
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
@@ -108,8 +108,10 @@ def compare(
         ),
         compared=compared(experiment),
         quality=quality,
-        intervals=coverage_by_stratum(covered(points, results.predictions_sha256)),
-        interval=next(iter(coverage_by_stratum(covered(points, results.predictions_sha256, ALL_NETWORKS))), None),
+        intervals=coverage_by_stratum(covered_points(points, results.predictions_sha256)),
+        interval=next(
+            iter(coverage_by_stratum(covered_points(points, results.predictions_sha256, ALL_NETWORKS))), None
+        ),
     )
 
 
