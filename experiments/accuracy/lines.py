@@ -11,7 +11,7 @@ import numpy as np
 from dpsim.codec import Noun
 from dpsim.experiments.emulation import EmulationRecord
 from dpsim.experiments.waiting import WaitingRecord
-from dpsim.harness.sweep.coverage import coverage_by_stratum, covered
+from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.scores import shape_score, step_score
 from dpsim.machine import NODE
 from dpsim.nn.tokens import norm_of
@@ -155,7 +155,7 @@ def _covered(panels: Mapping[str, Sequence[tuple[str, list[ComparedPoint], Compa
         point
         for place, members in panels.items()
         for name, points, _ in members
-        for point in covered(points, name, place)
+        for point in covered_points(points, name, place)
     ]
 
 

@@ -114,5 +114,5 @@ def test_a_sweep_states_its_coverage_only_where_its_predictions_state_a_level() 
     )
     comparison = compare(with_level, msgspec.structs.replace(results, predictions_sha256=codec.digest(with_level)))
     assert comparison.interval is not None and comparison.interval.points == len(comparison.points)
-    strata = {point.stratum for point in covered_points(comparison, "a")}
+    strata = {point.stratum for point in covered_points(comparison.points, "a")}
     assert strata == {part.stratum for part in comparison.intervals} and "node, 2 devices" in strata

@@ -23,7 +23,7 @@ from dpsim.harness.profile.profile import ProfileConfig
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, DRIFT_PREDICTIONS, drift, read_drift
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.sweep.prepare import Prepared, calibration_kind, profile_kind
+from dpsim.harness.sweep.prepare import Prepared
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.sweep import declared, free_folder, sweep
 from dpsim.plan import Plan
@@ -234,8 +234,8 @@ def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> Non
     before = done.predictions
     changed = before.experiment.changed(global_batch=None, local_batch=12)
     weak = completed(msgspec.structs.replace(before.experiment, **changed))
-    kinds = {(profile_kind(point.setting), calibration_kind(point.setting)): (0, 0) for point in before.points}
-    prepared = Prepared(workloads=before.workloads, machines=before.machines, places=kinds)
+    (workload,), (machine,) = before.workloads, before.machines
+    prepared = Prepared.for_all((point.setting for point in before.points), workload, machine)
     predictions = predict_experiment(weak, prepared, before.environment)
     assert {(p.setting.plan.devices, p.setting.plan.global_batch) for p in predictions.points} == {
         (1, 12),

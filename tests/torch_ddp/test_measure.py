@@ -22,7 +22,7 @@ from dpsim.harness.load import load
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.sweep.prepare import Prepared, calibration_kind, profile_kind
+from dpsim.harness.sweep.prepare import Prepared
 from dpsim.harness.sweep.questions import compared, group_name
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of, telling_caps
@@ -95,9 +95,7 @@ def a_script(folder: Path, text: str = "train()") -> Path:
 def write_predictions(folder: Path, config: DdpConfig, machine: Machine) -> None:
     """Predictions of what is measured on one network in one way, so that the measurement begins at once."""
     experiment = experiment_of(config, profiled())
-    setting = settings_of(experiment.rows)[0]
-    places = {(profile_kind(setting), calibration_kind(setting)): (0, 0)}
-    prepared = Prepared(workloads=(profiled(),), machines=(machine,), places=places)
+    prepared = Prepared.for_all(settings_of(experiment.rows), profiled(), machine)
     folder.mkdir()
     codec.write(folder / "predictions.json", predict_experiment(experiment, prepared, environment()))
 

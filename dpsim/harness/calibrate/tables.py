@@ -35,9 +35,9 @@ _LEAST_LOAD_S = 1e-3
 _LOADED_S = 4e-3
 _MOST_AT_ONCE = 20
 _IDLE_SAMPLES = 3
+"""Allreduces of each size in a visit of an idle table."""
 _MOST_SUMMED_BYTES = 2**16
 """Statistics of batch norm are small; larger ordered sums are extrapolated."""
-"""Allreduces of each size in a visit of an idle table."""
 _GLOBAL_BATCH = 64  # float16 is scaled for one; which one costs nothing
 
 

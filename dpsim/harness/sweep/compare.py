@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -12,16 +12,17 @@ import numpy as np
 from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
-from dpsim.harness.sweep.coverage import coverage_by_stratum, covered
+from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.equal_speed import at_mean_speed, predicted_at_run_speed_s, run_speeds, speed_records
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
+from dpsim.harness.sweep.related import with_related
 from dpsim.machine import NODE
 from dpsim.plan import Plan
 from dpsim.predict import recommended
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
 from dpsim.records.quality_results import QualityResults
-from dpsim.records.reproduce import Configuration, ReproduceRecord
+from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
 from dpsim.setting import Setting
 
@@ -37,46 +38,25 @@ def compare(
     """Compare measured with predicted: flat points, and scores for each group, each network and overall.
 
     ``drift`` is the drift that a sweep over the number of devices measured (``dpsim.harness.sweep.drift``), ``quality``
-    what others learnt of the quality of training (``dpsim.harness.sweep.quality``). Raises
-    ``FileFormatError`` when the records are damaged or do not belong together (see ``pairing``).
+    the quality of training that a sweep measured (``dpsim.harness.sweep.quality``). Raises ``FileFormatError`` when the
+    records are damaged or do not belong together (see ``pairing``).
     """
     pairs, missing = pair(predictions, results)
     if not pairs:
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
     speeds = run_speeds(pairs)
-    raw = {item.setting: item for item in pairs}
-    pairs = at_mean_speed(pairs, speeds)
+    scaled = at_mean_speed(pairs, speeds)
     experiment = results.experiment
-    question = QUESTIONS.find(experiment.question)
-    places = dict.fromkeys(p.setting.where for p in pairs)
-    chosen = {where: _chosen_overlap(where, pairs, predictions) for where in places}
-    members: dict[str, list[Pair]] = {}
-    for item in pairs:
-        members.setdefault(group_name(experiment, item.setting), []).append(item)
-    points: list[ComparedPoint] = []
-    groups: list[Group] = []
-    for name, everyone in members.items():
-        scored = [
-            p
-            for p in everyone
-            if p.setting.plan.devices == 1
-            or not question.alternatives_apart
-            or p.setting.plan.overlap == chosen[p.setting.where]
-        ]
-        noise = scores.aa_noise(everyone)
-        of_group = _points(name, everyone, scored, noise, predictions, raw, question)
-        points += of_group
-        if any(p.null_step_s for p in of_group):
-            groups.append(scores.group([p for p in of_group if p.scored], scored, noise))
-    points = _with_speedup(points, weak=experiment.weak)
-    points = [_with_own_runtime(point, results) for point in points]
-    if drift is not None:
-        points = [_with_drift(point, drift) for point in points]
+    places = dict.fromkeys(item.setting.where for item in scaled)
+    chosen = {where: _chosen_overlap(where, scaled, predictions) for where in places}
+    points, groups = _grouped(scaled, pairs, chosen, predictions)
+    points = with_related(points, results, drift)
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
     several = [g for g in groups if g.devices != 1]
     real = [g for g in several if not g.emulated_compute] or several
     pooled = [p for p in many if p.emulated_compute == any(g.emulated_compute for g in real)]
+    covered = functools.partial(covered_points, points, results.predictions_sha256)
     return Comparison(
         experiment=results.experiment,
         points=tuple(points),
@@ -108,14 +88,45 @@ def compare(
         ),
         compared=compared(experiment),
         quality=quality,
-        intervals=coverage_by_stratum(covered(points, results.predictions_sha256)),
-        interval=next(iter(coverage_by_stratum(covered(points, results.predictions_sha256, ALL_NETWORKS))), None),
+        intervals=coverage_by_stratum(covered()),
+        interval=next(iter(coverage_by_stratum(covered(stratum=ALL_NETWORKS))), None),
     )
 
 
 def _place(item: ComparedPoint | Group) -> tuple[str, bool, str]:
     """Return the network, whether computation is emulated on it, and who trains."""
     return item.network, item.emulated_compute, item.runtime
+
+
+def _grouped(
+    pairs: Sequence[Pair], raw: Sequence[Pair], chosen: Mapping[str, str], predictions: Predictions
+) -> tuple[list[ComparedPoint], list[Group]]:
+    """Return the points of all groups, and the scores of those groups that have nulls.
+
+    ``raw`` are the same pairs as they were measured, before their samples were scaled to one speed.
+    """
+    experiment = predictions.experiment
+    question = QUESTIONS.find(experiment.question)
+    unscaled = {item.setting: item for item in raw}
+    members: dict[str, list[Pair]] = {}
+    for item in pairs:
+        members.setdefault(group_name(experiment, item.setting), []).append(item)
+    points: list[ComparedPoint] = []
+    groups: list[Group] = []
+    for name, everyone in members.items():
+        scored = [
+            p
+            for p in everyone
+            if p.setting.plan.devices == 1
+            or not question.alternatives_apart
+            or p.setting.plan.overlap == chosen[p.setting.where]
+        ]
+        noise = scores.aa_noise(everyone)
+        of_group = _points(name, everyone, scored, noise, predictions, unscaled, question)
+        points += of_group
+        if any(p.null_step_s for p in of_group):
+            groups.append(scores.group([p for p in of_group if p.scored], scored, noise))
+    return points, groups
 
 
 def _chosen_overlap(where: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
@@ -228,79 +239,3 @@ def _point(
         free_cores=min(each.free_cores for each in emulations) if emulations else None,
         runtime=setting.runtime,
     )
-
-
-def _with_speedup(points: Sequence[ComparedPoint], *, weak: bool) -> list[ComparedPoint]:
-    """Return the points with their speedup: samples/s over those of one device.
-
-    Both have the same global batch, or under weak scaling the same local batch. One device needs no network: where it
-    was not run under a point's network, its run under another one serves.
-    """
-    single: dict[tuple[Any, ...], ComparedPoint] = {}
-    for point in points:
-        if point.devices == 1:
-            single.setdefault((point.network, *_trained(point, weak)), point)
-            single.setdefault(_trained(point, weak), point)
-    with_speedup = []
-    for point in points:
-        training = _trained(point, weak)
-        alone = single.get((point.network, *training)) or single.get(training)
-        if alone is not None:
-            speedup = alone.measured_s_per_sample / point.measured_s_per_sample
-            batches = point.global_batch / alone.global_batch
-            point = msgspec.structs.replace(
-                point,
-                measured_speedup=speedup,
-                predicted_speedup=batches * alone.predicted_step_s / point.predicted_step_s,
-                efficiency=speedup / point.devices,
-            )
-        with_speedup.append(point)
-    return with_speedup
-
-
-def _trained(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
-    """What a point and the single device have in common that its speedup is over."""
-    plan = point.setting.plan
-    batch = point.local_batch if weak else float(point.global_batch)
-    trained = plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer, plan.compute_dtype
-    return point.model, point.emulated_compute, point.runtime, batch, *trained
-
-
-def _with_own_runtime(point: ComparedPoint, results: Results) -> ComparedPoint:
-    """Return the point with what dpsim's own runtime took for its plan, where that was measured beside it."""
-    setting = point.setting
-    for run in results.other_points:
-        if run.step_s and (run.setting.plan, run.setting.network) == (setting.plan, setting.network):
-            return msgspec.structs.replace(
-                point,
-                dpsim_step_s=float(np.median(run.step_s)),
-                dpsim_exposed_communication_s=float(np.median(run.exposed_communication_s)),
-            )
-    return point
-
-
-def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:
-    """Return the point with the drift of its training, or as it is where its configuration was not trained."""
-    run = next((run for run in record.runs if _trains(run.configuration, point.setting.plan)), None)
-    if run is None:
-        return point
-    configuration = run.configuration
-    digest = record.trajectories[run.trajectory].digest
-    if point.devices == 1:
-        return msgspec.structs.replace(point, digest=digest)
-    measured, predicted = record.measured_drift(configuration), record.predicted_drift(configuration)
-    same = 0.0 if configuration.promised and record.identical(run) else None
-    return msgspec.structs.replace(
-        point,
-        digest=digest,
-        measured_drift=measured.parameters if measured is not None else same,
-        measured_statistics_drift=measured.statistics if measured is not None else None,
-        predicted_drift=predicted.parameters if predicted is not None else 0.0 if configuration.promised else None,
-        predicted_statistics_drift=predicted.statistics if predicted is not None else None,
-    )
-
-
-def _trains(configuration: Configuration, plan: Plan) -> bool:
-    """Return whether a configuration trains what a point measures; on one device nothing but the count matters."""
-    names = ("devices",) if plan.devices == 1 else ("devices", "layout", "algorithm", "overlap")
-    return all(getattr(configuration, name) == getattr(plan, name) for name in names)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.comparison import ComparedPoint
 from dpsim.records.coverage import CoveredPoint, StratumCoverage
 
 Floats = NDArray[np.float64]
@@ -16,13 +16,11 @@ _RESAMPLES = 2000
 _WIDTHS = 400
 
 
-def covered_points(comparison: Comparison, calibration: str) -> tuple[CoveredPoint, ...]:
-    """The points of a sweep that state the level of their interval; ``calibration`` names what they rest on."""
-    return covered(comparison.points, calibration)
+def covered_points(points: Sequence[ComparedPoint], calibration: str, stratum: str = "") -> tuple[CoveredPoint, ...]:
+    """The points that state the level of their interval; ``calibration`` names the calibration of their predictions.
 
-
-def covered(points: Sequence[ComparedPoint], calibration: str, stratum: str = "") -> tuple[CoveredPoint, ...]:
-    """``covered_points`` of some points; their ``stratum`` is where they ran and on how many devices, unless given."""
+    The stratum of a point is where it ran and on how many devices, unless ``stratum`` names one for all.
+    """
     return tuple(
         CoveredPoint(
             calibration=calibration,

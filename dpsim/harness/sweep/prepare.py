@@ -6,7 +6,7 @@ Both are measured in one job. Where computation is emulated a second job calibra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,10 @@ from dpsim.workload import Workload
 
 _MOST_S, _LEAST_S = 12.0, 2.0
 Kind = tuple[Any, ...]
+Kinds = tuple[Kind, Kind]
+"""The kind of a setting's profile, and the kind of its calibration."""
+Place = tuple[int, int]
+"""The place of a setting's workload among the workloads, and of its machine among the machines."""
 
 
 def profile_kind(setting: Setting) -> Kind:
@@ -44,6 +48,11 @@ def calibration_kind(setting: Setting) -> Kind:
     return setting.where, setting.plan.wire_dtype, setting.model
 
 
+def kinds_of(setting: Setting) -> Kinds:
+    """Settings of equal kinds are predicted from one workload and one machine."""
+    return profile_kind(setting), calibration_kind(setting)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """Profiled workloads and calibrated machines, and which of them each kind of setting has.
@@ -53,20 +62,25 @@ class Prepared:
 
     workloads: tuple[Workload, ...]
     machines: tuple[Machine, ...]
-    places: dict[Kind, tuple[int, int]]
+    places: dict[Kinds, Place]
 
-    def place(self, setting: Setting) -> tuple[int, int]:
+    @classmethod
+    def for_all(cls, settings: Iterable[Setting], workload: Workload, machine: Machine) -> Prepared:
+        """One workload and one machine for all settings."""
+        places = {kinds_of(setting): (0, 0) for setting in settings}
+        return cls(workloads=(workload,), machines=(machine,), places=places)
+
+    def place(self, setting: Setting) -> Place:
         """The places of a setting's workload and machine."""
-        return self.places[profile_kind(setting), calibration_kind(setting)]
+        return self.places[kinds_of(setting)]
 
     def name(self, setting: Setting) -> str:
         """What the settings with one workload and machine are called: where they run, with a number where it needs one.
 
         ``node``, or ``node (2)`` for the second kind of computation on it.
         """
-        mine = (profile_kind(setting), calibration_kind(setting))
         of_network = [kinds for kinds in self.places if kinds[1][0] == setting.where]
-        number = of_network.index(mine)
+        number = of_network.index(kinds_of(setting))
         return f"{setting.where} ({number + 1})" if number else setting.where
 
 
@@ -95,36 +109,52 @@ def prepare(
     job = _Job(progress, profiles=[data.profile(members) for members in profiles.values()])
     configs = [data.calibration(members, overlaps) for members in calibrations.values()]
     results = job.run(configs, seconds * len(profiles), _most_devices(calibrations))
-    profiled = [codec.decode(plain, Profile, "profile") for plain in results["profiles"]]
-    workloads = [profile.workload for profile in profiled]
-    workload_of = {kind: workloads[number] for number, kind in enumerate(profiles)}
-    machines_of = _machines(calibrations, results)
+    profiled = {
+        kind: codec.decode(plain, Profile, "profile") for kind, plain in zip(profiles, results["profiles"], strict=True)
+    }
+    links = _machines(calibrations, results)
     if emulated:
         configs = [
-            msgspec.structs.replace(data.calibration(members, overlaps), workload=workload_of[profile_kind(members[0])])
+            msgspec.structs.replace(
+                data.calibration(members, overlaps), workload=profiled[profile_kind(members[0])].workload
+            )
             for members in emulated.values()
         ]
         results = _Job(progress).run(configs, seconds * len(emulated), _most_devices(emulated))
-        machines_of |= _machines(emulated, results)
+        links |= _machines(emulated, results)
+    return _prepared(settings, profiled, links, emulated)
+
+
+def _prepared(
+    settings: Sequence[Setting],
+    profiled: Mapping[Kind, Profile],
+    links: Mapping[Kind, Machine],
+    emulated: Mapping[Kind, Sequence[Setting]],
+) -> Prepared:
+    """Join each profile with the calibrations of the settings that it is used for.
+
+    ``links`` are calibrated machines without the slowdown of computation, and ``emulated`` the settings whose
+    computation is emulated; both by kind of calibration.
+    """
+    workloads = [profile.workload for profile in profiled.values()]
     machines: list[Machine] = []
-    places: dict[Kind, tuple[int, int]] = {}
+    places: dict[Kinds, Place] = {}
     for setting in settings:
-        kinds = profile_kind(setting), calibration_kind(setting)
+        kinds = kinds_of(setting)
         if kinds in places:
             continue
-        number, machine_alone = list(profiles).index(kinds[0]), machines_of[kinds[1]]
-        profile = profiled[number]
+        profile, link = profiled[kinds[0]], links[kinds[1]]
+        workload = profile.workload
         if setting.emulated_compute:
-            workload = msgspec.structs.replace(profile.workload, emulated_compute=True)
-            if workload not in workloads:
-                workloads.append(workload)
-            number = workloads.index(workload)
-            machines.append(_without_cores(machine_alone, workload, emulated[kinds[1]]))
+            workload = msgspec.structs.replace(workload, emulated_compute=True)
+            machines.append(_without_cores(link, workload, emulated[kinds[1]]))
         else:
             machines.append(
-                msgspec.structs.replace(machine_alone, compute_slowdown=profile.compute_slowdown, speed=profile.speed)
+                msgspec.structs.replace(link, compute_slowdown=profile.compute_slowdown, speed=profile.speed)
             )
-        places[kinds] = number, len(machines) - 1
+        if workload not in workloads:
+            workloads.append(workload)
+        places[kinds] = workloads.index(workload), len(machines) - 1
     return Prepared(workloads=tuple(workloads), machines=tuple(machines), places=places)
 
 

@@ -8,7 +8,7 @@ import sys
 from dpsim.errors import ConfigError
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.sweep.prepare import Prepared, calibration_kind, profile_kind
+from dpsim.harness.sweep.prepare import Prepared
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
 from dpsim.launch import child_process
 from dpsim.machine import Machine
@@ -61,6 +61,5 @@ def predicted_by_nccl(
         request = ScriptRequest(script=config.script, arguments=config.arguments, devices=config.most_devices)
         workload = profile_script(request, config.local_batches)
     experiment = experiment_of(config, workload)
-    places = {(profile_kind(each), calibration_kind(each)): (0, 0) for each in settings_of(experiment.rows)}
-    prepared = Prepared(workloads=(workload,), machines=(machine,), places=places)
+    prepared = Prepared.for_all(settings_of(experiment.rows), workload, machine)
     return predict_experiment(experiment, prepared, environment())

@@ -7,8 +7,8 @@ sleep in a read from a socket, so that those of one setting have the cores to th
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -41,37 +41,37 @@ _WARM_UP_ROUNDS, _REPORT_S = 2, 5.0
 def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """The ``Samples`` of the settings of a ``MeasureTask`` (plain values), on world rank 0, which saves every round."""
     task = codec.decode(argument, MeasureTask, "measurement")
-    places = [index for index, setting in enumerate(task.settings) for _ in range(setting.plan.devices)]
-    address = str(Path(task.folder) / CONTROL)
-    listener = Listener(address, "AF_UNIX", backlog=comm.size) if comm.rank == 0 else None
-    if comm.rank and task.settings[places[comm.rank - 1]].runtime != "dpsim":
-        import_module("dpsim.torch_ddp.timed_script")  # PyTorch is loaded by those that train with it, and no others
-    quiet_barrier(comm)  # the others may still be loading PyTorch
-    group: Any = comm.Split(places[comm.rank - 1] if comm.rank else len(task.settings), comm.rank)
-    if listener is None:
-        place = places[comm.rank - 1]
-        _take_turns(group, task, place)
-        return None
-    with listener:
-        ranks = _accepted(listener, task, report)
-        samples = _measured(task, ranks, report)
-    return dict(codec.to_builtins(samples))
+    if comm.rank == 0:
+        address = str(Path(task.folder) / CONTROL)
+        with Listener(address, "AF_UNIX", backlog=comm.size) as listener:
+            quiet_barrier(comm)  # the other ranks may still be loading PyTorch
+            comm.Split(len(task.settings), comm.rank)
+            ranks = _accepted(listener, task, report)
+            return dict(codec.to_builtins(_measured(task, ranks, report)))
+    setting_of_rank = [number for number, setting in enumerate(task.settings) for _ in range(setting.plan.devices)]
+    number = setting_of_rank[comm.rank - 1]
+    take_turns = _turns_of(task, number)
+    quiet_barrier(comm)
+    take_turns(comm.Split(number, comm.rank))
+    return None
 
 
-def _take_turns(group: MPI.Intracomm, task: MeasureTask, place: int) -> None:
-    """Be a rank of one setting until the measurement ends: run the script, or wait as long as it computes."""
-    setting = task.settings[place]
+def _turns_of(task: MeasureTask, number: int) -> Callable[[Any], None]:
+    """Return what a rank of the ``number``-th setting does with the group of its ranks until the measurement ends.
+
+    It runs the script, or waits for as long as the script computes. Loads torch for the script alone.
+    """
+    setting = task.settings[number]
     if setting.runtime == "dpsim":
         assert task.workload is not None and task.machine is not None
         workload = waited_for(task.workload, task.machine, setting.plan)
-        wait_in_turns(group, setting, workload, task.seed, task.folder, place)
-        return
+        return lambda group: wait_in_turns(group, setting, workload, task.seed, task.folder, number)
     from dpsim.torch_ddp.batches import replace_batch_size
     from dpsim.torch_ddp.timed_script import train_in_turns
 
     if task.sets_local_batch:
         replace_batch_size(int(setting.plan.local_batch))
-    train_in_turns(group, setting, task.script, task.arguments, task.folder, place)
+    return lambda group: train_in_turns(group, setting, task.script, task.arguments, task.folder, number)
 
 
 def _accepted(listener: Listener, task: MeasureTask, report: Progress) -> list[list[Connection[int, Visit]]]:

@@ -11,7 +11,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.calibrate.calibrate import machine
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.sweep.prepare import Kind, Prepared, calibration_kind, profile_kind
+from dpsim.harness.sweep.prepare import Kinds, Place, Prepared, kinds_of
 from dpsim.harness.torch_ddp.contention import Effort, computed_s, profiled, profiled_on_cores
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
 from dpsim.harness.torch_ddp.task import CalibrationTask
@@ -68,13 +68,13 @@ def _check_same_batch(workload: Workload | None, now: Workload) -> None:
 
 def _machines(
     experiment: Experiment, workload: Workload, seconds: float, progress: Progress
-) -> tuple[list[Machine], dict[Kind, tuple[int, int]]]:
+) -> tuple[list[Machine], dict[Kinds, Place]]:
     """A machine for each network and way to communicate, and which of them each kind of setting has."""
     settings = [setting_of(row) for row in experiment.rows]
     machines: list[Machine] = []
-    places: dict[Kind, tuple[int, int]] = {}
+    places: dict[Kinds, Place] = {}
     for setting in settings:
-        kinds = profile_kind(setting), calibration_kind(setting)
+        kinds = kinds_of(setting)
         if kinds not in places:
             of_place = [each for each in settings if each.where == setting.where]
             machines.append(_calibrated(of_place, workload, seconds, progress))

@@ -205,7 +205,7 @@ def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: WorkClock, num
     update_s = sum(clock.done_s(each.end_s) - clock.begun_s(each.start_s, each.end_s) for each in updates)
     return TracedStep(
         number=number,
-        step_s=_length(marks, clock, number) - max(_communicated(marks, clock, last, updates) - done_s, 0.0),
+        step_s=_length(marks, clock, number) - max(_communicated(clock, last, updates) - done_s, 0.0),
         forward_s=sum(_forward(clock, each) for each in micro_batches),
         backward_s=sum(clock.done_s(each.end_s) - clock.done_s(each.start_s) for each in micro_batches),
         last_backward_s=done_s - backward_start_s,
@@ -269,7 +269,7 @@ def _forward(clock: WorkClock, micro_batch: _MicroBatch) -> float:
     return clock.done_s(forward.end_s) - clock.begun_s(forward.start_s, forward.end_s)
 
 
-def _communicated(marks: Marks, clock: WorkClock, last: _MicroBatch, updates: Sequence[Span]) -> float:
+def _communicated(clock: WorkClock, last: _MicroBatch, updates: Sequence[Span]) -> float:
     """When the last bucket had arrived: as its kernel or its backend marked it, else when the update began."""
     marked = [each.done_s for each in last.sent if each.done_s is not None]
     latest = max([*marked, clock.communicated_s(last.start_s, last.end_s)])
