@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpsim.experiments.generated import rewrite, with_parts
 from dpsim.harness.bench.result import result
 from dpsim.kernels.allreduce.registry import Version, versions
 from dpsim.kernels.allreduce.tree import slots
@@ -17,7 +18,7 @@ from dpsim.units import format_size
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "allreduce.md"
 RECORD = ROOT / "reports" / "allreduce" / bench.RECORD
-BEGIN, END = "<!-- made by python -m dpsim.experiments.ladder_page -->\n", "<!-- end -->"
+BEGIN = "<!-- made by python -m dpsim.experiments.ladder_page -->\n"
 RANKS = (2, 4, 8)
 
 
@@ -62,9 +63,8 @@ def measured() -> tuple[dict[tuple[str, str], float], str]:
 
 def page(text: str) -> str:
     """The page with its table made anew."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + ladder(*measured()) + END + rest.partition(END)[2]
+    return with_parts(text, {BEGIN: lambda: ladder(*measured())})
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite(PAGE, page)

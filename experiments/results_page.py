@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dpsim.experiments.generated import rewrite, with_parts
 from dpsim.harness.load import load
 from dpsim.records.columns import FRAMES
 from dpsim.records.columns.column import UNITS, Column
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results.md"
-BEGIN, END = "<!-- {part}: made by python -m dpsim.experiments.results_page -->\n", "<!-- end -->"
+BEGIN = "<!-- {part}: made by python -m dpsim.experiments.results_page -->\n"
 EXAMPLE = "reports/example"
 SHOWN = ("network", "devices", "fusion_threshold_bytes", "measured_step_s", "predicted_step_s", "error")
 ROWS = 4
@@ -70,12 +71,8 @@ PARTS: dict[str, Callable[[], str]] = {"example": example, "units": units, "colu
 
 def page(text: str) -> str:
     """The page with its generated parts made anew."""
-    for name, make in PARTS.items():
-        begin = BEGIN.format(part=name)
-        before, _, rest = text.partition(begin)
-        text = before + begin + make() + END + rest.partition(END)[2]
-    return text
+    return with_parts(text, {BEGIN.format(part=name): make for name, make in PARTS.items()})
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite(PAGE, page)

@@ -17,7 +17,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
-from dpsim.harness.torch_ddp.own_runtime import check_emulation, own_settings, waited_for
+from dpsim.harness.torch_ddp.own_runtime import check_emulation, emulated_workload, own_settings
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.lowering import lower
 from dpsim.machine import ComputeSlowdown, Link, Machine
@@ -79,7 +79,7 @@ def test_it_trains_where_it_can_do_what_ddp_does(tmp_path: Path) -> None:
 def test_ranks_wait_as_long_as_so_many_devices_compute_at_once() -> None:
     plan = own_settings([Setting(plan=_plan(), model="four.py", network=PACED, runtime="torch-ddp-mpi")])[0].plan
     slow = machine(compute_slowdown=(ComputeSlowdown(devices=2, factor=1.5, added_s=2e-3),))
-    waited = waited_for(workload(input_s_per_sample=1e-4), slow, plan)
+    waited = emulated_workload(workload(input_s_per_sample=1e-4), slow, plan)
     times = waited.times(4)
     np.testing.assert_allclose(times.forward_s, 3e-3)
     np.testing.assert_allclose(times.backward_s, 6e-3)

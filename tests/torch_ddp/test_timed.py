@@ -127,10 +127,10 @@ def test_short_batches_at_the_end_of_an_epoch_do_not_count() -> None:
     plan = Plan(devices=2, global_batch=16, fusion_rule="ddp", algorithm="mpi", overlap="thread")
     setting = Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi")
     samples = Samples(setting, [])
-    samples._add([visited(8, 8, 8, 3, 8)] * 2, [], number=0)
+    samples._add([visited(8, 8, 8, 3, 8)] * 2, number=0)
     assert samples.step_s == [3.0, 5.0] and samples.ready_s == [[3.0]] * 2 + [[5.0]] * 2
     with pytest.raises(ConfigError, match="trains on 3 samples at once, and was profiled with 8"):
-        Samples(setting, [])._add([visited(*[3] * 5)] * 2, [], number=0)
+        Samples(setting, [])._add([visited(*[3] * 5)] * 2, number=0)
 
 
 def test_a_second_model_is_refused() -> None:

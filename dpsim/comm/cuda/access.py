@@ -42,7 +42,7 @@ def try_access(device: Device, comm: MPI.Intracomm, ways: Sequence[Way]) -> Acce
 
 
 def find_access(device: Device, comm: MPI.Intracomm) -> Access:
-    """The same of all ways of the device. Raises ``CommunicationError`` if there is none. Collective."""
+    """The first of all ways of the device that works. Raises ``CommunicationError`` if none does. Collective."""
     if (access := try_access(device, comm, device.ways)) is not None:
         return access
     raise CommunicationError(

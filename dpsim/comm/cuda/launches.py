@@ -34,7 +34,7 @@ _FAILED = -1
 
 @dataclass
 class _Compiled:
-    """A kernel on this rank. ``blocks``: how many a rank run at once here; once agreed, how many each rank starts."""
+    """A kernel on this rank. ``blocks``: how many can run at once here; once agreed, how many each rank starts."""
 
     blocks: int = 0
     error: DpsimError | None = None

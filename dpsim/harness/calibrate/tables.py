@@ -38,11 +38,16 @@ _IDLE_SAMPLES = 3
 """Allreduces of each size in a visit of an idle table."""
 _MOST_SUMMED_BYTES = 2**16
 """Statistics of batch norm are small; larger ordered sums are extrapolated."""
-_GLOBAL_BATCH = 64  # float16 is scaled for one; which one costs nothing
+_GLOBAL_BATCH = 64
+"""The global batch for which float16 messages are scaled; the times do not depend on it."""
 
 
 class CostTable:
-    """The times of one allreduce at each size: ``_rows`` has a time a size, and what adds them fills the other two."""
+    """The times of one allreduce at each size.
+
+    ``_rows`` has a row of times for each repeat, one for each size, and ``_reference_s`` the reference time of the
+    machine during that repeat. ``_visits`` counts the repeats of each visit.
+    """
 
     def __init__(
         self,

@@ -131,6 +131,6 @@ def check_emulation(seen: Emulation, setting: Setting, step_s: float) -> None:
         )
 
 
-def cores() -> int:
-    """The cores of this machine that count as those of the ranks."""
+def machine_cores() -> int:
+    """The number of cores of this machine, also on a rank that is pinned to one of them."""
     return os.cpu_count() or 1

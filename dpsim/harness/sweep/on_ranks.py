@@ -21,7 +21,7 @@ from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.reference import reference_s
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
-from dpsim.harness.sweep.emulation import EmulationLog, Watch, Watched, cores
+from dpsim.harness.sweep.emulation import EmulationLog, Watch, Watched, machine_cores
 from dpsim.harness.sweep.samples import MeasureTask, Samples
 from dpsim.machine import Network
 from dpsim.predict import scheduled
@@ -106,12 +106,12 @@ class _Point:
             gathered = group.gather(self._watched_steps(group, replica))
             if gathered is not None:
                 watched = [of_rank for _, of_rank in gathered]
-                again = counted and self.emulation.repeats(watched, cores(), attempt)
+                again = counted and self.emulation.repeats(watched, machine_cores(), attempt)
             attempt, again = attempt + 1, group.bcast(again)
         if gathered is None:
             return
         if counted:
-            self.emulation.visited(watched, cores())
+            self.emulation.visited(watched, machine_cores())
         self._add([(of_rank, 0) for of_rank, _ in gathered], round_number, None, counted=counted)
 
     def _watched_steps(self, group: MPI.Intracomm, replica: EmulatedReplica) -> tuple[list[_Step], Watched]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -143,29 +144,27 @@ def aa_noise(pairs: Iterable[Pair]) -> float | None:
     return max(differences, default=None)
 
 
-def regret(members: Sequence[Pair], chosen: Pair) -> tuple[float, bool]:
-    """Return time per sample of the ``chosen`` setting / of the best measured one - 1; and whether halves were used.
+def regret(members: Sequence[Pair], chosen: int) -> tuple[float, bool]:
+    """Return time per sample of the setting with the index ``chosen`` / of the best one - 1; and whether by halves.
 
     The best is chosen on the rounds of one parity, and both are timed on the rounds of the other; then the parities are
     swapped, and both results are averaged. It may be negative, since the best of one half need not be the best of the
     other. With too few rounds for halves all samples serve for both, and the result is 0 or more.
     """
-    halves = [{id(m): _median_of_parity(m, parity) for m in members} for parity in (0, 1)]
-    whole = {id(m): float(np.median(m.samples())) / m.setting.plan.global_batch for m in members}
-    if any(value is None for half in halves for value in half.values()):
-        return whole[id(chosen)] / min(whole.values()) - 1, False
-    costs = []
-    for pick, evaluate in ((0, 1), (1, 0)):
-        best = min(members, key=lambda m, half=halves[pick]: half[id(m)])  # type: ignore[misc]
-        top, bottom = halves[evaluate][id(chosen)], halves[evaluate][id(best)]
-        if top is not None and bottom is not None:
-            costs.append(top / bottom - 1)
+    even_s, odd_s, all_s = ([_per_sample_s(pair, parities) for pair in members] for parities in ((0,), (1,), (0, 1)))
+    if np.isnan(even_s + odd_s).any():
+        return all_s[chosen] / min(all_s) - 1, False
+    costs = [
+        timed_s[chosen] / timed_s[int(np.argmin(picked_s))] - 1
+        for picked_s, timed_s in ((even_s, odd_s), (odd_s, even_s))
+    ]
     return float(np.mean(costs)), True
 
 
-def _median_of_parity(pair: Pair, parity: int) -> float | None:
-    values = [s for s, r in zip(pair.samples(), pair.rounds(), strict=True) if r % 2 == parity]
-    return float(np.median(values)) / pair.setting.plan.global_batch if values else None
+def _per_sample_s(pair: Pair, parities: tuple[int, ...]) -> float:
+    """Return the median seconds per sample over the rounds of these parities; NaN without such a round."""
+    steps_s = [s for s, number in zip(pair.samples(), pair.rounds(), strict=True) if number % 2 in parities]
+    return float(np.median(steps_s)) / pair.setting.plan.global_batch if steps_s else math.nan
 
 
 def drift(members: Sequence[Pair]) -> float | None:
@@ -201,7 +200,7 @@ def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float
     best = min(points, key=lambda p: p.measured_s_per_sample)
     worst = max(points, key=lambda p: p.measured_s_per_sample)
     chosen = next(i for i, p in enumerate(points) if p.is_best_predicted)
-    cost, on_halves = regret(members, members[chosen])
+    cost, on_halves = regret(members, chosen)
     floor = max(noise or 0.0, half_width(best), half_width(worst))
     effect = worst.measured_s_per_sample / best.measured_s_per_sample - 1
     return Group(

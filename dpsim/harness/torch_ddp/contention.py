@@ -44,7 +44,7 @@ def computed_s(workload: Workload) -> float:
 
 
 def profiled_on_cores(request: ScriptRequest, devices: int) -> list[Workload]:
-    """So many profiles of a script at once, each pinned to a core as a rank would be."""
+    """Profile a script in ``devices`` processes at once, each pinned to a core as a rank would be."""
     cores = sorted(os.sched_getaffinity(0))
 
     def on_core(number: int) -> Workload:
@@ -96,7 +96,7 @@ def profiled(
 
 
 def _longer(request: ScriptRequest, step_s: float, seconds: float, pause_s: float = 0.0) -> ScriptRequest:
-    """The request with steps for so many seconds, that the times of the start do not matter, and a pause in each."""
+    """The request with as many steps as take ``seconds``, so that the start hardly counts, and a pause in each."""
     pause_s = min(pause_s, _LONGEST_PAUSE_S)
     steps = round(seconds / max(step_s + pause_s, 1e-6))
     return msgspec.structs.replace(request, steps=min(max(request.steps, steps), _MOST_STEPS), pause_s=pause_s)

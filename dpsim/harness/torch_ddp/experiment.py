@@ -22,8 +22,10 @@ from dpsim.workload import Workload
 Communication = Literal["gloo", "mpi", "nccl"]
 COMMUNICATIONS: tuple[Communication, ...] = ("gloo", "mpi", "nccl")
 ON_PROCESSORS: tuple[Communication, ...] = ("gloo", "mpi")
-RUNTIMES = ("torch-ddp", "dpsim")
-OWN_DATA = "its own data"
+_DDP, _OWN_RUNTIME = "torch-ddp", "dpsim"
+"""What --runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
+_RUNTIMES = (_DDP, _OWN_RUNTIME)
+_OWN_DATA = "its own data"
 
 
 class DdpConfig(Noun, frozen=True):
@@ -31,10 +33,9 @@ class DdpConfig(Noun, frozen=True):
 
     ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; empty: up to seven that give different buckets, or with
     ``local_batches`` the script's own. ``local_batches`` replace the batch size of the script's data loaders; empty:
-    the script's own batch.
-    ``communication`` says how DDP reduces: ``gloo``, which the networks' ``node`` alone has, or ``mpi``, which is
-    dpsim's own transports on all ``networks``, or ``nccl``, on one GPU a rank and ``node`` alone. ``runtimes`` are DDP,
-    and dpsim's own where it is to be measured beside.
+    the script's own batch. ``communication`` says how DDP reduces: by ``gloo``, only on the network ``node``; by
+    ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for each rank, only on ``node``.
+    ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP.
     """
 
     script: str
@@ -44,7 +45,7 @@ class DdpConfig(Noun, frozen=True):
     local_batches: tuple[int, ...] = ()
     communication: tuple[str, ...] = ON_PROCESSORS
     networks: tuple[str, ...] = (NODE,)
-    runtimes: tuple[str, ...] = RUNTIMES[:1]
+    runtimes: tuple[str, ...] = (_DDP,)
     budget_s: float = 45.0
     seed: int = 0
 
@@ -54,8 +55,8 @@ class DdpConfig(Noun, frozen=True):
             if name not in COMMUNICATIONS:
                 raise unknown("communication", name, COMMUNICATIONS)
         for name in self.runtimes:
-            if name not in RUNTIMES:
-                raise unknown("runtime", name, RUNTIMES)
+            if name not in _RUNTIMES:
+                raise unknown("runtime", name, _RUNTIMES)
         given = [name for name in ("caps_bytes", "local_batches") if getattr(self, name)]
         for what in ("devices", "communication", "networks", "runtimes", *given):
             check_distinct(what, getattr(self, what))
@@ -83,19 +84,18 @@ class DdpConfig(Noun, frozen=True):
                 allowed="gloo and nccl on node, mpi on any network",
                 remedy="add mpi to --communication, or node to --network",
             )
-
         self._check_runtimes()
 
     def _check_runtimes(self) -> None:
         """Raises ``ConfigError`` unless DDP is measured, and dpsim's runtime can do the same somewhere."""
-        if RUNTIMES[0] not in self.runtimes:
+        if _DDP not in self.runtimes:
             raise ConfigError(
                 f"--runtime {','.join(self.runtimes)}, without DDP itself",
                 allowed="torch-ddp, or torch-ddp,dpsim",
                 remedy="dpsim sweep measures dpsim's own runtime alone",
             )
         emulated = any(Network.parse(network).emulated for network in self.networks)
-        if "dpsim" in self.runtimes and not ("mpi" in self.communication and emulated):
+        if _OWN_RUNTIME in self.runtimes and not ("mpi" in self.communication and emulated):
             raise ConfigError(
                 f"--runtime dpsim with {' and '.join(self.communication)} on {', '.join(self.networks)}",
                 allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
@@ -144,44 +144,50 @@ def experiment_of(config: DdpConfig, workload: Workload) -> Experiment:
             remedy="leave convert_sync_batchnorm out on processors",
         )
     _check_batches(config, workload)
-    settings: dict[str, Any] = {
-        "model": Path(config.script).name,
-        "accumulate": ddp.accumulate,
-        "fusion_rule": "ddp",
-    }
-    if ddp.sync_batch_norm:
-        settings["batch_norm"] = "global"
-    axes: dict[str, tuple[Any, ...]] = {"devices": tuple(sorted(config.devices))}
-    caps: Sequence[float] = sorted(config.caps_bytes)
-    if config.local_batches:
-        axes["local_batch"] = tuple(sorted(config.local_batches))
-        caps = caps or [own for own in (ddp.bucket_cap_bytes,) if own is not None]
-    else:
-        settings["local_batch"] = workload.local_batches[0]
-        caps = caps or telling_caps(workload)
-    if len(caps) > 1 or not config.local_batches:
-        axes["fusion_threshold_bytes"] = tuple(map(float, caps))
-    elif caps:
-        settings["fusion_threshold_bytes"] = float(caps[0])
+    base, axes = _grid(config, workload, ddp)
     question, compared = _asked(config)
     experiment = Experiment(
         name="ddp",
         question=question,
         compared=compared,
-        dataset=OWN_DATA,
-        base=settings,
+        dataset=_OWN_DATA,
+        base=base,
         axes=axes,
         cases=config.cases(),
         seed=config.seed,
         budget_s=config.budget_s,
         script=config.script,
         arguments=config.arguments,
-        other_runtimes=tuple(name for name in config.runtimes if name != RUNTIMES[0]),
+        other_runtimes=tuple(name for name in config.runtimes if name != _DDP),
     )
     if experiment.other_runtimes:
         check_emulation(workload)
     settings_of(experiment.rows)
     return experiment
+
+
+def _grid(config: DdpConfig, workload: Workload, ddp: DdpSettings) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """The fields that have one value in all settings, and those with several: devices, local batches, caps."""
+    base: dict[str, Any] = {
+        "model": Path(config.script).name,
+        "accumulate": ddp.accumulate,
+        "fusion_rule": "ddp",
+    }
+    if ddp.sync_batch_norm:
+        base["batch_norm"] = "global"
+    axes: dict[str, tuple[Any, ...]] = {"devices": tuple(sorted(config.devices))}
+    caps: Sequence[float] = sorted(config.caps_bytes)
+    if config.local_batches:
+        axes["local_batch"] = tuple(sorted(config.local_batches))
+        caps = caps or [own for own in (ddp.bucket_cap_bytes,) if own is not None]
+    else:
+        base["local_batch"] = workload.local_batches[0]
+        caps = caps or telling_caps(workload)
+    if len(caps) > 1 or not config.local_batches:
+        axes["fusion_threshold_bytes"] = tuple(map(float, caps))
+    elif caps:
+        base["fusion_threshold_bytes"] = float(caps[0])
+    return base, axes
 
 
 def _asked(config: DdpConfig) -> tuple[str, tuple[str, ...]]:

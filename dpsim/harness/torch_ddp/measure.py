@@ -33,7 +33,7 @@ from dpsim.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What a prediction need not find out: the profile of the script, and where NCCL communicates the machine."""
+    """What is known before the prediction: the profile of the script, and the machine if NCCL communicates."""
 
     workload: Workload | None = None
     machine: Machine | None = None

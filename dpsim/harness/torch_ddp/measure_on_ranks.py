@@ -24,9 +24,9 @@ from dpsim.errors import ConfigError
 from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
-from dpsim.harness.sweep.emulation import EmulationLog, Watched, cores
+from dpsim.harness.sweep.emulation import EmulationLog, Watched, machine_cores
 from dpsim.harness.sweep.samples import Samples
-from dpsim.harness.torch_ddp.own_runtime import waited_for
+from dpsim.harness.torch_ddp.own_runtime import emulated_workload
 from dpsim.harness.torch_ddp.own_runtime_on_ranks import wait_in_turns
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.progress import Progress
@@ -64,7 +64,7 @@ def _turns_of(task: MeasureTask, number: int) -> Callable[[Any], None]:
     setting = task.settings[number]
     if setting.runtime == "dpsim":
         assert task.workload is not None and task.machine is not None
-        workload = waited_for(task.workload, task.machine, setting.plan)
+        workload = emulated_workload(task.workload, task.machine, setting.plan)
         return lambda group: wait_in_turns(group, setting, workload, task.seed, task.folder, number)
     from dpsim.torch_ddp.batches import replace_batch_size
     from dpsim.torch_ddp.timed_script import train_in_turns
@@ -131,14 +131,14 @@ class _Samples:
         )
 
     def visit(self, number: int, *, counted: bool) -> bool:
-        """Let the setting train a few steps; whether its script goes on."""
+        """Let the setting train a few steps; return whether its script goes on."""
         for attempt in itertools.count():
             for connection in self.connections:
                 connection.send(WARM_UP_STEPS + COUNTED_STEPS)
             visits = [connection.recv() for connection in self.connections]
             if any(visit.ended for visit in visits):
                 return False
-            if not counted or not self.emulation.repeats(_watched(visits), cores(), attempt):
+            if not counted or not self.emulation.repeats(_watched(visits), machine_cores(), attempt):
                 break
         if counted:
             self._add(visits, number)
@@ -146,7 +146,7 @@ class _Samples:
 
     def _add(self, visits: list[Visit], number: int) -> None:
         if watched := _watched(visits):
-            self.emulation.visited(watched, cores())
+            self.emulation.visited(watched, machine_cores())
             self.emulation.check(self.setting, self.step_s)
         times_s = step_times_s([visit.moments_s[1:] for visit in visits])
         if self.bucket_bytes not in ((), visits[0].bucket_bytes):

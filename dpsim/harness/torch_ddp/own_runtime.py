@@ -36,7 +36,7 @@ def own_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 
 
 def check_emulation(workload: Workload) -> None:
-    """Raises ``ConfigError`` for a workload that ranks cannot wait for as it computes."""
+    """Raises ``ConfigError`` for a workload whose computation ranks cannot emulate by waiting."""
     check_tensors(workload)
     if workload.input_prefetch:
         raise ConfigError(
@@ -46,8 +46,8 @@ def check_emulation(workload: Workload) -> None:
         )
 
 
-def waited_for(workload: Workload, machine: Machine, plan: Plan) -> Workload:
-    """The workload whose times the ranks wait for: as slow as on so many devices at once, and with its input."""
+def emulated_workload(workload: Workload, machine: Machine, plan: Plan) -> Workload:
+    """The workload whose times the ranks wait for: computation as slow as on all devices at once, and its input."""
     factor, _ = compute_slowdown(machine, plan.devices, plan.layout)
     layers = tuple(
         msgspec.structs.replace(

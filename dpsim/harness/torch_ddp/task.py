@@ -11,7 +11,10 @@ from dpsim.workload import Workload
 
 
 class CalibrationTask(Noun, frozen=True):
-    """The allreduces to calibrate: those of one runtime on one network, up to ``max_bytes``, for ``seconds``."""
+    """The allreduces to calibrate: those of one runtime on one network, up to ``max_bytes``, for ``seconds``.
+
+    ``folder`` is where the ranks meet.
+    """
 
     network: str
     runtime: Runtime
@@ -26,12 +29,11 @@ class CalibrationTask(Noun, frozen=True):
 class MeasureTask(Noun, frozen=True):
     """The settings to measure in turn, each by ranks of its own that run ``script``.
 
-    Those of dpsim's own runtime wait for the times of ``workload`` as ``machine`` slows them down.
-
-    World rank 0 only gives the turns. ``budget_s`` bounds the measuring, and ``interval`` is how narrow the intervals
-    of the medians have to be. ``folder`` is where the ranks meet. With ``sets_local_batch`` the batch size of the
-    script's data loaders is that of the setting. After every round the samples are saved to ``save_to``, those from
-    ``before`` an interruption included.
+    Ranks of dpsim's own runtime wait for the times of ``workload`` instead, as ``machine`` slows them down. World rank
+    0 only gives the turns. ``budget_s`` bounds the measuring, and ``interval`` is how narrow the intervals of the
+    medians have to be. ``folder`` is where the ranks meet. With ``sets_local_batch`` the batch size of the script's
+    data loaders is that of the setting. After every round the samples are saved to ``save_to``, those from ``before``
+    an interruption included.
     """
 
     settings: tuple[Setting, ...]

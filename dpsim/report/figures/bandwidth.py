@@ -10,12 +10,9 @@ from matplotlib.ticker import FuncFormatter
 
 from dpsim.records.bench import OWN
 from dpsim.records.bench_result import BenchPoint, BenchResult
-from dpsim.report.figures.style import INK, grid, heading, labels_at_right, panels, styled
-from dpsim.report.palette import SERIES
+from dpsim.report.figures.style import INK, LINE_COLOURS, MARKERS, grid, heading, labels_at_right, one_panel_each
 from dpsim.units import format_size
 
-_COLOURS = tuple(colour.light for colour in SERIES)
-_MARKERS = "osD^vPX<>h"
 _DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
 _SIMULATED = " (simulator)"
 _TITLES = {True: "dpsim's algorithms", False: "compared with the peers"}
@@ -24,13 +21,7 @@ _TITLES = {True: "dpsim's algorithms", False: "compared with the peers"}
 def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
     """Return two panels: dpsim's algorithms in place, and its default with the peers. Buffers are rewritten."""
 
-    def make() -> Figure:
-        figure, axes = panels(2, narrow=narrow, height_in=4.2)
-        for axis, own in zip(axes, _TITLES, strict=True):
-            panel(axis, result, own=own)
-        return figure
-
-    return styled(make)
+    return one_panel_each(tuple(_TITLES), lambda axis, own: panel(axis, result, own=own), narrow=narrow, height_in=4.2)
 
 
 def _lines(result: BenchResult, own: bool) -> dict[str, tuple[list[BenchPoint], str]]:
@@ -45,7 +36,9 @@ def _lines(result: BenchResult, own: bool) -> dict[str, tuple[list[BenchPoint], 
         best = line.setdefault(point.size_bytes, point)
         if point.busbw_bytes_per_s > (best.busbw_bytes_per_s or 0.0):
             line[point.size_bytes] = point
-    return {name: (list(line.values()), _COLOURS[i % len(_COLOURS)]) for i, (name, line) in enumerate(lines.items())}
+    return {
+        name: (list(line.values()), LINE_COLOURS[i % len(LINE_COLOURS)]) for i, (name, line) in enumerate(lines.items())
+    }
 
 
 def panel(axis: Axes, result: BenchResult, *, own: bool) -> None:
@@ -70,7 +63,7 @@ def panel(axis: Axes, result: BenchResult, *, own: bool) -> None:
             color=colour,
             linewidth=1.4,
             markersize=4,
-            marker=_MARKERS[number % len(_MARKERS)],
+            marker=MARKERS[number % len(MARKERS)],
             linestyle=_DASHES[number % len(_DASHES)],
         )
         labels.append((values[-1], name, colour))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord
-from dpsim.report.figures.style import MEASURED, PREDICTED, grid, heading, panels, styled
+from dpsim.report.figures.style import MEASURED, PREDICTED, grid, heading, one_panel_each
 from dpsim.report.reproduce.tables import drifts
 
 _Pairs = Sequence[tuple[PredictedDrift, list[MeasuredDrift]]]
@@ -29,15 +29,7 @@ class DriftPanel:
 
 def draw(record: ReproduceRecord, *, narrow: bool = False) -> Figure:
     """Return panels of the drift of the parameters and of local batch-norm statistics, for each mode that drifts."""
-    shown = panels_of(record)
-
-    def make() -> Figure:
-        figure, axes = panels(len(shown), narrow=narrow, height_in=3.6)
-        for axis, of_panel in zip(axes, shown, strict=True):
-            panel(axis, of_panel)
-        return figure
-
-    return styled(make)
+    return one_panel_each(panels_of(record), panel, narrow=narrow, height_in=3.6)
 
 
 def panels_of(record: ReproduceRecord) -> list[DriftPanel]:

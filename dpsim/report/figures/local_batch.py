@@ -18,12 +18,12 @@ from dpsim.report.figures.style import (
     heading,
     label_lines,
     measured_dots,
-    panels,
+    one_panel_each,
     predicted_line,
-    styled,
 )
 from dpsim.report.sweep.busy import busy_from
-from dpsim.report.words import BASELINES, network_name
+from dpsim.report.sweep.tables import group_title
+from dpsim.report.words import BASELINES
 
 _REACH = 1.3
 """Baselines are drawn up to this multiple of what was measured and predicted."""
@@ -31,14 +31,9 @@ _REACH = 1.3
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     """Return a panel for each network and number of devices."""
-
-    def make() -> Figure:
-        figure, axes = panels(len(comparison.groups), narrow=narrow, height_in=3.6)
-        for axis, group in zip(axes, comparison.groups, strict=True):
-            panel(axis, comparison, group)
-        return figure
-
-    return styled(make)
+    return one_panel_each(
+        comparison.groups, lambda axis, group: panel(axis, comparison, group), narrow=narrow, height_in=3.6
+    )
 
 
 def panel(axis: Axes, comparison: Comparison, group: Group) -> None:
@@ -71,7 +66,7 @@ def panel(axis: Axes, comparison: Comparison, group: Group) -> None:
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axis.tick_params(labelsize=8.5)
     axis.set_xlabel("local batch", fontsize=8.5)
-    heading(axis, ", ".join([network_name(group), *group.apart]), "samples per second")
+    heading(axis, group_title(group), "samples per second")
 
 
 def _rates(points: Sequence[ComparedPoint], steps_s: Sequence[tuple[float, float, float]]) -> Interval:

@@ -8,11 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from dpsim.machine import AllreduceCost, Machine
-from dpsim.report.figures.style import MUTED, RULE, panels, styled
-from dpsim.report.palette import SERIES
+from dpsim.report.figures.style import LINE_COLOURS, MARKERS, MUTED, RULE, panels, styled
 from dpsim.units import format_duration, format_size
 
-_MARKERS = "osD^vPX<>h"
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
@@ -32,13 +30,13 @@ def draw(machines: Mapping[str, Machine]) -> Figure:
         names = list(machines)
         for line, (name, table) in enumerate(lines):
             number = texts.index(_text(table))
-            dashes = names.index(name) if len(names) > 1 else line // len(SERIES)
+            dashes = names.index(name) if len(names) > 1 else line // len(LINE_COLOURS)
             axis.plot(
                 table.sizes_bytes,
                 table.time_s,
                 label=f"{name}: {_text(table)}" if len(names) > 1 else _text(table),
-                color=SERIES[line % len(SERIES)].light,
-                marker=_MARKERS[number % len(_MARKERS)],
+                color=LINE_COLOURS[line % len(LINE_COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
                 markersize=4,
                 linewidth=1.4,
                 linestyle=_DASHES[dashes % len(_DASHES)],

@@ -12,12 +12,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpsim.records.run_comparison import RatioPoint, RunComparison
 from dpsim.report.compare.names import group_name, rows, setting_name, varying_fields
-from dpsim.report.figures.style import FAINT, INK, MUTED, PAPER, RULE, heading, panels, styled
-from dpsim.report.palette import SERIES
+from dpsim.report.figures.style import FAINT, INK, LINE_COLOURS, MARKERS, MUTED, PAPER, RULE, heading, panels, styled
 
 MOST_ROWS = 40
-_MARKERS = "osD^vPX<>h"
-_COLOURS = tuple(colour.light for colour in SERIES)
 _LINEAR_SPAN, _MOST_TICKS = 2.0, 9
 
 
@@ -63,13 +60,13 @@ def _rows(axis: Axes, shown: Sequence[Sequence[RatioPoint]], labels: Sequence[st
             place = labels.index(point.b)
             offset = spread * (place / max(1, len(labels) - 1) - 0.5)
             distinct = point.verdict != "not_distinguishable"
-            colour = _COLOURS[place % len(_COLOURS)]
+            colour = LINE_COLOURS[place % len(LINE_COLOURS)]
             y = number + lower + offset * (0.5 if narrow else 1.0)
             axis.plot([point.ratio_low, point.ratio_high], [y, y], color=colour, linewidth=1.5, zorder=3)
             axis.plot(
                 [point.ratio],
                 [y],
-                marker=_MARKERS[place % len(_MARKERS)],
+                marker=MARKERS[place % len(MARKERS)],
                 markersize=5,
                 color=colour,
                 markerfacecolor=colour if distinct else PAPER,
@@ -124,7 +121,14 @@ def _round_values(low: float, high: float) -> list[float]:
 
 def _legend(axis: Axes, labels: Sequence[str]) -> None:
     handles = [
-        Line2D([], [], color=_COLOURS[i % len(_COLOURS)], marker=_MARKERS[i % len(_MARKERS)], markersize=5, label=label)
+        Line2D(
+            [],
+            [],
+            color=LINE_COLOURS[i % len(LINE_COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            markersize=5,
+            label=label,
+        )
         for i, label in enumerate(labels)
     ]
     axis.legend(handles=handles, frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=3)

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
-from dpsim.report.figures.style import INK, MEASURED, MUTED, PAPER, heading, panels, styled
-from dpsim.report.words import field_name, network_name
+from dpsim.report.figures.style import INK, MEASURED, MUTED, PAPER, heading, one_panel_each
+from dpsim.report.sweep.tables import group_title
+from dpsim.report.words import field_name
 
 _ROW_IN, _HEAD_IN = 0.5, 1.2
 _FAINTEST = 0.06
@@ -34,17 +35,13 @@ def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     maps = [(group, points) for group in comparison.groups for points in _maps(comparison.members(group), others)]
     most = max(len({point.setting.text(chosen[1]) for point in points}) for _, points in maps)
 
-    def make() -> Figure:
-        figure, axes = panels(len(maps), narrow=narrow, height_in=_HEAD_IN + _ROW_IN * most)
-        for axis, (group, points) in zip(axes, maps, strict=True):
-            title = ", ".join(
-                f"{field_name(name, points[0].runtime)} {points[0].setting.text(name)}" for name in others
-            )
-            _panel(axis, comparison, group, points, chosen)
-            heading(axis, title or "all settings", ", ".join([network_name(group), *group.apart]))
-        return figure
+    def panel(axis: Axes, shown: tuple[Group, list[ComparedPoint]]) -> None:
+        group, points = shown
+        title = ", ".join(f"{field_name(name, points[0].runtime)} {points[0].setting.text(name)}" for name in others)
+        _panel(axis, comparison, group, points, chosen)
+        heading(axis, title or "all settings", group_title(group))
 
-    return styled(make)
+    return one_panel_each(maps, panel, narrow=narrow, height_in=_HEAD_IN + _ROW_IN * most)
 
 
 def _maps(points: Sequence[ComparedPoint], others: Sequence[str]) -> list[list[ComparedPoint]]:

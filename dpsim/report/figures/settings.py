@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
-from dpsim.report.figures.style import MEASURED, PAPER, PREDICTED, grid, group_subtitle, heading, panels, styled
+from dpsim.report.figures.style import MEASURED, PAPER, PREDICTED, grid, group_subtitle, heading, one_panel_each
 from dpsim.report.words import network_name
 
 PointName = Callable[[ComparedPoint], str]
@@ -20,14 +20,9 @@ def draw(comparison: Comparison, *, narrow: bool = False, name: PointName | None
     """Return a panel for each group, with a row for each setting, called by the values that are compared."""
     groups = comparison.groups
     height_in = _HEAD_IN + _ROW_IN * max(len(comparison.members(group)) for group in groups)
-
-    def make() -> Figure:
-        figure, axes = panels(len(groups), narrow=narrow, height_in=height_in)
-        for axis, group in zip(axes, groups, strict=True):
-            panel(axis, comparison, group, name)
-        return figure
-
-    return styled(make)
+    return one_panel_each(
+        groups, lambda axis, group: panel(axis, comparison, group, name), narrow=narrow, height_in=height_in
+    )
 
 
 def _images_per_s(point: ComparedPoint) -> float:

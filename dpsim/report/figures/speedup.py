@@ -15,23 +15,17 @@ from dpsim.report.figures.style import (
     heading,
     label_lines,
     measured_dots,
-    panels,
+    one_panel_each,
     predicted_line,
-    styled,
 )
 from dpsim.report.words import BASELINES, network_name
 
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     """Return a panel for each network."""
-
-    def make() -> Figure:
-        figure, axes = panels(len(comparison.groups), narrow=narrow, height_in=3.7)
-        for axis, group in zip(axes, comparison.groups, strict=True):
-            panel(axis, comparison, group)
-        return figure
-
-    return styled(make)
+    return one_panel_each(
+        comparison.groups, lambda axis, group: panel(axis, comparison, group), narrow=narrow, height_in=3.7
+    )
 
 
 def panel(axis: Axes, comparison: Comparison, group: Group) -> None:

@@ -19,11 +19,10 @@ from dpsim.report.figures.style import (
     heading,
     label_lines,
     measured_dots,
-    panels,
+    one_panel_each,
     point_name,
     predicted_line,
     size_ticks,
-    styled,
 )
 from dpsim.report.words import BASELINES, field_name
 
@@ -35,15 +34,7 @@ _REACH = 0.7
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
     """Return a panel for each group of points."""
-    shown = groups(comparison)
-
-    def make() -> Figure:
-        figure, axes = panels(len(shown), narrow=narrow, height_in=3.5)
-        for axis, points in zip(axes, shown, strict=True):
-            panel(axis, points)
-        return figure
-
-    return styled(make)
+    return one_panel_each(groups(comparison), panel, narrow=narrow, height_in=3.5)
 
 
 def groups(comparison: Comparison) -> list[list[ComparedPoint]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import matplotlib
 import numpy as np
@@ -24,6 +24,7 @@ from dpsim.report.palette import AREAS, BACKS, WORDS
 from dpsim.report.words import devices_name, field_name, network_name
 from dpsim.units import format_size
 
+Item = TypeVar("Item")
 INK, MUTED, MEASURED, PREDICTED = (WORDS[name].light for name in ("ink", "muted", "measured", "predicted"))
 FAINT, PAPER = AREAS["faint"].light, BACKS["paper"].light
 PARTS = {
@@ -35,6 +36,9 @@ PARTS = {
 }
 ALLREDUCE = PARTS["exposed communication"]
 RULE = palette.RULE.light
+LINE_COLOURS = tuple(colour.light for colour in palette.SERIES)
+MARKERS = "osD^vPX<>h"
+"""The colours and the markers of the lines of one panel, in this order and again from the first."""
 WIDE_IN, NARROW_IN = 10.4, 4.3
 FONTS = ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"]
 _RC: Any = {
@@ -82,6 +86,20 @@ def styled(draw: Callable[[], Figure]) -> Figure:
     """Return the figure that ``draw`` makes in the style of all figures."""
     with matplotlib.rc_context(_RC):
         return draw()
+
+
+def one_panel_each(
+    items: Sequence[Item], panel: Callable[[Axes, Item], None], *, narrow: bool, height_in: float
+) -> Figure:
+    """Return a figure with a panel for each item, which ``panel`` draws, in the style of all figures."""
+
+    def make() -> Figure:
+        figure, axes = panels(len(items), narrow=narrow, height_in=height_in)
+        for axis, item in zip(axes, items, strict=True):
+            panel(axis, item)
+        return figure
+
+    return styled(make)
 
 
 def on_axes(axis: Axes | None, draw: Callable[[Axes], None]) -> Axes:

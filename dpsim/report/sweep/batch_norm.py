@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
+from dpsim.report.sweep.cells import (
+    PointCells,
+    best_marks,
+    error,
+    is_best,
+    samples_per_s,
+)
 from dpsim.report.sweep.question import QuestionReport
-from dpsim.report.sweep.settings import images_per_s
-from dpsim.report.sweep.tables import LEGEND, PointCells, best_marks, error, errors_sentence, group_title, is_best
-from dpsim.report.sweep.threshold import score_tiles
+from dpsim.report.sweep.tables import (
+    LEGEND,
+    errors_sentence,
+    group_title,
+    score_tiles,
+)
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import milliseconds, percent
 
@@ -77,7 +87,7 @@ def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
 
 
 def _points(comparison: Comparison) -> Table:
-    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    cells = PointCells.of(comparison)
     members = {group.name: comparison.members(group) for group in comparison.groups}
 
     def added(point: ComparedPoint, *, predicted: bool) -> str:
@@ -88,7 +98,7 @@ def _points(comparison: Comparison) -> Table:
         title="Measured and predicted",
         columns=(
             Column(head="norm", cell=norm_name, left=True),
-            Column(head="samples/s", cell=images_per_s, dispensable=4),
+            Column(head="samples/s", cell=samples_per_s, dispensable=4),
             Column(head="measured ms", cell=cells.measured),
             Column(head="95% interval", cell=cells.interval, left=True, dispensable=3),
             Column(head="predicted ms", cell=cells.predicted),

@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
-from dpsim.report.sweep.question import QuestionReport
-from dpsim.report.sweep.tables import (
-    ALONE,
-    LEGEND,
+from dpsim.report.sweep.cells import (
     PointCells,
     algorithm,
-    band_name,
     best_marks,
-    by_network,
+    efficiency,
     error,
-    errors_sentence,
     is_best,
     predicted_speedup,
     speedup,
 )
-from dpsim.report.sweep.threshold import score_tiles
+from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.tables import (
+    ALONE,
+    LEGEND,
+    band_name,
+    by_network,
+    errors_sentence,
+    score_tiles,
+)
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import (
     devices_name,
@@ -172,7 +175,7 @@ def _drift_tiles(comparison: Comparison, most: ComparedPoint) -> Iterator[Tile]:
 def points_table(comparison: Comparison) -> Table:
     """Return a row for each network and device count: step, speedup and drift, measured and predicted."""
     points = comparison.scored
-    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    cells = PointCells.of(comparison)
     trained = any(point.digest for point in points)
     drift_predicted = any(point.predicted_drift is not None for point in points)
     means = any(point.measured_statistics_drift is not None for point in points)
@@ -193,7 +196,7 @@ def points_table(comparison: Comparison) -> Table:
         Column(head="speedup", cell=speedup),
         Column(head="predicted speedup", cell=predicted_speedup),
         Column(head="speedup error", cell=_speedup_error, dispensable=2),
-        Column(head="efficiency", cell=_efficiency, dispensable=2),
+        Column(head="efficiency", cell=efficiency, dispensable=2),
         Column(head="exposed ms", cell=cells.exposed, dispensable=4),
         Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=8),
         Column(head="drift", cell=lambda point: digits(point.measured_drift, 2), shown=trained),
@@ -230,12 +233,6 @@ def _speedup_error(point: ComparedPoint) -> str:
     if point.devices == 1 or point.measured_speedup is None or point.predicted_speedup is None:
         return ""
     return percent(point.predicted_speedup / point.measured_speedup - 1, sign=True)
-
-
-def _efficiency(point: ComparedPoint) -> str:
-    if point.devices == 1 or point.measured_speedup is None:
-        return ""
-    return percent(point.measured_speedup / point.devices)
 
 
 def _note(comparison: Comparison, *, trained: bool, means: bool) -> str:

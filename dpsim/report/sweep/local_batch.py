@@ -8,23 +8,26 @@ from typing import TYPE_CHECKING
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
 from dpsim.report.sweep.busy import BUSY, HIDDEN, Measured, busy_from, hidden_from
-from dpsim.report.sweep.question import QuestionReport
-from dpsim.report.sweep.settings import images_per_s
-from dpsim.report.sweep.tables import (
-    LEGEND,
+from dpsim.report.sweep.cells import (
     PointCells,
     best_marks,
+    efficiency,
     error,
-    errors_sentence,
-    group_title,
     is_best,
     own_runtime_column,
-    own_runtime_note,
-    own_runtime_sentence,
     predicted_speedup,
+    samples_per_s,
     speedup,
 )
-from dpsim.report.sweep.threshold import score_tiles
+from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.tables import (
+    LEGEND,
+    errors_sentence,
+    group_title,
+    own_runtime_note,
+    own_runtime_sentence,
+    score_tiles,
+)
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import enumerated, percent
 from dpsim.units import format_size
@@ -52,7 +55,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
     best = comparison.best_measured(group)
     sentences = [
         f"On {group_title(group)}, local batch {best.local_batch:g} reached "
-        f"the most samples per second: {images_per_s(best)}. "
+        f"the most samples per second: {samples_per_s(best)}. "
         f"The devices reach {BUSY:.0%} of that from local batch {_batch(busy_from(points))}."
     ]
     if best.devices > 1:
@@ -89,7 +92,7 @@ def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     points, best = comparison.members(group), comparison.best_measured(group)
     busy = busy_from(points)
     tiles = [
-        Tile(value=images_per_s(best), label=f"samples/s at local batch {best.local_batch:g}, the best"),
+        Tile(value=samples_per_s(best), label=f"samples/s at local batch {best.local_batch:g}, the best"),
         Tile(
             value="none" if busy.measured is None else f"{busy.measured:g}",
             label=f"local batch from which {BUSY:.0%} of that are reached; predicted "
@@ -99,16 +102,9 @@ def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     return (*tiles, *score_tiles(group))
 
 
-def share_exposed(point: ComparedPoint) -> str:
+def _share_exposed(point: ComparedPoint) -> str:
     """Return the share of the step that is exposed communication; nothing on one device."""
     return percent(point.exposed_communication_s / point.measured_step_s) if point.devices > 1 else ""
-
-
-def efficiency(point: ComparedPoint) -> str:
-    """Return speedup over devices; nothing on one device."""
-    if point.devices == 1 or point.measured_speedup is None:
-        return ""
-    return percent(point.measured_speedup / point.devices)
 
 
 def _memory(size_bytes: int | None) -> str:
@@ -124,7 +120,7 @@ def _profiled(comparison: Comparison) -> str:
 
 def _points(comparison: Comparison) -> Table:
     points = comparison.scored
-    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    cells = PointCells.of(comparison)
     expected = any(point.predicted_memory_bytes is not None for point in points)
     sized = any(point.memory_bytes is not None for point in points)
     scaled = any(point.measured_speedup for point in points if point.devices > 1)
@@ -133,7 +129,7 @@ def _points(comparison: Comparison) -> Table:
         columns=(
             Column(head="local batch", cell=lambda point: f"{point.local_batch:g}"),
             Column(head="global batch", cell=lambda point: str(point.global_batch), dispensable=6),
-            Column(head="samples/s", cell=images_per_s),
+            Column(head="samples/s", cell=samples_per_s),
             Column(head="measured ms", cell=cells.measured),
             Column(head="95% interval", cell=cells.interval, left=True, dispensable=5),
             Column(head="predicted ms", cell=cells.predicted),
@@ -141,7 +137,7 @@ def _points(comparison: Comparison) -> Table:
             own_runtime_column(comparison, cells),
             Column(head="exposed ms", cell=cells.exposed, dispensable=3),
             Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
-            Column(head="exposed share", cell=share_exposed, dispensable=1),
+            Column(head="exposed share", cell=_share_exposed, dispensable=1),
             Column(head="speedup", cell=speedup, shown=scaled),
             Column(head="predicted speedup", cell=predicted_speedup, dispensable=2, shown=scaled),
             Column(head="efficiency", cell=efficiency, shown=scaled, dispensable=2),

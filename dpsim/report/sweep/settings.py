@@ -6,23 +6,26 @@ from typing import TYPE_CHECKING
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
+from dpsim.report.sweep.cells import (
+    PointCells,
+    best_marks,
+    error,
+    is_best,
+    own_runtime_column,
+    predicted_speedup,
+    samples_per_s,
+    speedup,
+)
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.tables import (
     LEGEND,
-    PointCells,
     band_name,
-    best_marks,
-    error,
     errors_sentence,
     group_title,
-    is_best,
-    own_runtime_column,
     own_runtime_note,
     own_runtime_sentence,
-    predicted_speedup,
-    speedup,
+    score_tiles,
 )
-from dpsim.report.sweep.threshold import score_tiles
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import counted, enumerated, field_name, milliseconds, percent
 
@@ -33,11 +36,6 @@ if TYPE_CHECKING:
 def setting_name(comparison: Comparison, point: ComparedPoint) -> str:
     """Return the compared values of a setting: ``algorithm ring, global batch 512``."""
     return ", ".join(f"{field_name(name, point.runtime)} {point.setting.text(name)}" for name in comparison.compared)
-
-
-def images_per_s(point: ComparedPoint) -> str:
-    """Return the measured samples per second with three digits."""
-    return f"{float(f'{point.global_batch / point.measured_step_s:.3g}'):,.0f}"
 
 
 def _question(comparison: Comparison) -> str:
@@ -66,7 +64,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
         limit = best.measured_s_per_sample * (1 + group.noise_floor)
         near = [p for p in comparison.members(group) if p is not best and p.measured_s_per_sample <= limit]
         text = (
-            f"On {where}, {setting_name(comparison, best)} trained fastest: {images_per_s(best)} samples/s, "
+            f"On {where}, {setting_name(comparison, best)} trained fastest: {samples_per_s(best)} samples/s, "
             f"{milliseconds(best.measured_step_s)} ms per step, {1 + group.effect:.2f}x as fast as the slowest setting"
         )
         if near:
@@ -75,7 +73,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
             ". The model chose the same."
             if predicted is best
             else (
-                f". The model chose {setting_name(comparison, predicted)}, with {images_per_s(predicted)} samples/s "
+                f". The model chose {setting_name(comparison, predicted)}, with {samples_per_s(predicted)} samples/s "
                 f"(regret {percent(group.regret, sign=True)})."
             )
         )
@@ -88,9 +86,9 @@ def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     if group.below_noise:
         tiles.append(Tile(value="no effect", label=f"{percent(group.effect)} is within the uncertainty"))
     tiles += [
-        Tile(value=images_per_s(best), label=f"samples/s at best: {setting_name(comparison, best)}"),
+        Tile(value=samples_per_s(best), label=f"samples/s at best: {setting_name(comparison, best)}"),
         Tile(
-            value=images_per_s(predicted), label=f"samples/s as predicted best: {setting_name(comparison, predicted)}"
+            value=samples_per_s(predicted), label=f"samples/s as predicted best: {setting_name(comparison, predicted)}"
         ),
     ]
     return (*tiles, *score_tiles(group))
@@ -98,7 +96,7 @@ def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
 
 def _points(comparison: Comparison) -> Table:
     points = comparison.scored
-    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    cells = PointCells.of(comparison)
 
     def value(name: str) -> Column[ComparedPoint]:
         return Column(
@@ -111,7 +109,7 @@ def _points(comparison: Comparison) -> Table:
         title="Measured and predicted",
         columns=(
             *(value(name) for name in comparison.compared),
-            Column(head="samples/s", cell=images_per_s),
+            Column(head="samples/s", cell=samples_per_s),
             Column(head="measured ms", cell=cells.measured),
             Column(head="95% interval", cell=cells.interval, left=True, dispensable=3),
             Column(head="predicted ms", cell=cells.predicted),

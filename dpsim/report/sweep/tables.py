@@ -1,4 +1,4 @@
-"""The tables that both kinds of sweep have: the scores of the model, and what overlap does."""
+"""What the reports of all questions say: the scores of the model, what overlap does, and dpsim's own runtime."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
+from dpsim.report.content import Tile
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import BASELINES, OnNetwork, milliseconds_to, network_name, percent, skill_text
+from dpsim.report.words import BASELINES, OnNetwork, network_name, percent, skill_text
 from dpsim.units import format_size
 
 LEGEND = "★ best measured   ◆ best predicted"
@@ -26,80 +27,15 @@ def by_network(items: Iterable[Item]) -> dict[str, list[Item]]:
     return groups
 
 
-def is_best(point: ComparedPoint) -> bool:
-    """Return whether a point was measured or predicted to be the fastest of its group."""
-    return point.is_best_measured or point.is_best_predicted
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointCells:
-    """Cells of a point's row that both kinds of sweep show; ``largest_s`` is the longest step of the table."""
-
-    largest_s: float
-
-    def measured(self, point: ComparedPoint) -> str:
-        return milliseconds_to(point.measured_step_s, self.largest_s)
-
-    def interval(self, point: ComparedPoint) -> str:
-        low, high = (milliseconds_to(s, self.largest_s) for s in (point.measured_low_s, point.measured_high_s))
-        return f"{low} to {high}"
-
-    def predicted(self, point: ComparedPoint) -> str:
-        return milliseconds_to(point.predicted_step_s, self.largest_s) + "*" * point.extrapolated
-
-    def predicted_interval(self, point: ComparedPoint) -> str:
-        low, high = (milliseconds_to(s, self.largest_s) for s in (point.predicted_low_s, point.predicted_high_s))
-        return f"{low} to {high}"
-
-    def own_runtime(self, point: ComparedPoint) -> str:
-        return "" if point.dpsim_step_s is None else milliseconds_to(point.dpsim_step_s, self.largest_s)
-
-    def exposed(self, point: ComparedPoint) -> str:
-        return milliseconds_to(point.exposed_communication_s, self.largest_s) if point.devices > 1 else ""
-
-    def predicted_exposed(self, point: ComparedPoint) -> str:
-        return milliseconds_to(point.predicted_exposed_communication_s, self.largest_s) if point.devices > 1 else ""
-
-
 def band_name(comparison: Comparison) -> str:
     """Return ``90% interval``, or ``assumed band`` where the predictions state no level."""
     interval = comparison.interval
     return "assumed band" if interval is None else f"{interval.level:.0%} interval"
 
 
-def error(point: ComparedPoint) -> str:
-    return percent(point.error, sign=True)
-
-
-def algorithm(point: ComparedPoint) -> str:
-    return point.algorithm if point.devices > 1 else ""
-
-
-def speedup(point: ComparedPoint) -> str:
-    return _times(point, point.measured_speedup)
-
-
-def predicted_speedup(point: ComparedPoint) -> str:
-    return _times(point, point.predicted_speedup)
-
-
-def _times(point: ComparedPoint, value: float | None) -> str:
-    return "" if value is None or point.devices == 1 else f"{value:.2f}x"
-
-
-def best_marks(point: ComparedPoint) -> str:
-    return "★" * point.is_best_measured + "◆" * point.is_best_predicted
-
-
 def group_title(group: Group) -> str:
     """Return ``paced:50us,1gbit (emulated), 2 devices``: the network and the values that set the group apart."""
     return ", ".join([network_name(group), *group.apart])
-
-
-def own_runtime_column(comparison: Comparison, cells: PointCells) -> Column[ComparedPoint]:
-    """Return the column of dpsim's own runtime, shown where that was measured beside PyTorch's DDP."""
-    measured = any(point.dpsim_step_s is not None for point in comparison.scored)
-    return Column(head="dpsim's runtime (emulated computation) ms", cell=cells.own_runtime, shown=measured)
 
 
 def own_runtime_note(comparison: Comparison) -> str:
@@ -137,6 +73,17 @@ def errors_sentence(group: Group) -> str:
             f"{percent(shape.null_median_abs_error)} (skill {skill_text(shape.skill)})"
         )
     return f"{text}."
+
+
+def score_tiles(group: Group) -> tuple[Tile, ...]:
+    """Return the model's error and skill."""
+    return (
+        Tile(value=percent(group.step.median_abs_error), label="median error of the step time"),
+        Tile(
+            value=skill_text(group.step.skill),
+            label=f"skill; the best baseline's error is {percent(group.step.null_median_abs_error)}",
+        ),
+    )
 
 
 def score_tables(comparison: Comparison, report: QuestionReport) -> tuple[Table, ...]:

@@ -6,22 +6,25 @@ from typing import TYPE_CHECKING
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
+from dpsim.report.sweep.cells import (
+    PointCells,
+    algorithm,
+    best_marks,
+    error,
+    is_best,
+    own_runtime_column,
+    predicted_speedup,
+    speedup,
+)
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.tables import (
     LEGEND,
-    PointCells,
-    algorithm,
     band_name,
-    best_marks,
     by_network,
-    error,
     errors_sentence,
-    is_best,
-    own_runtime_column,
     own_runtime_note,
     own_runtime_sentence,
-    predicted_speedup,
-    speedup,
+    score_tiles,
 )
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import (
@@ -31,7 +34,6 @@ from dpsim.report.words import (
     milliseconds,
     network_name,
     percent,
-    skill_text,
     threshold_name,
     threshold_noun,
 )
@@ -153,23 +155,12 @@ def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     return (*tiles, *score_tiles(group))
 
 
-def score_tiles(group: Group) -> tuple[Tile, ...]:
-    """Return the model's error and skill."""
-    return (
-        Tile(value=percent(group.step.median_abs_error), label="median error of the step time"),
-        Tile(
-            value=skill_text(group.step.skill),
-            label=f"skill; the best baseline's error is {percent(group.step.null_median_abs_error)}",
-        ),
-    )
-
-
 def points_table(comparison: Comparison) -> Table:
     """Return every scored point, measured and predicted."""
     points = comparison.scored
     runtime = points[0].runtime
     compared_to_one = any(point.measured_speedup is not None for point in points if point.devices > 1)
-    cells = PointCells(largest_s=max(point.measured_step_s for point in comparison.points))
+    cells = PointCells.of(comparison)
     at_equal_speed = any(point.error_at_equal_speed is not None for point in points)
     emulated = " Computation is emulated." if any(p.emulated_compute for p in comparison.points) else ""
     return table(
