@@ -107,9 +107,10 @@ def in_words(difference: Difference) -> str:
 
 def _drift_sentences(predicted: PredictedDrift, measured: Sequence[MeasuredDrift]) -> Iterator[str]:
     mode = f"Batch norm {predicted.batch_norm}, {predicted.devices} devices"
-    if predicted.parameters is not None and measured:
+    prediction = predicted.reason if predicted.parameters is None else f"predicted {predicted.parameters:.3g}"
+    if prediction and measured:
         drift = span([each.parameters for each in measured])
-        yield f"{mode}: parameters drifted by {drift} of their size; predicted {predicted.parameters:.3g}."
+        yield f"{mode}: parameters drifted by {drift} of their size; {prediction}."
     statistics = [each.statistics for each in measured if each.statistics is not None]
     if predicted.statistics is not None and statistics:
         yield (
