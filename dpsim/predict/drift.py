@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.data.sharding import shard
 
 
@@ -40,6 +41,22 @@ def rounding_drift(
     additions = (global_batch + global_batch / devices + devices - 1) / 2
     relative = math.sqrt((unit**2 * additions + 2 * wire_unit**2) / 3)
     return math.sqrt(relative * spacing_updates + relative**2 * squared_updates) / parameter_rms
+
+
+def unpredictable_drift(compute_dtype: ComputeDtype) -> str:
+    """Return why the drift of the parameters is not predicted where products are computed in this dtype; else ``""``.
+
+    ``rounding_drift`` takes the gradients of nearly equal parameters for nearly equal. With operands rounded to
+    bfloat16, of relative spacing s = 2^-8, a relative difference d is another operand with probability of about d / s,
+    and then it is s: the expected squared difference is d s, not d^2. So nothing happens until the first of the
+    operands turns, and then the drift grows by orders of magnitude within few steps. When that is, is chance.
+    """
+    if compute_dtype == "float32":
+        return ""
+    return (
+        f"not predicted for {compute_dtype}: as soon as rounding turns a first operand to the next number of "
+        f"{compute_dtype}, which is by chance, the drift grows by orders of magnitude"
+    )
 
 
 def statistics_drift(local_batches: Sequence[int], global_batch: int) -> float:

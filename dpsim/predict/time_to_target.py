@@ -37,7 +37,7 @@ def _sentences(best: Sequence[Record], fit: StepsFit, convergence: Convergence, 
 
     Under weak scaling the batch grows with the devices, so that points of one local batch belong together.
     """
-    target = f"Training loss {convergence.target_loss:g} ({convergence.model} on {convergence.dataset})"
+    target = f"Training loss {convergence.target_loss:g} ({convergence.name})"
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for point in best:
         batch = point["global_batch"] if strong else point["local_batch"]

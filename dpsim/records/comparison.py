@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.records.coverage import StratumCoverage
 from dpsim.records.quality_results import QualityResults
 from dpsim.records.sweep import Experiment
@@ -94,7 +95,7 @@ class ComparedPoint(Noun, frozen=True):
     leaves: int = 0
     strategy: str = "data-parallel"
     wire_dtype: str | None = None
-    compute_dtype: str = "float32"
+    compute_dtype: ComputeDtype = "float32"
     group: str = ""
     memory_bytes: int | None = None
     predicted_memory_bytes: int | None = None

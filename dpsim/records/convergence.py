@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.compute_dtype import ComputeDtype, in_dtype
 from dpsim.errors import ConfigError
 
 SCHEMA = "dpsim.convergence/1"
@@ -14,7 +15,7 @@ SCHEMA = "dpsim.convergence/1"
 class Convergence(Noun, frozen=True):
     """S = ``min_steps`` (1 + ``noise_batch`` / B) steps to ``target_loss`` on the training set, at global batch B.
 
-    It was fitted between the ``batches`` and holds for this model, data set and rule of the learning rate.
+    It was fitted between the ``batches`` and holds for this model, data set, rule of the learning rate and dtype.
     """
 
     model: str
@@ -27,6 +28,12 @@ class Convergence(Noun, frozen=True):
     reference_batch: int
     momentum: float
     gradient_noise_batch: float | None = None
+    compute_dtype: ComputeDtype = "float32"
+
+    @property
+    def name(self) -> str:
+        """The model, the data and, unless it is float32, what products are computed in."""
+        return f"{self.model} on {self.dataset}{in_dtype(self.compute_dtype)}"
 
     def __post_init__(self) -> None:
         if not self.min_steps > 0 or not self.noise_batch > 0 or not self.batches:

@@ -13,6 +13,7 @@ import msgspec
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.compute_dtype import ComputeDtype, in_dtype
 from dpsim.errors import ConfigError
 from dpsim.plan import BatchNormMode
 from dpsim.records.sweep import Environment
@@ -51,6 +52,7 @@ class GapStudy(Noun, frozen=True):
     learning_rate: float = 0.05
     momentum: float = 0.9
     seeds: int = LEAST_SEEDS
+    compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self) -> None:
         _check_batches(self.fitted, self.held_out, 2, "a gap")
@@ -70,7 +72,7 @@ class GapStudy(Noun, frozen=True):
     @property
     def name(self) -> str:
         """The model, the data and the global batch."""
-        return f"{self.model} on {self.dataset}, B = {self.global_batch}"
+        return f"{self.model} on {self.dataset}{in_dtype(self.compute_dtype)}, B = {self.global_batch}"
 
 
 class DivergenceStudy(Noun, frozen=True):
@@ -90,6 +92,7 @@ class DivergenceStudy(Noun, frozen=True):
     learning_rate: float = 0.05
     momentum: float = 0.9
     seed: int = 0
+    compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self) -> None:
         _check_batches((self.scaled_at,), self.local_batches, 1, "divergence")
@@ -102,7 +105,7 @@ class DivergenceStudy(Noun, frozen=True):
     @property
     def name(self) -> str:
         """The model, the data and when in training."""
-        return f"{self.model} on {self.dataset}, after {self.steps} steps"
+        return f"{self.model} on {self.dataset}{in_dtype(self.compute_dtype)}, after {self.steps} steps"
 
 
 class StepsStudy(Noun, frozen=True):
@@ -122,6 +125,7 @@ class StepsStudy(Noun, frozen=True):
     momentum: float = 0.9
     seeds: int = 5
     most_samples: int = 60_000
+    compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self) -> None:
         _check_batches(self.fitted, self.held_out, 3, "steps to a target")
@@ -133,7 +137,7 @@ class StepsStudy(Noun, frozen=True):
     @property
     def name(self) -> str:
         """The model, the data and the target."""
-        return f"{self.model} on {self.dataset}, target {self.target_loss:g}"
+        return f"{self.model} on {self.dataset}{in_dtype(self.compute_dtype)}, target {self.target_loss:g}"
 
 
 class QualityStudy(Noun, frozen=True):
@@ -144,6 +148,15 @@ class QualityStudy(Noun, frozen=True):
     divergence: tuple[DivergenceStudy, ...] = ()
     steps_to_target: tuple[StepsStudy, ...] = ()
     schema: str = STUDY_SCHEMA
+
+    def multiplied_in(self, compute_dtype: ComputeDtype) -> QualityStudy:
+        """The same study, with the operands of all its trainings' products and convolutions rounded to this dtype."""
+        parts = {name: getattr(self, name) for name in ("gap", "divergence", "steps_to_target")}
+        changed = {
+            name: tuple(msgspec.structs.replace(each, compute_dtype=compute_dtype) for each in part)
+            for name, part in parts.items()
+        }
+        return msgspec.structs.replace(self, **changed)
 
 
 class TrainingCase(Noun, frozen=True):
@@ -162,6 +175,7 @@ class TrainingCase(Noun, frozen=True):
     seed: int
     steps: int
     target_loss: float = 0.0
+    compute_dtype: ComputeDtype = "float32"
 
 
 class Evaluation(Noun, frozen=True):

@@ -225,15 +225,16 @@ class PredictedDrift(Noun, frozen=True):
     """The predicted drift from one device of a mode that does not promise the same bits.
 
     ``parameters`` = |w_n - w_1| / |w_1| after the last step, from rounding alone (``None`` with local statistics, which
-    change more than rounding does). ``statistics`` is the root mean square, in standard deviations of a sample, of the
-    difference between a device's mean and the whole batch's: of the first batch norm, before training, over the first
-    16 batches (``None`` without local batch norm).
+    change more than rounding does, and where ``reason`` says why there is no prediction). ``statistics`` is the root
+    mean square, in standard deviations of a sample, of the difference between a device's mean and the whole batch's: of
+    the first batch norm, before training, over the first 16 batches (``None`` without local batch norm).
     """
 
     batch_norm: BatchNormMode
     devices: int
     parameters: float | None = None
     statistics: float | None = None
+    reason: str = ""
 
 
 class MeasuredDrift(Noun, frozen=True):

@@ -10,9 +10,8 @@ import torch
 
 from dpsim.errors import ConfigError
 from dpsim.replica import LayerSpec
+from dpsim.torch_replica.parameters import DTYPES
 from dpsim.workload import Tensor
-
-_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,17 +21,6 @@ class ModuleLayer:
     spec: LayerSpec
     module: Any
     parameters: tuple[Any, ...]
-
-
-def check_parameters(module: Any) -> None:
-    """Raise ``ConfigError`` unless there are parameters that require a gradient, all float32 or all float64."""
-    given = {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.requires_grad}
-    if len(given) != 1 or not given <= {*_DTYPES.values()}:
-        raise ConfigError(
-            f"parameters of dtype {', '.join(sorted(given))}" if given else "no parameter that requires a gradient",
-            allowed="one or more that require a gradient, all of them float32 or all of them float64",
-            remedy="convert the module with module.float()" if given else "leave some parameters trainable",
-        )
 
 
 def layers_of(module: Any, train: Callable[[], None]) -> tuple[ModuleLayer, ...]:
@@ -68,7 +56,7 @@ def layers_of(module: Any, train: Callable[[], None]) -> tuple[ModuleLayer, ...]
 
 def _layer(module: Any, path: str, named: list[tuple[str, Any]]) -> ModuleLayer:
     part = module.get_submodule(path)
-    tensors = tuple(Tensor(name=name, shape=tuple(p.shape), dtype=_DTYPES[p.dtype]) for name, p in named)
+    tensors = tuple(Tensor(name=name, shape=tuple(p.shape), dtype=DTYPES[p.dtype]) for name, p in named)
     normalises = isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
     spec = LayerSpec(
         name=path or "module",

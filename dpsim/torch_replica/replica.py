@@ -17,8 +17,9 @@ from dpsim.nn.network import NoEvents
 from dpsim.replica import Array, Batch, BatchSums, DeferredSums, LayerSpec, StepEvents
 from dpsim.torch_replica.announcer import Announcer, replaced
 from dpsim.torch_replica.determinism import fix_algorithms, leaf_difference
-from dpsim.torch_replica.layers import check_parameters, layers_of
+from dpsim.torch_replica.layers import layers_of
 from dpsim.torch_replica.mistakes import explained
+from dpsim.torch_replica.parameters import trained_parameters
 from dpsim.torch_replica.state import place, unchanged
 from dpsim.torch_replica.tensors import Tensor, computing_in, on_host, tensor_of, uploaded
 
@@ -48,17 +49,18 @@ class TorchReplica:
     ) -> None:
         self._build = build
         module = _built(build, 0)
-        check_parameters(module)
+        self._trained = trained_parameters(module)
         _check_loss(loss)
         self.module, self.loss = module, loss or _cross_entropy
         self._memory, self._device = HOST, torch.device("cpu")
         self._state = place(module, HOST)
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._dtype = trained[0].dtype
+        self._dtype = self._trained.parameters[0].parameter.dtype
         zeros = np.zeros((_EXAMPLE_SAMPLES, *input_shape), str(self._dtype).removeprefix("torch."))
         self._example = Batch(x=zeros, labels=np.zeros(len(zeros), np.int64), leaves=(0, len(zeros)))
         with unchanged(self._state.arrays), torch.random.fork_rng(devices=[]):
-            self._layers = layers_of(module, self._trace)
+            with self._trained.untouched():
+                self._layers = layers_of(module, self._trace)
+            self._trained.check_complete()
         self._specs = tuple(layer.spec for layer in self._layers)
         self._parameters = {
             tensor.name: parameter
@@ -104,6 +106,8 @@ class TorchReplica:
         self._device = tensor_of(memory.zeros(1)).device
         with computing_in(memory, self._device):
             self._state = place(self.module, memory)
+            if isinstance(self.loss, torch.nn.Module):
+                self.loss.to(self._device)
 
     def leaf_difference(self, batch: Batch) -> str | None:
         """See ``DeviceReplica``. Leaves are computed one by one, so each is computed twice, amid others in between."""
@@ -128,7 +132,7 @@ class TorchReplica:
             sums = DeferredSums(values=memory.xp.zeros(2, np.float64), samples=len(batch.labels), memory=memory)
             announcer.begin(events, self._gradients)
             try:
-                with explained("the module's step", lambda: announcer.raised):
+                with self._trained.untouched(), explained("the module's step", lambda: announcer.raised):
                     if len(batch.labels):
                         self._train(batch, tensor_of(sums.values))
                     else:
@@ -143,7 +147,12 @@ class TorchReplica:
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
         """Forward only, in evaluation mode. Raises ``ConfigError`` as forward_backward."""
-        with computing_in(self._memory, self._device), torch.no_grad(), explained("the module's evaluation"):
+        with (
+            computing_in(self._memory, self._device),
+            torch.no_grad(),
+            self._trained.untouched(),
+            explained("the module's evaluation"),
+        ):
             self.module.eval()
             values = self._memory.xp.zeros(2, np.float64)
             if len(labels):
@@ -206,6 +215,12 @@ def _check_loss(loss: Loss | None) -> None:
             f"a loss with reduction {reduction!r}",
             allowed="the sum over the samples: sums of shares add up to the batch's, however unequal the shares are",
             remedy="give the loss reduction='sum'",
+        )
+    if isinstance(loss, torch.nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
+        raise ConfigError(
+            "a loss with parameters that require a gradient, which nothing would train",
+            allowed="a loss without trainable parameters",
+            remedy="make them parameters of the module",
         )
 
 

@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from dpsim.compute_dtype import COMPUTE_DTYPES
 from dpsim.errors import DpsimError
 from dpsim.harness.quality.study import study_quality
 from dpsim.records.quality import read_study
@@ -23,12 +24,18 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for the record, the report and the figures")
     parser.add_argument("--quick", action="store_true", help="the small study: at most 3 minutes on 2 cores")
     parser.add_argument("--study", type=Path, help="a study of your own, declared as quick.toml and full.toml are")
+    parser.add_argument(
+        "--compute-dtype",
+        choices=COMPUTE_DTYPES,
+        help="round the operands of products and convolutions to this in all trainings, whatever the study declares",
+    )
     arguments = parser.parse_args()
     declared = arguments.study or Path(__file__).parent / ("quick.toml" if arguments.quick else "full.toml")
     try:
-        results = study_quality(
-            read_study(declared), arguments.output, lambda line: print(line, file=sys.stderr, flush=True)
-        )
+        study = read_study(declared)
+        if arguments.compute_dtype is not None:
+            study = study.multiplied_in(arguments.compute_dtype)
+        results = study_quality(study, arguments.output, lambda line: print(line, file=sys.stderr, flush=True))
         write_quality_report(arguments.output, results)
     except DpsimError as error:
         print(f"quality: {error}", file=sys.stderr)

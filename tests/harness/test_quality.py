@@ -15,6 +15,8 @@ from dpsim.harness.quality.statistics import mean_interval
 from dpsim.harness.quality.steps_to_target import compare_steps, predict_steps, steps_of
 from dpsim.harness.quality.study import CONVERGENCE, results, study_quality
 from dpsim.harness.quality.task import cases, gap_cases, share, steps_cases
+from dpsim.harness.quality.training import bound_copy, open_training
+from dpsim.harness.quality.training import train as train_case
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.train import train
 from dpsim.progress import no_progress
@@ -122,6 +124,20 @@ def test_a_study_predicts_before_it_trains_what_is_held_out_and_keeps_finished_r
     (tmp_path / RECORD).unlink()
     with pytest.raises(FileFormatError, match=PREDICTIONS):
         study_quality(other, tmp_path, no_progress)
+
+
+def test_a_study_in_bfloat16_trains_and_takes_gradients_in_it() -> None:
+    study = STUDY.multiplied_in("bfloat16")
+    every = [*cases(study, held_out=False), *cases(study, held_out=True)]
+    assert {case.compute_dtype for case in every} == {"bfloat16"}
+    case = msgspec.structs.replace(steps_cases(STEPS, 16)[0], steps=2)
+    rounded = msgspec.structs.replace(case, compute_dtype="bfloat16")
+    exact, actual, again = train_case(case), train_case(rounded), train_case(rounded)
+    assert actual.losses == again.losses != exact.losses
+    assert actual.losses == pytest.approx(exact.losses, rel=1e-2)
+    trainer, _ = open_training(rounded)
+    assert bound_copy(rounded, trainer)[0].compute_dtype == "bfloat16"
+    trainer.close()
 
 
 def test_the_declared_studies_can_be_read_and_a_gap_needs_10_seeds() -> None:

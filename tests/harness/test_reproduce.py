@@ -126,6 +126,18 @@ def test_local_batch_norm_is_caught_and_its_drift_predicted(controls: Path) -> N
     assert drift.parameters > 1e-5
 
 
+def test_no_drift_is_predicted_where_operands_are_rounded_to_bfloat16(dpsim: Dpsim, tmp_path: Path) -> None:
+    flags = ("--model", "mlp:4,norm=layer", "--dataset", PICTURES, "--global-batch", "24", "--steps", "2")
+    plain = ("--leaves", "0", "--devices", "1,2,3", "--fusion-threshold", "inf")
+    code, out, err = dpsim("reproduce", *flags, *plain, "--compute-dtype", "bfloat16", "--output", tmp_path)
+    assert code == 0, err
+    record = read(tmp_path)
+    assert record.predictions is not None and len(record.drift) == 2
+    assert all(point.parameters is None for point in record.predictions.points)
+    assert " ".join(out.split()).count("not predicted for bfloat16: as soon as rounding turns a first operand") == 2
+    assert "predicted for bfloat16" in (tmp_path / "report.md").read_text()
+
+
 def test_the_folder_has_the_report_and_its_records(controls: Path, dpsim: Dpsim) -> None:
     names = {path.name for path in controls.iterdir()}
     assert names == {"reproduce.json", "predictions.json", "index.html", "report.md", "drift.svg", "drift.png"}

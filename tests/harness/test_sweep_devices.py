@@ -38,7 +38,7 @@ from dpsim.records.sweep import (
     read_results,
 )
 from dpsim.report.sweep.content import answers
-from dpsim.report.sweep.devices import REPORT
+from dpsim.report.sweep.devices import REPORT, drift_sentence
 from dpsim.report.sweep.warnings import warnings
 from dpsim.runtime.micro_batches import own_leaves
 
@@ -141,6 +141,16 @@ def test_the_report_and_a_trace_come_again_from_the_folder(done: Done, dpsim: Dp
     assert (tmp_path / "speedup.svg").read_bytes() == (done.folder / "speedup.svg").read_bytes()
     code, out, _ = dpsim("trace", done.folder, "--output", tmp_path / "trace.json")
     assert code == 0 and "3 devices" in out
+
+
+def test_a_sweep_says_why_the_drift_of_parameters_is_not_predicted_for_bfloat16(done: Done) -> None:
+    comparison = compare(done.predictions, done.results, read_drift(done.predictions, done.folder))
+    unpredicted = {"compute_dtype": "bfloat16", "measured_statistics_drift": None, "predicted_statistics_drift": None}
+    points = tuple(msgspec.structs.replace(point, **unpredicted) for point in comparison.points)
+    text = drift_sentence(msgspec.structs.replace(comparison, points=points))
+    assert text is not None and "not predicted for bfloat16: " in text
+    text = drift_sentence(comparison)
+    assert text is not None and "not predicted" not in text
 
 
 def test_an_interrupted_sweep_measures_the_drift_that_is_missing(

@@ -46,6 +46,21 @@ def test_a_sweep_over_the_local_batch_with_a_target_studies_the_steps_to_it() ->
     assert (steps.model, steps.target_loss, steps.learning_rate) == ("cnn:2,2", 0.5, 0.03)
 
 
+def test_quality_is_studied_in_the_compute_dtype_of_the_sweep() -> None:
+    base = {"compute_dtype": "bfloat16"}
+    studies = (
+        study_of(experiment("batch-norm", seeds=10, base=base)),
+        study_of(experiment("local-batch", target_loss=0.5, base=base)),
+    )
+    parts = [part for study in studies if study for part in (*study.gap, *study.divergence, *study.steps_to_target)]
+    assert [part.compute_dtype for part in parts] == ["bfloat16"] * 3
+    assert all(", products in bfloat16" in part.name for part in parts)
+    both = experiment("local-batch", target_loss=0.5)
+    both = msgspec.structs.replace(both, axes=both.axes | {"compute_dtype": ("float32", "bfloat16")})
+    with pytest.raises(ConfigError, match="compute dtypes float32 and bfloat16"):
+        study_of(both)
+
+
 @pytest.mark.parametrize(
     ("question", "fields", "message"),
     [

@@ -6,6 +6,7 @@ import contextlib
 import re
 import subprocess
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,58 @@ class ReplacesBuffer(Raises):
         return self.inner(x)
 
 
+class ReplacesParameter(Raises):
+    def forward(self, x: Any) -> Any:
+        if x.any():
+            self.inner[1].weight = nn.Parameter(self.inner[1].weight.detach().clone())
+        return self.inner(x)
+
+
+class ClampsParameter(Raises):
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            self.inner[1].weight.clamp_(-0.1, 0.1)
+        return self.inner(x)
+
+
+class MovesParameter(Raises):
+    def forward(self, x: Any) -> Any:
+        if x.any():
+            self.inner[1].weight.data = self.inner[1].weight.data * 0.9
+        return self.inner(x)
+
+
+class FreezesParameter(Raises):
+    def forward(self, x: Any) -> Any:
+        if x.any():
+            self.inner[1].weight.requires_grad_(False)
+        return self.inner(x)
+
+
+class MakesLayer(Raises):
+    def forward(self, x: Any) -> Any:
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(3, 3)
+        return self.late(self.inner(x))
+
+
+class SparseBuffer(Raises):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.eye(3).to_sparse())
+
+
+def in_inference_mode() -> Any:
+    with torch.inference_mode():
+        return MODULES["dense"]()
+
+
+def compiled_by_jit() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(MODULES["dense"]())
+
+
 class WritesToInput(Raises):
     def forward(self, x: Any) -> Any:
         return self.inner(x.mul_(2))
@@ -221,6 +274,16 @@ class InParts(Raises):
         (Raises, r"step raised KeyError \(test_torch_replica.py, line \d+\): 'the example was zero'"),
         (ReplacesGradient, "the gradient of inner.1.weight is another tensor"),
         (ReplacesBuffer, "the module has replaced its buffer mean"),
+        (ReplacesParameter, "the module has replaced its parameter inner.1.weight"),
+        (ClampsParameter, "the module changes its parameter inner.1.weight"),
+        (MovesParameter, "the module changes its parameter inner.1.weight"),
+        (FreezesParameter, "the module changes its parameter inner.1.weight"),
+        (MakesLayer, "the module makes or removes late.bias, late.weight in its forward pass"),
+        (SparseBuffer, "the module's mask has the layout sparse_coo"),
+        (in_inference_mode, "the module's 1.weight was made in inference mode"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "the module's 1.weight has no shape yet"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.LazyBatchNorm1d()), "the module's 1.weight has no shape yet"),
+        (compiled_by_jit, "a module that torch.jit has compiled"),
         (InParts, "the parameter inner.3.weight gets its gradient in several parts"),
         (lambda: nn.Flatten(), "no parameter that requires a gradient"),
         (lambda: nn.Linear(2, 2).half(), "parameters of dtype float16"),
@@ -235,9 +298,20 @@ def test_what_a_torch_module_cannot_do_is_explained(build: Any, given: str) -> N
         step(replica_of(build), batch_of(4))
 
 
+class Tempered(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, scores: Any, labels: Any) -> Any:
+        return nn.functional.cross_entropy(scores * self.temperature, labels, reduction="sum")
+
+
 @pytest.mark.parametrize(
     ("loss", "given"),
     [
+        (Tempered(), "a loss with parameters that require a gradient, which nothing would train"),
+        (lambda scores, labels: (scores.sum(), labels), "the loss is tuple"),
         (nn.CrossEntropyLoss(), "a loss with reduction 'mean'"),
         (nn.CrossEntropyLoss(reduction="none"), "a loss with reduction 'none'"),
         (lambda scores, labels: scores.sum(dim=1), r"the loss is Tensor of shape \[2\]"),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
+from dpsim.compute_dtype import in_dtype
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.harness import models
@@ -203,7 +204,7 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
     columns = np.array([_typical(cases[batch], speeds) for batch in batches])
     update_s = float(np.median(columns[:, -2]))
     overhead_s, per_sample_s = overhead_line(batches, (columns[:, -1] + columns[:, -2] - update_s).tolist())
-    dtype = "" if config.compute_dtype == "float32" else f", products in {config.compute_dtype}"
+    dtype = in_dtype(config.compute_dtype)
     bare = describe(replica, f"{config.model} on {config.dataset}")
     layers = tuple(
         Layer(

@@ -36,6 +36,7 @@ class Probe:
             momentum=study.momentum,
             seed=study.seed,
             steps=study.steps,
+            compute_dtype=study.compute_dtype,
         )
         trainer, _ = open_training(case)
         for _ in range(study.steps):

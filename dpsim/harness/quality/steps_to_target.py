@@ -142,4 +142,5 @@ def convergence(result: StepsResult) -> Convergence | None:
         reference_batch=study.reference_batch,
         momentum=study.momentum,
         gradient_noise_batch=result.gradient_noise_batch,
+        compute_dtype=study.compute_dtype,
     )

@@ -41,6 +41,7 @@ def gap_cases(study: GapStudy, local_batch: int | None, model: str | None = None
             momentum=study.momentum,
             seed=seed,
             steps=study.epochs * steps_per_epoch,
+            compute_dtype=study.compute_dtype,
         )
         for seed in range(study.seeds)
     ]
@@ -60,6 +61,7 @@ def steps_cases(study: StepsStudy, global_batch: int) -> list[TrainingCase]:
             seed=seed,
             steps=-(-study.most_samples // global_batch),
             target_loss=study.target_loss,
+            compute_dtype=study.compute_dtype,
         )
         for seed in range(study.seeds)
     ]

@@ -42,6 +42,7 @@ def open_training(case: TrainingCase) -> tuple[Trainer, Network]:
         batch_norm=case.batch_norm,
         algorithm="two-shot",
         optimizer=Sgd(learning_rate=case.learning_rate, momentum=case.momentum),
+        compute_dtype=case.compute_dtype,
     )
     return Trainer(replica, dataset, plan, MPI.COMM_SELF, Link.parse("node"), seed=case.seed), replica
 
@@ -51,6 +52,7 @@ def bound_copy(case: TrainingCase, trainer: Trainer) -> tuple[Network, dict[str,
     dataset = trainer.dataset
     replica = build_model(case.model, dataset.input_shape, dataset.classes)
     gradients = {name: np.zeros_like(value) for name, value in trainer.runner.parameters.items()}
+    replica.multiply_in(case.compute_dtype)
     replica.train_in_leaves(True, None)
     replica.use(table=replica.code_table())
     replica.bind(trainer.runner.parameters, gradients)

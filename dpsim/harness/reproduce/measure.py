@@ -20,7 +20,7 @@ from dpsim.launch.jobs import on_ranks
 from dpsim.launch.scratch import scratch
 from dpsim.lowering import lower
 from dpsim.nn.kernel_table import committed
-from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
+from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift, unpredictable_drift
 from dpsim.progress import Progress
 from dpsim.records.reproduce import (
     PREDICTIONS,
@@ -236,6 +236,7 @@ def _predictions(
 ) -> DriftPredictions:
     """Predict the drift of every mode without a promise on every device count, from the run on one device."""
     points, batch = [], reproduction.global_batch
+    unpredictable = unpredictable_drift(reproduction.compute_dtype)
     for of_mode in inputs:
         counts = {c.devices for c in configurations if c.batch_norm == of_mode.batch_norm and c.devices > 1}
         local = of_mode.batch_norm == "local" and of_mode.normalises
@@ -253,8 +254,9 @@ def _predictions(
                 PredictedDrift(
                     batch_norm=of_mode.batch_norm,
                     devices=devices,
-                    parameters=None if local else rounding,
+                    parameters=None if local or unpredictable else rounding,
                     statistics=statistics_drift(local_batches(batch, devices), batch) if local else None,
+                    reason="" if local else unpredictable,
                 )
             )
     return DriftPredictions(reproduction=reproduction, predicted_at=stamp(), inputs=tuple(inputs), points=tuple(points))

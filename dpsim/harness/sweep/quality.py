@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.harness.quality.study import read_results, study_quality
 from dpsim.harness.sweep.norms import NORM_FIELDS
@@ -71,12 +72,17 @@ def _gap(experiment: Experiment) -> GapStudy:
         learning_rate=optimizer.learning_rate,
         momentum=optimizer.momentum,
         seeds=experiment.seeds,
+        compute_dtype=_compute_dtype(experiment),
     )
 
 
 def _divergence(experiment: Experiment) -> DivergenceStudy:
     return DivergenceStudy(
-        model=_with_batch_norm(experiment), dataset=experiment.dataset, global_batch=_GLOBAL_BATCH, seed=experiment.seed
+        model=_with_batch_norm(experiment),
+        dataset=experiment.dataset,
+        global_batch=_GLOBAL_BATCH,
+        seed=experiment.seed,
+        compute_dtype=_compute_dtype(experiment),
     )
 
 
@@ -91,6 +97,7 @@ def _steps(experiment: Experiment) -> StepsStudy:
         learning_rate=optimizer.learning_rate,
         momentum=optimizer.momentum,
         seeds=max(experiment.seeds, _STEPS_SEEDS),
+        compute_dtype=_compute_dtype(experiment),
     )
 
 
@@ -104,6 +111,18 @@ def _with_batch_norm(experiment: Experiment) -> str:
         f"seeds {experiment.seeds} in a sweep over batch norm without a model that has it: {', '.join(models)}",
         allowed=f"a model with batch norm among the values of {NORM_FIELDS[0]}",
     )
+
+
+def _compute_dtype(experiment: Experiment) -> ComputeDtype:
+    """What all settings multiply in. Raises ``ConfigError`` where they differ."""
+    dtypes = dict.fromkeys(setting_of(row).plan.compute_dtype for row in experiment.rows)
+    if len(dtypes) > 1:
+        raise ConfigError(
+            f"the quality of training with compute dtypes {' and '.join(dtypes)}",
+            allowed="a compute dtype that all settings share",
+            remedy="leave seeds and the target loss out, or make a sweep of each compute dtype",
+        )
+    return next(iter(dtypes))
 
 
 def _sgd(experiment: Experiment) -> Sgd:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dpsim.compute_dtype import in_dtype
 from dpsim.records.reproduce import Difference, MeasuredDrift, PredictedDrift, ReproduceRecord, Run
 from dpsim.report.content import Content, Facts, ReportWarning, environment_facts
 from dpsim.report.reproduce.tables import (
@@ -42,8 +43,7 @@ def content(record: ReproduceRecord) -> Content:
     name = f"{reproduction.model} on {reproduction.dataset}, {reproduction.steps} steps"
     if reproduction.wire_dtype is not None:
         name += f", gradients sent as {reproduction.wire_dtype}"
-    if reproduction.compute_dtype != "float32":
-        name += f", products in {reproduction.compute_dtype}"
+    name += in_dtype(reproduction.compute_dtype)
     tables = [counts_table(record), digests_table(record)]
     if record.divergences:
         tables.append(differences_table(record))
@@ -107,9 +107,10 @@ def in_words(difference: Difference) -> str:
 
 def _drift_sentences(predicted: PredictedDrift, measured: Sequence[MeasuredDrift]) -> Iterator[str]:
     mode = f"Batch norm {predicted.batch_norm}, {predicted.devices} devices"
-    if predicted.parameters is not None and measured:
+    prediction = predicted.reason if predicted.parameters is None else f"predicted {predicted.parameters:.3g}"
+    if prediction and measured:
         drift = span([each.parameters for each in measured])
-        yield f"{mode}: parameters drifted by {drift} of their size; predicted {predicted.parameters:.3g}."
+        yield f"{mode}: parameters drifted by {drift} of their size; {prediction}."
     statistics = [each.statistics for each in measured if each.statistics is not None]
     if predicted.statistics is not None and statistics:
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from dpsim.predict.drift import unpredictable_drift
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import (
@@ -120,6 +121,9 @@ def drift_sentence(comparison: Comparison) -> str | None:
         )
     parameters = _each((point.layout, point.measured_drift, point.predicted_drift) for point in several)
     text = f"Drift from one device {after}: parameters {parameters}"
+    reason = unpredictable_drift(points[0].compute_dtype)
+    if reason and all(point.predicted_statistics_drift is None for point in several):
+        text += f", {reason}"
     if any(point.measured_statistics_drift is not None for point in several):
         means = _each((p.layout, p.measured_statistics_drift, p.predicted_statistics_drift) for p in several)
         text += f"; error of a device's means in the first batch norm, in standard deviations, {means}"
