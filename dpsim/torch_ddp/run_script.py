@@ -77,7 +77,9 @@ def act_as_rank(rank: int, devices: int) -> None:
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     os.environ.update(dict.fromkeys(names, str(devices)))
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)))
-    os.environ.update({"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "dpsim"})
+    os.environ.update({"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default"})
+    os.environ.update({"TORCHELASTIC_RUN_ID": "dpsim", "TORCHELASTIC_RESTART_COUNT": "0"})
+    os.environ["TORCHELASTIC_MAX_RESTARTS"] = "0"
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     os.environ["TORCH_DIST_INIT_BARRIER"] = "0"  # there is nobody to wait for
