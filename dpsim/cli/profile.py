@@ -22,6 +22,10 @@ Examples:
   dpsim profile --from rank0.pt.trace.json.gz --local-batch 32"""
 
 
+_WIRE_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+"""What the names of PyTorch's hooks that send another type contain, and that type for ``--wire-dtype``."""
+
+
 def profile(
     *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of --torch-script, after --.")],
     model: flags.Model = None,
@@ -171,7 +175,7 @@ def _print_ddp(ddp: DdpSettings, local_batch: int, output: Path) -> None:
     from dpsim.units import format_size
 
     sizes = ", ".join(map(format_size, ddp.bucket_bytes[:5])) + (", ..." if len(ddp.bucket_bytes) > 5 else "")
-    print(f"DDP sends {len(ddp.bucket_bytes)} buckets: {sizes}")
+    print(f"DDP sends {len(ddp.bucket_bytes)} bucket{'s' if len(ddp.bucket_bytes) > 1 else ''}: {sizes}")
     if ddp.find_unused_parameters and not ddp.static_graph:
         print("with find_unused_parameters it fills them from the first layer on, which --fusion-rule ddp does not")
     if ddp.bucket_caps_bytes:
@@ -179,14 +183,17 @@ def _print_ddp(ddp: DdpSettings, local_batch: int, output: Path) -> None:
     if ddp.whole_buckets:
         print("what is in them is not known, so they cannot be divided: record the trace with record_shapes=True")
     if ddp.communication_hook:
-        print(f"communication hook: {ddp.communication_hook}")
+        compresses = any(short in ddp.communication_hook.lower() for short in _WIRE_DTYPES)
+        print(
+            f"communication hook: {ddp.communication_hook}{'' if compresses else ', which the prediction leaves out'}"
+        )
     words = [f"dpsim predict --workload {output} --machine MACHINE --devices {ddp.devices} --local-batch {local_batch}"]
     words.append("--fusion-rule per-tensor" if ddp.whole_buckets else "--fusion-rule ddp")
     if ddp.bucket_cap_bytes is not None:
         words.append(f"--fusion-threshold {ddp.bucket_cap_bytes}B")
     if ddp.accumulate > 1:
         words.append(f"--accumulate {ddp.accumulate}")
-    for short, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+    for short, dtype in _WIRE_DTYPES.items():
         if short in ddp.communication_hook.lower():
             words.append(f"--wire-dtype {dtype}")
     print(f"predict it: {' '.join(words)}")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def check_script(path: str) -> None:
     """Raises ``ConfigError`` unless ``path`` is an existing Python script."""
     if not path.endswith(".py") or not Path(path).is_file():
-        reason = "there is no such file" if path.endswith(".py") else "it does not end in .py"
+        missing = "it is a folder" if Path(path).is_dir() else "there is no such file"
+        reason = missing if path.endswith(".py") else "it does not end in .py"
         raise ConfigError(f"cannot run {path!r}: {reason}", allowed="the path of a Python script")
 
 

@@ -62,6 +62,19 @@ def _too_large(local_batch: int, samples: int) -> ConfigError:
     )
 
 
+def check_one_batch(recorder: Recorder, name: str) -> None:
+    """Raises ``ConfigError`` unless half of the recorded steps, or more, have batches of the same size."""
+    counts = Counter(step.local_batch for step in recorder.steps)
+    ((_, steps),) = counts.most_common(1)
+    if 2 * steps < len(recorder.steps):
+        sizes = ", ".join(map(str, sorted(counts)[:5])) + (", ..." if len(counts) > 5 else "")
+        raise ConfigError(
+            f"{name} trains on batches of {len(counts)} sizes: {sizes} samples",
+            allowed="batches of the same size in at least half of the steps, as a workload is of a local batch",
+            remedy="let it train on batches of equal size, such as a DataLoader's with batch_size and drop_last=True",
+        )
+
+
 def check_local_batch(recorder: Recorder, request: ScriptRequest, too_few: Collection[int] = ()) -> None:
     """Raises ``ConfigError`` unless the model was called with as many samples as the request asks for.
 

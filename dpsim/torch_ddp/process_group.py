@@ -54,6 +54,11 @@ class ReplicatedGroup(distributed.ProcessGroup):
     def getBackendName(self) -> str:
         return BACKEND
 
+    @property
+    def group_name(self) -> str:
+        """The name under which ``torch.distributed`` knows this group, as device meshes ask for it."""
+        return str(distributed_c10d._world.pg_names[self])
+
     def _reduce(self, tensor: Any, options: Any) -> None:
         operation, ranks = ReduceOp.SUM if options is None else options.reduceOp, self.size()
         if operation == ReduceOp.SUM:

@@ -55,6 +55,7 @@ class Recorder:
         self.wanted, self._pause_s = wanted, pause_s
         self.steps: list[RecordedStep] = []
         self.built = 0
+        self.synchronised = 0
         self.ddp: Any = None
         self.optimizer: Any = None
         self.input_workers = 0
@@ -76,6 +77,11 @@ class Recorder:
     def complete(self) -> bool:
         """Whether all wanted steps are recorded."""
         return len(self.steps) >= self.wanted
+
+    @property
+    def warm_up(self) -> int:
+        """Synchronising steps before the first that is recorded; a static graph is rebuilt one later."""
+        return WARM_UP_STEPS + bool(self.ddp.static_graph)
 
     def now(self) -> float:
         """Seconds of computation, with the work of an accelerator done."""
@@ -129,6 +135,7 @@ class Recorder:
             if self._synchronises:
                 self._step.last_backward_s = seconds
                 self._step.synchronised = True
+                self.synchronised += 1
                 with CLOCK.stopped():
                     time.sleep(self._pause_s)
 
@@ -169,14 +176,14 @@ class Recorder:
             self._step = None
             self._learn_about_the_input(local_batch)
             raise EnoughSteps
-        warm_up = WARM_UP_STEPS + self.ddp.static_graph  # a static graph is rebuilt one step later
-        mode = MODES[(self._begun - warm_up) % len(MODES)] if self._begun >= warm_up else None
+        mode = MODES[(self._begun - self.warm_up) % len(MODES)] if self._begun >= self.warm_up else None
         self._begun += 1
         self._step = RecordedStep(mode=mode, start_s=self.now(), local_batch=local_batch)
 
     def _hook_modules(self) -> None:
         for name, module in self.ddp.module.named_modules():
-            if name in self.first_parameter:
+            takes_hooks = not isinstance(module, torch.jit.RecursiveScriptModule)
+            if name in self.first_parameter and takes_hooks:
                 self._hooks.append(module.register_forward_pre_hook(functools.partial(self._module_begins, name)))
 
     def _module_begins(self, name: str, *_: Any) -> None:

@@ -9,6 +9,8 @@ from dpsim.errors import ConfigError
 from dpsim.torch_ddp.recorded import MODES
 from dpsim.workload import Workload
 
+_MOST_DEVICES = 1_000_000
+
 
 class ScriptRequest(Noun, frozen=True):
     """A script to run as rank 0 of ``devices``, its arguments, and how many of its synchronising steps to record.
@@ -50,8 +52,8 @@ class ScriptRequest(Noun, frozen=True):
             )
         if self.function and self.arguments:
             raise ConfigError("ARGUMENTS with --torch", remedy="leave them out: the function gets no arguments")
-        if self.devices < 1:
-            raise ConfigError(f"--devices is {self.devices}", allowed="1 or more")
+        if not 1 <= self.devices <= _MOST_DEVICES:
+            raise ConfigError(f"--devices is {self.devices}", allowed=f"1 to {_MOST_DEVICES}")
         if self.steps < len(MODES):
             raise ConfigError(
                 f"--steps is {self.steps}",

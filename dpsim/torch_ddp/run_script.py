@@ -20,16 +20,22 @@ import msgspec
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp import process_group, train_function
-from dpsim.torch_ddp.batches import check_local_batch, replace_batch_size
+from dpsim.torch_ddp.batches import check_local_batch, check_one_batch, replace_batch_size
 from dpsim.torch_ddp.logged import recorded_of
-from dpsim.torch_ddp.record import WARM_UP_STEPS, EnoughSteps, Recorder, Refused, check_one_graph, install
+from dpsim.torch_ddp.record import EnoughSteps, Recorder, Refused, check_one_graph, install
 from dpsim.torch_ddp.recorded import MODES, workload_of
 from dpsim.torch_ddp.request import ScriptError, ScriptOutcome, ScriptRequest
+from dpsim.user_code import text_of
 from dpsim.workload import Workload
 
 _GRAPH_WORDS = ("Expected to have finished reduction in the prior iteration", "training graph has changed")
 
-_NEED_GPUS = ("SyncBatchNorm layers only work with GPU modules", "SyncBatchNorm expected input tensor to be on")
+_NO_GPU_WORDS = ("Torch not compiled with CUDA enabled", "No CUDA GPUs are available", "Found no NVIDIA driver")
+
+_SYNC_BATCH_NORM_WORDS = (
+    "SyncBatchNorm layers only work with GPU modules",
+    "SyncBatchNorm expected input tensor to be on",
+)
 
 
 def run(request: ScriptRequest) -> Workload:
@@ -58,6 +64,7 @@ def run(request: ScriptRequest) -> Workload:
             raise _died(request, error) from error
     _check_enough(request.name, recorder)
     check_one_graph(recorder)
+    check_one_batch(recorder, request.name)
     check_local_batch(recorder, request, too_few)
     workload = workload_of(recorded_of(recorder, request))
     if workload.ddp is None or not synchronises_batch_norm(recorder.ddp.module):
@@ -77,7 +84,9 @@ def act_as_rank(rank: int, devices: int) -> None:
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     os.environ.update(dict.fromkeys(names, str(devices)))
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)))
-    os.environ.update({"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "dpsim"})
+    os.environ.update({"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default"})
+    os.environ.update({"TORCHELASTIC_RUN_ID": "dpsim", "TORCHELASTIC_RESTART_COUNT": "0"})
+    os.environ["TORCHELASTIC_MAX_RESTARTS"] = "0"
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     os.environ["TORCH_DIST_INIT_BARRIER"] = "0"  # there is nobody to wait for
@@ -111,18 +120,24 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
     """The error of a script that raised one: where, what, and what to do."""
     place = _place(request, error.__traceback__)
     if isinstance(error, SystemExit):
-        return ConfigError(f"{place}: the script ended with exit code {error.code}", remedy="see what it printed above")
-    text = " ".join(str(error).split())
+        return ConfigError(f"{place}: the script ended with {exit_code(error)}", remedy="see what it printed above")
+    text = text_of(error)
     given = f"{place}: the {'function' if request.function else 'script'} raised {type(error).__name__}" + (
         f": {text}" if text else ""
     )
+    if any(words in text for words in _NO_GPU_WORDS):
+        return ConfigError(
+            f"{place}: the script wants a GPU, and PyTorch has none here: {text}",
+            allowed="a script that trains on the processor where torch.cuda.is_available() is false",
+            remedy="let it do so, or profile on a machine with a GPU and PyTorch's build for CUDA",
+        )
     if isinstance(error, AssertionError):
         return ConfigError(
             given,
             allowed="a script that does not check what other ranks hold",
             remedy="it runs as rank 0 in one process, and every other rank appears to hold rank 0's values",
         )
-    if any(words in text for words in _NEED_GPUS):
+    if any(words in text for words in _SYNC_BATCH_NORM_WORDS):
         return ConfigError(
             f"{place}: a model with SyncBatchNorm on the processor, where PyTorch has it for GPUs alone",
             allowed="SyncBatchNorm on CUDA GPUs, one for each rank; BatchNorm on processors",
@@ -138,6 +153,11 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
         )
     how = "train its module without dpsim first" if request.function else "run it with torchrun first"
     return ConfigError(given, remedy=f"{how}; it has to work on this machine")
+
+
+def exit_code(ended: SystemExit) -> str:
+    """``exit code 3``, or what ``sys.exit("no data")`` says, which Python prints as it ends with exit code 1."""
+    return f"exit code {ended.code}" if isinstance(ended.code, int) else f"exit code 1: {text_of(ended)}"
 
 
 def place_in(script: str, where: TracebackType | None, name: str = "") -> str:
@@ -161,10 +181,24 @@ def _check_enough(name: str, recorder: Recorder) -> None:
             allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel",
             remedy="wrap the model, and start ranks with torchrun or torch.multiprocessing.spawn alone",
         )
+    if recorder.ddp is None:
+        raise ConfigError(
+            f"{name} ended without training the model that it had wrapped in DistributedDataParallel",
+            allowed="a script that calls what DistributedDataParallel returned, in training mode",
+            remedy="call that model in place of the module in it, after train() and outside of no_grad()",
+        )
+    if not recorder.synchronised:
+        raise ConfigError(
+            f"{name} ended without a backward() that synchronises gradients",
+            allowed="a script that calls backward() on a loss of what the model returns (torch.autograd.grad()"
+            " synchronises nothing)",
+            remedy="call backward(), at least now and then outside of no_sync()",
+        )
     if {step.mode for step in recorder.steps} != set(MODES):
         raise ConfigError(
-            f"{name} ended after {WARM_UP_STEPS + len(recorder.steps)} synchronising training steps at most",
-            allowed=f"{WARM_UP_STEPS + len(MODES) + 1} or more of them, in training mode and with backward()",
+            f"{name} ended after {recorder.synchronised} synchronising training step"
+            + ("s" if recorder.synchronised > 1 else ""),
+            allowed=f"{recorder.warm_up + len(MODES) + 1} or more of them, in training mode and with backward()",
             remedy="let it train longer, or on more data",
         )
 

@@ -20,8 +20,9 @@ from dpsim.setting import Setting
 from dpsim.torch_ddp import timed
 from dpsim.torch_ddp.record import EnoughSteps, Refused
 from dpsim.torch_ddp.reductions import MpiReduction
-from dpsim.torch_ddp.run_script import act_as_rank, place_in, take_over_spawn
+from dpsim.torch_ddp.run_script import act_as_rank, exit_code, place_in, take_over_spawn
 from dpsim.torch_ddp.visit import CONTROL, Visit
+from dpsim.user_code import text_of
 
 
 def train_in_turns(
@@ -83,9 +84,9 @@ def _died(script: str, error: BaseException) -> ConfigError:
     """The error of a script that raised one on this rank: where, what, and what to do."""
     place, rank = place_in(script, error.__traceback__), os.environ["RANK"]
     if isinstance(error, SystemExit):
-        given = f"{place}: the script ended with exit code {error.code} on rank {rank}"
+        given = f"{place}: the script ended on rank {rank} with {exit_code(error)}"
     else:
-        text = " ".join(str(error).split())
+        text = text_of(error)
         given = f"{place}: the script raised {type(error).__name__} on rank {rank}" + (f": {text}" if text else "")
     return ConfigError(given, remedy="run it with torchrun first; it has to work on this machine")
 

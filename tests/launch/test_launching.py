@@ -84,9 +84,14 @@ def test_a_lone_process_is_rank_0_of_1() -> None:
         (["train"], "dpsim commands start their ranks themselves"),
         (["nowhere.py"], "there is no such file"),
         (["x.sh"], "it does not end in .py"),
+        (["folder.py"], "it is a folder"),
     ],
 )
-def test_what_is_no_script_is_a_mistake(command: list[str], words: str, dpsim: Dpsim) -> None:
+def test_what_is_no_script_is_a_mistake(
+    command: list[str], words: str, dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.py").mkdir()
     code, _, err = dpsim("launch", "local", "--", *command)
     assert (code, words in err) == (2, True)
 

@@ -248,7 +248,7 @@ def test_a_script_that_cannot_be_predicted_is_explained(
             "the script raised KeyError on rank 1",
             "torchrun",
         ),
-        ("if os.environ['RANK'] == '1': sys.exit(7)\ntrain()", "exit code 7 on rank 1", "torchrun"),
+        ("if os.environ['RANK'] == '1': sys.exit(7)\ntrain()", "on rank 1 with exit code 7", "torchrun"),
         ("train(steps=60)", "ended after", "let it train longer"),
     ],
     ids=["dies on a rank", "exits on a rank", "too short"],

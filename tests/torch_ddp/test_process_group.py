@@ -151,3 +151,13 @@ def test_no_time_passes_within_collectives(ranks: int) -> None:
         while clock.now() - before_s < 0.01:
             pass
     assert clock.now() - before_s < 0.005
+
+
+def test_ddp_trains_over_a_dimension_of_a_device_mesh(ranks: int) -> None:
+    """A mesh asks groups for their names, and finds them again by these."""
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (1, ranks), mesh_dim_names=("replicas", "data"))
+    group = mesh.get_group("data")
+    assert group.size() == ranks and mesh["data"].get_group() is group
+    ddp = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False), process_group=group)
+    ddp(value()).backward()
+    torch.testing.assert_close(ddp.module.weight.grad, value().reshape(1, 3))

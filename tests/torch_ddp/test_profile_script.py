@@ -109,7 +109,38 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
         ("train(torch.nn.Linear(7, 3))", "bad.py:11: the script raised RuntimeError: mat1 and mat2", "torchrun"),
         ("sys.exit(5)", "ended with exit code 5", "printed above"),
         ("os._exit(9)", "ended its process (exit code 9)", "printed above"),
-        ("train(torch.nn.Linear(8, 3), steps=4)", "synchronising training steps", "train longer"),
+        ("raise RuntimeError('\\x1b[31mred ' + 'z' * 5000)", "RuntimeError: ?[31mred zzz", "zzz...\n"),
+        ("sys.exit('no data')", "the script ended with exit code 1: no data", "printed above"),
+        ("train(torch.nn.Linear(8, 3), steps=4)", "ended after 4 synchronising training steps", "6 or more"),
+        (
+            "dist.init_process_group()\nddp = DDP(torch.nn.Linear(8, 3), static_graph=True)\n"
+            "for _ in range(6):\n    ddp(torch.randn(4, 8)).sum().backward()",
+            "ended after 6 synchronising training steps",
+            "7 or more",
+        ),
+        (
+            "dist.init_process_group()\nmodel = torch.nn.Linear(8, 3)\nDDP(model)\n"
+            "model(torch.randn(4, 8)).sum().backward()",
+            "without training the model that it had wrapped",
+            "in place of the module",
+        ),
+        (
+            "dist.init_process_group()\nddp = DDP(torch.nn.Linear(8, 3))\nfor _ in range(20):\n"
+            "    torch.autograd.grad(ddp(torch.randn(4, 8)).sum(), ddp.module.weight)",
+            "without a backward() that synchronises gradients",
+            "call backward()",
+        ),
+        (
+            "dist.init_process_group()\nddp = DDP(torch.nn.Linear(8, 3))\n"
+            "for n in range(1, 99):\n    ddp(torch.randn(n, 8)).sum().backward()",
+            "trains on batches of 15 sizes: 3, 4, 5, 6, 7, ... samples",
+            "drop_last=True",
+        ),
+        (
+            "raise AssertionError('Torch not compiled with CUDA enabled')",
+            "bad.py:12: the script wants a GPU",
+            "torch.cuda.is_available()",
+        ),
         (
             "dist.init_process_group()\nranks = [None] * 8\ndist.all_gather_object(ranks, dist.get_rank())\n"
             "assert ranks == list(range(8))",
@@ -152,7 +183,14 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
         "dies",
         "exits",
         "kills itself",
+        "raises a long text",
+        "exits with a message",
         "too short",
+        "too short for a static graph",
+        "another model",
+        "no backward",
+        "changing batch",
+        "no GPU",
         "identity",
         "two models",
         "unused",
@@ -171,6 +209,19 @@ def test_a_script_that_cannot_be_profiled_is_explained(
     assert (code, out, output.exists()) == (2, "", False)
     assert err.startswith("dpsim: ") and given in err and more in err
     assert "Traceback" not in err
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_a_model_compiled_by_torchscript_is_profiled_whole(dpsim: Dpsim, tmp_path: Path) -> None:
+    """Its modules take no hooks: what was called before them has the time of their forward."""
+    text = "train(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.jit.script(torch.nn.Linear(8, 3))))"
+    script = tmp_path / "scripted.py"
+    script.write_text(PREAMBLE + text)
+    workload = profiled(dpsim, tmp_path, script)
+    assert [layer.name for layer in workload.layers] == ["0", "1"]
+    assert [layer.forward_s[0] > 0 for layer in workload.layers] == [True, False]
+    assert all(layer.backward_s[0] > 0 for layer in workload.layers)
 
 
 LOADER = """
@@ -246,6 +297,7 @@ def test_without_torch_the_message_says_what_to_install(
         (("--", "--lr", "0.1"), "ARGUMENTS without --torch-script"),
         (("--torch-script", "a.py", "--steps", "2"), "--steps is 2"),
         (("--torch-script", "a.py", "--devices", "0"), "--devices is 0"),
+        (("--torch-script", "a.py", "--devices", "1000001"), "allowed: 1 to 1000000"),
         (("--torch-script", "a.py", "--torch", "a:b"), "--torch-script and --torch"),
         (("--torch", "a:b", "--", "--lr", "0.1"), "ARGUMENTS with --torch"),
         (("--torch", "a.py"), "--torch is 'a.py'"),
