@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,7 +61,8 @@ class Recorder:
         self.optimizer: Any = None
         self.input_workers = 0
         self.load_s_per_sample = 0.0
-        self._begun = 0
+        self._warmed_up = 0
+        self._begun: Counter[int] = Counter()  # steps by their local batch
         self._step: RecordedStep | None = None
         self.first_parameter: dict[str, int] = {}
         self._parameters: list[Any] = []
@@ -75,8 +77,13 @@ class Recorder:
 
     @property
     def complete(self) -> bool:
-        """Whether all wanted steps are recorded."""
-        return len(self.steps) >= self.wanted
+        """Whether all wanted steps are recorded, in every mode, or so many that some mode will not come."""
+        return len(self.steps) >= self.wanted * (1 if self.all_modes else 2)
+
+    @property
+    def all_modes(self) -> bool:
+        """Whether there are steps of every mode."""
+        return {step.mode for step in self.steps} == set(MODES)
 
     @property
     def warm_up(self) -> int:
@@ -130,6 +137,7 @@ class Recorder:
             seconds = self.now() - self._backward_began_s
             self._unhook()
             self._step.backward_s += seconds
+            self._update_began_s = self.now()  # where an optimizer's step calls a closure, that is no update
             self._step.micro_batches += 1
             self._forward_since_backward = False
             if self._synchronises:
@@ -176,8 +184,12 @@ class Recorder:
             self._step = None
             self._learn_about_the_input(local_batch)
             raise EnoughSteps
-        mode = MODES[(self._begun - self.warm_up) % len(MODES)] if self._begun >= self.warm_up else None
-        self._begun += 1
+        mode = None
+        if self._warmed_up < self.warm_up:
+            self._warmed_up += 1
+        else:  # in turn for each size of batch: else the short batch of every epoch might always have the same mode
+            mode = MODES[self._begun[local_batch] % len(MODES)]
+            self._begun[local_batch] += 1
         self._step = RecordedStep(mode=mode, start_s=self.now(), local_batch=local_batch)
 
     def _hook_modules(self) -> None:

@@ -64,7 +64,6 @@ def run(request: ScriptRequest) -> Workload:
             raise _died(request, error) from error
     _check_enough(request.name, recorder)
     check_one_graph(recorder)
-    check_one_batch(recorder, request.name)
     check_local_batch(recorder, request, too_few)
     workload = workload_of(recorded_of(recorder, request))
     if workload.ddp is None or not synchronises_batch_norm(recorder.ddp.module):
@@ -194,7 +193,9 @@ def _check_enough(name: str, recorder: Recorder) -> None:
             " synchronises nothing)",
             remedy="call backward(), at least now and then outside of no_sync()",
         )
-    if {step.mode for step in recorder.steps} != set(MODES):
+    if len(recorder.steps) >= len(MODES):
+        check_one_batch(recorder, name)
+    if not recorder.all_modes:
         raise ConfigError(
             f"{name} ended after {recorder.synchronised} synchronising training step"
             + ("s" if recorder.synchronised > 1 else ""),

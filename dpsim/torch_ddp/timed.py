@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
+from dpsim.torch_ddp.logged import parameters_of
 from dpsim.torch_ddp.process_group import replace_everywhere
 from dpsim.torch_ddp.record import EnoughSteps, Refused, leading_extent, second_model
 from dpsim.torch_ddp.reductions import MpiReduction
@@ -129,6 +130,8 @@ def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiRedu
         initialise(*given.args, **given.kwargs)
         self._set_ddp_runtime_logging_sample_rate(1)
         if reduction is not None:
+            if any(parameter.sparse for parameter in parameters_of(self)):
+                raise _not_by_hook("the script has sparse gradients, of an embedding with sparse=True", "dense ones")
             register(self, None, lambda state, bucket: reduction.reduce(bucket.buffer()))
 
     @functools.wraps(forward)
@@ -155,13 +158,15 @@ def cap_in_mib(size_bytes: float) -> float:
 
 
 def _refuse_hook(*_: Any, **__: Any) -> None:
-    raise Refused(
-        ConfigError(
-            "the script registers a communication hook of its own",
-            allowed="no hook, for DDP takes one, and this measurement needs it to reduce over MPI",
-            remedy="measure this script with --communication gloo",
-        )
+    raise _not_by_hook(
+        "the script registers a communication hook of its own",
+        "no hook, for DDP takes one, and this measurement needs it to reduce over MPI",
     )
+
+
+def _not_by_hook(given: str, allowed: str) -> Refused:
+    """What ends a script that gloo can train, and a hook over MPI cannot."""
+    return Refused(ConfigError(given, allowed=allowed, remedy="measure this script with --communication gloo"))
 
 
 def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None:

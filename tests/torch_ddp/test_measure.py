@@ -300,6 +300,13 @@ def test_flags_that_make_no_measurement_are_refused(
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.torch
+def test_more_processes_than_fit_into_memory_are_refused(dpsim: Dpsim, tmp_path: Path) -> None:
+    code, out, err = measured(dpsim, a_script(tmp_path), tmp_path / "report", "--devices", "100000")
+    assert (code, out) == (2, "") and "in 100000 processes on this machine" in err and "memory that is free" in err
+    assert not (tmp_path / "report" / "predictions.json").exists()
+
+
 def test_a_script_and_its_flag_are_needed(dpsim: Dpsim, tmp_path: Path) -> None:
     assert dpsim("measure")[0] == 2
     code, _, err = measured(dpsim, tmp_path / "nowhere.py", tmp_path / "report")

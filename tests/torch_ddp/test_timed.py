@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
 
+from torch import distributed  # noqa: E402
+
 from dpsim.errors import ConfigError  # noqa: E402
 from dpsim.harness.torch_ddp.measure_on_ranks import _Samples as Samples  # noqa: E402
 from dpsim.plan import Plan  # noqa: E402
 from dpsim.setting import Setting  # noqa: E402
-from dpsim.torch_ddp import timed  # noqa: E402
+from dpsim.torch_ddp import process_group, timed  # noqa: E402
 from dpsim.torch_ddp.record import EnoughSteps, Refused  # noqa: E402
 from dpsim.torch_ddp.visit import Visit  # noqa: E402
 
@@ -143,3 +146,21 @@ def test_a_second_model_is_refused() -> None:
 @pytest.mark.parametrize(("size_bytes", "expected"), [(2.0**20, 1.0), (0.0, 2.0**-20), (math.inf, 2.0**30)])
 def test_the_cap_in_mib(size_bytes: float, expected: float) -> None:
     assert timed.cap_in_mib(size_bytes) == expected
+
+
+def test_sparse_gradients_are_refused_where_a_hook_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook reduces flat arrays of DDP's buckets; a sparse gradient has none."""
+    model = torch.nn.parallel.DistributedDataParallel
+    for name in ("__init__", "forward", "register_comm_hook"):
+        monkeypatch.setattr(model, name, getattr(model, name))
+    monkeypatch.setattr(timed, "replace_everywhere", lambda *_: None)
+    process_group.register()
+    distributed.init_process_group(process_group.BACKEND, store=distributed.HashStore(), rank=0, world_size=2)
+    try:
+        timed.install(timed.StepTimer(turns(5)[0]), None, Mock())
+        model(torch.nn.Embedding(4, 2))
+        with pytest.raises(Refused, match="sparse gradients") as refused:
+            model(torch.nn.Embedding(4, 2, sparse=True))
+    finally:
+        distributed.destroy_process_group()
+    assert "--communication gloo" in refused.value.error.remedy

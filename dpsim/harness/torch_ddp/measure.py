@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from dpsim import codec
 from dpsim.errors import ConfigError
@@ -28,7 +29,11 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Predictions, Results, read_predictions, read_results
 from dpsim.report.sweep.write import write_report
 from dpsim.torch_ddp.profile_script import check_torch
+from dpsim.units import format_size
 from dpsim.workload import Workload
+
+_PROCESS_BYTES = 2**28
+"""What a process takes that has loaded PyTorch, without its model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +90,17 @@ def measure(config: DdpConfig, known: Known, folder: Path, progress: Progress) -
         return Measured(comparison=comparison, ready_errors=ready_errors(predictions, results))
 
 
+def _check_memory(processes: int) -> None:
+    """Raises ``ConfigError`` where so many processes with PyTorch do not fit into memory."""
+    needed, free = processes * _PROCESS_BYTES, psutil.virtual_memory().available
+    if needed > free:
+        raise ConfigError(
+            f"a measurement in {processes} processes on this machine, each with PyTorch: {format_size(needed)} or more",
+            allowed=f"{format_size(free)}, the memory that is free",
+            remedy="give fewer --devices or fewer settings; dpsim predict predicts any number of devices",
+        )
+
+
 def _check_machine(config: DdpConfig, known: Known) -> None:
     """Raises ``ConfigError`` for a machine where the allreduces are calibrated here."""
     if known.machine is not None and not config.on_gpus:
@@ -106,6 +122,7 @@ def _predictions(config: DdpConfig, known: Known, folder: Path, progress: Progre
     if config.on_gpus:
         codec.write(path, predicted_by_nccl(config, known.workload, known.machine, progress))
     else:
+        _check_memory(config.most_devices)
         codec.write(path, predicted(config, known.workload, progress))
     return read_predictions(path)
 
@@ -165,6 +182,7 @@ def _measured_on(place: str, predictions: Predictions, before: Samples, path: Pa
             workload=predictions.workloads[of_place[0].workload],
             machine=predictions.machines[of_place[0].machine],
         )
+        _check_memory(task.ranks)
         measured = on_ranks(
             "dpsim.harness.torch_ddp.measure_on_ranks:measure_on_ranks",
             dict(codec.to_builtins(task)),
