@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -239,6 +240,29 @@ class Workload(Noun, frozen=True, dict=True):
             backward_s=backward_s,
             gradient_ready_s=np.minimum(ready_s, backward_s),
             overhead_s=self.overhead_s + local_batch * self.overhead_per_sample_s,
+        )
+
+    def slowed(self, factor: float) -> Workload:
+        """The workload where all computing takes ``factor`` times as long; loading of input and launches stay."""
+
+        def times(seconds: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(factor * value for value in seconds)
+
+        layers = tuple(
+            msgspec.structs.replace(
+                layer,
+                forward_s=times(layer.forward_s),
+                backward_s=times(layer.backward_s),
+                gradient_ready_s=layer.gradient_ready_s and times(layer.gradient_ready_s),
+            )
+            for layer in self.layers
+        )
+        return msgspec.structs.replace(
+            self,
+            layers=layers,
+            update_s=factor * self.update_s,
+            overhead_s=factor * self.overhead_s,
+            overhead_per_sample_s=factor * self.overhead_per_sample_s,
         )
 
     def spread_at(self, share: float) -> float:

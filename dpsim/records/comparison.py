@@ -29,7 +29,8 @@ class ComparedPoint(Noun, frozen=True):
     - Where the machine's speed changed, ``measured_step_s`` is the median of steps that were scaled to the mean speed
       of the run, by the times of the reference computation. ``error_at_equal_speed`` is the median over the samples of
       the prediction for the speed of the sample's visit / the sample - 1, and ``predicted_at_run_speed_s`` the measured
-      step with that error (``None`` in records that did not observe the speed).
+      step with that error (``None`` in records that did not observe the speed). Where DDP trains, they are of what is
+      predicted if all computation were slower than predicted by as much as its forward passes were.
     - ``memory_bytes`` is what the device with the most has allocated, without communication buffers (``None``: not
       known).
     - Where computation is emulated, ``deadline_lateness`` is how late layers ended (median), relative to the step, and

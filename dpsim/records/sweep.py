@@ -173,7 +173,8 @@ class MeasuredPoint(Noun, frozen=True):
     the machine's speed does not change). ``memory_bytes`` is what the device with the most has allocated, without
     communication buffers (0: not known). ``emulation`` is given where computation is emulated. ``logged_s`` are the
     times of each of these steps that PyTorch's DDP logs itself, under its own names, on the rank with the least exposed
-    communication, and ``bucket_bytes`` the buckets that it reports. ``bucket_ready_s`` are the medians of the seconds
+    communication, ``forward_s`` what its forward passes took in each of them (mean over ranks; empty on GPUs), and
+    ``bucket_bytes`` the buckets that it reports. ``bucket_ready_s`` are the medians of the seconds
     of computation from the start of backward until a communication hook got each bucket. They are empty where dpsim
     trains, the last one also where DDP has no hook.
     """
@@ -190,6 +191,7 @@ class MeasuredPoint(Noun, frozen=True):
     memory_bytes: int = 0
     emulation: Emulation | None = None
     logged_s: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
+    forward_s: tuple[float, ...] = ()
     bucket_bytes: tuple[int, ...] = ()
     bucket_ready_s: tuple[float, ...] = ()
 

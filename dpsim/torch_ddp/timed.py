@@ -57,8 +57,14 @@ class StepTimer:
         if self._begins:
             self._step_begins()
             self._visit.local_batches.append(samples)
+            self._visit.forward_s += [0.0] * (self.ddp.device_type == "cpu")
         self._visit.local_batches[-1] = min(samples, self._visit.local_batches[-1])
         self._begins, self._synchronises = False, ddp.require_backward_grad_sync
+
+    def after_forward(self, seconds: float) -> None:
+        """Keep what DDP's forward took, in a step that counts."""
+        if torch.is_grad_enabled() and self.ddp.training and self.ddp.device_type == "cpu":
+            self._visit.forward_s[-1] += seconds
 
     def before_backward(self) -> None:
         self._backward_began_s = now()
@@ -137,7 +143,10 @@ def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiRedu
     @functools.wraps(forward)
     def timed_forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
         timer.before_forward(self, (*arguments, *keywords.values()))
-        return forward(self, *arguments, **keywords)
+        began_s = now()
+        result = forward(self, *arguments, **keywords)
+        timer.after_forward(now() - began_s)
+        return result
 
     @functools.wraps(backward)
     def timed_backward(*arguments: Any, **keywords: Any) -> Any:

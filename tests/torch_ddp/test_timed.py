@@ -81,13 +81,16 @@ def test_accumulation_and_evaluation_begin_no_step() -> None:
             for synchronises in (False, False, True):
                 model.require_backward_grad_sync = synchronises
                 timer.before_forward(model, BATCH)
+                timer.after_forward(0.25)
                 timer.after_backward()
             with torch.no_grad():
                 timer.before_forward(model, BATCH)
+                timer.after_forward(9.0)
             model.training = False
             timer.before_forward(model, BATCH)
             model.training = True
     assert [len(visit.moments_s) for visit in visits] == [1, 3]
+    assert visits[1].forward_s == [0.75] * 2, "of all micro-batches"
 
 
 def test_a_step_has_the_samples_of_its_smallest_forward() -> None:
@@ -106,7 +109,15 @@ def visited(*local_batches: int) -> timed.Visit:
     moments_s = [number * (number + 1) / 2 for number in range(len(local_batches) + 1)]
     logged_s = {name: [0.0] * len(local_batches) for name in timed.LOGGED.values()}
     ready_s = [[float(number)] for number in range(1, len(local_batches) + 1)]
-    return timed.Visit(moments_s, logged_s, [0.0] * len(local_batches), ready_s, [*local_batches], (40,))
+    return timed.Visit(
+        moments_s=moments_s,
+        logged_s=logged_s,
+        waited_s=[0.0] * len(local_batches),
+        ready_s=ready_s,
+        forward_s=[0.1 * number for number in range(1, len(local_batches) + 1)],
+        local_batches=[*local_batches],
+        bucket_bytes=(40,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,6 +143,7 @@ def test_short_batches_at_the_end_of_an_epoch_do_not_count() -> None:
     samples = Samples(setting, [])
     samples._add([visited(8, 8, 8, 3, 8)] * 2, number=0)
     assert samples.step_s == [3.0, 5.0] and samples.ready_s == [[3.0]] * 2 + [[5.0]] * 2
+    assert samples.forward_s == pytest.approx([0.3, 0.5])
     with pytest.raises(ConfigError, match="trains on 3 samples at once, and was profiled with 8"):
         Samples(setting, [])._add([visited(*[3] * 5)] * 2, number=0)
 

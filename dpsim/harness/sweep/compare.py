@@ -13,7 +13,13 @@ from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
-from dpsim.harness.sweep.equal_speed import at_mean_speed, predicted_at_run_speed_s, run_speeds, speed_records
+from dpsim.harness.sweep.equal_speed import (
+    at_mean_speed,
+    predicted_at_forward_speed_s,
+    predicted_at_run_speed_s,
+    run_speeds,
+    speed_records,
+)
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
 from dpsim.harness.sweep.related import with_related
@@ -182,6 +188,8 @@ def _point(
     plan, machine = setting.plan, predictions.machines[predicted.machine]
     step = median_interval(samples)
     at_run_speed_s = predicted_at_run_speed_s(raw, machine, step.median)
+    if at_run_speed_s is None:
+        at_run_speed_s = predicted_at_forward_speed_s(raw, predictions.workloads[predicted.workload], machine)
     emulations = [run.emulation for run in item.runs if run.emulation is not None]
     return ComparedPoint(
         devices=plan.devices,

@@ -13,8 +13,10 @@ import numpy as np
 from dpsim.harness.measurement.speed import ORDINARY, Mixture, factors, mixture, slow_factor
 from dpsim.harness.sweep.pairing import Pair
 from dpsim.machine import Machine, Speed
+from dpsim.predict import predict
 from dpsim.records.comparison import SpeedRecord
 from dpsim.records.sweep import MeasuredPoint, Predictions
+from dpsim.workload import Workload
 
 _ENOUGH = 12
 """The fewest samples at either speed from which a pair's own slow factor is taken."""
@@ -108,6 +110,20 @@ def predicted_at_run_speed_s(pair: Pair, machine: Machine, step_s: float) -> flo
     exponent = math.log(slow_s / full_s) / math.log(change) if change > 1 else 1.0
     predicted_s = full_s * (np.array(references) / calibrated.reference_s) ** exponent
     return float(step_s * np.median(predicted_s / np.array(pair.samples())))
+
+
+def predicted_at_forward_speed_s(pair: Pair, workload: Workload, machine: Machine) -> float | None:
+    """Return what is predicted if all computation were slower, or faster, than predicted by as much as forward was.
+
+    In forward nothing is communicated: its time tells the machine's speed where no reference computation was timed.
+    ``None`` where it is not known.
+    """
+    measured_s = [seconds for run in pair.runs for seconds in run.forward_s]
+    if not measured_s:
+        return None
+    forward_s = predict(workload, machine, pair.setting.plan).forward_s
+    slower = float(np.median(measured_s)) / forward_s if forward_s > 0 else 1.0
+    return predict(workload.slowed(slower), machine, pair.setting.plan).step_s
 
 
 def calibrated_speed(machines: Sequence[Machine], devices: int) -> Speed | None:

@@ -7,6 +7,7 @@ sleep in a read from a socket, so that those of one setting have the cores to th
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener
@@ -108,6 +109,7 @@ class _Samples:
     logged_s: dict[str, list[float]] = field(default_factory=dict)
     bucket_bytes: tuple[int, ...] = ()
     ready_s: list[list[float]] = field(default_factory=list)
+    forward_s: list[float] = field(default_factory=list)
     emulation: EmulationLog = field(default_factory=EmulationLog)
 
     @classmethod
@@ -127,6 +129,7 @@ class _Samples:
             logged_s={name: list(values) for name, values in before.logged_s.items()},
             bucket_bytes=before.bucket_bytes,
             ready_s=[list(before.bucket_ready_s)] * rows,
+            forward_s=list(before.forward_s),
             emulation=EmulationLog(before.emulation),
         )
 
@@ -163,6 +166,7 @@ class _Samples:
             self.step_s.append(step_s)
             self.exposed_s.append(_exposed_s(last, step) if self.setting.plan.devices > 1 else 0.0)
             self.round.append(number)
+            self.forward_s += [statistics.mean(visit.forward_s[step] for visit in visits)] * bool(last.forward_s)
             for name, values in last.logged_s.items():
                 self.logged_s.setdefault(name, []).append(values[step])
 
@@ -198,6 +202,7 @@ class _Samples:
             losses=(),
             logged_s={name: tuple(values) for name, values in self.logged_s.items()},
             bucket_bytes=self.bucket_bytes,
+            forward_s=tuple(self.forward_s) if len(self.forward_s) == len(self.step_s) else (),
             emulation=self.emulation.result(),
             bucket_ready_s=tuple(np.median(self.ready_s, axis=0).tolist()) if self.ready_s else (),
         )

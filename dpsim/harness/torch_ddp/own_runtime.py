@@ -49,21 +49,11 @@ def check_emulation(workload: Workload) -> None:
 def emulated_workload(workload: Workload, machine: Machine, plan: Plan) -> Workload:
     """The workload whose times the ranks wait for: computation as slow as on all devices at once, and its input."""
     factor, _ = compute_slowdown(machine, plan.devices, plan.layout)
-    layers = tuple(
-        msgspec.structs.replace(
-            layer,
-            forward_s=tuple(factor * seconds for seconds in layer.forward_s),
-            backward_s=tuple(factor * seconds for seconds in layer.backward_s),
-            gradient_ready_s=layer.gradient_ready_s and tuple(factor * seconds for seconds in layer.gradient_ready_s),
-        )
-        for layer in workload.layers
-    )
+    slowed = workload.slowed(factor)
     return msgspec.structs.replace(
-        workload,
-        layers=layers,
-        update_s=factor * workload.update_s,
-        overhead_s=factor * workload.overhead_s + added_s(machine, plan.devices),
-        overhead_per_sample_s=factor * workload.overhead_per_sample_s + workload.input_s(plan.accumulate),
+        slowed,
+        overhead_s=slowed.overhead_s + added_s(machine, plan.devices),
+        overhead_per_sample_s=slowed.overhead_per_sample_s + workload.input_s(plan.accumulate),
         input_s_per_sample=0.0,
         emulated_compute=True,
     )

@@ -150,7 +150,8 @@ POINTS = (
         "predicted_at_run_speed_s",
         "float64",
         "s",
-        "The prediction for the speeds that the machine had during the run; NaN where they were not observed.",
+        "The prediction for the speeds that the machine had during the run (of DDP: by its forward passes); NaN where "
+        "they were not observed.",
     ),
     Column(
         "error_at_equal_speed",

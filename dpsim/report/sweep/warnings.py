@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from dpsim.units import format_size
 FEW_SAMPLES = 10
 WIDE_INTERVAL = 0.05
 LEAST_DRIFT = 0.02
-LEAST_SPEED_CHANGE = 0.03
+LEAST_SPEED_CHANGE, LEAST_FORWARD_CHANGE = 0.03, 0.05
 TWO_SPEEDS = 1.12
 LEAST_SLOW_SHARE = 0.05
 WIDE_SLOWDOWN = 0.03
@@ -33,6 +34,7 @@ def warnings(comparison: Comparison) -> tuple[ReportWarning, ...]:
         *_of_slowdown(comparison),
         *_of_points(comparison),
         *(warning for group in comparison.groups for warning in _of_group(comparison, group)),
+        *_of_forward(comparison),
         *_of_run(comparison),
     )
 
@@ -178,6 +180,25 @@ def _name(comparison: Comparison, point: ComparedPoint) -> str:
 def _place(item: ComparedPoint | Group) -> str:
     """The network, and who trains on it where that is PyTorch's DDP."""
     return item.network if item.runtime == "dpsim" else network_name(item)
+
+
+def _of_forward(comparison: Comparison) -> Iterator[ReportWarning]:
+    """Warn where a script's forward passes were slower or faster than when it was profiled."""
+    by_place: dict[str, list[float]] = {}
+    for point in comparison.points:
+        if point.runtime != "dpsim" and point.predicted_at_run_speed_s is not None:
+            changes = by_place.setdefault(_place(point), [])
+            changes.append(point.predicted_at_run_speed_s / point.predicted_step_s - 1)
+    for where, changes in by_place.items():
+        change = statistics.median(changes)
+        if abs(change) > LEAST_FORWARD_CHANGE:
+            slower, longer = ("slower", "longer") if change > 0 else ("faster", "shorter")
+            yield ReportWarning(
+                kind="other-speed",
+                text=f"on {where} forward passes were {slower} in the measurement than in the profiles: at their speed "
+                f"steps are predicted to be {abs(change):.0%} {longer}",
+                remedy="read the errors at equal speed as well, or measure again: the speed of this machine changes",
+            )
 
 
 def _of_group(comparison: Comparison, group: Group) -> Iterator[ReportWarning]:
