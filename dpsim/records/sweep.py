@@ -173,10 +173,10 @@ class MeasuredPoint(Noun, frozen=True):
     the machine's speed does not change). ``memory_bytes`` is what the device with the most has allocated, without
     communication buffers (0: not known). ``emulation`` is given where computation is emulated. ``logged_s`` are the
     times of each of these steps that PyTorch's DDP logs itself, under its own names, on the rank with the least exposed
-    communication, ``forward_s`` what its forward passes took in each of them (mean over ranks; empty on GPUs), and
-    ``bucket_bytes`` the buckets that it reports. ``bucket_ready_s`` are the medians of the seconds
-    of computation from the start of backward until a communication hook got each bucket. They are empty where dpsim
-    trains, the last one also where DDP has no hook.
+    communication, ``forward_s`` what its forward passes took in each of them (mean over ranks; empty on GPUs, and with
+    buffers, which DDP broadcasts then), and ``bucket_bytes`` the buckets that it reports. ``bucket_ready_s`` are the
+    medians of the seconds of computation from the start of backward until a communication hook got each bucket. They
+    are empty where dpsim trains, the last one also where DDP has no hook.
     """
 
     setting: Setting

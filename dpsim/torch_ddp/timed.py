@@ -39,6 +39,7 @@ class StepTimer:
         self._left = 0
         self._begins = True
         self._synchronises = False
+        self._times_forward = False
         self._waited_s = 0.0
         self._backward_began_s = 0.0
 
@@ -51,19 +52,20 @@ class StepTimer:
             return
         if self.ddp is None:
             self.ddp = ddp
+            self._times_forward = ddp.device_type == "cpu" and not ddp.modules_buffers
         elif self.ddp is not ddp:
             raise second_model("measure")
         samples = leading_extent(inputs)
         if self._begins:
             self._step_begins()
             self._visit.local_batches.append(samples)
-            self._visit.forward_s += [0.0] * (self.ddp.device_type == "cpu")
+            self._visit.forward_s += [0.0] * self._times_forward
         self._visit.local_batches[-1] = min(samples, self._visit.local_batches[-1])
         self._begins, self._synchronises = False, ddp.require_backward_grad_sync
 
     def after_forward(self, seconds: float) -> None:
-        """Keep what DDP's forward took, in a step that counts."""
-        if torch.is_grad_enabled() and self.ddp.training and self.ddp.device_type == "cpu":
+        """Keep what DDP's forward took, if it trains and communicates nothing."""
+        if self._times_forward and torch.is_grad_enabled() and self.ddp.training:
             self._visit.forward_s[-1] += seconds
 
     def before_backward(self) -> None:

@@ -23,9 +23,9 @@ class Visit:
 
     ``waited_s`` is how long each step waited inside a communication hook, and ``ready_s`` when the hook got each of its
     buckets: seconds of computation from the start of backward. ``forward_s`` is what the forward passes of each step
-    took (empty on GPUs, which compute beside the script). ``local_batches`` has the samples of each step, of its
-    smallest forward, and ``bucket_bytes`` are DDP's buckets. A rank of dpsim's own runtime has neither logged times nor
-    batches, and ``watched`` says how well it kept to emulated times.
+    took (empty on GPUs, which compute beside the script, and with buffers, which DDP broadcasts). ``local_batches``
+    has the samples of each step, of its smallest forward, and ``bucket_bytes`` are DDP's buckets. A rank of dpsim's own
+    runtime has neither logged times nor batches, and ``watched`` says how well it kept to emulated times.
     """
 
     moments_s: list[float] = field(default_factory=list)

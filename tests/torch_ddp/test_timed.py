@@ -32,6 +32,7 @@ class Model:
     training = True
     require_backward_grad_sync = True
     device_type = "cpu"
+    modules_buffers: tuple[Any, ...] = ()
 
     def __init__(self) -> None:
         self.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)
@@ -91,6 +92,18 @@ def test_accumulation_and_evaluation_begin_no_step() -> None:
             model.training = True
     assert [len(visit.moments_s) for visit in visits] == [1, 3]
     assert visits[1].forward_s == [0.75] * 2, "of all micro-batches"
+
+
+def test_forward_passes_of_a_module_with_buffers_do_not_tell_the_speed() -> None:
+    take_turn, visits = turns(2)
+    timer, model = timed.StepTimer(take_turn), Model()
+    model.modules_buffers = (torch.zeros(1),)
+    with pytest.raises(EnoughSteps):
+        for _ in range(9):
+            timer.before_forward(model, BATCH)
+            timer.after_forward(0.25)
+            timer.after_backward()
+    assert len(visits[1].moments_s) == 3 and visits[1].forward_s == []
 
 
 def test_a_step_has_the_samples_of_its_smallest_forward() -> None:
