@@ -72,7 +72,7 @@ def _locked_folder(stack: contextlib.ExitStack, purpose: str) -> Path:
 
 def _clear_abandoned() -> None:
     """Remove this user's scratch folders that no process has locked, and end the processes started for them."""
-    for entry in os.scandir(tempfile.gettempdir()):
+    for entry in scratch_keeper.entries(tempfile.gettempdir()):
         if not _NAME.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
             continue
         with contextlib.suppress(OSError):  # it is gone, another user's, or locked; or this file system has no locks

@@ -21,7 +21,7 @@ _SHARED_FOLDER = "/dev/shm"
 _MPICH_FILE = re.compile(rf"{_SHARED_FOLDER}/mpich_sh\w+$", re.MULTILINE)
 _TOPOLOGY_FOLDER = "/tmp"
 """Hydra ignores TMPDIR for this file."""
-_TOPOLOGY_FILE = re.compile(r"hydra_hwloc_xmlfile_\w{6}")
+_TOPOLOGY_FILE = re.compile(r"/hydra_hwloc_xmlfile_\w{6}$")
 _END_S, _POLL_S = 5.0, 0.02
 
 
@@ -95,11 +95,7 @@ def _kill(pid: int, folder: str) -> None:
 
 def unused_shared_files() -> set[str]:
     """This user's mpich files that no process has open: a rank was killed before the others opened its file."""
-    try:
-        own = {entry.path for entry in os.scandir(_SHARED_FOLDER) if entry.stat().st_uid == os.getuid()}
-    except OSError:
-        return set()
-    left = {path for path in own if _MPICH_FILE.fullmatch(path)}
+    left = _own_files(_SHARED_FOLDER, _MPICH_FILE)
     for pid in _processes() if left else ():
         left -= _open_files(
             pid
@@ -113,23 +109,35 @@ def abandoned_topologies() -> set[str]:
 
     Each of hydra's proxies keeps its file open and removes it when it ends, but not when it is killed.
     """
-    left = set()
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(_TOPOLOGY_FOLDER):
-            if _TOPOLOGY_FILE.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                left.add(entry.path)
+    left = _own_files(_TOPOLOGY_FOLDER, _TOPOLOGY_FILE)
     for pid in _processes() if left else ():
         left -= _open_files(pid)
     return left
 
 
+def _own_files(folder: str, pattern: re.Pattern[str]) -> set[str]:
+    """This user's files in a folder whose paths match. Others remove theirs meanwhile."""
+    paths = set()
+    for entry in entries(folder):
+        with contextlib.suppress(OSError):
+            if pattern.search(entry.path) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                paths.add(entry.path)
+    return paths
+
+
 def _open_files(pid: int) -> set[str]:
     paths = set()
-    with contextlib.suppress(OSError):
-        for descriptor in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                paths.add(os.readlink(descriptor.path))
+    for descriptor in entries(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            paths.add(os.readlink(descriptor.path))
     return paths
+
+
+def entries(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing where it cannot be read."""
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        return list(found)
+    return []
 
 
 def main(folder: str) -> None:

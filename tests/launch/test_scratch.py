@@ -164,3 +164,23 @@ def test_hydras_files_go_that_no_process_has_open(temporary: Path, monkeypatch: 
         finally:
             proxy.kill()
     assert scratch_keeper.abandoned_topologies() == {str(used)}
+
+
+def test_a_file_that_its_owner_removes_meanwhile_hides_no_other(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch_keeper, "_TOPOLOGY_FOLDER", str(temporary))
+    paths = [temporary / f"hydra_hwloc_xmlfile_{name}" for name in ("aaaaaa", "bbbbbb", "cccccc")]
+    for path in paths:
+        path.touch()
+    listed = {entry.path: entry for entry in scratch_keeper.entries(str(temporary))}
+    paths[0].unlink()
+    listed = {str(path): listed[str(path)] for path in paths}
+    monkeypatch.setattr(
+        scratch_keeper, "entries", lambda folder: [*listed.values()] if folder == str(temporary) else []
+    )
+    assert scratch_keeper.abandoned_topologies() == {str(path) for path in paths[1:]}
+
+
+def test_a_folder_that_cannot_be_read_has_no_entries(temporary: Path) -> None:
+    assert scratch_keeper.entries(str(temporary / "gone")) == []
