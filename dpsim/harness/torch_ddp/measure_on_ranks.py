@@ -166,7 +166,8 @@ class _Samples:
             self.step_s.append(step_s)
             self.exposed_s.append(_exposed_s(last, step) if self.setting.plan.devices > 1 else 0.0)
             self.round.append(number)
-            self.forward_s += [statistics.mean(visit.forward_s[step] for visit in visits)] * bool(last.forward_s)
+            if last.forward_s:
+                self.forward_s.append(statistics.mean(visit.forward_s[step] for visit in visits))
             for name, values in last.logged_s.items():
                 self.logged_s.setdefault(name, []).append(values[step])
 
