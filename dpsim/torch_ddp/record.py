@@ -78,7 +78,7 @@ class Recorder:
     @property
     def complete(self) -> bool:
         """Whether all wanted steps are recorded, in every mode, or so many that some mode will not come."""
-        return len(self.steps) >= self.wanted * (1 if self.all_modes else 2)
+        return len(self.steps) >= self.wanted and (self.all_modes or len(self.steps) >= 2 * self.wanted)
 
     @property
     def all_modes(self) -> bool:
