@@ -9,21 +9,30 @@ unexport PYTHONDONTWRITEBYTECODE
 CHECK := -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: name one, as in PYTHON=python3.12")'
 # The version whose buckets the tests know; it has no CUDA libraries, which are gigabytes.
 TORCH := torch==2.13.0+cpu
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-input
+# Another NumPy than the one that fits CUDA's kernels: NUMPY=numpy==2.5.2. It stays until make clean.
+NUMPY :=
+# Quiet twice: errors are shown, the package index's warnings are not.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --no-input
 
 # The files with tests of a marker: importing all others would take as long as many tests.
 marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
 
-.PHONY: help sweep accuracy test test-slow test-torch check gpu-check format clean
+# What another processor may round, choose or reproduce otherwise.
+PROCESSOR_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_schedule.py,$(wildcard tests/kernels/test_*.py)) \
+	tests/nn tests/runtime tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
+
+.PHONY: help sweep accuracy test test-avx2 test-slow test-torch check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
 	@echo "make accuracy   how right are the predictions? many sweeps, at most an hour; continues where it was interrupted"
-	@echo "make test    run the tests (under 8 minutes on 2 cores)"
+	@echo "make test    run the tests (under 8 minutes on 2 cores); NUMPY=numpy==VERSION installs another NumPy first"
+	@echo "make test-avx2   run the kernels', layers' and training's tests as on a processor without AVX-512 (under 4 minutes)"
 	@echo "make test-slow   run long tests and every command of the documentation (under 15 minutes)"
 	@echo "make test-torch   run the tests that need PyTorch, with its CPU build; TORCH=torch==VERSION names another one"
 	@echo "make check   static checks: ruff, mypy"
-	@echo "make gpu-check   on a machine with a GPU: its benchmark and its tests, under 9 minutes; writes a file to send in"
+	@echo "make gpu-check   on a machine with a GPU: its benchmark and its tests, under 9 minutes; writes a file to send in,"
+	@echo "                 here or in GPU_OUTPUT=folder"
 	@echo "make gpu-check GPU_PYTHON=/path/to/python [WHEELS=folder]   the same without a network, on what that Python has"
 	@echo "make format  let ruff format the code"
 	@echo "make clean   remove what was built, the environment too"
@@ -35,8 +44,11 @@ accuracy: $(VENV)/.ready
 	$(BIN)/python -m dpsim.experiments.accuracy
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m alone $(call marked,alone)
-	$(BIN)/python -m pytest -m "not alone and not slow" -n 2 --dist loadfile
+	$(if $(NUMPY),$(PIP) "$(NUMPY)")
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+
+test-avx2: $(VENV)/.ready-dev
+	OPENBLAS_CORETYPE=Haswell DPSIM_VECTORS=avx2 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(PROCESSOR_TESTS)
 
 test-slow: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(call marked,slow)
@@ -45,20 +57,21 @@ test-torch: $(VENV)/.ready-torch
 	$(BIN)/python -m pytest -m torch -n 2 --dist load $(call marked,torch)
 
 check: $(VENV)/.ready-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@status=0; set -x; $(BIN)/ruff check . || status=1; $(BIN)/ruff format --check . || status=1; $(BIN)/mypy || status=1; \
+	exit $$status
 
-# With GPU_PYTHON nothing is fetched: its packages are used as they are, beside the wheels in the folder WHEELS.
+# With GPU_PYTHON nothing is fetched: its packages are used as they are, beside the wheels in the folder WHEELS. The
+# record goes to the folder GPU_OUTPUT.
 ifdef GPU_PYTHON
 gpu-check:
 	@$(GPU_PYTHON) $(CHECK)
-	@$(GPU_PYTHON) experiments/gpu_check/machine_python.py $(VENV)-gpu $(if $(WHEELS),--wheels "$(WHEELS)")
+	@$(GPU_PYTHON) experiments/gpu_check/machine_python.py $(VENV)-gpu $(if $(WHEELS),--wheels "$(WHEELS)") \
+	$(if $(GPU_OUTPUT),-- --output "$(GPU_OUTPUT)")
 else
 gpu-check:
 	@$(PYTHON) $(CHECK)
 	@extra=$$($(PYTHON) -I dpsim/comm/cuda/driver.py) && $(MAKE) --no-print-directory $(VENV)/.ready-$$extra
-	$(BIN)/python -m dpsim.experiments.gpu_check
+	$(BIN)/python -m dpsim.experiments.gpu_check $(if $(GPU_OUTPUT),--output "$(GPU_OUTPUT)")
 endif
 
 format: $(VENV)/.ready-dev

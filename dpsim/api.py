@@ -37,7 +37,7 @@ def fit(
     seed: int = 0,
     network: str = "node",
     rate: Callable[[int], float] | None = None,
-    stall_after_s: float = 60.0,
+    stall_after_s: float | None = None,
     resume: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
     **plan: Any,
@@ -46,8 +46,9 @@ def fit(
 
     ``dataset`` is a ``Dataset`` or its name (``digits``). The ranks share the ``global_batch`` samples of a step.
     Training ends after ``epochs`` or ``steps``, whichever comes first, and after 1 epoch without either. ``rate`` gives
-    the learning rate of each step, counted from 0. Stalls of ``stall_after_s`` and longer are reported on stderr.
-    ``resume`` is a folder of checkpoints (``dpsim.Checkpoints``) to resume from.
+    the learning rate of each step, counted from 0. Waits of ``stall_after_s`` and longer are reported on stderr: of
+    60 s if it is not named, or of what ``dpsim launch local --stall-after`` says. ``resume`` is a folder of checkpoints
+    (``dpsim.Checkpoints``) to resume from.
 
     ``plan`` takes the other fields of ``dpsim.Plan`` (``optimizer``, ``fusion_rule``, ``fusion_threshold_bytes``,
     ``algorithm``, ``overlap`` ...). The defaults are SGD with learning rate 0.05, momentum 0.9 and no weight decay,
@@ -73,8 +74,9 @@ def fit(
     check_algorithm(complete_plan.algorithm, parsed_network)
     data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset
     with one_thread():
+        after_s = rank_info.stall_after_s if stall_after_s is None else stall_after_s
         trainer = Trainer(
-            replica, data, complete_plan, comm, parsed_network, seed=seed, rate=rate, stall_after_s=stall_after_s
+            replica, data, complete_plan, comm, parsed_network, seed=seed, rate=rate, stall_after_s=after_s
         )
         if resume is not None:
             checkpoints.resume(trainer, Path(resume))

@@ -20,10 +20,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
+from dpsim.units import parse_bandwidth, parse_duration
 
 T = TypeVar("T", bound="Noun")
 PARTIAL = ".partial"
 _DEEPEST = 100
+_REMEDIES = {
+    "machine": "make it again if it is cut off; from a log of nccl-tests, OSU or IMB: dpsim calibrate --from FILE"
+}
+"""What to do about a file that is no JSON, where it may be one of another kind."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Noun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +56,17 @@ def _with_inf(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_inf(v) for v in value]
     return value
+
+
+def _with_units(value: Any, key: str = "") -> Any:
+    """Numbers for the texts that people write as durations and bandwidths in a TOML file. Raises ``ConfigError``."""
+    if isinstance(value, dict):
+        return {name: _with_units(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_units(each, key) for each in value]
+    if not isinstance(value, str) or not key.endswith("_s") or value == "inf":
+        return value
+    return parse_bandwidth(value) if key.endswith("bytes_per_s") else parse_duration(value)
 
 
 def to_builtins(value: Any) -> Any:
@@ -164,18 +181,20 @@ def read_raw(path: Path, what: str) -> Any:
         raise FileFormatError(
             f"the {what} file {path} is not valid {kind}: {error}",
             allowed=f"a {what} file as dpsim writes it or as docs describe it",
-            remedy="it may be cut off or damaged: make it again",
+            remedy=_REMEDIES.get(what, "it may be cut off or damaged: make it again"),
         ) from error
     return raw
 
 
 def parse_json(text: str) -> Any:
-    """The plain values of a JSON text. Raises ``ValueError`` for NaN, infinity and deep nesting."""
+    """The plain values of a JSON text. Raises ``ValueError`` for NaN, infinity, deep nesting, lone surrogates."""
     try:
         raw = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     _check_depth(raw)
+    if _SURROGATE.search(text):
+        json.dumps(raw, ensure_ascii=False).encode()  # half a pair raises UnicodeEncodeError
     return raw
 
 
@@ -238,6 +257,6 @@ def read(path: Path, kind: type[T], what: str, schema: str) -> T:
             remedy="give a file of the right kind, or make it again with this version of dpsim",
         )
     try:
-        return decode(raw, kind, what)
-    except FileFormatError as error:
+        return decode(_with_units(raw) if path.suffix == ".toml" else raw, kind, what)
+    except DpsimError as error:
         raise FileFormatError(f"{path}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
+from dpsim.wire_dtype import WireDtype
+
+_DEFAULT_HOOK = "allreduce_hook"
+"""PyTorch's hook that does what DDP does without one."""
 
 
 class DdpSettings(Noun, frozen=True):
@@ -42,3 +46,32 @@ class DdpSettings(Noun, frozen=True):
             < 0
         ):
             raise ConfigError("ddp has a size below 0", allowed="sizes of 0 or more bytes")
+
+    @property
+    def fusion_rule(self) -> str:
+        """The rule that makes DDP's buckets of the workload's tensors."""
+        return "per-tensor" if self.whole_buckets else "ddp"
+
+    @property
+    def wire_dtype(self) -> WireDtype | None:
+        """What the communication hook sends gradients as; ``None``: as they are."""
+        name = self.communication_hook.lower()
+        return "bfloat16" if "bf16" in name else "float16" if "fp16" in name else None
+
+    def unpriced(self, *, batch_norm: bool = False) -> tuple[str, ...]:
+        """Sentences on what the script told DDP and no prediction contains; ``batch_norm``: its layers are known."""
+        hook, sentences = self.communication_hook, []
+        if hook and self.wire_dtype is None and hook != _DEFAULT_HOOK:
+            sentences.append(
+                f"the script's communication hook {hook} is not predicted: gradients are priced as a plain allreduce"
+                " of all their bytes"
+            )
+        if self.find_unused_parameters and not self.static_graph:
+            sentences.append(
+                "with find_unused_parameters DDP fills its buckets from the first layer on, which rule ddp does not"
+            )
+        if self.bucket_caps_bytes:
+            sentences.append("bucket_cap_mb_list gives each bucket a size of its own, which rule ddp does not")
+        if self.sync_batch_norm and not batch_norm:
+            sentences.append("the script's SyncBatchNorm sends statistics of every batch norm, which are not predicted")
+        return tuple(sentences)

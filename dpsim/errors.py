@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+_BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters, surrogates and marks that turn the direction of writing escaped.
+
+    A terminal would obey some of them, and others make a name look like another. Line ends and tabs stay.
+    """
+    return "".join(
+        letter.encode("unicode_escape").decode()
+        if letter not in "\n\t" and (unicodedata.category(letter) in ("Cc", "Cs") or letter in _BIDIRECTIONAL)
+        else letter
+        for letter in text
+    )
 
 
 class DpsimError(ValueError):
@@ -20,7 +36,7 @@ class DpsimError(ValueError):
             lines.append(f"  allowed: {allowed}")
         if remedy:
             lines.append(f"  to do:   {remedy}")
-        super().__init__("\n".join(lines))
+        super().__init__(printable("\n".join(lines)))
 
 
 class ConfigError(DpsimError):
@@ -33,6 +49,15 @@ class FileFormatError(DpsimError):
 
 class CommunicationError(DpsimError):
     """Ranks could not be started, or a rank failed."""
+
+
+class AllreduceError(CommunicationError):
+    """An algorithm gave a wrong sum, or messages that do not fit."""
+
+    def of_bucket(self, bucket: int) -> AllreduceError:
+        """The same, with the bucket that was reduced if it is known, and not -1."""
+        given = self.given if bucket < 0 else f"bucket {bucket}: {self.given}"
+        return AllreduceError(given, allowed=self.allowed, remedy=self.remedy)
 
 
 class NotFiniteError(DpsimError):

@@ -8,9 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from dpsim import processor
+from dpsim.errors import ConfigError
 
 
 class Compiled:
@@ -52,9 +56,7 @@ def quickest(function: Compiled, *, few: bool) -> Callable[..., Any]:
 
 def keeps() -> bool:
     """Whether compiled functions are kept for the next process."""
-    import numba
-
-    njit: Any = numba.njit
+    njit: Any = load_numba().njit
     try:
         njit(_nothing).enable_caching()
     except RuntimeError:
@@ -62,10 +64,32 @@ def keeps() -> bool:
     return True
 
 
-def _njit(function: Callable[..., Any], inline: str) -> Any:
+@functools.cache
+def load_numba() -> Any:
+    """Return numba, set to compile for ``processor.target()``.
+
+    Raises ``ConfigError`` if it is limited to AVX2 and has begun to compile for the whole processor in this process.
+    """
+    variables = processor.numba_variables()
+    os.environ.update(variables)
     import numba
 
-    njit: Any = numba.njit  # its types do not connect a function and its cache
+    if variables:
+        from numba.core import registry
+
+        reload: Any = numba.config.reload_config
+        reload()
+        if registry.cpu_target.target_context.codegen()._tm_features != variables["NUMBA_CPU_FEATURES"]:
+            raise ConfigError(
+                f"{processor.VARIABLE}=avx2, but this process compiled functions with numba before dpsim did",
+                allowed="numba limited from its first function on",
+                remedy=f"also set {' '.join(f'{name}={value}' for name, value in variables.items())}",
+            )
+    return numba
+
+
+def _njit(function: Callable[..., Any], inline: str) -> Any:
+    njit: Any = load_numba().njit  # its types do not connect a function and its cache
     compiled = njit(nogil=True, inline=inline)(function)
     with contextlib.suppress(RuntimeError):  # "no locator available"
         compiled.enable_caching()

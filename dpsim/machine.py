@@ -25,6 +25,8 @@ SCHEMA = "dpsim.machine/1"
 NODE = "node"
 _MOST_BYTES = 2**60
 _MOST_DEVICES = 10**12
+LEAST_SLOWDOWN = 0.5
+"""The least factor of a compute slowdown: below it several devices would each compute twice as fast as one."""
 
 
 class Network(Noun, frozen=True):
@@ -291,6 +293,11 @@ class ComputeSlowdown(Noun, frozen=True):
         what = f"a compute slowdown at {self.devices} devices"
         _check_devices("a compute slowdown", self.devices)
         _check_factor(what, "factor", self.factor)
+        if self.factor < LEAST_SLOWDOWN:
+            raise ConfigError(
+                f"{what} has factor {self.factor}: computation would be {1 / self.factor:.3g} times as fast",
+                allowed=f"{LEAST_SLOWDOWN} or more; 1 is no slower than one device alone",
+            )
         if not (math.isfinite(self.half_width) and self.half_width >= 0):
             raise ConfigError(f"{what} has half_width {self.half_width}", allowed="a finite number >= 0")
         if not (math.isfinite(self.added_s) and self.added_s >= 0):
@@ -380,6 +387,18 @@ class Machine(Noun, frozen=True, dict=True):
         if library or node_counts(layout, 1)[0] > 1:
             return msgspec.structs.replace(collective, algorithm="mpi")
         return collective
+
+    @property
+    def of_one_node(self) -> bool:
+        """Whether the link is fitted to allreduces within one node alone.
+
+        Flat tables count where dpsim measured them (``cores`` is known): in those of another benchmark each device may
+        be a node of its own.
+        """
+        if self.emulated_network or self.link is None or not self.link.fitted_to:
+            return False
+        tables = [table for table in self.allreduce if table.devices > 1]
+        return all(node_counts(t.layout, 1)[0] == 1 and (t.layout or self.cores) for t in tables)
 
     def selected(self, devices: int) -> Selection | None:
         """The measured selection of ``auto`` on ``devices``; ``None`` where nothing was measured."""

@@ -1,4 +1,8 @@
-"""The processor and the BLAS that this process computes with, on which speeds and bits depend."""
+"""The processor and the BLAS that this process computes with, on which speeds and bits depend.
+
+``DPSIM_VECTORS=avx2`` limits the code that dpsim compiles to what every processor with AVX2 has. The BLAS is not
+limited by it, but by a variable of its own, such as ``OPENBLAS_CORETYPE=Haswell``.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,57 @@ import platform
 import re
 from pathlib import Path
 
+from dpsim.errors import ConfigError
+
+VARIABLE = "DPSIM_VECTORS"
+"""Names the widest vector instructions that dpsim's own code may use; without it, those that the processor has."""
 _VECTORS = (("avx512f", "avx512"), ("avx2", "avx2"))
+_LIMITED_CPU = "x86-64-v3"
+"""LLVM's name for what all processors with AVX2 have: 16 registers of 32 bytes, FMA, no masks."""
+
+
+@functools.cache
+def limited() -> bool:
+    """Return whether ``DPSIM_VECTORS=avx2`` is set. Raises ``ConfigError`` for another value, and without AVX2."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "avx2"):
+        raise ConfigError(
+            f"{VARIABLE}={value}",
+            allowed="avx2; without the variable, dpsim uses all that the processor has",
+            remedy=f"{VARIABLE}=avx2, or unset {VARIABLE}",
+        )
+    if value and "avx2" not in _cpuinfo("flags").split():
+        raise ConfigError(
+            f"{VARIABLE}=avx2 on {_name()}, which has no AVX2",
+            allowed="a processor with AVX2",
+            remedy=f"unset {VARIABLE}",
+        )
+    return bool(value)
+
+
+def target() -> tuple[str, str]:
+    """Return the processor that dpsim's code is compiled for, as LLVM names it, and the features it has or lacks."""
+    import llvmlite.binding as llvm
+
+    return (_LIMITED_CPU, "") if limited() else (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+
+
+def numba_variables() -> dict[str, str]:
+    """Return the variables that make numba compile for ``target()``; none where it does so anyway."""
+    return {"NUMBA_CPU_NAME": _LIMITED_CPU, "NUMBA_CPU_FEATURES": ""} if limited() else {}
+
+
+def features() -> dict[str, bool]:
+    """Return which instructions dpsim's code may use, by LLVM's names of them; a name that is missing may not."""
+    import llvmlite.binding as llvm
+
+    return {"avx2": True, "fma": True} if limited() else dict(llvm.get_host_cpu_features())
 
 
 @functools.cache
 def model() -> str:
-    """The processor's own name, such as ``AMD EPYC 9554``."""
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
+    """The processor's own name, such as ``AMD EPYC 9554``, and the limit of dpsim's code if there is one."""
+    return f"{_name()}, limited to AVX2" if limited() else _name()
 
 
 @functools.cache
@@ -23,6 +71,8 @@ def family() -> str:
     vendor, flags = _cpuinfo("vendor_id"), _cpuinfo("flags").split()
     if not vendor:
         return platform.machine()
+    if limited():
+        return f"{vendor} avx2"
     return f"{vendor} {next((name for flag, name in _VECTORS if flag in flags), 'sse')}"
 
 
@@ -44,10 +94,32 @@ def blas() -> str:
     return " ".join(str(part) for part in parts if part)
 
 
+def rounding() -> str:
+    """How this thread rounds: ``to nearest``, ``up``, ``down`` or ``to zero``, and whether subnormal numbers count.
+
+    Libraries may change this for all code of a thread, for instance those that GCC links with ``-ffast-math``.
+    """
+    import numpy as np
+
+    one, smallest_normal, subnormal = np.ones(1), np.array([1 << 23], np.uint32), np.array([1 << 20], np.uint32)
+    up, down = (one + 2.0**-54)[0] > 1, (-one - 2.0**-54)[0] < -1
+    nearest = (one + 0.75 * 2.0**-52)[0] > 1
+    modes = ["up" if up else "down" if down else "to nearest" if nearest else "to zero"]
+    if not (smallest_normal.view(np.float32) * np.float32(0.5)).view(np.uint32)[0]:
+        modes.append("subnormal results flushed to zero")
+    if not (subnormal.view(np.float32) * np.float32(2.0**30)).view(np.uint32)[0]:
+        modes.append("subnormal operands taken for zero")
+    return ", ".join(modes)
+
+
 def blas_architecture() -> str:
     """The processor type that the BLAS takes this one for, such as ``SkylakeX``; ``unknown`` if it does not say."""
     parts = blas().split(" ")
     return parts[2] if len(parts) > 2 else "unknown"
+
+
+def _name() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def _cpuinfo(key: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from dpsim.units import format_size, parse_size
 
 OVERLAP_CHOICES = ("auto", "all")
 """Values of the field ``overlap`` in a grid that a sweep replaces by mechanisms, once it has calibrated."""
+MOST_SETTINGS = 10_000
+"""The largest grid. More settings would not be measured in a day, and are usually a mistake."""
 _TIMING_ONLY = ("fusion_rule", "fusion_threshold_bytes", "cycle_s", "algorithm", "overlap", "layout", "strategy")
 Compute = Literal["real", "emulated"]
 COMPUTES: tuple[Compute, ...] = ("real", "emulated")
@@ -202,6 +205,12 @@ def threshold_bytes(value: Any) -> Any:
     return parse_size(value) if isinstance(value, str) else value
 
 
+def _spelled(name: str, value: Any) -> str:
+    """Return the one spelling of a value of a field: ``1MiB``, ``1024KiB`` and 1048576 are the same threshold."""
+    plain = threshold_bytes(value) if name == "fusion_threshold_bytes" else value
+    return repr(int(plain) if isinstance(plain, float) and plain.is_integer() else plain)
+
+
 class Grid(Noun, frozen=True):
     """Settings: those of ``base``, with every case of ``cases`` and every combination of the values of ``axes``.
 
@@ -218,7 +227,19 @@ class Grid(Noun, frozen=True):
             if name not in FIELDS:
                 raise unknown("field of a setting", name, FIELDS)
         for name, values in self.axes.items():
-            if not values or any(value in values[:place] for place, value in enumerate(values)):
+            if not values:
+                raise ConfigError(f"{name} is []", allowed="one or more different values")
+        count = max(1, len(self.cases)) * math.prod(map(len, self.axes.values()))
+        if count > MOST_SETTINGS:
+            lengths = [f"{name} {len(values)}" for name, values in self.axes.items()]
+            counts = ", ".join(lengths + [f"cases {len(self.cases)}"] * (len(self.cases) > 1))
+            raise ConfigError(
+                f"a grid of {count} settings (values: {counts})",
+                allowed=f"at most {MOST_SETTINGS} settings",
+                remedy="leave values out, or compare fewer fields at a time",
+            )
+        for name, values in self.axes.items():
+            if len({_spelled(name, value) for value in values}) < len(values):
                 raise ConfigError(f"{name} is {list(values)}", allowed="one or more different values")
         for name in self.axes:
             if name in self.base or any(name in case for case in self.cases):

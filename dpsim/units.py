@@ -75,6 +75,13 @@ def parse_bandwidth(text: str) -> float:
     return bytes_per_s
 
 
+def format_bandwidth(bytes_per_s: float) -> str:
+    """``3.1 GB/s (24.8 Gbit/s)``, decimal."""
+    if math.isinf(bytes_per_s):
+        return "any bandwidth"
+    return f"{bytes_per_s / 1e9:.3g} GB/s ({8 * bytes_per_s / 1e9:.4g} Gbit/s)"
+
+
 def format_size(size_bytes: float) -> str:
     """``64 KiB`` style text that ``parse_size`` reads back exactly when the size is a round one, in either unit."""
     if math.isinf(size_bytes):

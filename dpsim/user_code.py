@@ -1,11 +1,24 @@
-"""Where in a user's code an exception arose, and what it says."""
+"""Functions of a user's own: importing them, where an exception arose in them, and what it says."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib
+import importlib.util
+import inspect
+import os
+import sys
 import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+
+from dpsim.errors import ConfigError, DpsimError
+
+_PYTHON = "python:"
 
 _LONGEST_TEXT = 1000
 
@@ -26,5 +39,120 @@ def place_of(error: BaseException, *others: str) -> str:
 
 def text_of(error: BaseException) -> str:
     """What an exception says, on a single line of at most 1000 characters that a terminal shows as they are."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(error).split()))
+    try:
+        said = str(error)
+    except Exception:  # the user's own __str__
+        said = ""
+    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(said.split()))
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """The function that a token has to name, for messages: a ``model``, its ``default`` name, and its signature."""
+
+    noun: str
+    default: str
+    signature: str
+    remedy: str
+
+
+def is_function(token: str) -> bool:
+    """Whether a token is ``FILE.py:FUNCTION`` or ``python:PACKAGE.MODULE:FUNCTION``."""
+    return token.startswith(_PYTHON) or token.partition(":")[0].endswith(".py")
+
+
+def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
+    """The module of a user's function, the function's name in it, and the first 16 digits of its file's SHA-256.
+
+    Raises ``ConfigError`` for a file or module that cannot be used.
+    """
+    place, _, function = token.removeprefix(_PYTHON).partition(":")
+    function = function or expected.default
+    if token.startswith(_PYTHON):
+        module = _module(token, place, function, expected)
+        file = inspect.getsourcefile(module)
+        digest = _digest(Path(file)) if file is not None else ""
+    else:
+        path = Path(place)
+        if not path.is_file():
+            raise ConfigError(
+                f"{expected.noun} {token!r}: there is no such file",
+                allowed="the path of a Python file",
+                remedy=expected.remedy,
+            )
+        digest = _digest(path)
+        with explained(token, function, expected):
+            module = _module_of_file(str(path.resolve()), digest)
+    if not callable(getattr(module, function, None)):
+        raise ConfigError(
+            f"{expected.noun} {token!r}: {place} has no function {function!r}",
+            allowed=f"a function: {expected.signature.format(function)}",
+            remedy=f"write it, or name another function: {token.removesuffix(':' + function)}:FUNCTION",
+        )
+    return module, function, digest
+
+
+def is_missing(module: str, error: ModuleNotFoundError) -> bool:
+    """Whether what was not found is ``module`` or a package around it, and nothing that it imports."""
+    return error.name is not None and f"{module}.".startswith(f"{error.name}.")
+
+
+@contextlib.contextmanager
+def explained(token: str, function: str, expected: Expected) -> Iterator[None]:
+    """Raise ``ConfigError`` for an exception in a user's module, with its place there."""
+    try:
+        yield
+    except DpsimError as error:
+        given = f"{expected.noun} {token!r}{_place(error)}: {error.given}"
+        raise ConfigError(given, allowed=error.allowed, remedy=error.remedy) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{expected.noun} {token!r}{_place(error)}: {type(error).__name__}: {error}",
+            allowed=f"a module that can be imported, and whose function {expected.signature.format(function)}",
+            remedy=expected.remedy,
+        ) from error
+
+
+def _module(token: str, name: str, function: str, expected: Expected) -> ModuleType:
+    """An installed module, or one in the current folder."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    importlib.invalidate_caches()
+    with explained(token, function, expected):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not is_missing(name, error):
+                raise
+            raise ConfigError(
+                f"there is no module {name!r}",
+                allowed="a module of an installed package, or in the current folder",
+                remedy="install the package, or name a file: FILE.py:FUNCTION",
+            ) from None
+
+
+@functools.cache
+def _module_of_file(path: str, digest: str) -> ModuleType:
+    """The module of a file, imported once for each content of it."""
+    name = f"dpsim_user_{Path(path).stem}_{digest}"
+    if (folder := str(Path(path).parent)) not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _place(error: BaseException) -> str:
+    place = place_of(error)
+    return f", {place}" if place else ""
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]

@@ -313,10 +313,14 @@ def _interpolate(x: NDArray[np.float64], y: NDArray[np.float64], at: float) -> N
 
 
 def overhead_line(local_batches: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """(``overhead_s``, ``overhead_per_sample_s``): the line nearest to the overhead at each batch; none is negative."""
-    slope = float(np.polyfit(local_batches, seconds, 1)[0]) if len(local_batches) > 1 else 0.0
-    slope = min(max(slope, 0.0), float(np.min(np.array(seconds) / np.array(local_batches))))
-    return max(float(np.mean(np.array(seconds) - slope * np.array(local_batches))), 0.0), slope
+    """(``overhead_s``, ``overhead_per_sample_s``): the line nearest to the overhead at each batch; none is negative.
+
+    An overhead that was measured as a difference of two times, and came out below 0, counts as none.
+    """
+    overheads, batches = np.maximum(seconds, 0.0), np.array(local_batches)
+    slope = float(np.polyfit(batches, overheads, 1)[0]) if len(batches) > 1 else 0.0
+    slope = min(max(slope, 0.0), float(np.min(overheads / batches)))
+    return max(float(np.mean(overheads - slope * batches)), 0.0), slope
 
 
 def read(path: Path | str) -> Workload:

@@ -23,6 +23,7 @@ from typing import Any, ParamSpec
 import llvmlite
 import llvmlite.binding as llvm
 
+from dpsim import processor
 from dpsim.kernels.vector import Kernel
 
 Function = Callable[..., Any]
@@ -96,8 +97,8 @@ def _find(write: Callable[P, Kernel], *args: P.args, **kwargs: P.kwargs) -> Func
 def circumstances() -> bytes:
     """What every kernel's machine code depends on."""
     sources = sorted(Path(__file__).parent.rglob("*.py"))
-    processor = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), llvm.get_default_triple())
-    return b"\0".join([*(file.read_bytes() for file in sources), *map(str.encode, (*processor, llvmlite.__version__))])
+    target = (*processor.target(), llvm.get_default_triple(), llvmlite.__version__)
+    return b"\0".join([*(file.read_bytes() for file in sources), *map(str.encode, target)])
 
 
 def _key(*what: object) -> str:
@@ -107,9 +108,10 @@ def _key(*what: object) -> str:
 def _target_machine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    cpu, features = processor.target()
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
+        cpu=cpu,
+        features=features,
         opt=3,
         reloc="pic",
         codemodel="jitdefault",

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from dpsim.kernels.cache import compiled
 from dpsim.kernels.leaves import leaf_program
-from dpsim.kernels.vector import ACCUMULATORS, Element, Kernel, Value, Variable, balanced
+from dpsim.kernels.vector import ACCUMULATORS, WIDE, Element, Kernel, Value, Variable, balanced, even_parts
 
 Array = NDArray[Any]
-_MOST_VECTORS = 4
+_MOST_VECTORS = 4 if WIDE else 2
+"""Vectors of channels of a block: with 12 sums in 16 registers, four of them would leave none for an element."""
 _LEAST_POSITIONS = 128  # pixels whose products are added in registers before they are added to a weight gradient
 
 
@@ -131,14 +132,14 @@ def _write_product(k: Kernel, reach: _Reach, inputs: int, outputs: int, size: in
     """Neighbouring pixels of a row by some vectors of output channels in registers, for every row of every sample."""
     height, width = reach.out
     vectors = balanced(-(-outputs // k.lanes), _MOST_VECTORS)
-    pixels = -(-balanced(width, ACCUMULATORS // vectors) // reach.unit) * reach.unit
+    most = max(ACCUMULATORS // vectors, reach.unit)
     with k.loop(0, k["samples"]) as b, k.loop(0, height) as h:
         first, end, step, source_row = reach.rows(h)
 
         def channels(o: Value, count: int) -> None:
             parts = [(v, min(k.lanes, count - v)) for v in range(0, count, k.lanes)]
-            for run in _runs(reach, size, pixels):
-                with k.loop(run.first, run.end, pixels) as w:
+            for run in _runs(reach, size, most):
+                with k.loop(run.first, run.end, run.pixels) as w:
                     sums = [[k.variable() for _ in parts] for _ in range(run.pixels)]
                     with k.loop(first, end, step) as i:
                         row = (b * reach.source[0] + source_row(i)) * reach.source[1]
@@ -190,10 +191,12 @@ class _Run(NamedTuple):
     taps: tuple[_Taps, ...]
 
 
-def _runs(reach: _Reach, size: int, pixels: int) -> list[_Run]:
+def _runs(reach: _Reach, size: int, most: int) -> list[_Run]:
     runs: list[_Run] = []
-    width = reach.out[1]
-    for first in range(0, width, pixels):
+    width, unit = reach.out[1], reach.unit
+    parts = even_parts(-(-width // unit), max(most // unit, 1))
+    for first in (unit * tile for part in parts for tile in range(*part)):
+        pixels = next(unit * size for start, end, size in parts if unit * start <= first < unit * end)
         inside = range(min(pixels, width - first))
         base = first // reach.unit * reach.advance
         reached = [[(p, reach.column(first + p, j)) for p in inside] for j in range(size)]
@@ -240,7 +243,6 @@ def _add_samples(k: Kernel, s: _Shapes, start: Value, stop: Value) -> None:
     """Add what samples ``start`` to ``stop - 1`` give to ``sum``."""
     (height, width), pad = s.out, s.kernel // 2
     vectors = balanced(-(-s.outputs // k.lanes), _MOST_VECTORS)
-    channels = balanced(s.inputs, ACCUMULATORS // vectors)
     rows = min(height, -(-_LEAST_POSITIONS // width))
     with k.loop(start, stop) as b, k.loop(0, height, rows) as row, k.loop(0, s.kernel) as i:
         above = i * -1 + pad + s.stride - 1
@@ -270,4 +272,6 @@ def _add_samples(k: Kernel, s: _Shapes, start: Value, stop: Value) -> None:
 
                 k.in_parts(s.outputs, vectors * k.lanes, part)
 
-            k.in_parts(s.inputs, channels, block)
+            for begin, end_of_part, size in even_parts(s.inputs, ACCUMULATORS // vectors):
+                with k.loop(begin, end_of_part, size) as c:
+                    block(c, size)

@@ -10,16 +10,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import llvmlite.binding as llvm
 import llvmlite.ir as ir
 import numpy as np
 from numpy.typing import DTypeLike
+
+from dpsim import processor
 
 _INDEX = ir.IntType(64)
 _BYTE = ir.IntType(8)
 _NUMBERS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
 _NAME = "the kernel"
-_FEATURES = llvm.get_host_cpu_features()
+_FEATURES = processor.features()
 _VECTOR_BYTES = 64 if _FEATURES.get("avx512f") else 32 if _FEATURES.get("avx2") else 16
 
 ACCUMULATORS = 16 if _VECTOR_BYTES == 64 else 12
@@ -39,6 +40,17 @@ def balanced(total: int, most: int) -> int:
     """The size of equal parts of ``total``, as few as parts of at most ``most`` allow; 5 in parts of up to 4: 3."""
     parts = -(-total // most)
     return -(-total // parts)
+
+
+def even_parts(total: int, most: int) -> list[tuple[int, int, int]]:
+    """(start, end, size) of runs of equal parts of ``total``: as few as possible, of sizes that differ by 1 at most.
+
+    32 in parts of up to 6 are two of 6 and four of 5: (0, 12, 6) and (12, 32, 5).
+    """
+    parts = -(-total // most)
+    size, larger = divmod(total, parts)
+    end = larger * (size + 1)
+    return [run for run in ((0, end, size + 1), (end, total, size)) if run[0] < run[1]]
 
 
 class Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +19,10 @@ from dpsim.launch import child_process, jobs
 
 os.environ.setdefault("DPSIM_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "dpsim"))
 """What tests choose while others compute beside them must not become the user's choices."""
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""Commands that tests start inherit what is ignored: under nohup, and in the background of a shell script, this is."""
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")

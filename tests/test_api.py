@@ -1,10 +1,9 @@
-"""The Python API on 1 to 4 ranks: a user's own model, callbacks, who is who, refusals; and the README's ten lines."""
+"""The Python API on 1 to 4 ranks: a user's own model, callbacks, who is who, and refusals."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,18 +109,6 @@ def test_a_mistake_on_rank_0_alone_ends_all_ranks(tmp_path: Path) -> None:
     )
     done = _mpiexec(2, script)
     assert done.returncode == 2 and "dpsim: there is no folder nowhere" in done.stderr
-
-
-def test_the_readmes_ten_lines_train_on_two_ranks(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    (block,) = [block for block in blocks if "dpsim.fit" in block]
-    statements = [line for line in block.splitlines() if line.strip() and not line.startswith("import ")]
-    assert len(statements) <= 12
-    script = tmp_path / "own.py"
-    script.write_text(block)
-    done = _mpiexec(2, script)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"9\d\.\d% on 2 ranks", done.stdout)
 
 
 def test_a_name_that_dpsim_does_not_have_is_an_attribute_error() -> None:

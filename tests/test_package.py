@@ -35,6 +35,27 @@ def test_importing_dpsim_alone_loads_not_even_numpy(python: Python) -> None:
     assert not {"numpy", "msgspec", *HEAVY} & _loaded(python, "dpsim")
 
 
+def test_what_compiles_for_cuda_has_a_numpy_that_numba_cuda_works_with() -> None:
+    requirements = pytest.importorskip("packaging.requirements")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+
+    def allowed(extra: str, numpy: str) -> bool:
+        parsed = [requirements.Requirement(each) for each in extras[extra]]
+        return all(each.specifier.contains(numpy) for each in parsed if each.name == "numpy")
+
+    for extra in ("cuda12", "cuda13", "ptx"):
+        assert allowed(extra, "2.4.6") and not allowed(extra, "2.5.0"), extra
+    assert allowed("dev", "2.5.0")
+
+
+def test_make_test_puts_the_numpy_that_is_named_over_the_installed_one() -> None:
+    command = ["make", "-n", "--no-print-directory", "-C", str(ROOT), "test", "VENV=nowhere"]
+    for named in ("", "numpy==2.5.2"):
+        done = subprocess.run([*command, f"NUMPY={named}"], capture_output=True, text=True, check=True, timeout=60)
+        installs = [line for line in done.stdout.splitlines() if " -m pip " in line and "numpy==" in line]
+        assert len(installs) == bool(named) and all(line.endswith(f'"{named}"') for line in installs)
+
+
 def test_predict_needs_no_mpi(python: Python) -> None:
     assert not HEAVY & _loaded(python, "dpsim.predict", "dpsim.harness.measurement.environment")
 

@@ -23,7 +23,7 @@ VALUES = {
     "global_batch": st.integers(8, 64),
     "algorithm": st.sampled_from(["ring", "direct", "halving-doubling"]),
     "overlap": st.sampled_from(["off", "poll", "auto"]),
-    "fusion_threshold_bytes": st.sampled_from([0, 65536.0, math.inf, "64KiB"]),
+    "fusion_threshold_bytes": st.sampled_from([0, 4096.0, math.inf, "64KiB"]),
 }
 AXES = st.fixed_dictionaries(
     {},
@@ -78,6 +78,12 @@ def test_a_row_is_read_as_a_user_writes_it() -> None:
         ({"base": {"devises": 2}}, "did you mean 'devices'"),
         ({"axes": {"devices": ()}}, "devices is []"),
         ({"axes": {"devices": (2, 2)}}, "devices is [2, 2]"),
+        ({"axes": {"fusion_threshold_bytes": ("1MiB", 1048576)}}, "is ['1MiB', 1048576]"),
+        ({"axes": {"fusion_threshold_bytes": ("1024KiB", "1MiB")}}, "is ['1024KiB', '1MiB']"),
+        (
+            {"axes": {name: tuple(range(1, 101)) for name in ("devices", "global_batch", "leaves", "accumulate")}},
+            "a grid of 100000000 settings",
+        ),
         ({"base": {"devices": 2}, "axes": {"devices": (1, 2)}}, "devices is an axis"),
         ({"compared": ("speed",)}, "unknown field of a setting 'speed'"),
     ],

@@ -5,6 +5,7 @@ A command imports whatever is slow to import when it runs, so that ``--help`` an
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 success; 1 a rank or the program failed; 2 a mistake of the user, explained on stderr;
     130 interrupted.
     """
+    _open_closed_streams()
     try:
         from dpsim.cli.app import run
 
@@ -25,3 +27,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 130
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a late Ctrl-C must not change the exit code
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Open ``/dev/null`` as each closed standard stream, so that no other file takes its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)
+            if opened != number:
+                os.close(opened)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

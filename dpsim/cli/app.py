@@ -85,6 +85,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     _prepare_stdout()
     app = app or build()
     try:
+        _check_utf8(arguments)
         code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -107,6 +108,19 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     finally:
         if job is not None:
             jobs.release()
+
+
+def _check_utf8(arguments: Sequence[str]) -> None:
+    """Check that records can hold every argument, before hours of training find that out. Raises ``ConfigError``."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"the argument {argument!r} is not UTF-8",
+                allowed="text in UTF-8, which records contain",
+                remedy="rename the file, or if its name has accents, set LC_ALL=C.UTF-8",
+            ) from None
 
 
 def _print_error(error: DpsimError) -> int:

@@ -26,6 +26,7 @@ Examples:
     --algorithm all --dtype float32 --output reports/allreduce
   dpsim bench allreduce --peer-env openmpi=/opt/env-openmpi --peers mpi,openmpi
   dpsim bench allreduce --max 64KiB --peers none --plot small.png
+  dpsim bench allreduce --algorithm star.py:star,ring-messages,mpi
   dpsim bench allreduce --backend cuda --devices 4 --max 256MiB --dtype bfloat16"""
 
 _ALL = "all"
@@ -47,7 +48,11 @@ def allreduce(
     max: Annotated[str | None, Parameter(name="--max", help="The largest size, like 1GiB (64MiB).")] = None,
     factor: Annotated[int | None, Parameter(help="Ratio of one size to the one before (4).")] = None,
     algorithm: Annotated[
-        str | None, Parameter(name="--algorithm", help="all (the default), or a list of dpsim's own algorithms.")
+        str | None,
+        Parameter(
+            name="--algorithm",
+            help="all (the default), or a list of dpsim's own algorithms, and of your own: FILE.py:FUNCTION.",
+        ),
     ] = None,
     dtype: Annotated[
         str | None, Parameter(help="float32 (the default) or float64; on GPUs also float16 or bfloat16.")
@@ -91,7 +96,7 @@ def allreduce(
         min_bytes=_size("--min", min),
         max_bytes=_size("--max", max),
         factor=factor,
-        algorithms=None if algorithm in (None, _ALL) else flags.listed("--algorithm", algorithm, str),
+        algorithms=_algorithms(algorithm, backend or "cpu"),
         dtype=dtype,
         backend=backend,
         peers=_peers(peers),
@@ -147,6 +152,17 @@ def _size(flag: str, text: str | None) -> int | None:
     if not 1 <= size < math.inf:
         raise ConfigError(f"{flag} is {text!r}", allowed="1 byte or more", remedy="write it like 4B, 64KiB or 64MiB")
     return int(size)
+
+
+def _algorithms(text: str | None, backend: Backend) -> tuple[str, ...] | None:
+    """The algorithms of a list; ``all`` in it stands for dpsim's own."""
+    from dpsim.harness.bench.algorithms import bench_algorithms
+
+    names = flags.listed("--algorithm", text, str)
+    if names is None or _ALL not in names:
+        return names
+    own = bench_algorithms(backend)
+    return (*own, *(name for name in names if name not in (_ALL, *own)))
 
 
 def _peers(text: str | None) -> tuple[str, ...] | None:

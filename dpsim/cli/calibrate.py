@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
-from dpsim.cli.machine import link_sentence, print_times
+from dpsim.cli.machine import link_sentence, print_tables, print_times
 from dpsim.errors import ConfigError
 
 EXAMPLES = """\
@@ -38,7 +38,8 @@ def calibrate(
     wire_dtype: flags.WireDtype = None,
     strategy: flags.StrategyName = None,
     budget: Annotated[
-        str | None, Parameter(help="Time to spend on each number of devices and algorithm, like 10s or 2min (4s).")
+        str | None,
+        Parameter(help="Time to spend on measuring, like 10s or 2min (4s); up to twice as long if the speed changes."),
     ] = None,
     output: Annotated[Path, Parameter(help="The machine file to write.")] = Path("machine.json"),
     json: flags.Json = False,
@@ -59,6 +60,9 @@ def calibrate(
         bool,
         Parameter(negative="", show_default=False, help="With --from: import the out-of-place times of nccl-tests."),
     ] = False,
+    verbose: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Show the time of every size too.")
+    ] = False,
 ) -> None:
     """Measure the allreduces of this machine, or import measurements; writes a machine file."""
     if from_ is not None:
@@ -66,7 +70,7 @@ def calibrate(
             overlap=overlap, model=model, dataset=dataset, wire_dtype=wire_dtype, strategy=strategy, budget=budget
         )
         _refuse(measuring, "with --from nothing is measured")
-        _import(",".join(from_), format, network, devices, algorithm, out_of_place, output, json)
+        _import(",".join(from_), format, network, devices, algorithm, out_of_place, output, json, verbose)
         return
     _refuse(flags.provided(format=format, out_of_place=out_of_place or None), "without --from nothing is imported")
     from dpsim import codec
@@ -96,7 +100,9 @@ def calibrate(
         summary |= {"link": codec.to_builtins(machine.link), "calibrated_on": machine.calibrated_on}
         show.print_json("calibrate", points, summary)
         return
-    print_times(points)
+    if verbose:
+        print_times(points)
+    print_tables(machine)
     print(link_sentence(machine))
     print(f"machine file: {output} (network {machine.network}{', emulated' if machine.emulated_network else ''})")
 
@@ -110,6 +116,7 @@ def _import(
     out_of_place: bool,
     output: Path,
     json: bool,
+    verbose: bool,
 ) -> None:
     from dpsim import codec
     from dpsim.harness.imports import ImportConfig, import_machine
@@ -147,10 +154,12 @@ def _import(
         }
         show.print_json("calibrate", points, summary | {"imported": imported})
         return
-    print_times(points)
+    if verbose:
+        print_times(points)
     for table in imported:
         scope = f"{table['algorithm']} on {table['layout'] or table['devices']} devices, {table['sizes']} sizes"
         print(f"{table['file']}: {table['benchmark']}: {scope}, {table['measured']}")
+    print_tables(machine)
     print(link_sentence(machine))
     source = machine.name if machine.network == "node" else f"network {machine.network}"
     print(f"machine file: {output} ({source}){', replaced' if replaced else ''}")

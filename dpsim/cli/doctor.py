@@ -17,7 +17,6 @@ Examples:
   dpsim doctor
   dpsim doctor --tune
   dpsim doctor --json"""
-_MOST_SHOWN = 16
 
 
 def doctor(
@@ -30,6 +29,9 @@ def doctor(
         Parameter(help="With --tune: file for a new version of the table that reproducible training uses."),
     ] = None,
     json: flags.Json = False,
+    verbose: Annotated[
+        bool, Parameter(negative="", help="List which code computes each operation fastest, too.")
+    ] = False,
 ) -> int:
     """Try out what dpsim needs on this machine: ranks that add, kernels that compile.
 
@@ -66,20 +68,22 @@ def doctor(
         counts = {state: sum(f.state == state for f in findings) for state in ("ok", "warn", "fail")}
         show.print_json("doctor", codec.to_builtins(findings), counts | {"choices": codec.to_builtins(choices)})
         return 1 if failed else 0
-    _print_choices(choices, len(choices.kernels) if tune else _MOST_SHOWN)
+    if tune or verbose:
+        _print_choices(choices)
+    else:
+        count = len(choices.kernels)
+        print(f"\n{count} operations have their fastest code chosen: dpsim doctor --verbose lists them")
     if failed:
         print(f"\nnot working: {', '.join(failed)}")
     return 1 if failed else 0
 
 
-def _print_choices(choices: Choices, most: int) -> None:
+def _print_choices(choices: Choices) -> None:
     if choices.kernels:
         print("\nthe fastest code for an operation, and the time of the others as a multiple of its time:")
-    for choice in choices.kernels[:most]:
+    for choice in choices.kernels:
         others = [f"{name} {ratio:.2f}" for name, ratio in choice.time_ratios.items() if name != choice.candidate]
         print(f"  {choice.problem.name:<52} {choice.candidate:<8} {', '.join(others)}")
-    if len(choices.kernels) > most:
-        print(f"  and {len(choices.kernels) - most} more: dpsim doctor --json lists all")
     for selection in choices.selections:
         steps = [
             f"{name} below {size} bytes"

@@ -45,6 +45,7 @@ GlobalBatch = Annotated[int | None, Parameter(help="Samples per step, over all d
 GlobalBatches = Annotated[
     str | None, Parameter(name="--global-batch", help="Numbers of samples per step, over all devices: 64,128,256.")
 ]
+LocalBatch = Annotated[int | None, Parameter(help="Samples on a device at once.")]
 LocalBatches = Annotated[
     str | None, Parameter(name="--local-batch", help="Numbers of samples on a device at once: 8,16,32.")
 ]
@@ -102,6 +103,12 @@ Compute = Annotated[
 ]
 Steps = Annotated[int | None, Parameter(help="Steps to train, instead of epochs.")]
 Epochs = Annotated[int | None, Parameter(help="Passes over the training samples (20, unless --steps is given).")]
+TorchModule = Annotated[
+    str | None,
+    Parameter(
+        name="--torch-module", help="In place of --torch-script: a module, as python -m runs it, like package.train."
+    ),
+]
 Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shuffling.")]
 LearningRate = Annotated[float | None, Parameter(help="Learning rate (sgd 0.05, adamw 0.001, lars 1).")]
 Momentum = Annotated[float | None, Parameter(help="SGD's and LARS's momentum (0.9).")]
@@ -191,6 +198,11 @@ Backend = Annotated[
         " also takes --algorithm nccl."
     ),
 ]
+ScriptMayWrite = Annotated[
+    bool | None,
+    Parameter(negative="", help="Let the script change your files; otherwise what it writes is discarded."),
+]
+AllTables = Annotated[bool, Parameter(name="--verbose", negative="", help="Show all tables and all warnings too.")]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]
@@ -296,3 +308,25 @@ def networks(text: str | None) -> tuple[str, ...] | None:
 def provided(**values: object) -> dict[str, Any]:
     """The values that are not None. A flag that the user leaves out keeps the default of the class it configures."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def program(script: str | None, module: str | None) -> str:
+    """What ``--torch-script`` or ``--torch-module`` names: a script's path or a module. Raises ``ConfigError``."""
+    from dpsim.launch.user_script import is_module
+
+    if (script is None) == (module is None):
+        given = "neither --torch-script nor --torch-module" if script is None else "--torch-script and --torch-module"
+        raise ConfigError(given, allowed="one of the two")
+    if module is not None and not is_module(module):
+        raise ConfigError(
+            f"--torch-module is {module!r}",
+            allowed="package.module, which python -m would run",
+            remedy="name a script by its path with --torch-script",
+        )
+    if script is not None and is_module(script):
+        raise ConfigError(
+            f"--torch-script is {script!r}",
+            allowed="the path of a Python script, which ends in .py",
+            remedy=f"a module, which python -m would run, is named so: --torch-module {script}",
+        )
+    return script or module or ""

@@ -59,18 +59,24 @@ def group(dpsim_commands: Sequence[str]) -> App:
     app = flags.group("launch", "Run a script or a command on ranks, here or through a scheduler.", EXAMPLES)
 
     @app.command(help_epilogue=_LOCAL_EXAMPLES)
-    def local(*command: Command, devices: int = 1, hostfile: flags.Hostfile = None) -> None:
+    def local(
+        *command: Command, devices: int = 1, hostfile: flags.Hostfile = None, stall_after: flags.StallAfter = None
+    ) -> None:
         """Run your own Python script on ranks. If one rank fails, all end.
 
         The script can ask dpsim.rank() and dpsim.size(), or mpi4py, which rank it
         is. If it fails, its traceback and exit code become the command's.
+        --stall-after is for dpsim.fit, unless the script itself names a time.
         """
         from dpsim.launch import hosts
         from dpsim.launch.user_script import run_script
+        from dpsim.runtime.stall import check_stall_after
 
         _check_is_script(command, devices, dpsim_commands)
+        if stall_after is not None:
+            check_stall_after(stall_after)
         with hosts.hostfile(hostfile):
-            run_script(command[0], command[1:], devices=devices)
+            run_script(command[0], command[1:], devices=devices, stall_after_s=stall_after)
 
     @app.command(help_epilogue=_SLURM_EXAMPLES)
     def slurm(*command: Command, job: JobFlags = _DEFAULTS, dry_run: DryRun = False) -> None:

@@ -161,6 +161,23 @@ def print_times(points: Sequence[dict[str, Any]]) -> None:
     )
 
 
+def print_tables(machine: Machine) -> None:
+    """Print a line for each table of allreduces: the time of its smallest size, and its bus bandwidth."""
+    from dpsim.machine import Network
+    from dpsim.units import format_bandwidth, format_duration, format_size
+
+    nominal = Network.parse(machine.network).bandwidth_bytes_per_s
+    for cost in machine.allreduce:
+        moved = 2 * (cost.devices - 1) / cost.devices
+        pairs = zip(cost.sizes_bytes, cost.time_s, strict=True)
+        bus = max((moved * size / time_s for size, time_s in pairs if time_s), default=0.0)
+        share = f", {bus / nominal:.0%} of {format_bandwidth(nominal)}" if nominal < float("inf") else ""
+        print(
+            f"{cost.algorithm} on {cost.layout or cost.devices} devices: {format_size(cost.sizes_bytes[0])} in"
+            f" {format_duration(cost.time_s[0])}, bus bandwidth up to {format_bandwidth(bus)}{share}"
+        )
+
+
 def print_comparison(comparison: MachineComparison) -> None:
     """Print the lines of all tables, the times at the sizes in common, and the tables without a counterpart."""
     from dpsim.report.compare.machines import tables
@@ -171,13 +188,13 @@ def print_comparison(comparison: MachineComparison) -> None:
 
 def link_sentence(machine: Machine) -> str:
     """A sentence about the link, which prices the settings that no table covers."""
-    from dpsim.units import format_duration, format_size
+    from dpsim.units import format_bandwidth, format_duration
 
     if machine.link is None:
         return "no link: only settings that the tables cover can be priced"
     text = (
         f"link for settings that no table covers: {format_duration(machine.link.latency_s)}, "
-        f"{format_size(machine.link.bandwidth_bytes_per_s)}/s"
+        f"{format_bandwidth(machine.link.bandwidth_bytes_per_s)} each way"
     )
     for seconds, of in ((machine.link.message_overhead_s, "message"), (machine.link.bucket_overhead_s, "bucket")):
         if seconds:

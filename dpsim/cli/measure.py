@@ -27,9 +27,10 @@ Examples:
 def measure(
     *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
     torch_script: Annotated[
-        str,
+        str | None,
         Parameter(name="--torch-script", help="Your own PyTorch script, which trains with DistributedDataParallel."),
-    ],
+    ] = None,
+    torch_module: flags.TorchModule = None,
     workload: Annotated[
         Path | None,
         Parameter(help="Predict from this profile of the script (profiled now if left out)."),
@@ -62,7 +63,14 @@ def measure(
     predict_only: Annotated[
         bool, Parameter(negative="", show_default=False, help="Write the predictions, and measure later.")
     ] = False,
-    budget: Annotated[str | None, Parameter(help="Time to spend on measuring, like 60s (45s).")] = None,
+    script_may_write: flags.ScriptMayWrite = None,
+    budget: Annotated[
+        str | None,
+        Parameter(
+            help="Time for which DDP trains, like 60s (45s); 6 rounds in any case. Profiles and calibration before "
+            "it take one to three times as long, which is announced."
+        ),
+    ] = None,
     seed: flags.Seed = None,
     output: Annotated[Path | None, Parameter(help="Folder of the report [reports/ddp-NAME].")] = None,
     json: flags.Json = False,
@@ -77,11 +85,13 @@ def measure(
     from dpsim import workload as workloads
     from dpsim.harness.torch_ddp import measure as harness
     from dpsim.harness.torch_ddp.experiment import DdpConfig
+    from dpsim.launch.user_script import is_module
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.result import points_json, summary_json
 
+    script = flags.program(torch_script, torch_module)
     config = DdpConfig(
-        script=torch_script,
+        script=script,
         arguments=arguments,
         **flags.provided(
             devices=flags.listed("--devices", devices, flags.whole("--devices")),
@@ -92,9 +102,10 @@ def measure(
             runtimes=flags.listed("--runtime", runtime, str),
             budget_s=flags.budget(budget),
             seed=seed,
+            script_may_write=script_may_write,
         ),
     )
-    folder = output or Path("reports") / f"ddp-{Path(torch_script).stem}"
+    folder = output or Path("reports") / f"ddp-{script if is_module(script) else Path(script).stem}"
     flags.writable(folder, folder=True)
     known = harness.Known(
         workload=None if workload is None else workloads.read(workload),

@@ -35,11 +35,16 @@ def as_dpsim_error(app: App, error: CycloptsError, arguments: Sequence[str]) -> 
             return unknown("command", error.unused_tokens[0], commands, remedy=remedy)
         case UnknownOptionError():
             given = error.token.keyword or error.token.value
-            flags = [*_flags(error.argument_collection), "--help"]
-            return unknown("flag", given.split("=", 1)[0], flags, remedy=remedy)
+            return _unknown_flag(given, error.argument_collection, remedy)
         case CoercionError() if error.token is not None and error.argument is not None:
             given = error.token.keyword or error.argument.name
             return ConfigError(f"{given} is {error.token.value!r}", allowed=_kind(error.target_type), remedy=remedy)
+        case MissingArgumentError(keyword="--torch-script"):
+            allowed, module = (
+                "the path of a Python script",
+                "name a module, which python -m would run, by --torch-module",
+            )
+            return ConfigError("--torch-script has no value", allowed=allowed, remedy=module)
         case MissingArgumentError() if error.argument is not None:
             given = error.keyword or error.argument.name
             lack = "has no value" if error.keyword else "is missing"
@@ -56,12 +61,23 @@ def _misspelt_flag(app: App, words: Iterable[str], arguments: Sequence[str], rem
     command = app
     for word in words:
         command = command[word]
-    flags = _flags(command.assemble_argument_collection())
+    collection = command.assemble_argument_collection()
+    flags = _flags(collection)
     before_other_words = itertools.takewhile(lambda word: word != "--", arguments)
     for flag in (word.split("=", 1)[0] for word in before_other_words if word.startswith("--")):
         if flag not in flags:
-            return unknown("flag", flag, flags, remedy=remedy)
+            return _unknown_flag(flag, collection, remedy)
     return None
+
+
+def _unknown_flag(given: str, arguments: ArgumentCollection, remedy: str) -> ConfigError:
+    """The error for a flag that is none of these; where a script takes arguments, it may be one of those."""
+    flag = given.split("=", 1)[0]
+    error = unknown("flag", flag, [*_flags(arguments), "--help"], remedy=remedy)
+    if not any("ARGUMENTS" in argument.names for argument in arguments):
+        return error
+    remedy = f"arguments of the script follow --, as in -- {given}; {error.remedy}"
+    return ConfigError(error.given, allowed=error.allowed, remedy=remedy)
 
 
 def _flags(arguments: ArgumentCollection) -> list[str]:

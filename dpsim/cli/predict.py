@@ -9,13 +9,19 @@ from cyclopts import Parameter
 
 from dpsim.cli import flags, show
 
+_NEARLY = 0.9
+"""The share of the most samples per second from which a batch is large enough."""
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dpsim.records.convergence import Convergence
 
 EXAMPLES = """\
 Examples:
   dpsim predict --workload w.json --machine m.json --devices 2,4,8
     --global-batch 64 --fusion-threshold 0,32KiB,1MiB,inf
+  dpsim predict --workload w.json --machine 10g.json,100g.json --devices 8
   dpsim predict --workload w.json --machine m.json --devices 4x8
     --fusion-rule ddp,horovod,mg-wfbp --overlap thread"""
 
@@ -23,7 +29,12 @@ Examples:
 def predict(
     *,
     workload: Annotated[Path, Parameter(help="A workload file from dpsim profile.")],
-    machine: Annotated[Path, Parameter(help="A machine file from dpsim calibrate.")],
+    machine: Annotated[
+        str,
+        Parameter(
+            help="A machine file from dpsim calibrate; or several, of which the others are held against the first."
+        ),
+    ],
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8, or layouts: 2x4.")],
     global_batch: Annotated[
         str | None, Parameter(help="Samples per step over all devices, one number or a list: strong scaling.")
@@ -38,6 +49,13 @@ def predict(
     cycle: flags.Cycle = None,
     algorithm: flags.PricedAlgorithms = None,
     overlap: flags.Overlap = None,
+    batch_norm: Annotated[
+        str | None,
+        Parameter(
+            name="--batch-norm",
+            help="local (each device's own statistics), global (synchronised over all devices), or both: local,global.",
+        ),
+    ] = None,
     wire_dtype: flags.WireDtype = None,
     strategy: flags.StrategyName = None,
     target_loss: Annotated[
@@ -54,14 +72,18 @@ def predict(
     Every rule is combined with every algorithm and every batch. All rows use
     the same overlap.
     """
-    from dpsim import codec
+    import sys
+
+    from dpsim import codec, jit
     from dpsim import machine as machines
     from dpsim import workload as workloads
-    from dpsim.predict import predict_points
+    from dpsim.predict import predict_on_machines, predict_points
     from dpsim.predict.time_to_target import add_time_to_target
 
-    flags.writable(output, inputs=tuple(path for path in (workload, machine, convergence) if path))
-    profiled, calibrated = workloads.read(workload), machines.read(machine)
+    files = flags.listed("--machine", machine, Path) or ()
+    flags.writable(output, inputs=tuple(path for path in (workload, *files, convergence) if path))
+    profiled, known = workloads.read(workload), {str(path): machines.read(path) for path in files}
+    calibrated = next(iter(known.values()))
     whole = flags.whole("--global-batch"), flags.whole("--local-batch")
     fields = flags.provided(
         rule=flags.listed("--fusion-rule", fusion_rule, str),
@@ -73,14 +95,24 @@ def predict(
         wire_dtype=wire_dtype,
         cycle_s=flags.duration(cycle),
         strategy=strategy,
+        batch_norm=flags.listed("--batch-norm", batch_norm, str),
     )
     counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
     thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold) or ()
     fit = _convergence(target_loss, convergence)
-    points, summary = predict_points(profiled, calibrated, counts, thresholds, **fields)
+    if not jit.keeps():
+        print(
+            "dpsim: there is no writable folder for compiled code, so the simulator is compiled now, which takes up to"
+            " a minute\n  to do:   name one: NUMBA_CACHE_DIR=FOLDER, or set HOME",
+            file=sys.stderr,
+        )
+    if len(known) > 1:
+        points, summary = predict_on_machines(profiled, known, counts, thresholds, **fields)
+    else:
+        points, summary = predict_points(profiled, calibrated, counts, thresholds, **fields)
     if fit is not None:
         add_time_to_target(points, summary, fit)
-    summary |= {"workload": str(workload), "machine": str(machine), "machine_name": calibrated.name}
+    summary |= {"workload": str(workload), "machine": machine, "machine_name": calibrated.name}
     if output is not None or json:
         shown = show.json_object("predict", points, summary)
         if output is not None:
@@ -89,11 +121,12 @@ def predict(
             print(codec.to_json(shown))
             return
     weak = summary["scaling"] == "weak"
-    _print_table(points, calibrated.name if calibrated.network == "node" else calibrated.network, weak=weak)
+    network = {path: each.name if each.network == "node" else each.network for path, each in known.items()}
+    _print_table(points, f"{profiled.name}, with the collectives of {' and '.join(network.values())}", weak=weak)
     for best in summary["best"]:
         faster = _faster(best, summary["best"], "local_batch" if weak else "global_batch")
-        print(_sentence(best, faster))
-    for sentence in summary.get("time_to_target", []):
+        print(_sentence(best, faster, weak=weak))
+    for sentence in [*_verdicts(summary, weak=weak), *summary.get("time_to_target", [])]:
         print(sentence)
     for sentence in [*_notes(points, summary), *summary["cautions"]]:
         print(f"Note: {sentence}.")
@@ -115,19 +148,17 @@ def _convergence(target_loss: float | None, path: Path | None) -> Convergence | 
 
 def _notes(points: list[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
     """Sentences that explain the table."""
-    notes = [
-        "the interval is to hold the median step of a later run with a probability of "
-        f"{summary['interval_level']:.0%}, by the scatter of the calibration and what the files leave to be assumed"
-    ]
+    notes = [f"the {summary['interval_level']:.0%} intervals are of the median over a later run"]
     if summary["extrapolated"]:
-        notes[0] += "; it is wider with every step outside of what was measured"
         notes.append("rows marked 'extrapolated' lie beyond the calibrated range: treat them as rough")
+    if summary["from_script"]:
+        notes.append(summary["from_script"])
     if any(point["memory_bytes"]["activations"] is None for point in points):
-        notes.append("activation memory is unknown, because the workload file does not state it: it comes on top (+)")
+        notes.append("activation memory, which the workload file does not state, comes on top (+)")
     return notes
 
 
-def _print_table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> None:
+def _print_table(points: list[dict[str, Any]], title: str, *, weak: bool) -> None:
     from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
@@ -137,10 +168,17 @@ def _print_table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> N
         return len({point[key] for point in points}) > 1
 
     columns: tuple[Column[dict[str, Any]], ...] = (
+        Column(
+            head="machine",
+            cell=lambda point: Path(point.get("machine", "")).stem,
+            left=True,
+            shown="machine" in points[0],
+        ),
         Column(head="devices", cell=lambda point: point["layout"], left=True),
         Column(head=batch.replace("_", " "), cell=lambda point: f"{point[batch]:g}", shown=several(batch)),
         Column(head="rule", cell=lambda point: point["fusion_rule"], shown=several("fusion_rule")),
         Column(head="algorithm", cell=lambda point: point["algorithm"], shown=several("algorithm")),
+        Column(head="batch norm", cell=lambda point: point["batch_norm"], shown=several("batch_norm")),
         Column(
             head="threshold",
             cell=lambda point: "-" if (size := point["fusion_threshold_bytes"]) is None else format_size(size),
@@ -148,6 +186,7 @@ def _print_table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> N
         Column(head="buckets", cell=lambda point: str(point["buckets"])),
         Column(head="overlap", cell=lambda point: point["overlap"]),
         Column(head="step", cell=lambda point: format_duration(point["predicted_step_s"])),
+        Column(head="samples/s", cell=lambda point: f"{point['images_per_s']:.4g}"),
         Column(
             head=f"{level:.0%} interval", cell=lambda point: _band(point["predicted_low_s"], point["predicted_high_s"])
         ),
@@ -173,7 +212,7 @@ def _print_table(points: list[dict[str, Any]], machine: str, *, weak: bool) -> N
             cell=lambda point: "does not fit " * (point["fits"] is False) + "extrapolated" * point["extrapolated"],
         ),
     )
-    show.table(columns, points, title=f"on {machine}")
+    show.table(columns, points, title=title)
 
 
 def _band(low_s: float, high_s: float) -> str:
@@ -192,30 +231,38 @@ def _memory(parts: dict[str, int | None]) -> str:
 
 def _faster(best: dict[str, Any], others: list[dict[str, Any]], batch: str) -> dict[str, Any] | None:
     """The prediction with the fewest devices that still trains more samples per second, with the same settings."""
-    keys = ("fusion_rule", "algorithm", batch)
+    keys = ("fusion_rule", "algorithm", "batch_norm", batch)
     same = [point for point in others if all(point[key] == best[key] for key in keys)]
+    same = [point for point in same if point.get("machine") == best.get("machine")]
     fewer = [p for p in same if p["devices"] < best["devices"] and p["images_per_s"] > best["images_per_s"]]
     return min(fewer, key=lambda point: int(point["devices"]), default=None)
 
 
-def _sentence(best: dict[str, Any], faster: dict[str, Any] | None) -> str:
+def _devices_and_batch(best: dict[str, Any], *, weak: bool) -> str:
+    """``8 devices (2x4), local batch 16 (128 in all)``, or under strong scaling ``global batch 128``."""
+    layout = "" if best["layout"] == str(best["devices"]) else f" ({best['layout']})"
+    batch = f"local batch {best['local_batch']:g} ({best['global_batch']} in all)"
+    batch = batch if weak else f"global batch {best['global_batch']}"
+    return f"{show.count_devices(best['devices'])}{layout}, {batch}"
+
+
+def _sentence(best: dict[str, Any], faster: dict[str, Any] | None, *, weak: bool) -> str:
     """The advice for one number of devices: the best setting and its speed, or fewer devices that are ``faster``."""
     from dpsim.units import format_duration, format_size
 
-    layout = "" if best["layout"] == str(best["devices"]) else f" ({best['layout']})"
-    setting = (
-        f"{show.count_devices(best['devices'])}{layout}, batch {best['global_batch']}, {best['fusion_rule']}, "
-        f"{best['algorithm']}"
-    )
-    speed = (
-        f"{format_duration(best['predicted_step_s'])} per step, speedup {best['speedup']:.2f}, scaling efficiency "
-        f"{best['scaling_efficiency']:.0%}"
-    )
+    machine = f"{Path(best['machine']).stem}: " if "machine" in best else ""
     if best["devices"] == 1:
-        return f"1 device: {format_duration(best['predicted_step_s'])} per step."
+        return f"{machine}1 device: {format_duration(best['predicted_step_s'])} per step."
+    norm = ", batch norm over all" if best["batch_norm"] == "global" else ""
+    setting = f"{machine}{_devices_and_batch(best, weak=weak)}, {best['fusion_rule']}, {best['algorithm']}{norm}"
+    low, high = best["speedup_low"], best["speedup_high"]
+    speed = (
+        f"{format_duration(best['predicted_step_s'])} per step, speedup {best['speedup']:.2f} ({low:.2f} to {high:.2f})"
+        f", scaling efficiency {best['scaling_efficiency']:.0%}{', no certain gain' if low < 1 <= high else ''}"
+    )
     if faster is not None:
         return f"{setting}: do not use them, {show.count_devices(faster['devices'])} would be faster: {speed}."
-    if best["speedup"] < 1:
+    if high < 1:
         return f"{setting}: do not use them, they are slower than one device: {speed}."
     if best["any_threshold"]:
         return f"{setting}: the threshold makes no difference (within its uncertainty): {speed}."
@@ -227,3 +274,51 @@ def _sentence(best: dict[str, Any], faster: dict[str, Any] | None) -> str:
     near = ", ".join(map(format_size, best["equally_fast_bytes"]))
     others = f" (no certain difference: {near})" if near else ""
     return f"{setting}: fastest at threshold {threshold}{others}: {speed}."
+
+
+def _verdicts(summary: dict[str, Any], *, weak: bool) -> Iterator[str]:
+    """Sentences over several rows: which local batch is enough, what global batch norm costs, what a machine gains."""
+    from dpsim.units import format_duration
+
+    def groups(*keys: str) -> Iterator[list[dict[str, Any]]]:
+        """The best points of more than one device that differ in nothing but what is not among the keys."""
+        by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for best in summary["best"]:
+            if best["devices"] > 1:
+                key = tuple(best.get(key) for key in (*keys, "machine", "layout", "fusion_rule", "algorithm"))
+                by_key.setdefault(key, []).append(best)
+        yield from (group for group in by_key.values() if len(group) > 1)
+
+    batch = "local_batch" if weak else "global_batch"
+    for group in groups("batch_norm"):
+        most = max(group, key=lambda best: best["images_per_s"])
+        enough = min((b for b in group if b["images_per_s"] >= _NEARLY * most["images_per_s"]), key=lambda b: b[batch])
+        machine = f"{Path(most['machine']).stem}, " if "machine" in most else ""
+        where = f"{machine}{show.count_devices(most['devices'])}"
+        if enough is most:
+            yield f"{where}: {_batch(most, batch)} trains most samples per second, {most['images_per_s']:.4g}."
+        else:
+            yield (
+                f"{where}: {_batch(enough, batch)} is enough, with {enough['images_per_s'] / most['images_per_s']:.0%}"
+                f" of the {most['images_per_s']:.4g} samples per second of {most[batch]:g}."
+            )
+    for group in groups(batch):
+        of_norm = {best["batch_norm"]: best for best in group}
+        if len(of_norm) == 2:
+            local_s, global_s = of_norm["local"]["predicted_step_s"], of_norm["global"]["predicted_step_s"]
+            yield (
+                f"{_devices_and_batch(group[0], weak=weak)}: batch norm over all devices costs"
+                f" {format_duration(global_s - local_s)} a step ({(global_s - local_s) / local_s:.1%})."
+            )
+    for upgrade in summary.get("upgrades", []):
+        low, high = upgrade["ratio_low"], upgrade["ratio_high"]
+        yield (
+            f"{_devices_and_batch(upgrade, weak=weak)}, {upgrade['fusion_rule']}: {Path(upgrade['machine']).stem} takes"
+            f" {format_duration(upgrade['predicted_step_s'])} instead of {format_duration(upgrade['first_step_s'])}:"
+            f" {upgrade['ratio']:.2f} times as fast ({low:.2f} to {high:.2f})"
+            f"{', no certain difference' if low <= 1 <= high else ''}."
+        )
+
+
+def _batch(best: dict[str, Any], batch: str) -> str:
+    return f"{batch.replace('_', ' ')} {best[batch]:g}"

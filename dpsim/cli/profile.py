@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,16 +19,13 @@ EXAMPLES = """\
 Examples:
   dpsim profile --model cnn --local-batch 8,16,32,64 --output w.json
   dpsim profile --torch-script train.py --devices 8 -- --batch-size 32
+  dpsim profile --torch-module package.train --devices 2 -- --lr 0.1
   dpsim profile --torch package.module:build_model --local-batch 8,16,32
   dpsim profile --from rank0.pt.trace.json.gz --local-batch 32"""
 
 
-_WIRE_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-"""What the names of PyTorch's hooks that send another type contain, and that type for ``--wire-dtype``."""
-
-
 def profile(
-    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of --torch-script, after --.")],
+    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
     model: flags.Model = None,
     dataset: flags.DataSet = None,
     local_batch: flags.LocalBatches = None,
@@ -41,6 +39,7 @@ def profile(
             help="Profile what your own PyTorch script trains with DistributedDataParallel, instead of a model here.",
         ),
     ] = None,
+    torch_module: flags.TorchModule = None,
     torch: Annotated[
         str | None,
         Parameter(
@@ -59,6 +58,7 @@ def profile(
     steps: Annotated[
         int | None, Parameter(help="With --torch-script, --torch: training steps to record; then it is ended (15).")
     ] = None,
+    script_may_write: flags.ScriptMayWrite = None,
     output: Annotated[Path, Parameter(help="The workload file to write.")] = Path("workload.json"),
     json: flags.Json = False,
 ) -> None:
@@ -72,9 +72,11 @@ def profile(
     from dpsim import codec
 
     flags.writable(output, inputs=() if from_ is None else (from_,))
-    sources = flags.provided(torch_script=torch_script, torch=torch, from_=from_)
+    sources = flags.provided(torch_script=torch_script, torch_module=torch_module, torch=torch, from_=from_)
     of_model = flags.provided(model=model, dataset=dataset, seed=seed, optimizer=optimizer, compute_dtype=compute_dtype)
-    of_script = flags.provided(arguments=arguments or None, devices=devices, steps=steps)
+    of_script = flags.provided(
+        arguments=arguments or None, devices=devices, steps=steps, script_may_write=script_may_write
+    )
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")
     if not sources:
@@ -86,7 +88,8 @@ def profile(
     else:
         (source,) = map(_flag, sources)
         _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
-        workload = _of_script(torch_script or "", torch or "", local_batch, of_script)
+        script = "" if torch else flags.program(torch_script, torch_module)
+        workload = _of_script(script, torch or "", local_batch, of_script)
     codec.write(output, workload)
     _print(workload, output, json=json)
 
@@ -167,33 +170,26 @@ def _print(workload: Workload, output: Path, *, json: bool) -> None:
     print(f"update {format_duration(workload.update_s)}")
     print(f"workload file: {output}")
     if workload.ddp is not None:
-        _print_ddp(workload.ddp, workload.local_batches[0], output)
+        _print_ddp(workload.ddp, workload.local_batches, output)
 
 
-def _print_ddp(ddp: DdpSettings, local_batch: int, output: Path) -> None:
+def _print_ddp(ddp: DdpSettings, local_batches: tuple[int, ...], output: Path) -> None:
     """How DDP sends the gradients, and the command that predicts such a training."""
     from dpsim.units import format_size
 
     sizes = ", ".join(map(format_size, ddp.bucket_bytes[:5])) + (", ..." if len(ddp.bucket_bytes) > 5 else "")
     print(f"DDP sends {len(ddp.bucket_bytes)} bucket{'s' if len(ddp.bucket_bytes) > 1 else ''}: {sizes}")
-    if ddp.find_unused_parameters and not ddp.static_graph:
-        print("with find_unused_parameters it fills them from the first layer on, which --fusion-rule ddp does not")
-    if ddp.bucket_caps_bytes:
-        print("bucket_cap_mb_list gives each bucket a size of its own, which --fusion-rule ddp does not")
     if ddp.whole_buckets:
         print("what is in them is not known, so they cannot be divided: record the trace with record_shapes=True")
-    if ddp.communication_hook:
-        compresses = any(short in ddp.communication_hook.lower() for short in _WIRE_DTYPES)
-        print(
-            f"communication hook: {ddp.communication_hook}{'' if compresses else ', which the prediction leaves out'}"
-        )
-    words = [f"dpsim predict --workload {output} --machine MACHINE --devices {ddp.devices} --local-batch {local_batch}"]
-    words.append("--fusion-rule per-tensor" if ddp.whole_buckets else "--fusion-rule ddp")
-    if ddp.bucket_cap_bytes is not None:
-        words.append(f"--fusion-threshold {ddp.bucket_cap_bytes}B")
-    if ddp.accumulate > 1:
-        words.append(f"--accumulate {ddp.accumulate}")
-    for short, dtype in _WIRE_DTYPES.items():
-        if short in ddp.communication_hook.lower():
-            words.append(f"--wire-dtype {dtype}")
-    print(f"predict it: {' '.join(words)}")
+    if ddp.wire_dtype is not None:
+        print(f"communication hook {ddp.communication_hook}: gradients are sent as {ddp.wire_dtype}")
+    for sentence in ddp.unpriced():
+        print(f"Note: {sentence}.")
+    print(
+        "a machine file is made by: dpsim calibrate --from LOG --output machine.json (a log of nccl-tests, OSU or IMB)"
+    )
+    batches = ",".join(map(str, local_batches))
+    print(
+        f"predict it as DDP runs it: dpsim predict --workload {shlex.quote(str(output))} --machine machine.json"
+        f" --devices {ddp.devices} --local-batch {batches}"
+    )

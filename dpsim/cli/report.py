@@ -35,6 +35,7 @@ def report(
         ),
     ] = None,
     json: flags.Json = False,
+    verbose: flags.AllTables = False,
 ) -> None:
     """Write a report again from its records; nothing is measured."""
     from dpsim.errors import ConfigError
@@ -55,6 +56,9 @@ def report(
     with locked(target):
         saved = load(folder)
         written = write_tables(target, saved, tables)
+        if not pages and not json:
+            print(f"tables: {', '.join(str(path) for path in written)}")
+            return
         if isinstance(saved, SavedBench):
             bench.show_record(saved.record, target, json=json, command="report", pages=pages)
         elif isinstance(saved, SavedReproduction):
@@ -62,7 +66,7 @@ def report(
         elif isinstance(saved, SavedQuality):
             _show_quality(saved, target, json=json, pages=pages)
         elif isinstance(saved, SavedSweep):
-            _show_sweep(saved, target, json=json, pages=pages)
+            _show_sweep(saved, target, json=json, verbose=verbose, pages=pages)
         if written and not json:
             print(f"tables: {', '.join(str(path) for path in written)}")
 
@@ -79,9 +83,10 @@ def _formats(text: str | None) -> tuple[list[str], list[str]]:
     return [each for each in PAGES if each in formats], [each for each in TABLE_FORMATS if each in formats]
 
 
-def _show_sweep(saved: SavedSweep, folder: Path, *, json: bool, pages: Sequence[str]) -> None:
+def _show_sweep(saved: SavedSweep, folder: Path, *, json: bool, verbose: bool, pages: Sequence[str]) -> None:
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.result import summary_json
+    from dpsim.report.sweep.summary import Summary
     from dpsim.report.sweep.write import write_report
     from dpsim.report.write import PAGES
 
@@ -90,9 +95,9 @@ def _show_sweep(saved: SavedSweep, folder: Path, *, json: bool, pages: Sequence[
     if json:
         show.print_json("report", saved.points(), summary_json(saved.comparison))
         return
-    show.rich(for_terminal(saved.comparison))
-    if pages:
-        print(f"report: {folder / PAGES[pages[0]]}")
+    if verbose:
+        show.rich(for_terminal(saved.comparison))
+    show.rich(Summary(comparison=saved.comparison, folder=folder, page=PAGES[pages[0]]))
 
 
 def _show_quality(saved: SavedQuality, folder: Path, *, json: bool, pages: Sequence[str]) -> None:

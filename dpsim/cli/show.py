@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dpsim.errors import printable
 from dpsim.progress import Progress
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def progress() -> Iterator[Progress]:
     terminal = sys.stderr.isatty()
 
     def show_line(text: str) -> None:
+        text = printable(text)
         if terminal and text.startswith("warning:"):
             print(f"\r\x1b[2K{text}", file=sys.stderr, flush=True)
         elif terminal:

@@ -32,7 +32,10 @@ class SweepFlags:
     compute_dtype: flags.ComputeDtype = None
     budget: Annotated[
         str | None,
-        Parameter(help="Time to spend on measuring, like 60s; calibration gets as much, at most 12s."),
+        Parameter(
+            help="Time to spend on measuring, like 60s; 6 rounds are measured in any case. Profile and calibration "
+            "get as much, 2 to 12s for each computation, and twice that where the machine is not steady."
+        ),
     ] = None
     experiment: Annotated[
         Path | None, Parameter(help="A file (.toml) that declares an experiment; flags override it.")
@@ -41,6 +44,7 @@ class SweepFlags:
         None
     )
     json: flags.Json = False
+    verbose: flags.AllTables = False
 
     def changed(self, base: Experiment, **values: Any) -> Experiment:
         """``base`` with these flags, and with other ``values`` of its settings. Raises ``ConfigError``."""
@@ -138,6 +142,7 @@ def run(experiment: Experiment, common: SweepFlags, *, command: str) -> Comparis
     from dpsim.harness.sweep.sweep import free_folder, sweep
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.result import points_json, summary_json
+    from dpsim.report.sweep.summary import Summary
 
     folder = common.output if common.output is not None else free_folder(Path("reports"), experiment)
     with show.progress() as progress:
@@ -145,6 +150,5 @@ def run(experiment: Experiment, common: SweepFlags, *, command: str) -> Comparis
     if common.json:
         show.print_json(command, points_json(comparison), summary_json(comparison))
     else:
-        show.rich(for_terminal(comparison))
-        print(f"report: {folder / 'index.html'}")
+        show.rich(*[for_terminal(comparison)] * common.verbose, Summary(comparison=comparison, folder=folder))
     return comparison

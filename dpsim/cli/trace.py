@@ -26,6 +26,8 @@ def trace(
     *,
     network: flags.Network = None,
     devices: flags.Devices = None,
+    local_batch: flags.LocalBatch = None,
+    batch_norm: flags.BatchNorm = None,
     fusion_threshold: flags.Threshold = None,
     overlap: flags.Overlap = None,
     source: Annotated[
@@ -37,7 +39,7 @@ def trace(
 ) -> None:
     """Export a step of a sweep as a Chrome trace, for Perfetto (ui.perfetto.dev).
 
-    The default is the fastest setting on the largest number of devices.
+    The default is the setting that trains most samples per second on the largest number of devices.
     """
     from dpsim.records.sweep import read_predictions, read_results
     from dpsim.report.trace import write_trace
@@ -46,7 +48,14 @@ def trace(
     flags.writable(output, inputs=(folder / "results.json", folder / "predictions.json"))
     threshold = None if fusion_threshold is None else flags.threshold(fusion_threshold)
     token = None if devices is None else str(flags.devices_or_layout(devices))
-    conditions = flags.provided(network=network, devices=token, fusion_threshold_bytes=threshold, overlap=overlap)
+    conditions = flags.provided(
+        network=network,
+        devices=token,
+        local_batch=local_batch,
+        batch_norm=batch_norm,
+        fusion_threshold_bytes=threshold,
+        overlap=overlap,
+    )
     points: list[MeasuredPoint | PredictedPoint] = []
     _check_sweep(folder)
     if source != "predicted":
@@ -77,15 +86,16 @@ def _check_sweep(folder: Path) -> None:
         )
 
 
-def _step_s(point: MeasuredPoint | PredictedPoint) -> float:
-    """Seconds per step: the median of the measured ones, or the prediction."""
-    return point.step_s if isinstance(point.step_s, float) else statistics.median(point.step_s)
+def _s_per_sample(point: MeasuredPoint | PredictedPoint) -> float:
+    """Seconds per sample: the median of the measured steps, or the prediction, by the samples of a step."""
+    step_s = point.step_s if isinstance(point.step_s, float) else statistics.median(point.step_s)
+    return step_s / point.setting.plan.global_batch
 
 
 def _point(setting: Setting) -> dict[str, Any]:
     """The setting as a flat point of ``--json``."""
     plan = setting.plan
-    names = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch", "layout")
+    names = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch", "local_batch", "batch_norm", "layout")
     return {
         "network": setting.network,
         "emulated_compute": setting.emulated_compute,
@@ -99,31 +109,34 @@ def _describe(setting: Setting) -> str:
     from dpsim.units import format_size
 
     plan = setting.plan
-    threshold = format_size(plan.threshold_bytes)
-    return f"network {setting.where}, {show.count_devices(plan.devices)}, threshold {threshold}, overlap {plan.overlap}"
+    return (
+        f"network {setting.where}, {show.count_devices(plan.devices)}, local batch {plan.local_batch:g}, "
+        f"batch norm {plan.batch_norm}, threshold {format_size(plan.threshold_bytes)}, overlap {plan.overlap}"
+    )
 
 
 def _first(points: list[MeasuredPoint | PredictedPoint], conditions: dict[str, object]) -> Setting:
-    """The fastest setting on the largest number of devices that meets the conditions. Raises ``ConfigError``."""
+    """The setting that trains fastest on the most devices of those that meet the conditions. Raises ``ConfigError``."""
     from dpsim.errors import ConfigError
-    from dpsim.units import format_size
 
-    step_s = {point.setting: _step_s(point) for point in reversed(points)}
+    s_per_sample = {point.setting: _s_per_sample(point) for point in reversed(points)}
     settings = sorted(
-        dict.fromkeys(point.setting for point in points), key=lambda setting: (-setting.plan.devices, step_s[setting])
+        dict.fromkeys(point.setting for point in points),
+        key=lambda setting: (-setting.plan.devices, s_per_sample[setting]),
     )
     for setting in settings:
         if all(setting.value(name) == value for name, value in conditions.items()):
             return setting
-    present: dict[str, list[str]] = {
-        "network": [setting.network for setting in settings],
-        "devices": [setting.devices_token for setting in settings],
-        "threshold": [format_size(setting.plan.threshold_bytes) for setting in settings],
-        "overlap": [setting.plan.overlap for setting in settings],
+    names = {"fusion_threshold_bytes": "threshold"}
+    fields = ("network", "devices", "local_batch", "batch_norm", "fusion_threshold_bytes", "overlap")
+    present = {
+        names.get(field, field.replace("_", " ")): dict.fromkeys(setting.text(field) for setting in settings)
+        for field in fields
     }
     raise ConfigError(
         "no setting of this sweep has timelines"
         + "".join(f" and {name} = {value}" for name, value in conditions.items()),
-        allowed="; ".join(f"{name} {', '.join(dict.fromkeys(values))}" for name, values in present.items()),
-        remedy="choose one of these with --network, --devices, --fusion-threshold and --overlap",
+        allowed="; ".join(f"{name} {', '.join(values)}" for name, values in present.items()),
+        remedy="choose one of these with --network, --devices, --local-batch, --batch-norm, --fusion-threshold and "
+        "--overlap",
     )

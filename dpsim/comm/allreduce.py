@@ -16,6 +16,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.message_steps import MessageAllreduce
+from dpsim.comm.sum_check import CheckedAllreduce
 from dpsim.comm.transport import Array, PersistentAllreduce, SteppedAllreduce, Transport
 from dpsim.comm.transport import CollectiveSteps as CollectiveSteps
 from dpsim.comm.transport import SummationOrder as SummationOrder
@@ -39,7 +40,8 @@ def prepare(
 
     With a ``compression`` float32 numbers travel as its 16-bit codes; with an ``order`` too they are rounded to it
     already, and every sum of two is, by whatever algorithm. Raises ``ConfigError`` for an unknown algorithm, or one
-    that cannot do that. Groups of one and empty arrays have no rounds.
+    that cannot do that. Groups of one and empty arrays have no rounds. The first sum of a user's own algorithm is
+    checked (``dpsim.comm.sum_check``).
 
     ``kind`` reduce-scatter leaves each rank with its shard of the sum (``dpsim.kernels.allreduce.shards``), and
     all-gather brings every rank's shard to all: by ``ring``, and by the direct exchange under any other algorithm.
@@ -63,7 +65,10 @@ def prepare(
     steps = ALGORITHMS.find(algorithm).steps
     if steps is None:
         return MessageAllreduce(t, [data], algorithm, None, compression)
-    return SteppedAllreduce(t, functools.partial(load(steps), t, data))
+    function = load(steps)
+    if function.__module__ != __name__:
+        return CheckedAllreduce(t, data, algorithm, function)
+    return SteppedAllreduce(t, functools.partial(function, t, data))
 
 
 def allreduce(

@@ -16,7 +16,7 @@ from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
 from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Request, SummationOrder, aligned_bytes
-from dpsim.errors import ConfigError
+from dpsim.errors import AllreduceError, ConfigError
 from dpsim.kernels.allreduce.cpu import SHARD_KERNELS, STAGING_BYTES, Reduction, SharedGroup
 from dpsim.kernels.allreduce.registry import find
 from dpsim.kernels.allreduce.tree import PartialSums, slots
@@ -28,6 +28,23 @@ from dpsim.units import format_size
 _PAYLOAD_TAG = 2
 
 
+def test(requests: list[MPI.Request]) -> bool:
+    """Whether all requests are done. Raises ``AllreduceError`` for a message that is longer than its receiving array.
+
+    One at a time, for only then does MPI say what is wrong with one.
+    """
+    try:
+        return all([request.Test() for request in requests])
+    except MPI.Exception as error:
+        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            raise
+        raise AllreduceError(
+            f"rank {MPI.COMM_WORLD.rank} got a message that is longer than the array which receives it",
+            allowed="for every send one receive of as many elements, in the same order between two ranks",
+            remedy="compare what the allreduce's function sends and receives: a receive may be missing or short",
+        ) from error
+
+
 class MpiRequest:
     """MPI requests as one ``Request``."""
 
@@ -37,7 +54,7 @@ class MpiRequest:
         self._requests = requests
 
     def done(self) -> bool:
-        return MPI.Request.Testall(self._requests)
+        return test(self._requests)
 
     def due_s(self) -> float | None:
         return None

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
-from dpsim.comm.mpi import MpiTransport
+from dpsim.comm.mpi import MpiTransport, test
 from dpsim.comm.transport import Array, Request
 from dpsim.machine import Network, check_algorithm
 
@@ -27,7 +27,7 @@ _TESTS = 3
 
 
 def _complete(requests: list[MPI.Request]) -> bool:
-    return any(MPI.Request.Testall(requests) for _ in range(_TESTS))
+    return any(test(requests) for _ in range(_TESTS))
 
 
 class _Outgoing:

@@ -104,12 +104,12 @@ def _mpi() -> Result:
 
 def _numba() -> Result:
     try:
-        import numba
         import numpy as np
 
         from dpsim import jit
         from dpsim.kernels import cache
 
+        numba = jit.load_numba()
         start_s = time.monotonic()
         total = numba.njit(_total)(np.arange(10.0))
     except Exception as error:  # whatever fails here is the answer to the user's question
@@ -122,6 +122,12 @@ def _numba() -> Result:
             "warn",
             "there is no writable folder for compiled kernels: every process compiles its own",
             "name folders: NUMBA_CACHE_DIR=FOLDER DPSIM_CACHE_DIR=FOLDER, or set HOME",
+        )
+    if processor.limited():
+        return Result(
+            "warn",
+            f"{numba.__version__}: dpsim's own code is limited to AVX2 by {processor.VARIABLE}=avx2",
+            f"unset {processor.VARIABLE}, unless it is intended: it changes bits and speed",
         )
     return Result("ok", f"{numba.__version__}: compiled and ran a kernel in {duration}")
 

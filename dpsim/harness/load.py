@@ -55,9 +55,10 @@ def load(path: Path | str) -> SavedResult:
         return SavedTraining(record=train.read(path))
     if schema == train.SCHEMA:
         raise ConfigError(
-            f"{path} is what dpsim {raw.get('command')} prints with --json",
+            f"{path} is what dpsim {raw.get('command')} prints with --json, or writes with --output",
             allowed=_ALLOWED,
-            remedy="run the command with --output, and give that",
+            remedy="it is one JSON object, with its rows in 'points' and what holds for all in 'summary': read it with"
+            " json.load",
         )
     raise ConfigError(f"{path} is not a result of dpsim: its schema is {schema!r}", allowed=_ALLOWED)
 

@@ -16,6 +16,9 @@ from typing import IO
 
 from dpsim.launch import teardown
 
+_running: set[int] = set()
+"""The sessions of the commands that run now, by the process that began each."""
+
 
 @contextlib.contextmanager
 def child(
@@ -38,15 +41,27 @@ def child(
         start_new_session=True,
         preexec_fn=teardown.end_with_parent(signal.SIGKILL),
     )
+    _running.add(process.pid)
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):  # everything has ended
-            os.killpg(process.pid, signal.SIGKILL)
+        _end(process.pid)
         process.wait()
+        _running.discard(process.pid)
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+
+
+def end_all() -> None:
+    """Kill the commands that run in any thread: each context goes on as if its command had ended by itself."""
+    for session in tuple(_running):
+        _end(session)
+
+
+def _end(session: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # everything has ended
+        os.killpg(session, signal.SIGKILL)
 
 
 def run(

@@ -31,6 +31,9 @@ _REMEDIES: dict[int, str] = {
     signal.SIGBUS: "shared memory may be too small: dpsim doctor shows the size of /dev/shm",
 }
 
+_INTERRUPTED = signal.SIGINT | signal.SIGKILL
+"""What MPICH reports when SIGINT ends a rank: joined with the SIGKILL of the others, 2 | 9 is SIGSEGV, 11."""
+
 
 class JobFailed(CommunicationError):
     """A rank crashed or was killed.
@@ -63,7 +66,8 @@ class JobState:
     ``done``: the ranks that have finished their task. ``first_ended``: the rank whose process ended first.
 
     ``killed``: the signals of watched ranks, in the order in which they were killed. ``reported_rank`` and
-    ``reported_signal``: the killed rank according to mpiexec. ``launcher_signal``: the signal that killed mpiexec.
+    ``reported_signal``: the killed rank according to mpiexec. ``launcher_signal``: the signal that killed mpiexec, or
+    SIGINT if it got that.
     ``orphaned``: by rank, the process of mpiexec that started it and ended before it.
     """
 
@@ -129,6 +133,8 @@ def failure(code: int, state: JobState, devices: int) -> DpsimError:
     rank = state.reported_rank
     if rank is None and len(state.pids) in (0, devices):  # otherwise a rank that never connected may have ended first
         rank = state.first_ended
+    if state.reported_signal == _INTERRUPTED and len(state.pids) == devices:  # until then ranks ignore SIGINT
+        return _killed([rank], signal.SIGINT, devices)  # of SIGSEGV a connected rank's faulthandler sends a report
     if state.reported_signal:
         return _killed([rank], state.reported_signal, devices)
     if code == 0:

@@ -16,15 +16,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dpsim import installation
+from dpsim import installation, processor
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import attached_job, authentication, control_channel, failure_report, hosts, mpiexec, scratch
 from dpsim.launch.failure_report import JobFailed as JobFailed
+from dpsim.launch.protection import Protection, protected
 from dpsim.launch.rank_info import job
-from dpsim.launch.rank_process import THREAD_VARIABLES
+from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
 from dpsim.progress import Progress, no_progress
 
 _INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
+_ON_THE_LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
+"""Keep the ranks' ports from the network where all ranks are on this machine. Only mpiexec's own port is open to it."""
 
 
 def on_ranks(
@@ -38,6 +41,7 @@ def on_ranks(
     pin: bool = False,
     stdout: bool = False,
     watch: bool = False,
+    protection: Protection | None = None,
 ) -> Any:
     """Rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
 
@@ -47,7 +51,8 @@ def on_ranks(
 
     ``env`` adds variables to the ranks' environment, ``timeout_s`` limits the duration of the job, and ``pin`` binds
     each rank to a core. The ranks run on the hosts of ``dpsim.launch.hosts.selected``. With ``watch`` (on Linux),
-    ``JobFailed.lost`` counts all ranks that were killed, not just the first.
+    ``JobFailed.lost`` counts all ranks that were killed, not just the first. Under ``protection`` the ranks change no
+    file of the user's; all see what one of them writes.
 
     Inside an MPI job the job's own ranks are used, and ``env``, ``timeout_s`` and ``watch`` have no effect. There the
     call returns on rank 0 only; the other ranks serve until rank 0 ends, and then raise ``SystemExit(0)``.
@@ -60,10 +65,13 @@ def on_ranks(
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
     if importlib.util.find_spec("mpi4py") is None:
         raise CommunicationError("the Python package mpi4py is not installed", remedy=_INSTALL)
+    if protection is not None:
+        _check_starts_here(devices)
     if job() is not None:
         return attached_job.run(task, argument, devices=devices, progress=progress, pin=pin)
     machines = hosts.selected(devices)
-    command = [*_mpiexec(machines), "-n", str(devices), sys.executable, "-P", "-m", "dpsim.launch.worker", task]
+    worker = [sys.executable, "-P", "-m", "dpsim.launch.worker", task]
+    command = [*_mpiexec(machines), "-n", str(devices), *WITHOUT_TERMINAL_SIGNALS, *worker]
     state = failure_report.JobState()
     request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch}
     remote = hosts.any_remote(machines)
@@ -71,7 +79,11 @@ def on_ranks(
     with contextlib.closing(listener), scratch.scratch("job") as folder:
         environment = _environment(env) | listener.environment | scratch.environment(folder)
         if not remote:  # other hosts do not have the folder
-            environment["TMPDIR"] = str(folder)
+            environment = _ON_THE_LOOPBACK | environment | {"TMPDIR": str(folder)}
+            if (shared := scratch.shared_folder(folder)) is not None:
+                environment["UCX_POSIX_DIR"] = str(shared)
+        if protection is not None:
+            command = protected(command, protection, folder)
         code = mpiexec.run(command, folder, listener, state, environment, timeout_s, stdout=stdout)
     if code == 0 and state.result:
         return state.result[0]
@@ -83,6 +95,16 @@ def on_ranks(
             remedy="try ssh HOST true for each, and correct the hostfile",
         )
     raise failure_report.failure(code, state, devices)
+
+
+def _check_starts_here(devices: int) -> None:
+    """Raises ``ConfigError`` unless dpsim itself starts the ranks, and on this machine alone."""
+    if job() is not None or hosts.any_remote(hosts.selected(devices)):
+        raise ConfigError(
+            "a script whose files are protected, on ranks of another launcher or on other hosts",
+            allowed="ranks that dpsim starts on this machine",
+            remedy="start dpsim without mpiexec, srun and hostfile, or let the script change files: --script-may-write",
+        )
 
 
 def mpiexec_path() -> str | None:
@@ -126,13 +148,15 @@ def _mpiexec(machines: tuple[hosts.Host, ...]) -> list[str]:
     flags = hosts.mpiexec_arguments(machines, flavour)
     if flavour != "openmpi":
         return [path, *flags]
-    for variable in (authentication.VARIABLE, "PYTHONPATH", *THREAD_VARIABLES) if machines else ():
+    limit = (processor.VARIABLE,) if processor.limited() else ()
+    for variable in (authentication.VARIABLE, "PYTHONPATH", *THREAD_VARIABLES, *limit) if machines else ():
         flags += ["-x", variable]  # mpich passes on the whole environment; Open MPI does so only on its own machine
     return [path, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", *flags]
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    environment = {name: "1" for name in THREAD_VARIABLES} | dict(os.environ) | dict(extra or {})
+    own = processor.numba_variables()  # refuses a bad limit here, before the ranks start
+    environment = {name: "1" for name in THREAD_VARIABLES} | dict(os.environ) | own | dict(extra or {})
     if (checkout := installation.checkout()) is not None:
         paths = [str(checkout), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -33,6 +33,7 @@ _MPICH_NOISE = re.compile(
 )
 _OPENMPI_RULE = re.compile(r"-{60,}$")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) .* exited on\s+signal (\d+)", re.DOTALL)
+_MPICH_INTERRUPTED = "Sending Ctrl-C to processes"
 _MPICH_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
 
 
@@ -73,6 +74,8 @@ class OutputFilter:
     def _record(self, text: str) -> None:
         if match := _MPICH_SIGNAL.search(text):
             self._state.reported_signal = int(match.group(1))
+        if _MPICH_INTERRUPTED in text:
+            self._state.launcher_signal = signal.SIGINT
         if match := _OPENMPI_SIGNAL.search(text):
             self._state.reported_rank, self._state.reported_signal = int(match.group(1)), int(match.group(2))
 
@@ -169,7 +172,7 @@ def _handle_events(selector: selectors.BaseSelector, timeout_s: float) -> bool:
 
 def _grace_s(listener: Listener, state: JobState) -> float | None:
     """Seconds within which the job should end; None while its ranks work."""
-    if state.killed or state.orphaned:
+    if state.killed or state.orphaned or state.launcher_signal:
         return _KILLED_S
     if state.errors:
         return _FAILED_S

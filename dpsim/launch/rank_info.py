@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _LAST_ORDINARY_STEP = 0xFFFF_FFF0  # step numbers from here on are Slurm's own (batch script, interactive shell)
 
+stall_after_s = 60.0
+"""After how long a wait ``dpsim.fit`` reports a stall where the script does not say; ``dpsim launch`` may set it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MpiJob:

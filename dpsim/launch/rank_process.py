@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 """Environment variables for the number of compute threads. Each rank uses one thread unless the user has set these."""
 
+WITHOUT_TERMINAL_SIGNALS = ("/bin/sh", "-c", 'trap \'\' INT HUP; exec "$0" "$@"')
+"""Starts a Python that ignores these signals at first; by itself it prints a traceback if SIGINT comes as it starts."""
+
 Task = Callable[["MPI.Intracomm", dict[str, Any], Progress], Any]
 """A function that runs on every rank: (communicator, argument, progress) -> result."""
 

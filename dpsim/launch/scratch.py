@@ -51,7 +51,17 @@ def scratch(purpose: str) -> Iterator[Path]:
 def _end(folder: Path, keeper: subprocess.Popen[bytes]) -> None:
     with teardown.signals_ignored():
         scratch_keeper.end(str(folder))
-        keeper.communicate()  # closes its standard input, which ends it
+        keeper.communicate()
+
+
+def shared_folder(folder: Path) -> Path | None:
+    """A new folder in shared memory that is removed together with ``folder``; None where there is no shared memory."""
+    shared = Path(scratch_keeper.shared_folder(str(folder)))
+    try:
+        shared.mkdir(mode=0o700)
+    except OSError:
+        return None
+    return shared
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 VARIABLE = "DPSIM_FOLDER"
 """Holds the folder in the environment of every process that is started for it, so that all can be identified."""
@@ -28,13 +29,22 @@ _END_S, _POLL_S = 5.0, 0.02
 def end(folder: str) -> None:
     """End every process on this machine that was started for ``folder``, and remove the folder.
 
-    Also removes mpich's files in /dev/shm, and hydra's topology files, that no process has open.
+    Also removes its folder in /dev/shm, mpich's files there, and hydra's topology files, that no process has open.
     """
     end_processes(folder)
     for path in unused_shared_files() | abandoned_topologies():
         with contextlib.suppress(OSError):
             os.unlink(path)
-    shutil.rmtree(folder, ignore_errors=True)
+    for path in (shared_folder(folder), folder):
+        shutil.rmtree(path, ignore_errors=True)
+    for pid in _processes():
+        if pid != os.getpid():
+            _kill(pid, folder, _keeps)  # it has nothing left to do, and may be stopped
+
+
+def shared_folder(folder: str) -> str:
+    """The folder in shared memory that belongs to a temporary folder."""
+    return f"{_SHARED_FOLDER}/{os.path.basename(folder)}"
 
 
 def end_processes(folder: str) -> None:
@@ -43,7 +53,7 @@ def end_processes(folder: str) -> None:
     while (processes := started_for(folder)) and time.monotonic() < deadline_s:
         for process in processes:
             files |= shared_files(process)
-            _kill(process, folder)
+            _kill(process, folder, _was_started_for)
         time.sleep(_POLL_S)
     for path in files:
         with contextlib.suppress(OSError):
@@ -82,12 +92,21 @@ def _was_started_for(pid: int, folder: str) -> bool:
     return any(variable == mark or variable.startswith(mark + b"/") for variable in variables)
 
 
-def _kill(pid: int, folder: str) -> None:
-    """Kill a process, unless its id belongs to another process by now."""
+def _keeps(pid: int, folder: str) -> bool:
+    """Whether a process is the keeper of a folder."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            return command.read().endswith(f"\0{__file__}\0{folder}\0".encode())
+    except OSError:
+        return False
+
+
+def _kill(pid: int, folder: str, condition: Callable[[int, str], bool]) -> None:
+    """Kill a process if it fulfils the condition, also where its id has gone to another process meanwhile."""
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(pid)
         try:
-            if _was_started_for(pid, folder):
+            if condition(pid, folder):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)

@@ -69,7 +69,6 @@ def watch(launcher: LauncherConnection) -> None:
         if os.getppid() != parent:
             os._exit(1)
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
     if code < 0:
         launcher.send_killed(-code)

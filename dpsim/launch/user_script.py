@@ -1,7 +1,9 @@
-"""Runs a user's own Python script on ranks that dpsim starts: ``dpsim launch local --devices 2 -- train.py``."""
+"""Runs a user's own Python script, or a module of a package, as ``python`` would: also on ranks that dpsim starts."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpsim.errors import ConfigError
+from dpsim.launch import rank_info
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
+from dpsim.user_code import is_missing
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,22 +28,71 @@ def check_script(path: str) -> None:
         raise ConfigError(f"cannot run {path!r}: {reason}", allowed="the path of a Python script")
 
 
-def run_script(path: str, arguments: Sequence[str], *, devices: int) -> None:
+def is_module(program: str) -> bool:
+    """Whether ``program`` is the name of a module, such as ``pack.train``, and no path of a script."""
+    return not program.endswith(".py") and all(map(str.isidentifier, program.split(".")))
+
+
+def module_name(script: str) -> str:
+    """The name that the module of a script has in the current folder; ``PACKAGE.MODULE`` where that is not known."""
+    path = Path(os.path.relpath(script)).with_suffix("")
+    return ".".join(path.parts) if all(map(str.isidentifier, path.parts)) else "PACKAGE.MODULE"
+
+
+def check_program(program: str) -> None:
+    """Raises ``ConfigError`` unless ``program`` is an existing Python script, or may name a module."""
+    if not is_module(program):
+        check_script(program)
+
+
+def run_as_main(program: str, arguments: Sequence[str]) -> None:
+    """Run a script as ``python SCRIPT ARGUMENTS`` does, and a module as ``python -m MODULE ARGUMENTS``.
+
+    Raises ``ConfigError`` where there is no such module.
+    """
+    sys.argv = [program, *arguments]
+    if not is_module(program):
+        sys.path.insert(0, str(Path(program).parent))
+        runpy.run_path(program, run_name="__main__")
+        return
+    sys.path.insert(0, os.getcwd())
+    if not _exists(program):
+        raise ConfigError(
+            f"there is no module {program!r}",
+            allowed="a module that Python can import here",
+            remedy="start dpsim in the folder that has its package, or install the package",
+        )
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+def _exists(module: str) -> bool:
+    """Whether Python finds the module. Imports the packages around it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        if not is_missing(module, error):
+            raise
+        return False
+
+
+def run_script(path: str, arguments: Sequence[str], *, devices: int, stall_after_s: float | None = None) -> None:
     """Run the script on ``devices`` ranks; what they print to stdout goes to stdout.
+
+    ``stall_after_s`` takes the place of ``rank_info.stall_after_s`` on them.
 
     Raises ``JobFailed`` with the script's traceback, or its exit code, if it fails on a rank.
     """
     check_script(path)
-    argument = {"path": str(Path(path).absolute()), "arguments": list(arguments)}
+    argument = {"path": str(Path(path).absolute()), "arguments": list(arguments), "stall_after_s": stall_after_s}
     on_ranks("dpsim.launch.user_script:script_on_rank", argument, devices=devices, stdout=True)
 
 
 def script_on_rank(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> None:
     """The task: run the script as ``python SCRIPT ARGUMENTS`` would."""
-    sys.argv = [argument["path"], *argument["arguments"]]
-    sys.path.insert(0, str(Path(argument["path"]).parent))
+    if argument["stall_after_s"] is not None:
+        rank_info.stall_after_s = argument["stall_after_s"]
     try:
-        runpy.run_path(argument["path"], run_name="__main__")
+        run_as_main(argument["path"], argument["arguments"])
     except SystemExit as ended:
         if ended.code not in (None, 0):
             if not isinstance(ended.code, int):

@@ -19,7 +19,6 @@ from dpsim.progress import no_progress
 def main(task: str) -> None:
     """Run the task on this rank. A failure is sent to the launching process and ends all ranks."""
     _write_whole_lines()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is handled by the launching process; here SIGINT just ends
     starter = supervisor.parent()
     job = rank_info.job()
     launcher_rank = job.rank if job is not None else 0
@@ -31,6 +30,7 @@ def main(task: str) -> None:
         faulthandler.enable(launcher)
         request = launcher.request
         comm = rank_info.world()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored until every rank has connected and can be named
         if comm.size != request["devices"]:
             raise CommunicationError(
                 f"mpiexec was asked for {request['devices']} ranks, but MPI reports {comm.size}",

@@ -1,21 +1,23 @@
 """Prices a Schedule on a Machine: step times, timelines, memory, the nulls. Needs no MPI and runs on any laptop.
 
-The module can be called: ``dpsim.predict(workload, machine, plan)`` also takes the paths of files.
+The module can be called: ``dpsim.predict(workload, machine, devices=8)`` also takes the paths of files.
 """
 
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from dpsim import machine as _machine
 from dpsim import workload as _workload
+from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.plan import Plan
 from dpsim.predict.compare import choose_overlap, nulls, recommended
 from dpsim.predict.cost import alpha_beta, collective_cost, compute_slowdown
 from dpsim.predict.interval import LEVEL, interval, predict
 from dpsim.predict.memory import Memory, memory
-from dpsim.predict.points import predict_points
+from dpsim.predict.points import predict_on_machines, predict_one, predict_points
 from dpsim.predict.step import Prediction, PricedStep, price, scheduled, step_times, timeline
 
 __all__ = [
@@ -31,6 +33,8 @@ __all__ = [
     "memory",
     "nulls",
     "predict",
+    "predict_on_machines",
+    "predict_one",
     "predict_points",
     "price",
     "recommended",
@@ -42,11 +46,33 @@ __all__ = [
 
 class _Callable(ModuleType):
     def __call__(
-        self, workload: _workload.Workload | Path | str, machine: Machine | Path | str, plan: Plan
+        self,
+        workload: _workload.Workload | Path | str,
+        machine: Machine | Path | str,
+        plan: Plan | None = None,
+        *,
+        devices: int | str | None = None,
+        threshold: float | None = None,
+        **settings: Any,
     ) -> Prediction:
-        """The predicted step of a plan; workload and machine may be files. Raises ``FileFormatError``."""
+        """Predict one step; workload and machine may be files.
+
+        With ``devices`` (8, or a layout: "2x4"), ``threshold`` in bytes and the other ``settings`` that
+        ``predict_points`` takes, the defaults are those of ``dpsim predict``. A ``plan`` is predicted as it is written.
+        Raises ``ConfigError`` and ``FileFormatError``.
+        """
         trained = _workload.read(workload) if isinstance(workload, (Path, str)) else workload
-        return predict(trained, _machine.read(machine) if isinstance(machine, (Path, str)) else machine, plan)
+        known = _machine.read(machine) if isinstance(machine, (Path, str)) else machine
+        if plan is None and devices is not None:
+            thresholds = [] if threshold is None else [threshold]
+            return predict_one(trained, known, devices, thresholds, **settings)
+        if plan is None or devices is not None or threshold is not None or settings:
+            raise ConfigError(
+                "neither a plan nor devices" if plan is None else "a plan and other settings",
+                allowed="a dpsim.Plan alone, or devices=8 and other settings",
+                remedy='write it like dpsim.predict("w.json", "m.json", devices=8, global_batch=64)',
+            )
+        return predict(trained, known, plan)
 
 
 sys.modules[__name__].__class__ = _Callable

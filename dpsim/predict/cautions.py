@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dpsim.algorithms import ALGORITHMS
+from dpsim.algorithms import ALGORITHMS, NCCL
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict.cost import sharing, table_for, whole
 from dpsim.predict.prices import waiting_factor
 from dpsim.predict.waiting import EXACT_DEVICES
+from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
 from dpsim.workload import Workload
 
 
@@ -22,12 +23,15 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
     """
     several = [plan for plan in plans if plan.devices > 1]
     sentences = [
+        _processor_and_gpus(several, workload),
+        _implausible(machine, several),
         _shared_cores(machine, [p for p in several if sharing(machine, p.devices, p.layout) > 1]),
         _link(machine, [p for p in several if not _has_table(machine, p)]),
         _halves(machine, several),
         _no_shared_memory([p for p in several if not _has_table(machine, p)]),
         _waiting(machine, several, workload),
         _whole_buckets([p for p in several if p.fusion_rule != "per-tensor"], workload),
+        _assumed(machine, several, workload),
         _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
     ]
     return tuple(sentence for sentence in sentences if sentence)
@@ -35,6 +39,28 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
 
 def _has_table(machine: Machine, plan: Plan) -> bool:
     return table_for(machine.allreduce, whole(machine.priced(plan.collective))) is not None
+
+
+def _assumed(machine: Machine, plans: Sequence[Plan], workload: Workload | None) -> str:
+    """What makes intervals wide where files state no uncertainty."""
+    if not plans or workload is None or workload.emulated_compute:
+        return ""
+    tables = [table_for(machine.allreduce, whole(machine.priced(plan.collective))) for plan in plans]
+    layers = workload.relative_uncertainty is None
+    stated = f"layer times ({ASSUMED_COMPUTE:.0%} is assumed)" * layers
+    if all(table is None for table in tables) and machine.link is not None and not machine.link.fitted_to:
+        sends = f"the link ({ASSUMED_LINK:.0%})"
+    elif tables and all(table is not None and table.relative_uncertainty is None for table in tables):
+        sends = f"allreduces ({ASSUMED_TABLE:.0%})"
+    else:
+        sends = ""
+    if not (layers or sends):
+        return ""
+    share = "most" if layers and sends else "much"
+    return (
+        f"{share} of the interval is assumed, not measured: the files state no uncertainty of"
+        f" {' and '.join(part for part in (stated, sends) if part)}"
+    )
 
 
 def _listed(plans: Sequence[Plan], what: Callable[[Plan], str]) -> str:
@@ -45,13 +71,41 @@ def _layout(plan: Plan) -> str:
     return plan.layout or str(plan.devices)
 
 
+def _processor_and_gpus(plans: Sequence[Plan], workload: Workload | None) -> str:
+    on_cpu = workload is not None and (" on cpu," in workload.source or workload.source.startswith("dpsim profile: "))
+    if not on_cpu or all(plan.algorithm != NCCL for plan in plans):
+        return ""
+    return (
+        "the layer times are of a CPU, and nccl adds up between GPUs: the step is of neither; profile the script on one"
+        " of those GPUs"
+    )
+
+
+def _implausible(machine: Machine, plans: Sequence[Plan]) -> str:
+    tables = [table_for(machine.allreduce, whole(machine.priced(p.collective))) for p in plans]
+    odd = [
+        p
+        for p, table in zip(plans, tables, strict=True)
+        if table is not None and (not any(table.time_s) or table.time_s[-1] < table.time_s[0] / 2)
+    ]
+    if not odd:
+        return ""
+    return (
+        f"the machine's table of {_listed(odd, lambda p: f'{p.algorithm} on {_layout(p)}')} devices cannot be right: it"
+        " has zero seconds for every size, or less than half the time for the largest as for the smallest; calibrate"
+        " it again"
+    )
+
+
 def _shared_cores(machine: Machine, plans: Sequence[Plan]) -> str:
     if not plans:
         return ""
+    flat = any(not plan.layout for plan in plans)
+    several = "; if they are on several nodes, give a machine file calibrated between nodes (docs/cluster.md)" * flat
     factors = _listed(plans, lambda p: f"{sharing(machine, p.devices, p.layout):.2g} times on {_layout(p)}")
     return (
         f"{_listed(plans, _layout)} devices share {machine.cores} cores: computation is taken to be slower by their "
-        f"ratio ({factors} devices); if they are on several nodes, give a layout such as 2x{machine.cores}"
+        f"ratio ({factors} devices){several}"
     )
 
 
@@ -60,8 +114,8 @@ def _link(machine: Machine, plans: Sequence[Plan]) -> str:
         return ""
     missing = _listed(plans, lambda p: f"{p.algorithm} on {_layout(p)}")
     return (
-        f"no table of the machine covers {missing} devices: the cost is that of {_named(machine.link)}, so the rows are"
-        " marked 'extrapolated'; calibrate these device counts for better ones"
+        f"no table of the machine covers {missing} devices: priced by {_named(machine.link)}; calibrate these device"
+        " counts for better ones"
     )
 
 
@@ -129,4 +183,4 @@ def _no_shared_memory(plans: Sequence[Plan]) -> str:
 def _free_overlap(machine: Machine, plans: Sequence[Plan]) -> str:
     if not plans or machine.overlap:
         return ""
-    return "the machine has no overlap tables: overlap is assumed to cost no compute time; compare with --overlap off"
+    return "overlap is assumed to cost no compute time (the machine has no overlap tables); compare --overlap off"

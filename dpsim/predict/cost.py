@@ -140,6 +140,14 @@ def solo_curve(machine: Machine, collective: Collective) -> Curve:
             allowed=", ".join(f"{name} on {count}" for name, count in covered),
             remedy="calibrate it, or add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
         )
+    if node_counts(layout, 1)[0] > 1 and machine.of_one_node:
+        raise ConfigError(
+            f"{layout} devices are on several nodes, and machine {machine.name!r} was calibrated on one: nothing says"
+            " what a message between nodes costs",
+            allowed="a machine file with a table of several nodes, or with the link between them",
+            remedy="calibrate between nodes (docs/cluster.md), import a log with dpsim calibrate --from, or write"
+            " their link by hand: [link] with latency_s and bandwidth_bytes_per_s",
+        )
     return Curve(link_points(machine, machine.link, collective), *_NOTHING)
 
 

@@ -109,6 +109,35 @@ def equally_fast(slower: tuple[Prediction, Interval], faster: tuple[Prediction, 
     return math.log(slow.step_s / fast.step_s) <= _DEVIATIONS * error
 
 
+def ratio_interval(
+    over: tuple[Prediction, Interval], under: tuple[Prediction, Interval], *, of_two_machines: bool = False
+) -> tuple[float, float]:
+    """The interval of a step over another one of the same workload, at the same level.
+
+    What is uncertain about both shifts both. Of two machines that is the layer times alone. On one machine ``under`` is
+    of as many devices or more, whose layer times are the more uncertain by what they slow each other down.
+    """
+    (top, of_top), (bottom, of_bottom) = over, under
+    if not (top.step_s > 0 and bottom.step_s > 0):
+        return 1.0, 1.0
+    first, second = of_top.shifts, of_bottom.shifts
+    compute = Uncertainty._fields.index("compute")
+    common = np.zeros_like(first)
+    columns = [compute] if of_two_machines else slice(None)
+    common[:, columns] = (first - second)[:, columns]
+    alone = np.zeros_like(first)
+    if of_two_machines:
+        alone = np.hypot(first, second)
+        alone[:, compute] = 0.0
+    else:
+        alone[:, compute] = np.sqrt(np.maximum(np.square(second) - np.square(first), 0.0)[:, compute])
+    model = math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR, *alone.max(axis=0).tolist())
+    up = math.hypot(model, *np.maximum(common, 0).max(axis=0).tolist())
+    down = math.hypot(model, *np.maximum(-common, 0).max(axis=0).tolist())
+    ratio = top.step_s / bottom.step_s
+    return ratio * math.exp(-_DEVIATIONS * down), ratio * math.exp(_DEVIATIONS * up)
+
+
 def _shifted_steps(priced: PricedStep, schedule: Schedule, errors: Uncertainty) -> Floats:
     """The step with each uncertainty one standard error up (row 0) and down (row 1)."""
     machine = priced.machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,12 +14,13 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
-from dpsim.plan import OVERLAPS, Plan, Strategy
+from dpsim.plan import BATCH_NORM_MODES, OVERLAPS, BatchNormMode, Plan, Strategy, overlap_of
 from dpsim.predict.cautions import cautions
 from dpsim.predict.compare import choose_overlap
-from dpsim.predict.interval import LEVEL, Interval, equally_fast, predict, predict_with_interval
+from dpsim.predict.interval import LEVEL, Interval, equally_fast, predict, predict_with_interval, ratio_interval
 from dpsim.predict.memory import memory
 from dpsim.predict.step import Prediction
+from dpsim.units import format_size
 from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype
 from dpsim.workload import Workload
 
@@ -32,79 +33,269 @@ def predict_points(
     machine: Machine,
     devices: Sequence[int | str],
     thresholds: Sequence[float],
-    rule: str | Sequence[str] = "tarantella",
+    rule: str | Sequence[str] | None = None,
+    **settings: Any,
+) -> tuple[list[Record], Record]:
+    """Return (points, summary) of every device count or layout with every threshold, rule, algorithm and batch.
+
+    ``settings`` are ``global_batch``, ``local_batch``, ``algorithm``, ``overlap``, ``accumulate``, ``wire_dtype``,
+    ``cycle_s``, ``strategy`` and ``batch_norm``. ``global_batch`` is the same on any device count (strong scaling);
+    with ``local_batch`` the global batch grows with the devices (weak scaling). Without either, weak scaling with the
+    workload's largest profiled local batch is predicted. Without ``algorithm`` it is ``default_algorithm``. One
+    device has no threshold and is predicted once; no ``thresholds`` means the rule's default, and where rules are
+    compared, those that take no threshold get none. ``overlap`` may be ``auto`` (the default): the mechanism that
+    ``choose_overlap`` chooses for all points. ``cycle_s`` belongs to the rule ``horovod``.
+
+    Where the workload was recorded from a script with DDP, what the script told DDP takes the place of the defaults:
+    rule ``ddp`` with its bucket cap, the micro-batches of a step, the type that its communication hook sends, and
+    global batch norm where it synchronises batch norm.
+
+    The summary names the best point of each device count, rule, algorithm and batch, with its speedup (samples/s over
+    one device's at the same global batch, or local batch under weak scaling), its scaling efficiency (speedup / n), and
+    the thresholds whose difference from it is within its uncertainty (``equally_fast_bytes``). ``speedup_low`` and
+    ``speedup_high`` are the ends of its interval; what makes one device as uncertain does not count. It also has the
+    ``cautions``: the assumptions behind the points, in sentences, and what was taken ``from_script``.
+    Raises ``ConfigError``.
+    """
+    planned = _planned(workload, machine, devices, thresholds, rule, **settings)
+    groups = _predicted(workload, machine, planned)
+    return _summed_up(workload, machine, planned, groups)
+
+
+def predict_on_machines(
+    workload: Workload,
+    machines: Mapping[str, Machine],
+    devices: Sequence[int | str],
+    thresholds: Sequence[float],
+    rule: str | Sequence[str] | None = None,
+    **settings: Any,
+) -> tuple[list[Record], Record]:
+    """Return ``predict_points`` of each of several machines, with what each gains over the first of them.
+
+    Points and best points say their ``machine``. ``upgrades`` in the summary has, for each number of devices, batch,
+    rule and norm, how many times as fast the best step is as the first machine's, with its interval: what is uncertain
+    about the workload holds on both, and what is uncertain about a machine on that alone.
+    """
+    points: list[Record] = []
+    summary: Record = {}
+    fastest: dict[str, dict[tuple[Any, ...], tuple[Record, _Predicted]]] = {}
+    for name, machine in machines.items():
+        planned = _planned(workload, machine, devices, thresholds, rule, **settings)
+        groups = _predicted(workload, machine, planned)
+        its_points, its_summary = _summed_up(workload, machine, planned, groups)
+        its_summary["best"] = [best | {"machine": name} for best in its_summary["best"]]
+        points += [point | {"machine": name} for point in its_points]
+        if summary:
+            summary["best"] += its_summary["best"]
+            summary["extrapolated"] |= its_summary["extrapolated"]
+            its_cautions = its_summary["cautions"]
+            summary["cautions"] += [each for each in its_cautions if each not in summary["cautions"]]
+        else:
+            summary = its_summary
+        for (variant, layout), rows in groups.items():
+            row = min(rows, key=lambda item: item[1][0].step_s)
+            key = (layout, variant.batch, variant.fusion_rule, variant.batch_norm)
+            before = fastest.setdefault(name, {}).get(key)
+            if before is None or row[1][0].step_s < before[1][0].step_s:
+                fastest[name][key] = row
+    first, *others = machines
+    summary["upgrades"] = [
+        _upgrade(name, fastest[first][key], row)
+        for name in others
+        for key, row in fastest[name].items()
+        if row[0]["devices"] > 1
+    ]
+    return points, summary
+
+
+def _upgrade(name: str, before: tuple[Record, _Predicted], after: tuple[Record, _Predicted]) -> Record:
+    """Return how many times as fast the best step of another machine is as that of the first."""
+    low, high = ratio_interval(before[1], after[1], of_two_machines=True)
+    keys = ("devices", "layout", "global_batch", "local_batch", "fusion_rule", "batch_norm")
+    step_s, before_s = after[0]["predicted_step_s"], before[0]["predicted_step_s"]
+    return {key: after[0][key] for key in keys} | {
+        "machine": name,
+        "predicted_step_s": step_s,
+        "first_step_s": before_s,
+        "ratio": before_s / step_s if step_s > 0 else 1.0,
+        "ratio_low": low,
+        "ratio_high": high,
+    }
+
+
+def _predicted(
+    workload: Workload, machine: Machine, planned: _Planned
+) -> dict[_Group, list[tuple[Record, _Predicted]]]:
+    """Return the points of each variant and layout."""
+    groups: dict[_Group, list[tuple[Record, _Predicted]]] = {}
+    singles = {variant: predict_with_interval(workload, machine, plan) for variant, plan in planned.singles.items()}
+    for plan, variant in planned.plans.items():
+        predicted = predict_with_interval(workload, machine, plan)
+        point = _point(workload, machine, plan, singles[variant], predicted)
+        groups.setdefault((variant, point["layout"]), []).append((point, predicted))
+    return groups
+
+
+def _summed_up(
+    workload: Workload, machine: Machine, planned: _Planned, groups: dict[_Group, list[tuple[Record, _Predicted]]]
+) -> tuple[list[Record], Record]:
+    """Return the points of all groups, and the summary that ``predict_points`` describes."""
+    points = [point for rows in groups.values() for point, _ in rows]
+    return points, {
+        "scaling": "weak" if planned.weak else "strong",
+        "wire_dtype": planned.told.wire_dtype,
+        "best": [_best(rows) for rows in groups.values()],
+        "interval_level": LEVEL,
+        "extrapolated": any(point["extrapolated"] for point in points),
+        "from_script": planned.told.sentence,
+        "cautions": [*planned.told.unpriced, *cautions(machine, list(planned.plans), workload)],
+    }
+
+
+def predict_one(
+    workload: Workload, machine: Machine, devices: int | str, thresholds: Sequence[float], **settings: Any
+) -> Prediction:
+    """Return the prediction that ``predict_points`` makes of one setting. Raises ``ConfigError``."""
+    plans = _planned(workload, machine, [devices], thresholds, **settings).plans
+    if len(plans) > 1:
+        raise ConfigError(
+            f"{len(plans)} settings in one prediction",
+            allowed="one rule, algorithm, batch and threshold",
+            remedy="dpsim.predict.predict_points predicts several",
+        )
+    return predict(workload, machine, next(iter(plans)))
+
+
+class _Planned(NamedTuple):
+    """The plans of all points with what they vary, the plan of one device of each variant, and the settings told."""
+
+    plans: dict[Plan, _Variant]
+    singles: dict[_Variant, Plan]
+    told: _Told
+    weak: bool
+
+
+def _planned(
+    workload: Workload,
+    machine: Machine,
+    devices: Sequence[int | str],
+    thresholds: Sequence[float],
+    rule: str | Sequence[str] | None = None,
     *,
     global_batch: int | Sequence[int] | None = None,
     local_batch: int | Sequence[int] | None = None,
     algorithm: str | Sequence[str] | None = None,
     overlap: str = "auto",
-    accumulate: int = 1,
+    accumulate: int | None = None,
     wire_dtype: WireDtype | None = None,
     cycle_s: float = 1e-3,
     strategy: Strategy = "data-parallel",
-) -> tuple[list[Record], Record]:
-    """Return (points, summary) of every device count or layout with every threshold, rule, algorithm and batch.
-
-    ``global_batch`` is the same on any device count (strong scaling); with ``local_batch`` the global batch grows with
-    the devices (weak scaling). Without either, weak scaling with the workload's largest profiled local batch is
-    predicted. Without ``algorithm`` it is ``default_algorithm``. One device has no threshold and is predicted once; no
-    ``thresholds`` means the rule's default, and where rules are compared, those that take no threshold get none.
-    ``overlap`` may be ``auto``: the mechanism that ``choose_overlap`` chooses for all points. ``cycle_s`` belongs to
-    the rule ``horovod``.
-
-    The summary names the best point of each device count, rule, algorithm and batch, with its speedup (samples/s over
-    one device's at the same global batch, or local batch under weak scaling), its scaling efficiency (speedup / n), and
-    the thresholds whose difference from it is within its uncertainty (``equally_fast_bytes``). It also has the
-    ``cautions``: the assumptions behind the points, in sentences. Raises ``ConfigError``.
-    """
+    batch_norm: BatchNormMode | Sequence[BatchNormMode] | None = None,
+) -> _Planned:
+    """Return the plans that ``predict_points`` predicts, and ``dpsim.predict`` one of. Raises ``ConfigError``."""
     _check(overlap, global_batch, local_batch)
     weak = global_batch is None
     batches = _several(workload.local_batches[-1] if weak and local_batch is None else local_batch or global_batch)
+    told = _told(workload, rule, thresholds, algorithm, accumulate, wire_dtype, batch_norm)
+    micro_batches, sent = told.accumulate, told.wire_dtype
     variants = [
-        _Variant(fusion_rule=name, algorithm=chosen or default_algorithm(machine, wire_dtype), batch=batch)
-        for batch, name, chosen in itertools.product(batches, _several(rule), _several(algorithm))
+        _Variant(name, chosen or default_algorithm(machine, sent), batch, norm)
+        for batch, name, chosen, norm in itertools.product(batches, told.rules, _several(algorithm), told.norms)
     ]
     plans: dict[Plan, _Variant] = {}
-    singles: dict[_Variant, Prediction] = {}
+    singles: dict[_Variant, Plan] = {}
 
     def plan_of(variant: _Variant, count: int, threshold: float | None, layout: str = "") -> Plan:
         return Plan(
             devices=count,
             layout=layout,
-            global_batch=variant.batch * accumulate * count if weak else variant.batch,
-            accumulate=accumulate,
+            global_batch=variant.batch * micro_batches * count if weak else variant.batch,
+            accumulate=micro_batches,
             fusion_rule=variant.fusion_rule,
             fusion_threshold_bytes=threshold,
             algorithm=variant.algorithm,
-            wire_dtype=wire_dtype,
+            wire_dtype=sent,
             cycle_s=cycle_s,
             strategy=strategy,
+            batch_norm=variant.batch_norm,
         )
 
     for variant in variants:
         takes_threshold = FUSION_RULES.find(variant.fusion_rule).default_threshold_bytes is not None
-        compared = thresholds and (takes_threshold or len(_several(rule)) == 1)
-        singles[variant] = predict(workload, machine, plan_of(variant, 1, None))
+        compared = thresholds and (takes_threshold or len(told.rules) == 1)
+        otherwise = told.bucket_cap_bytes if variant.fusion_rule == "ddp" else None
+        singles[variant] = plan_of(variant, 1, None)
         for count, layout in map(parse_devices, devices):
-            for threshold in thresholds if compared and count > 1 else [None]:
+            for threshold in thresholds if compared and count > 1 else [otherwise if count > 1 else None]:
                 plans[plan_of(variant, count, threshold, layout)] = variant
-    mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap
-    groups: dict[tuple[_Variant, str], list[tuple[Record, _Predicted]]] = {}
-    used = []
-    for plan, variant in plans.items():
-        used.append(Plan(**(msgspec.structs.asdict(plan) | {"overlap": mechanism})))
-        predicted = predict_with_interval(workload, machine, used[-1])
-        point = _point(workload, machine, used[-1], singles[variant], predicted[0])
-        groups.setdefault((variant, point["layout"]), []).append((point, predicted))
-    points = [point for rows in groups.values() for point, _ in rows]
-    return points, {
-        "scaling": "weak" if weak else "strong",
-        "wire_dtype": wire_dtype,
-        "best": [_best(rows) for rows in groups.values()],
-        "interval_level": LEVEL,
-        "extrapolated": any(point["extrapolated"] for point in points),
-        "cautions": list(cautions(machine, used, workload)),
-    }
+    mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap_of(overlap)
+    under = {msgspec.structs.replace(plan, overlap=mechanism): variant for plan, variant in plans.items()}
+    return _Planned(under, singles, told, weak)
+
+
+class _Told(NamedTuple):
+    """The settings that hold where a script may have told DDP some: its words, and what it told that has no price."""
+
+    rules: tuple[str, ...]
+    accumulate: int
+    wire_dtype: WireDtype | None
+    norms: tuple[BatchNormMode, ...]
+    bucket_cap_bytes: float | None = None
+    sentence: str = ""
+    unpriced: tuple[str, ...] = ()
+
+
+def _told(
+    workload: Workload,
+    rule: str | Sequence[str] | None,
+    thresholds: Sequence[float],
+    algorithm: str | Sequence[str] | None,
+    accumulate: int | None,
+    wire_dtype: WireDtype | None,
+    batch_norm: BatchNormMode | Sequence[BatchNormMode] | None,
+) -> _Told:
+    """Return what was given; for the rest what the workload's script told DDP, or the defaults of ``Plan``."""
+    ddp, norms = workload.ddp, _several(batch_norm or "local")
+    normalises = any(layer.batch_norm_channels for layer in workload.layers)
+    for norm in norms:
+        if norm not in ("local", "global"):
+            raise unknown("batch norm", norm, [mode for mode in BATCH_NORM_MODES if mode != "leaf"])
+    if "global" in norms and not normalises:
+        raise ConfigError(
+            f"batch norm global for {workload.name}, in which no layer states batch_norm_channels",
+            allowed="a workload whose layers with batch norm state their number of channels, as dpsim profile does",
+            remedy="add batch_norm_channels to those layers, or leave --batch-norm out",
+        )
+    if ddp is None:
+        return _Told(_several(rule or "tarantella"), accumulate or 1, wire_dtype, norms)
+    rules = _several(rule or ("ddp" if thresholds else ddp.fusion_rule))
+    taken = [] if rule else [f"rule {rules[0]}"]
+    cap = None if thresholds else ddp.bucket_cap_bytes
+    if cap is not None and "ddp" in rules:
+        taken.append(f"buckets of {format_size(cap)}")
+    if accumulate is None and ddp.accumulate > 1:
+        taken.append(f"{ddp.accumulate} micro-batches a step")
+    if batch_norm is None and ddp.sync_batch_norm and normalises:
+        norms = ("global",)
+        taken.append("batch norm over all devices")
+    unpriced = ddp.unpriced(batch_norm=normalises)
+    sent = wire_dtype
+    if wire_dtype is None and ddp.wire_dtype is not None:
+        able = all(name is None or ALGORITHMS.find(name).sixteen_bits for name in _several(algorithm))
+        if able:
+            sent = ddp.wire_dtype
+            taken.append(f"gradients sent as {sent}")
+        else:
+            unpriced += (f"the script's {ddp.communication_hook} sends {ddp.wire_dtype}, which this algorithm cannot",)
+    return _Told(
+        rules,
+        ddp.accumulate if accumulate is None else accumulate,
+        sent,
+        norms,
+        cap,
+        f"as the script told DDP: {', '.join(taken)}; a flag overrides it" if taken else "",
+        unpriced,
+    )
 
 
 def _check(overlap: str, global_batch: object, local_batch: object) -> None:
@@ -124,6 +315,10 @@ class _Variant(NamedTuple):
     fusion_rule: str
     algorithm: str
     batch: int
+    batch_norm: BatchNormMode
+
+
+_Group = tuple[_Variant, str]
 
 
 def _several(values: Any) -> tuple[Any, ...]:
@@ -141,6 +336,7 @@ def _best(rows: Sequence[tuple[Record, _Predicted]]) -> Record:
         "local_batch",
         "fusion_rule",
         "algorithm",
+        "batch_norm",
         "fusion_threshold_bytes",
         "overlap",
         "buckets",
@@ -154,6 +350,8 @@ def _best(rows: Sequence[tuple[Record, _Predicted]]) -> Record:
     ]
     return {key: row[key] for key in keys} | {
         "speedup": row["predicted_speedup"],
+        "speedup_low": row["predicted_speedup_low"],
+        "speedup_high": row["predicted_speedup_high"],
         "scaling_efficiency": row["predicted_speedup"] / row["devices"],
         "thresholds_compared": len(rows),
         "equally_fast_bytes": near,
@@ -173,10 +371,14 @@ def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
     return next((name for name in ("auto", "mpi", *names) if name in names), "ring")
 
 
-def _point(workload: Workload, machine: Machine, plan: Plan, single: Prediction, predicted: Prediction) -> Record:
+def _point(workload: Workload, machine: Machine, plan: Plan, single: _Predicted, of_plan: _Predicted) -> Record:
+    predicted = of_plan[0]
     needed = memory(workload, plan, machine)
     has_threshold = plan.devices > 1 and FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is not None
-    speedup = predicted.images_per_s / single.images_per_s
+    speedup = predicted.images_per_s / single[0].images_per_s
+    speedup = speedup if math.isfinite(speedup) else float(plan.devices)
+    low, high = ratio_interval(single, of_plan) if plan.devices > 1 else (1.0, 1.0)
+    scale = speedup * of_plan[0].step_s / single[0].step_s if single[0].step_s > 0 else 0.0
     return {
         "devices": plan.devices,
         "layout": plan.layout or str(plan.devices),
@@ -187,6 +389,7 @@ def _point(workload: Workload, machine: Machine, plan: Plan, single: Prediction,
         "fusion_threshold_bytes": plan.threshold_bytes if has_threshold else None,
         "buckets": predicted.buckets,
         "algorithm": plan.algorithm,
+        "batch_norm": plan.batch_norm,
         "overlap": plan.overlap,
         "strategy": plan.strategy,
         "network": machine.network,
@@ -201,7 +404,9 @@ def _point(workload: Workload, machine: Machine, plan: Plan, single: Prediction,
         "waiting_for_slowest_s": predicted.waiting_for_slowest_s,
         "waiting_for_input_s": predicted.waiting_for_input_s,
         "images_per_s": predicted.images_per_s,
-        "predicted_speedup": speedup if math.isfinite(speedup) else float(plan.devices),
+        "predicted_speedup": speedup,
+        "predicted_speedup_low": low * scale or speedup,
+        "predicted_speedup_high": high * scale or speedup,
         "calibrated_on": machine.calibrated_on,
         "extrapolated": predicted.extrapolated,
         "memory_bytes": needed.parts() | {"total": needed.total},

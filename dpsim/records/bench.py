@@ -139,6 +139,11 @@ class BenchRecord(Noun, frozen=True):
         for series in self.series:
             if series.system not in names:
                 raise ConfigError(f"a series is of system {series.system!r}", allowed=", ".join(names) or "none")
+            if series.size_bytes not in self.bench.sizes():
+                sizes = ", ".join(map(str, self.bench.sizes()))
+                raise ConfigError(
+                    f"a series is of {series.size_bytes} bytes", allowed=f"the benchmark's sizes: {sizes}"
+                )
         for size in self.bench.sizes():
             self._check_size(size, [series for series in self.series if series.size_bytes == size])
 

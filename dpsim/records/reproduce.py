@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from dpsim import codec
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.compute_dtype import ComputeDtype
-from dpsim.errors import unknown
+from dpsim.errors import ConfigError, unknown
 from dpsim.layout import parse_devices
 from dpsim.machine import Network, check_algorithm
 from dpsim.optimizer import Optimizer, Sgd
@@ -309,6 +311,21 @@ class ReproduceRecord(Noun, frozen=True):
     kernel_table: str = ""
     schema: str = SCHEMA
 
+    def __post_init__(self) -> None:
+        count = len(self.trajectories)
+        indices = [run.trajectory for run in self.runs]
+        indices += [index for each in self.divergences for index in (each.trajectory, each.reference)]
+        for index in indices:
+            if not 0 <= index < count:
+                raise ConfigError(f"a run has trajectory {index}", allowed=f"0 to {count - 1}: there are {count}")
+        for number, trajectory in enumerate(self.trajectories):
+            if losses_digest(trajectory.losses) != trajectory.losses_digest:
+                raise ConfigError(
+                    f"the losses of trajectory {number} do not have the digest {trajectory.losses_digest[:16]!r}",
+                    allowed="losses as they were recorded, with the digest of their bits",
+                    remedy="take the record from where it was made: this one was changed",
+                )
+
     def reference(self, configuration: Configuration) -> int:
         """Return the index of the trajectory to compare a configuration with: one device in the same mode."""
         return next(
@@ -345,6 +362,11 @@ class ReproduceRecord(Noun, frozen=True):
         return all(map(self.identical, promised)) and all(
             difference is None for configuration, difference in pairs if configuration.promised
         )
+
+
+def losses_digest(losses: Sequence[float]) -> str:
+    """Return the SHA-256 of the bits of the losses, as float64."""
+    return hashlib.sha256(array.array("d", losses).tobytes()).hexdigest()
 
 
 def read(path: Path) -> ReproduceRecord:

@@ -262,3 +262,7 @@ class TrainResult(Noun, frozen=True):
     gpu_path: str = ""
     computed_on: str = ""
     libraries: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.test_accuracy <= 1:
+            raise ConfigError(f"test_accuracy is {self.test_accuracy}", allowed="a share of the samples, from 0 to 1")

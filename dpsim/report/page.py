@@ -1,16 +1,22 @@
-"""A report as text: one self-contained HTML page, and the same as Markdown."""
+"""A report as text: one self-contained HTML page, and the same as Markdown. Also the page that lists reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from dpsim.errors import printable
 from dpsim.report.content import Content
 from dpsim.report.palette import variables
-from dpsim.report.words import printable
+from dpsim.report.table import narrowed
+
+_WIDTH = 100
+"""The characters of a table's row for which a page has room; the Markdown has all columns."""
+_ANSWERS, _ROWS = 3, 24
+"""The sentences of a verdict (one less where cards say the same), and the rows of the main table, shown unfolded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +30,34 @@ class PageFigure:
     narrow: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListedReport:
+    """A report in a list of reports: its folder and its main figure, both relative to the list, and its verdict."""
+
+    folder: str
+    heading: str
+    question: str
+    verdict: str
+    figure: str | None
+
+
 def page(content: Content, figures: Sequence[PageFigure], links: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the HTML page: no script, nothing loaded from elsewhere. ``links`` at its end are (name, path)."""
+    """Return the HTML page: no script, nothing loaded from elsewhere. ``links`` at its end are (name, path).
+
+    The verdict, the first figure and the first table, unless that is long, can be seen; the rest is folded.
+    """
+    tables = [narrowed(table, _WIDTH) for table in content.tables]
+    shown = _ANSWERS - bool(content.cards)
+    short = bool(tables) and sum(len(section.rows) for section in tables[0].sections) <= _ROWS
     return (
         _templates(escape_html=True)
         .get_template("index.html.j2")
         .render(
             content=content,
+            answers=content.answers[:shown],
+            more_answers=content.answers[shown:],
+            main_tables=tables[:short],
+            folded_tables=tables[short:],
             colours=variables(),
             links=links,
             figures=[(f.title, Markup(f.wide), Markup(f.narrow), f.caption) for f in figures],
@@ -43,9 +70,16 @@ def markdown(content: Content, figures: Sequence[PageFigure] = ()) -> str:
     return _templates(escape_html=False).get_template("report.md.j2").render(content=content, figures=figures)
 
 
+def list_page(sections: Mapping[str, Sequence[ListedReport]]) -> str:
+    """Return an HTML page that lists reports in sections. It loads nothing but their figures, as thumbnails."""
+    template = _templates(escape_html=True).get_template("list.html.j2")
+    return template.render(colours=variables(), sections=sections)
+
+
 def markdown_cell(text: str) -> str:
     """Return the text as one line of Markdown that is shown as it is, in a table too."""
-    return printable(text).replace("|", "\\|").replace("\n", " ").replace("*", "\\*").replace("<", "&lt;")
+    shown = printable(text).replace("|", "\\|").replace("\n", " ").replace("*", "\\*").replace("<", "&lt;")
+    return shown.replace("](", "]\\(")  # otherwise a name could be a link
 
 
 def _templates(*, escape_html: bool) -> Environment:

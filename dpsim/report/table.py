@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 Row = TypeVar("Row")
@@ -13,7 +13,7 @@ Row = TypeVar("Row")
 class Column(Generic[Row]):
     """A column of a table: its head, and the function that returns the cell of a row.
 
-    Numbers are aligned right, texts with ``left`` to the left. In a narrow terminal the columns with the highest
+    Numbers are aligned right, texts with ``left`` to the left. Where there is little room the columns with the highest
     ``dispensable`` are left out first, those with 0 never. With ``shown`` false the column is left out everywhere.
     """
 
@@ -65,4 +65,34 @@ def table(
             for name, rows in sections.items()
         ),
         note=note,
+    )
+
+
+def column_widths(table: Table) -> list[int]:
+    """Return the width of each column in characters; its head may wrap between words."""
+    rows = [row for section in table.sections for row in section.rows]
+    return [
+        max(map(len, (*column.head.split(" "), *(row[i] for row in rows)))) for i, column in enumerate(table.columns)
+    ]
+
+
+def fitting(columns: Sequence[Column[Any]], widths: Sequence[int], width: int, gap: int = 2) -> list[int]:
+    """Return the indices of the columns that fit into ``width`` characters, with ``gap`` between them."""
+    kept = list(range(len(columns)))
+    for i in sorted(kept, key=lambda i: -columns[i].dispensable):
+        if columns[i].dispensable and sum(widths[k] + gap for k in kept) > width:
+            kept.remove(i)
+    return kept
+
+
+def narrowed(table: Table, width: int) -> Table:
+    """Return the table with the columns that fit into ``width`` characters."""
+    kept = fitting(table.columns, column_widths(table), width)
+    return replace(
+        table,
+        columns=tuple(table.columns[i] for i in kept),
+        sections=tuple(
+            replace(section, rows=tuple(tuple(row[i] for i in kept) for row in section.rows))
+            for section in table.sections
+        ),
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
+from dpsim.errors import printable
 from dpsim.report.content import ReportWarning
-from dpsim.report.table import Column, Table
-from dpsim.report.words import printable
+from dpsim.report.table import Column, Table, column_widths, fitting
 
 _INDENT, _GAP = 2, 2
 
@@ -30,22 +30,21 @@ class TerminalReport:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         for table in self.tables:
-            yield from _lines(table, options.max_width)
+            yield from table_lines(table, options.max_width)
         for warning in self.warnings:
-            yield from _paragraph(f"warning: {warning.text}", options.max_width, style="yellow")
-            yield from _paragraph(f"to do: {warning.remedy}", options.max_width, indent=_INDENT)
+            yield from paragraph(f"warning: {warning.text}", options.max_width, style="yellow")
+            yield from paragraph(f"to do: {warning.remedy}", options.max_width, indent=_INDENT)
         if self.warnings:
             yield Text("")
         for sentence in self.answers:
-            yield from _paragraph(sentence, options.max_width, style="bold")
+            yield from paragraph(sentence, options.max_width, style="bold")
 
 
-def _lines(table: Table, width: int) -> Iterator[RenderableType]:
+def table_lines(table: Table, width: int) -> Iterator[Text]:
     """Yield a table's title, sections and note. Without a title there is no indentation."""
     indent = _INDENT if table.title else 0
-    cells = [tuple(row[i] for section in table.sections for row in section.rows) for i in range(len(table.columns))]
-    widths = [_width(column, rows) for column, rows in zip(table.columns, cells, strict=True)]
-    kept = _fitting(table.columns, widths, width - indent)
+    widths = column_widths(table)
+    kept = fitting(table.columns, widths, width - indent, _GAP)
 
     def line(row: Sequence[str], style: str) -> Text:
         parts = (row[i].ljust(widths[i]) if table.columns[i].left else row[i].rjust(widths[i]) for i in kept)
@@ -62,37 +61,26 @@ def _lines(table: Table, width: int) -> Iterator[RenderableType]:
         for number, row in enumerate(section.rows):
             yield line(row, "bold" if number in section.strong else "")
     if table.note:
-        yield from _paragraph(table.note, width, indent=indent, style="dim")
+        yield from paragraph(table.note, width, indent=indent, style="dim")
     if table.title or table.note:
         yield Text("")
 
 
-def _paragraph(text: str, width: int, *, indent: int = 0, style: str = "") -> Iterator[Text]:
-    """Yield a text wrapped between words; a word that is longer than the width, such as a path, is kept whole."""
+def paragraph(text: str, width: int, *, indent: int = 0, hanging: int = 0, style: str = "") -> Iterator[Text]:
+    """Yield a text wrapped between words; a word that is longer than the width, such as a path, is kept whole.
+
+    Lines after the first are indented by ``hanging`` more.
+    """
     margin = " " * indent
     for line in textwrap.wrap(
         printable(text),
         width,
         initial_indent=margin,
-        subsequent_indent=margin,
+        subsequent_indent=margin + " " * hanging,
         break_long_words=False,
         break_on_hyphens=False,
     ):
         yield Text(line, style=style, no_wrap=True, overflow="ignore")
-
-
-def _width(column: Column[object], cells: Iterable[str]) -> int:
-    """Return the width of a column, whose head may wrap between words."""
-    return max(map(len, (*column.head.split(" "), *cells)))
-
-
-def _fitting(columns: Sequence[Column[object]], widths: Sequence[int], width: int) -> list[int]:
-    """Return the indices of the columns that are shown in a terminal of this width."""
-    kept = list(range(len(columns)))
-    for i in sorted(kept, key=lambda i: -columns[i].dispensable):
-        if columns[i].dispensable and sum(widths[k] + _GAP for k in kept) > width:
-            kept.remove(i)
-    return kept
 
 
 def _head_lines(columns: Sequence[Column[object]], widths: Sequence[int]) -> Iterator[tuple[str, ...]]:

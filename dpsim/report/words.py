@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from dpsim.units import format_size
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 EMULATED_COMPUTE = " (emulated computation)"
 _RUNTIMES = {
     "dpsim": "",
@@ -116,6 +116,6 @@ def skill_text(skill: float | None) -> str:
     return "below -10" if skill < -10 else f"{skill:.2f}".replace("-0.00", "0.00")
 
 
-def printable(text: str) -> str:
-    """Return the text without control characters, some of which a terminal would obey."""
-    return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) not in ("Cc", "Cs"))
+def spreadsheet_text(value: Any) -> Any:
+    """Return a cell of a CSV file: a text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and value != "-inf" else value

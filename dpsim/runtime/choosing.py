@@ -80,16 +80,16 @@ def choose_selection(comm: MPI.Intracomm) -> Choices:
 def agree_on_table(table: Callable[[], CodeTable], comm: MPI.Intracomm) -> CodeTable:
     """Rank 0's ``table()``, for reproducible training on all ranks. Collective.
 
-    Raises ``ConfigError`` where ranks have different processors or BLAS: their bits would differ.
+    Raises ``ConfigError`` where ranks differ in processor, BLAS or rounding: their bits would differ.
     """
     agreed: CodeTable = comm.bcast(table() if comm.rank == 0 else None)
-    types = comm.allgather((processor.model(), processor.blas(), np.__version__))
+    types = comm.allgather((processor.model(), processor.blas(), np.__version__, f"rounding {processor.rounding()}"))
     first_rank = {kind: rank for rank, kind in reversed(list(enumerate(types)))}
     if len(first_rank) > 1:
         named = [f"{', '.join(kind)} on rank {rank}" for kind, rank in sorted(first_rank.items(), key=lambda p: p[1])]
         raise ConfigError(
             f"reproducible training on different types of machines: {'; '.join(named)}",
-            allowed="one type of processor, BLAS and NumPy on all ranks: others give other bits",
+            allowed="one type of processor, BLAS, NumPy and rounding on all ranks: others give other bits",
             remedy="choose hosts of one type, or train without --reproducible",
         )
     return agreed

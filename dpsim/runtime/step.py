@@ -175,6 +175,7 @@ class StepRunner:
         ``begin_s`` is when the step began if that was earlier, as when the batch was fetched in it.
         Raises ``NotFiniteError`` when the loss of any rank is not finite, before any parameter changes.
         """
+        self.memory.use()
         clock = self._clock
         clock.begin(now() if begin_s is None else begin_s)
         clock.computed(self.program.overhead)

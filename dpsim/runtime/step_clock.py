@@ -2,7 +2,8 @@
 
 A device's marks are read when somebody wants to know (``StepMarks.settle``), and never within a step, except for the
 few around what computation waited for. They are converted to the host's clock by the anchor: a mark that is asked for
-when the device has nothing to do, right after the one fetch of the step, so that the host knows when it was reached.
+and waited for when the device has nothing to do, right after the one fetch of the step, so that the host knows when it
+was reached.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ class DeviceClock:
         step, marks = self._step, self.marks
         assert marks.asked is not None
         step.before_anchor = len(step.computed)
-        step.anchor, step.anchor_s = self._memory.mark(), now()
+        step.anchor = self._memory.mark()
+        step.anchor.wait()
+        step.anchor_s = now()
         for since, until in step.pauses:
             marks.pauses.append((step.earlier_s(since.mark), step.earlier_s(until.mark)))
             marks.asked.pauses.append(since.at_s)

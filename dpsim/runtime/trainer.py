@@ -24,6 +24,7 @@ from dpsim.comm.compression import Compression
 from dpsim.comm.networks import transport
 from dpsim.comm.transport import Transport
 from dpsim.data import Dataset, epoch_batches
+from dpsim.errors import AllreduceError
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
@@ -150,7 +151,10 @@ class Trainer:
         """Train on the next global batch; the next epoch begins when the data set is used up."""
         begin_s = now()
         share, samples = self.next_share()
-        outcome = self.runner.run(share, samples, begin_s)
+        try:
+            outcome = self.runner.run(share, samples, begin_s)
+        except AllreduceError as error:
+            raise error.of_bucket(self.runner.look()[0]) from error
         self.log.add(outcome)
         return outcome
 
@@ -190,6 +194,7 @@ class Trainer:
 
         With the mean over the ranks of running statistics (see ``averaged_state``); nothing of training changes.
         """
+        self.runner.memory.use()
         self.runner.status.evaluates()
         edges = own_leaves(self.plan, self.comm.rank, len(self.dataset.test_y))
         with self.averaged_state():

@@ -11,7 +11,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from dpsim.errors import ConfigError
-from dpsim.torch_ddp.record import Recorder, Refused
+from dpsim.torch_ddp.endings import Refused
+from dpsim.torch_ddp.record import Recorder
 from dpsim.torch_ddp.request import ScriptRequest
 
 

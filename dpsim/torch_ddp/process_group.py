@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import distributed
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import ReduceOp, distributed_c10d
+
+from dpsim.torch_ddp.endings import check_ranks
 
 BACKEND = "dpsim"
 
@@ -25,16 +28,16 @@ class Clock:
 
     def now(self) -> float:
         """Seconds since some moment, without the time spent in collectives."""
-        return time.perf_counter() - self._stopped_s
+        return perf_counter() - self._stopped_s
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Stop the clock for a while."""
-        start = time.perf_counter()
+        start = perf_counter()
         try:
             yield
         finally:
-            self._stopped_s += time.perf_counter() - start
+            self._stopped_s += perf_counter() - start
 
 
 CLOCK = Clock()
@@ -50,6 +53,8 @@ class ReplicatedGroup(distributed.ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._sent: Any = None
+        self._name = ""
+        self.reduced_elements = 0
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -57,10 +62,26 @@ class ReplicatedGroup(distributed.ProcessGroup):
     @property
     def group_name(self) -> str:
         """The name under which ``torch.distributed`` knows this group, as device meshes ask for it."""
-        return str(distributed_c10d._world.pg_names[self])
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name  # kept here: a group that is being destroyed is asked for it after torch has forgotten it
+        super()._set_group_name(name)
+
+    def _get_backend(self, device: Any) -> Any:
+        """This group itself, which is the backend of every device."""
+        return self
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+
+    def monitored_barrier(self, *_: object, **__: object) -> None:
+        """Nothing: there is nobody to wait for."""
 
     def _reduce(self, tensor: Any, options: Any) -> None:
         operation, ranks = ReduceOp.SUM if options is None else options.reduceOp, self.size()
+        self.reduced_elements += tensor.numel()
         if operation == ReduceOp.SUM:
             tensor.mul_(ranks)
         elif operation == ReduceOp.PRODUCT:
@@ -192,16 +213,36 @@ def answer_for(ranks: int) -> None:
     """Let every process group that this process asks for, from now on, be one of ``ranks`` ranks in this process."""
     register()
     original, helper = distributed_c10d.init_process_group, distributed_c10d._new_process_group_helper
+    parameters = inspect.signature(original)
 
-    def init_process_group(*_: Any, **__: Any) -> None:
+    def init_process_group(*arguments: Any, **keywords: Any) -> None:
+        given = parameters.bind(*arguments, **keywords).arguments
+        check_world_size(given, ranks)
         original(BACKEND, store=distributed.HashStore(), rank=0, world_size=ranks)
+        _answer_backend(distributed_c10d._get_default_group(), given.get("backend") or "undefined")
 
     def new_process_group(size: int, rank: int, members: Any, backend: Any, *rest: Any, **options: Any) -> Any:
-        return helper(size, rank, members, distributed.Backend(BACKEND), *rest, **options)
+        created = helper(size, rank, members, distributed.Backend(BACKEND), *rest, **options)
+        _answer_backend(created[0], backend)
+        return created
 
     replace_everywhere(original, init_process_group)
     replace_everywhere(helper, new_process_group)
     replace_everywhere(distributed_c10d.monitored_barrier, _barrier)
+
+
+def check_world_size(given: dict[str, Any], ranks: int) -> None:
+    """Raises ``Refused`` if what ``init_process_group`` was given names another number of ranks."""
+    asked = given.get("world_size", -1)
+    if asked != -1:
+        check_ranks(int(asked), ranks, f"init_process_group(world_size={asked})")
+
+
+def _answer_backend(group: Any, backend: Any) -> None:
+    """Let ``get_backend`` answer what the script asked for."""
+    if isinstance(group, ReplicatedGroup):
+        groups = distributed_c10d._world.pg_map
+        groups[group] = (distributed.Backend(str(backend)), groups[group][1])
 
 
 def _create(store: object, rank: int, size: int, timeout: timedelta) -> ReplicatedGroup:

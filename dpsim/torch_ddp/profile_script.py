@@ -6,7 +6,6 @@ import importlib.util
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,14 +13,18 @@ import msgspec
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.launch import scratch
 from dpsim.launch.child_process import child
-from dpsim.launch.rank_process import THREAD_VARIABLES
-from dpsim.launch.user_script import check_script
+from dpsim.launch.protection import of_script, protected
+from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
+from dpsim.launch.user_script import check_program
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
 from dpsim.torch_ddp.tables import joined
 from dpsim.workload import Workload
 
 _STDERR = 2
+_LONGEST_FOLDER = 64
+"""A socket's path may have 107 characters; the data loaders' add 32 to that of the folder."""
 
 
 def profile_script(request: ScriptRequest, local_batches: Sequence[int] = ()) -> Workload:
@@ -31,7 +34,7 @@ def profile_script(request: ScriptRequest, local_batches: Sequence[int] = ()) ->
     goes to stderr. Raises ``ConfigError`` for a script that cannot be profiled.
     """
     if request.script:
-        check_script(request.script)
+        check_program(request.script)
     check_torch()
     if not local_batches:
         return _profile(request)
@@ -41,11 +44,13 @@ def profile_script(request: ScriptRequest, local_batches: Sequence[int] = ()) ->
 
 def _profile(request: ScriptRequest) -> Workload:
     """Run the script once. Raises ``ConfigError``."""
-    with tempfile.TemporaryDirectory(prefix="dpsim-torch-") as folder:
-        paths = Path(folder) / "request.json", Path(folder) / "outcome.json"
+    with scratch.scratch("torch") as folder:
+        paths = folder / "request.json", folder / "outcome.json"
         codec.write(paths[0], request)
-        command = [sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)]
-        with child(command, env=_environment(request.devices), stdout=_STDERR) as process:
+        command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)]
+        if not request.script_may_write:
+            command = protected(command, of_script(request.script, request.arguments), folder)
+        with child(command, env=_environment(request.devices, folder), stdout=_STDERR) as process:
             code = process.wait()
         if not paths[1].exists():
             raise ConfigError(
@@ -54,10 +59,14 @@ def _profile(request: ScriptRequest) -> Workload:
                 remedy="see what it printed above",
             )
         outcome = codec.decode(codec.read_raw(paths[1], "outcome"), ScriptOutcome, "outcome")
+    if outcome.error is not None:
+        raise ConfigError(outcome.error.given, allowed=outcome.error.allowed, remedy=outcome.error.remedy)
     if outcome.workload is None:
-        error = outcome.error
-        assert error is not None
-        raise ConfigError(error.given, allowed=error.allowed, remedy=error.remedy)
+        raise ConfigError(
+            f"{request.name} has changed the file in which its process tells what was recorded",
+            allowed="a script that leaves dpsim's files alone",
+            remedy="take out what writes to outcome.json",
+        )
     return outcome.workload
 
 
@@ -71,10 +80,16 @@ def check_torch() -> None:
         )
 
 
-def _environment(devices: int) -> dict[str, str]:
-    """The environment, with one compute thread where several ranks would run, as ``torchrun`` sets it."""
+def _environment(devices: int, folder: Path) -> dict[str, str]:
+    """The environment, with one compute thread where several ranks would run, as ``torchrun`` sets it.
+
+    Data loaders leave temporary files behind, so these go below ``folder``, unless that makes a socket's path too long.
+    """
     threads = dict.fromkeys(THREAD_VARIABLES, "1") if devices > 1 else {}
-    return threads | dict(os.environ)
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    place = {"TMPDIR": str(temporary)} if len(os.fsencode(temporary)) <= _LONGEST_FOLDER else {}
+    return threads | dict(os.environ) | scratch.environment(folder) | place
 
 
 def _ending(code: int) -> str:

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import functools
-import time
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
-from torch.distributed import fsdp
+from torch.distributed import distributed_c10d, fsdp
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from dpsim.errors import ConfigError
-from dpsim.torch_ddp.process_group import CLOCK, replace_everywhere
+from dpsim.torch_ddp.endings import EnoughSteps, Refused
+from dpsim.torch_ddp.process_group import CLOCK, ReplicatedGroup, replace_everywhere
 from dpsim.torch_ddp.recorded import MODES, RecordedStep
+from dpsim.torch_ddp.training import Training
 
 WARM_UP_STEPS = 2
 """Synchronising steps before the first that is recorded: DDP rebuilds its buckets as the second one begins."""
 
-
-class EnoughSteps(BaseException):
-    """Ends the script, which does not expect it, once enough steps are recorded."""
-
-
-class Refused(BaseException):
-    """Ends a script that cannot be profiled."""
-
-    def __init__(self, error: ConfigError) -> None:
-        super().__init__(str(error))
-        self.error = error
+_UNWRAPPED_STEPS = 3
+"""Optimizer steps on gradients that were reduced without DDP after which a script is refused."""
 
 
 def second_model(verb: str) -> Refused:
@@ -54,10 +48,13 @@ class Recorder:
 
     def __init__(self, wanted: int, pause_s: float = 0.0) -> None:
         self.wanted, self._pause_s = wanted, pause_s
+        self._pid = os.getpid()
         self.steps: list[RecordedStep] = []
         self.built = 0
         self.synchronised = 0
         self.ddp: Any = None
+        self._training = Training()
+        self._unwrapped_steps = 0
         self.optimizer: Any = None
         self.input_workers = 0
         self.load_s_per_sample = 0.0
@@ -100,10 +97,11 @@ class Recorder:
 
     @contextmanager
     def forward(self, ddp: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[None]:
-        """Around DDP's forward. Evaluation (``no_grad`` or ``eval``) is not recorded. Raises ``EnoughSteps``."""
-        if not torch.is_grad_enabled() or not ddp.training:
+        """Around DDP's forward. Evaluation is not recorded. Raises ``EnoughSteps``."""
+        if not self._training.forward(ddp):
             yield
             return
+        self._check_process()
         self._trains(ddp)
         if self._step is None or self._step.synchronised:
             self._next_step(leading_extent((*arguments, *keywords.values())))
@@ -124,6 +122,7 @@ class Recorder:
     def backward(self) -> Iterator[None]:
         """Around ``torch.autograd.backward``; one inside another (checkpointing) is part of the outer one."""
         self._depth += 1
+        self._training.backward()
         outermost = self._depth == 1 and self._forward_since_backward and self._step is not None
         if outermost and self._step is not None:
             if self._step.mode == "gradients" and self._synchronises:
@@ -145,7 +144,7 @@ class Recorder:
                 self._step.synchronised = True
                 self.synchronised += 1
                 with CLOCK.stopped():
-                    time.sleep(self._pause_s)
+                    sleep(self._pause_s)
 
     def update_begins(self, optimizer: Any, *_: Any) -> None:
         self._update_began_s = self.now()
@@ -154,6 +153,26 @@ class Recorder:
         self.optimizer = optimizer
         if self._step is not None:
             self._step.update_s += self.now() - self._update_began_s
+        if self.ddp is None:
+            self._check_wrapped(optimizer)
+
+    def _check_wrapped(self, optimizer: Any) -> None:
+        """Raises ``Refused`` once the script has stepped several times on gradients that it reduced without DDP."""
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        groups = [each for each in distributed_c10d._world.pg_map if isinstance(each, ReplicatedGroup)]
+        reduced = sum(group.reduced_elements for group in groups)
+        for group in groups:
+            group.reduced_elements = 0
+        self._unwrapped_steps += 0 < sum(gradient.numel() for gradient in gradients) <= reduced
+        if self._unwrapped_steps == _UNWRAPPED_STEPS:
+            raise Refused(
+                ConfigError(
+                    "the script reduces its gradients without calling a DistributedDataParallel model",
+                    allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel",
+                    remedy="wrap the model, call what DistributedDataParallel returns, and leave out the script's own"
+                    " all_reduce, or replicate()",
+                )
+            )
 
     @contextmanager
     def loading(self, iterator: Any) -> Iterator[None]:
@@ -163,6 +182,17 @@ class Recorder:
         self._iterator = iterator
         if self._step is not None:
             self._step.input_s += CLOCK.now() - began_s
+
+    def _check_process(self) -> None:
+        """Raises ``Refused`` in a process that the script has forked, whose training would slow that of this one."""
+        if os.getpid() != self._pid:
+            raise Refused(
+                ConfigError(
+                    "the script trains in a process that it has started itself",
+                    allowed="a script whose ranks torchrun or torch.multiprocessing.spawn starts",
+                    remedy="start them by one of the two, in place of multiprocessing.Process or os.fork",
+                )
+            )
 
     # Steps.
 
@@ -236,9 +266,9 @@ class Recorder:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         for _, indices in zip(range(2), loader._index_sampler, strict=False):
-            began_s = time.perf_counter()
+            began_s = perf_counter()
             fetcher.fetch(indices)
-            times.append(time.perf_counter() - began_s)
+            times.append(perf_counter() - began_s)
         torch.set_num_threads(threads)
         self.load_s_per_sample = min(times, default=0.0) / local_batch
 

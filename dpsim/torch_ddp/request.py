@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
+from dpsim.launch.user_script import is_module
 from dpsim.torch_ddp.recorded import MODES
 from dpsim.workload import Workload
 
@@ -15,10 +16,13 @@ _MOST_DEVICES = 1_000_000
 class ScriptRequest(Noun, frozen=True):
     """A script to run as rank 0 of ``devices``, its arguments, and how many of its synchronising steps to record.
 
-    Instead of ``script`` it may name ``function``, as ``package.module:build_model``, which gives a module to train.
+    ``script`` is a path, or the name of a module that ``python -m`` would run. Instead of it there may be a
+    ``function``, named as ``package.module:build_model``, which gives a ``torch.nn.Module`` to train.
     ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
     ``pause_s`` is how long it waits after each backward that synchronises, as for an allreduce. The pause itself counts
     for nothing, but a processor that has waited computes more slowly: its caches hold less, its clock has slowed down.
+    With ``must_end`` a script is refused that trains on after dpsim has ended it, which no rank of a measurement may.
+    Unless ``script_may_write`` no file of the user's changes (``dpsim.launch.protection``).
     """
 
     script: str = ""
@@ -28,6 +32,8 @@ class ScriptRequest(Noun, frozen=True):
     steps: int = 15
     local_batch: int | None = None
     pause_s: float = 0.0
+    must_end: bool = False
+    script_may_write: bool = False
 
     @property
     def name(self) -> str:
@@ -37,7 +43,9 @@ class ScriptRequest(Noun, frozen=True):
     @property
     def flag(self) -> str:
         """The words of the command line that ask for it."""
-        return f"--torch {self.function}" if self.function else f"--torch-script {self.name}"
+        if self.function:
+            return f"--torch {self.function}"
+        return f"--torch-{'module' if is_module(self.script) else 'script'} {self.name}"
 
     def __post_init__(self) -> None:
         if bool(self.script) == bool(self.function):

@@ -8,29 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import os
-import runpy
+import signal
 import sys
-import traceback
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.launch.user_script import module_name, run_as_main
 from dpsim.torch_ddp import process_group, train_function
 from dpsim.torch_ddp.batches import check_local_batch, check_one_batch, replace_batch_size
+from dpsim.torch_ddp.endings import Ending, EnoughSteps, Refused, check_ranks
 from dpsim.torch_ddp.logged import recorded_of
-from dpsim.torch_ddp.record import EnoughSteps, Recorder, Refused, check_one_graph, install
+from dpsim.torch_ddp.record import Recorder, check_one_graph, install
 from dpsim.torch_ddp.recorded import MODES, workload_of
+from dpsim.torch_ddp.refused_writes import check_writes
 from dpsim.torch_ddp.request import ScriptError, ScriptOutcome, ScriptRequest
+from dpsim.torch_ddp.script_error import calls_to, exit_code, place_in
 from dpsim.user_code import text_of
 from dpsim.workload import Workload
 
 _GRAPH_WORDS = ("Expected to have finished reduction in the prior iteration", "training graph has changed")
 
-_NO_GPU_WORDS = ("Torch not compiled with CUDA enabled", "No CUDA GPUs are available", "Found no NVIDIA driver")
+_NO_GPU_WORDS = (
+    "Torch not compiled with CUDA enabled",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "attribute '_cuda_",
+)
 
 _SYNC_BATCH_NORM_WORDS = (
     "SyncBatchNorm layers only work with GPU modules",
@@ -38,30 +47,45 @@ _SYNC_BATCH_NORM_WORDS = (
 )
 
 
-def run(request: ScriptRequest) -> Workload:
-    """Train as ``torchrun`` would let its rank 0 train, until enough is recorded. Raises ``ConfigError``."""
+_GRACE_S = 5.0
+"""How long a script may go on after it has been ended from within, to clean up behind itself."""
+
+
+def run(request: ScriptRequest, outcome_path: Path) -> Workload:
+    """Train as ``torchrun`` would let its rank 0 train, until enough is recorded. Raises ``ConfigError``.
+
+    If the script catches what ends it and goes on, its outcome is written to ``outcome_path`` and the process ended.
+    """
     act_as_rank(0, request.devices)
     process_group.answer_for(request.devices)
-    take_over_spawn(0)
+    take_over_spawn(0, request.devices)
     recorder = Recorder(request.steps, request.pause_s)
     install(recorder)
     too_few = set() if request.local_batch is None else replace_batch_size(request.local_batch)
+    Ending.begun = _end_hard(os.getpid(), outcome_path, lambda: _recorded_workload(recorder, request, too_few), request)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored until here
     try:
         if request.function:
             train_function.train(request.function, request.local_batch)
         else:
-            sys.argv = [request.script, *request.arguments]
-            sys.path[0] = str(Path(request.script).parent)
-            runpy.run_path(request.script, run_name="__main__")
+            if not sys.flags.safe_path:
+                del sys.path[0]  # the current folder, which python -m dpsim... has put there
+            run_as_main(request.script, request.arguments)
     except EnoughSteps:
         pass
     except Refused as refused:
-        raise refused.error from None
+        if not recorder.complete:
+            raise refused.error from None
     except ConfigError:
         raise
     except BaseException as error:
         if not recorder.complete and not (isinstance(error, SystemExit) and error.code in (None, 0)):
             raise _died(request, error) from error
+    return _recorded_workload(recorder, request, too_few)
+
+
+def _recorded_workload(recorder: Recorder, request: ScriptRequest, too_few: set[int]) -> Workload:
+    """The workload of what was recorded. Raises ``ConfigError`` where that is not enough."""
     _check_enough(request.name, recorder)
     check_one_graph(recorder)
     check_local_batch(recorder, request, too_few)
@@ -69,6 +93,44 @@ def run(request: ScriptRequest) -> Workload:
     if workload.ddp is None or not synchronises_batch_norm(recorder.ddp.module):
         return workload
     return msgspec.structs.replace(workload, ddp=msgspec.structs.replace(workload.ddp, sync_batch_norm=True))
+
+
+def _end_hard(
+    pid: int, outcome_path: Path, recorded: Callable[[], Workload], request: ScriptRequest
+) -> Callable[[Ending], None]:
+    """What ``Ending.begun`` is set to in the process ``pid``: ends it a while after, in case the script goes on.
+
+    A process that the script has forked ends at once, with the one that dpsim has started.
+    """
+    endings: list[Ending] = []
+
+    def outcome(ending: Ending) -> ScriptOutcome:
+        if isinstance(ending, Refused):
+            return _failed(ending.error)
+        if request.must_end and len(endings) > 1:
+            return _failed(
+                ConfigError(
+                    f"{request.name} trains on after dpsim has ended it by an exception",
+                    allowed="a script that does not catch every exception",
+                    remedy="catch Exception in place of BaseException, and in place of a bare except",
+                )
+            )
+        try:
+            return ScriptOutcome(workload=recorded())
+        except ConfigError as error:
+            return _failed(error)
+
+    def begun(ending: Ending) -> None:
+        if os.getpid() != pid:
+            codec.write(outcome_path, outcome(ending))
+            os.kill(pid, signal.SIGKILL)
+        elif not endings:
+            timer = threading.Timer(_GRACE_S, lambda: _end_with(outcome_path, outcome(ending)))
+            timer.daemon = True
+            timer.start()
+        endings.append(ending)
+
+    return begun
 
 
 def synchronises_batch_norm(module: Any) -> bool:
@@ -91,16 +153,20 @@ def act_as_rank(rank: int, devices: int) -> None:
     os.environ["TORCH_DIST_INIT_BARRIER"] = "0"  # there is nobody to wait for
 
 
-def take_over_spawn(rank: int) -> None:
-    """Let ``torch.multiprocessing.spawn`` call its function in this process, as this rank."""
+def take_over_spawn(rank: int, devices: int) -> None:
+    """Let ``torch.multiprocessing.spawn`` call its function in this process, as this rank of ``devices``.
+
+    Raises ``Refused`` in the script if it asks for another number of ranks.
+    """
     import torch.multiprocessing
 
     for original in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
-        process_group.replace_everywhere(original, _spawn(original.__name__, rank))
+        process_group.replace_everywhere(original, _spawn(original.__name__, rank, devices))
 
 
-def _spawn(name: str, rank: int) -> Any:
+def _spawn(name: str, rank: int, devices: int) -> Any:
     def call(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+        check_ranks(nprocs, devices, f"{name}(nprocs={nprocs})")
         fn(rank, *args)
         return None if join else _Joined()
 
@@ -117,22 +183,31 @@ class _Joined:
 
 def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
     """The error of a script that raised one: where, what, and what to do."""
-    place = _place(request, error.__traceback__)
+    module = request.function.partition(":")[0] or "__main__"
+    place = place_in(module, error.__traceback__, request.name)
     if isinstance(error, SystemExit):
         return ConfigError(f"{place}: the script ended with {exit_code(error)}", remedy="see what it printed above")
     text = text_of(error)
     given = f"{place}: the {'function' if request.function else 'script'} raised {type(error).__name__}" + (
         f": {text}" if text else ""
     )
+    check_writes(given, error)
     if any(words in text for words in _NO_GPU_WORDS):
         return ConfigError(
             f"{place}: the script wants a GPU, and PyTorch has none here: {text}",
             allowed="a script that trains on the processor where torch.cuda.is_available() is false",
             remedy="let it do so, or profile on a machine with a GPU and PyTorch's build for CUDA",
         )
+    if isinstance(error, ImportError) and "with no known parent package" in text:
+        return ConfigError(
+            f"{place}: the script imports from its own package by a relative import, which a path does not tell",
+            allowed="a module of a package, run as by python -m",
+            remedy=f"start dpsim in the folder that has the package, with --torch-module {module_name(request.script)}",
+        )
+    calls = calls_to(module, error.__traceback__)
     if isinstance(error, AssertionError):
         return ConfigError(
-            given,
+            given + calls,
             allowed="a script that does not check what other ranks hold",
             remedy="it runs as rank 0 in one process, and every other rank appears to hold rank 0's values",
         )
@@ -150,27 +225,8 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
             remedy="set find_unused_parameters=True for parameters that never get one, as DDP asks for, and profile the"
             " kinds of steps apart",
         )
-    how = "train its module without dpsim first" if request.function else "run it with torchrun first"
-    return ConfigError(given, remedy=f"{how}; it has to work on this machine")
-
-
-def exit_code(ended: SystemExit) -> str:
-    """``exit code 3``, or what ``sys.exit("no data")`` says, which Python prints as it ends with exit code 1."""
-    return f"exit code {ended.code}" if isinstance(ended.code, int) else f"exit code 1: {text_of(ended)}"
-
-
-def place_in(script: str, where: TracebackType | None, name: str = "") -> str:
-    """``train.py:17``: the innermost line of the script itself; without one ``name``, or the script's."""
-    lines = [frame.lineno for frame in traceback.extract_tb(where) if frame.filename == script]
-    return f"{Path(script).name}:{lines[-1]}" if lines else name or Path(script).name
-
-
-def _place(request: ScriptRequest, where: TracebackType | None) -> str:
-    """The innermost line of the script, or of the module of a function."""
-    if not request.function:
-        return place_in(request.script, where)
-    module = sys.modules.get(request.function.partition(":")[0])
-    return place_in(getattr(module, "__file__", None) or "", where, request.name)
+    how = "train its module without dpsim first" if request.function else "start it without dpsim first"
+    return ConfigError(given + calls, remedy=f"{how}; it has to work on this machine")
 
 
 def _check_enough(name: str, recorder: Recorder) -> None:
@@ -209,9 +265,18 @@ def main() -> None:
     request_path, outcome_path = map(Path, sys.argv[1:3])
     try:
         request = codec.decode(codec.read_raw(request_path, "request"), ScriptRequest, "request")
-        outcome = ScriptOutcome(workload=run(request))
+        outcome = ScriptOutcome(workload=run(request, outcome_path))
     except ConfigError as error:
-        outcome = ScriptOutcome(error=ScriptError(given=error.given, allowed=error.allowed, remedy=error.remedy))
+        outcome = _failed(error)
+    _end_with(outcome_path, outcome)
+
+
+def _failed(error: ConfigError) -> ScriptOutcome:
+    return ScriptOutcome(error=ScriptError(given=error.given, allowed=error.allowed, remedy=error.remedy))
+
+
+def _end_with(outcome_path: Path, outcome: ScriptOutcome) -> NoReturn:
+    """Write the outcome and end this process."""
     codec.write(outcome_path, outcome)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

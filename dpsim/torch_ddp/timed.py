@@ -17,10 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
+from dpsim.torch_ddp.endings import EnoughSteps, Refused
 from dpsim.torch_ddp.logged import parameters_of
-from dpsim.torch_ddp.process_group import replace_everywhere
-from dpsim.torch_ddp.record import EnoughSteps, Refused, leading_extent, second_model
+from dpsim.torch_ddp.process_group import check_world_size, replace_everywhere
+from dpsim.torch_ddp.record import leading_extent, second_model
 from dpsim.torch_ddp.reductions import MpiReduction
+from dpsim.torch_ddp.training import Training
 from dpsim.torch_ddp.visit import LOGGED, Visit
 
 _NANOSECOND_S = 1e-9
@@ -35,6 +37,7 @@ class StepTimer:
     def __init__(self, take_turn: TakeTurn, reduction: MpiReduction | None = None) -> None:
         self._take_turn, self._reduction = take_turn, reduction
         self.ddp: Any = None
+        self._training, self._trains = Training(), False
         self._visit = Visit()
         self._left = 0
         self._begins = True
@@ -48,7 +51,8 @@ class StepTimer:
 
         Raises ``EnoughSteps``.
         """
-        if not torch.is_grad_enabled() or not ddp.training:
+        self._trains = self._training.forward(ddp)
+        if not self._trains:
             return
         if self.ddp is None:
             self.ddp = ddp
@@ -65,14 +69,16 @@ class StepTimer:
 
     def after_forward(self, seconds: float) -> None:
         """Keep what DDP's forward took, if it trains and communicates nothing."""
-        if self._times_forward and torch.is_grad_enabled() and self.ddp.training:
+        if self._times_forward and self._trains:
             self._visit.forward_s[-1] += seconds
 
     def before_backward(self) -> None:
+        self._training.backward()
         self._backward_began_s = now()
 
     def after_backward(self) -> None:
-        self._begins = self._synchronises
+        if self.ddp is not None:
+            self._begins = self._synchronises
 
     def _step_begins(self) -> None:
         visit = self._visit
@@ -190,7 +196,10 @@ def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None
     if on_gpus:
         torch.cuda.set_device(rank)
 
-    def init_process_group(*_: Any, **__: Any) -> None:
+    parameters = inspect.signature(original)
+
+    def init_process_group(*arguments: Any, **keywords: Any) -> None:
+        check_world_size(parameters.bind(*arguments, **keywords).arguments, ranks)
         original(backend, store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
 
     replace_everywhere(original, init_process_group)

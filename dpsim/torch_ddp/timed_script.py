@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import runpy
-import sys
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,15 @@ from mpi4py import MPI
 from dpsim.comm.networks import transport
 from dpsim.errors import ConfigError
 from dpsim.launch.rank_process import pin
+from dpsim.launch.user_script import run_as_main
 from dpsim.machine import Network
 from dpsim.setting import Setting
 from dpsim.torch_ddp import timed
-from dpsim.torch_ddp.record import EnoughSteps, Refused
+from dpsim.torch_ddp.endings import EnoughSteps, Refused
 from dpsim.torch_ddp.reductions import MpiReduction
-from dpsim.torch_ddp.run_script import act_as_rank, exit_code, place_in, take_over_spawn
+from dpsim.torch_ddp.refused_writes import check_writes
+from dpsim.torch_ddp.run_script import act_as_rank, take_over_spawn
+from dpsim.torch_ddp.script_error import calls_to, exit_code, place_in
 from dpsim.torch_ddp.visit import CONTROL, Visit
 from dpsim.user_code import text_of
 
@@ -38,7 +39,7 @@ def train_in_turns(
         link = transport(group, Network.parse(setting.network))
         reduction = MpiReduction(link, setting.plan.algorithm, setting.plan.overlap)
     act_as_rank(group.rank, group.size)
-    take_over_spawn(group.rank)
+    take_over_spawn(group.rank, group.size)
     timed.connect(
         str(Path(folder) / f"ranks-{number}"), group.rank, group.size, on_gpus=setting.runtime == "torch-ddp-nccl"
     )
@@ -62,10 +63,8 @@ def train_in_turns(
 
 def _ends_by_itself(script: str, arguments: tuple[str, ...]) -> bool:
     """Run the script as ``__main__``; whether it came to its end, rather than to the end of the measurement."""
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).parent))
     try:
-        runpy.run_path(script, run_name="__main__")
+        run_as_main(script, arguments)
     except EnoughSteps:
         return False
     except Refused as refused:
@@ -82,13 +81,15 @@ def _ends_by_itself(script: str, arguments: tuple[str, ...]) -> bool:
 
 def _died(script: str, error: BaseException) -> ConfigError:
     """The error of a script that raised one on this rank: where, what, and what to do."""
-    place, rank = place_in(script, error.__traceback__), os.environ["RANK"]
+    place, rank = place_in("__main__", error.__traceback__, Path(script).name), os.environ["RANK"]
     if isinstance(error, SystemExit):
         given = f"{place}: the script ended on rank {rank} with {exit_code(error)}"
     else:
         text = text_of(error)
         given = f"{place}: the script raised {type(error).__name__} on rank {rank}" + (f": {text}" if text else "")
-    return ConfigError(given, remedy="run it with torchrun first; it has to work on this machine")
+        check_writes(given, error)
+        given += calls_to("__main__", error.__traceback__)
+    return ConfigError(given, remedy="start it without dpsim first; it has to work on this machine")
 
 
 def _check_built(script: str, timer: Any) -> None:

@@ -15,6 +15,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from dpsim.errors import ConfigError
+from dpsim.user_code import is_missing
 
 MOMENTUM = 0.9
 
@@ -52,7 +53,7 @@ def _call(function: str, local_batch: int | None) -> Any:
     try:
         build = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+        if not is_missing(module_name, error):
             raise
         raise ConfigError(
             f"there is no module {error.name!r}",

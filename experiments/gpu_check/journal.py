@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from dpsim import codec
 from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Probe, Samples, Tests, Training, assemble, file_name
+from dpsim.experiments.gpu_check.versions import with_libraries
 from dpsim.records.sweep import Environment
 
 TRAININGS = "*.trainings"
@@ -52,7 +53,7 @@ class Journal:
     begin_s: float
     environment: Environment
     gpus: Gpus
-    probes: tuple[Probe, ...] = ()
+    probes: list[Probe] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     _tests: list[Tests] = field(default_factory=lambda: [NOT_RUN])
@@ -74,7 +75,7 @@ class Journal:
             [samples for path in sorted(self.parts.glob("*.jsonl")) for samples in kept_in(path, Samples)],
             taken_at=self.taken_at,
             environment=self.environment,
-            gpus=self.gpus,
+            gpus=with_libraries(self.gpus, self.probes),
             tests=self._tests[-1],
             seconds=self.elapsed_s,
             probes=self.probes,
@@ -94,6 +95,11 @@ class Journal:
         """Tell the user what is measured next, and write what has been measured."""
         print(text, file=sys.stderr, flush=True)
         self.write()
+
+    def probed(self, probe: Probe) -> None:
+        """Keep what was found out about a library, tell the user, and write it."""
+        self.probes.append(probe)
+        self.progress(probe.line)
 
     def tested(self, tests: Tests) -> None:
         """Keep the outcome of the tests."""

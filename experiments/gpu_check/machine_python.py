@@ -51,13 +51,22 @@ def make(venv: Path, wheels: Path | None) -> None:
         if stamp.is_file() and stamp.read_text() == json.dumps(made_from):
             return
         _run([sys.executable, "-m", "venv", "--without-pip", "--clear", str(venv)], "install the module venv")
-        lines = [f"import site; site.addsitedir({folder!r})\n" for folder in package_folders(sys.path)]
-        (_own_packages(venv) / LINK).write_text("".join(lines))
+        (_own_packages(venv) / LINK).write_text(link(package_folders(sys.path)))
         if files:
             install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(_python(venv))]
             options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
             _run([*install, "install", *options, *map(str, files)], f"{sys.executable} needs pip 22.3 or newer")
         stamp.write_text(json.dumps(made_from))
+
+
+def link(folders: list[str]) -> str:
+    """The lines of a .pth file with which a Python finds what is installed in ``folders``.
+
+    CUDA's libraries are no modules: cuda-pathfinder looks for them in ``site.getsitepackages()`` alone.
+    """
+    listed = f"lambda prefixes=None, own=site.getsitepackages: [*own(prefixes), *{folders!r}]"
+    lines = [f"site.getsitepackages = {listed}", *(f"site.addsitedir({folder!r})" for folder in folders)]
+    return "".join(f"import site; {line}\n" for line in lines)
 
 
 def missing(venv: Path) -> list[str]:
@@ -90,11 +99,12 @@ def _extend(variables: dict[str, str], name: str, folder: str, *, first: bool) -
 
 def main(arguments: list[str], execute: Callable[[str, list[str], dict[str, str]], object] = os.execve) -> None:
     """Make the environment, and become gpu_check in it."""
-    parser = argparse.ArgumentParser(prog="machine_python", description=__doc__)
+    usage = "PYTHON machine_python.py VENV [--wheels FOLDER] [-- ARGUMENTS OF gpu_check]"
+    parser = argparse.ArgumentParser(prog="machine_python", usage=usage, description=__doc__)
     parser.add_argument("venv", type=Path, metavar="VENV")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="wheels of what this Python does not have")
-    parser.add_argument("rest", nargs="*", metavar="ARGUMENT", help="passed on to gpu_check")
-    options = parser.parse_args(arguments)
+    own, passed_on = _divided(arguments)
+    options = parser.parse_args(own)
     if options.wheels is not None and not options.wheels.is_dir():
         _fail(f"{options.wheels} is no folder", "give a folder of .whl files: WHEELS=FOLDER")
     make(options.venv, options.wheels)
@@ -106,9 +116,15 @@ def main(arguments: list[str], execute: Callable[[str, list[str], dict[str, str]
             f"on a machine with a network and Python {version}, {download}; then add WHEELS=FOLDER",
         )
     python = str(_python(options.venv))
-    command = [python, "-m", "dpsim.experiments.gpu_check", *options.rest]
+    command = [python, "-m", "dpsim.experiments.gpu_check", *passed_on]
     sys.stdout.flush()
     execute(python, command, environment(options.venv, os.environ))
+
+
+def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments before ``--``, and those after it: argparse refuses options after positional ones there."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
 
 
 def _python(venv: Path) -> Path:

@@ -15,25 +15,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpsim.comm.cuda.driver import Driver
+from dpsim.comm.cuda.reproducible import REQUIRED
 from dpsim.errors import CommunicationError, DpsimError
 from dpsim.experiments.gpu_check import logical
 from dpsim.experiments.gpu_check.journal import Journal
 from dpsim.experiments.gpu_check.libraries import NUMBA_STEPS
-from dpsim.experiments.gpu_check.probes import alone
-from dpsim.experiments.gpu_check.record import Probe, Tests
+from dpsim.experiments.gpu_check.probes import alone, error_line, without_folders
+from dpsim.experiments.gpu_check.record import REPRODUCIBLE, TARGETS, Tests
 from dpsim.harness.measurement.environment import cores
 from dpsim.launch import child_process, jobs, rank_info, rank_process, scratch
 
-TOTAL_S, LOGICAL_S, TRAINING_S, BETWEEN_END_S = 510.0, 120.0, 110.0, 390.0
+TOTAL_S, LOGICAL_S, TRAINING_S, BETWEEN_END_S = 510.0, 120.0, 160.0, 390.0
 """In seconds: all of a run; the logical devices; training on one GPU; and the moment of the run by which everything
 between processes is to be done. With what a run needs to start and to end it stays below nine minutes."""
 
 _LEAST_JOB_S, _START_S, _POLL_S = 30.0, 25.0, 1.0
+_FIGURE_S = 60.0
+"""How long a figure of training may take: most of it is the start of Python, CUDA and PyTorch, and CuPy's compiler."""
 _STALL_S = 45.0
 """How long the logical devices may do nothing: longer than it takes to start, to compile a kernel or to check one."""
 _MOST_GPUS, _MOST_TEST_PROCESSES = 8, 4
@@ -42,9 +45,9 @@ _TESTS = Path(__file__).resolve().parents[2] / "tests"
 _OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED)\b")
 
 
-def run_all(journal: Journal, driver: Driver, probes: Sequence[Probe]) -> None:
-    """Run every part whose libraries work. What it comes to is in the journal."""
-    failing = [probe.name for probe in probes if not probe.works]
+def run_all(journal: Journal, driver: Driver) -> None:
+    """Run every part whose libraries work by the journal's probes. What it comes to is in the journal."""
+    failing = [probe.name for probe in journal.probes if not probe.works]
 
     def ready(part: str, needed: Sequence[str]) -> bool:
         lacking = [name for name in needed if name in failing]
@@ -56,10 +59,10 @@ def run_all(journal: Journal, driver: Driver, probes: Sequence[Probe]) -> None:
     devices = (*NUMBA_STEPS, "CuPy")
     if ready("logical devices", devices):
         bad = run_logical(journal, LOGICAL_S)
-    if ready("training", (*devices, "MPI")):
+    if ready("training", (*devices, "cuBLAS")):
         run_training(journal, TRAINING_S)
     if ready("between processes", (*devices, "MPI")):
-        nccl = next((probe.text for probe in probes if probe.name == "NCCL" and not probe.works), "")
+        nccl = next((probe.text for probe in journal.probes if probe.name == "NCCL" and not probe.works), "")
         run_between(journal, driver, without=bad, nccl_missing=nccl)
     if journal.gpus.simulated:
         journal.tested(Tests(passed=True, line="not run in the simulator"))
@@ -117,21 +120,44 @@ def _logical(journal: Journal, command: list[str], path: Path, seconds: float, s
     return code
 
 
-def run_training(journal: Journal, seconds: float) -> None:
-    """Training on one GPU, for ``seconds``, in a process of its own."""
-    argument = {"results": str(journal.parts / "3-training.trainings"), "seconds": seconds}
-    with journal.part("training"), _bounded(journal, "training", seconds + _START_S):
-        try:
-            result = jobs.on_ranks(
-                "dpsim.experiments.gpu_check.training:measure",
-                argument,
-                devices=1,
-                progress=journal.progress,
-                timeout_s=seconds + _START_S,
-            )
-            journal.left_out.extend(result["left_out"])
-        except DpsimError as error:
-            journal.failed.append(f"training: {error.given}")
+def run_training(journal: Journal, seconds: float, command: Sequence[str] = (), figure_s: float = _FIGURE_S) -> None:
+    """Training on one GPU, for ``seconds``: each figure in a process of its own, which ``figure_s`` bounds.
+
+    ``command`` runs in place of ``training``, with the figure's file and its name.
+    """
+    command = command or (sys.executable, "-m", f"{__package__}.training")
+    deadline_s = time.monotonic() + seconds
+    with journal.part("training"):
+        for number, name in enumerate(TARGETS):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                journal.left_out.append(f"{name}: no time left")
+                continue
+            journal.progress(f"training: {name}")
+            path = journal.parts / f"3-training-{number}.trainings"
+            variables = _marked(journal) | (REQUIRED if name == REPRODUCIBLE else {})
+            _figure(journal, name, [*command, str(path), name], variables, path, min(left_s, figure_s))
+
+
+def _figure(
+    journal: Journal, name: str, command: list[str], variables: dict[str, str], path: Path, seconds: float
+) -> None:
+    """Take one figure. What it prints is a reason why it is left out."""
+    printed, errors = path.with_suffix(".txt"), path.with_suffix(".err")
+    with (
+        printed.open("w", encoding="utf-8") as output,
+        errors.open("w", encoding="utf-8") as problems,
+        child_process.child(command, env=variables, stdout=output, stderr=problems) as process,
+    ):
+        code = _wait(process, seconds, lambda: False)
+    journal.left_out.extend(f"{name}: {line}" for line in printed.read_text(encoding="utf-8").splitlines())
+    told = errors.read_text(encoding="utf-8", errors="replace")
+    print(told, end="", file=sys.stderr, flush=True)
+    if code is None:
+        journal.failed.append(f"{name}: not done after {seconds:.0f} s")
+    elif code:
+        reason = without_folders(error_line(told)) if code > 0 else ""
+        journal.failed.append(f"{name}: {reason or _ending(code)}")
 
 
 def run_between(journal: Journal, driver: Driver, *, without: Sequence[str], nccl_missing: str) -> None:
@@ -217,14 +243,15 @@ def _bounded(journal: Journal, name: str, seconds: float) -> Iterator[None]:
 
 
 def run_tests(journal: Journal, seconds: float, *, starts_ranks: bool, driver: Driver) -> None:
-    """The tests marked ``gpu``, for at most ``seconds``; without those that start ranks unless ``starts_ranks``."""
+    """The tests marked ``gpu`` that are not slow, for ``seconds`` at most; those that start ranks on demand."""
     files = [path for path in sorted(_TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
     if not files:
         journal.tested(Tests(passed=False, line="not run: there are no tests beside this package; use a checkout"))
         return
     if not starts_ranks:
         journal.left_out.append("tests that start ranks: there is no working mpiexec, or this is a job of a launcher")
-    command = [sys.executable, "-m", "pytest", "-m", "gpu" if starts_ranks else "gpu and not ranks", "-vv"]
+    marked = "gpu and not slow" if starts_ranks else "gpu and not slow and not ranks"
+    command = [sys.executable, "-m", "pytest", "-m", marked, "-vv"]
     command += ["-W", "default", "-p", "no:cacheprovider"]  # a library's warning is not what is tested here
     if importlib.util.find_spec("xdist") is not None and not driver.exclusive:
         processes = max(1, min(_MOST_TEST_PROCESSES, cores() // 2))
@@ -250,7 +277,16 @@ def tested(command: Sequence[str], variables: dict[str, str], path: Path, second
         lines.append(f"stopped after {seconds:.0f} s: {counted}")
     if code != 0:
         print("\n".join(lines), file=sys.stderr)
-    return Tests(passed=code == 0, line=lines[-1].strip("= "))
+    return Tests(passed=code == 0, line=lines[-1].strip("= "), failed=tuple(dict.fromkeys(_failed(lines))))
+
+
+def _failed(lines: Iterable[str]) -> Iterator[str]:
+    """The names of tests that failed, from lines like ``NAME FAILED [ 1%]`` and ``[gw0] [ 1%] FAILED NAME``."""
+    for line in lines:
+        match = _OUTCOME.search(line)
+        if match and match[1] in ("FAILED", "ERROR"):
+            sides = (line[: match.start()], line[match.end() :].partition(" - ")[0])
+            yield from (side.strip() for side in sides if ".py::" in side)
 
 
 def _marked(journal: Journal) -> dict[str, str]:

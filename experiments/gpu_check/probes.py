@@ -19,6 +19,7 @@ from dpsim.comm.cuda.driver import Driver
 from dpsim.errors import DpsimError
 from dpsim.experiments.gpu_check.libraries import GROUPS
 from dpsim.experiments.gpu_check.record import Probe
+from dpsim.harness.measurement.environment import version
 from dpsim.launch import child_process, jobs, rank_info
 from dpsim.progress import Progress
 
@@ -28,24 +29,25 @@ _MPI_S = 60.0
 _TEST_MODULES = ("pytest", "pytest_timeout", "hypothesis", "safetensors", "scipy")
 _TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _IN_TOOLKITS = ("NVVM", "cudadevrt")
-_NVVM = "nvvm/lib64/libnvvm.so*"
+_KNOWN = {
+    "module 'numpy' has no attribute": f"numba-cuda does not work with NumPy {version('numpy')}:"
+    " pip install 'numpy<2.5', or add its wheel to WHEELS",
+    "DEVICE_UNAVAILABLE": "another process has the GPU, whose compute mode lets only one at a time: wait for its end",
+    "OUT_OF_MEMORY": "other processes have the GPU's memory: nvidia-smi lists them; wait for their end",
+}
+"""What to do, by what the reason of a failure contains."""
+
+_NVVM = "nvvm/lib*/libnvvm.so*"
 
 Run = Callable[[str], tuple[Probe, ...]]
 """The probes of a group of ``libraries.GROUPS``."""
 
 
-def line(probe: Probe) -> str:
-    """A probe as it is printed: one line, its remedy included."""
-    remedy = f"; to do: {probe.remedy}" if probe.remedy else ""
-    return f"{probe.name:<11} {'ok' if probe.works else 'FAILS':<6} {probe.text}{remedy}"
-
-
-def probe_all(driver: Driver, tell: Progress) -> tuple[Probe, ...]:
-    """All probes, each told as soon as it is known. Without a usable GPU, that of the driver alone."""
-    probes = [of_driver(driver)]
-    tell(line(probes[0]))
+def probe_all(driver: Driver, known: Callable[[Probe], None], tell: Progress) -> None:
+    """All probes, each given to ``known`` as soon as it is. Without a usable GPU, that of the driver alone."""
+    known(of_driver(driver))
     if driver.problem:
-        return tuple(probes)
+        return
 
     def run(group: str) -> tuple[Probe, ...]:
         return of_libraries(group, driver)
@@ -58,9 +60,7 @@ def probe_all(driver: Driver, tell: Progress) -> tuple[Probe, ...]:
     )
     for attempt in attempts:
         for probe in attempt():
-            tell(line(probe))
-            probes.append(probe)
-    return tuple(probes)
+            known(probe)
 
 
 def of_driver(driver: Driver) -> Probe:
@@ -83,7 +83,7 @@ def of_libraries(
     command = command or (sys.executable, "-W", "ignore", "-m", "dpsim.experiments.gpu_check.libraries", group)
     try:
         done = child_process.run(command, timeout_s=timeout_s, env=alone(os.environ))
-        out, reason = done.stdout, _last_line(done.stderr) or f"exit code {done.returncode}"
+        out, reason = done.stdout, error_line(done.stderr) or f"exit code {done.returncode}"
         if done.returncode < 0:
             reason = f"killed by signal {-done.returncode}"
     except subprocess.TimeoutExpired as error:
@@ -98,7 +98,9 @@ def of_libraries(
         elif name in known:
             probes.append(Probe(name=name, works=True, text=known[name]))
         else:
-            probes.append(Probe(name=name, works=False, text=without_folders(reason), remedy=remedy(name, driver)))
+            probes.append(
+                Probe(name=name, works=False, text=without_folders(reason), remedy=remedy(name, driver, reason))
+            )
             failing = name
     return tuple(probes)
 
@@ -179,19 +181,23 @@ def of_pytest() -> Probe:
     return Probe(name="pytest", works=True, text="installed, with what the tests need")
 
 
-def remedy(name: str, driver: Driver) -> str:
-    """What to do about a library that fails."""
+def remedy(name: str, driver: Driver, reason: str = "") -> str:
+    """What to do about a library that fails for ``reason``."""
+    if known := next((text for sign, text in _KNOWN.items() if sign in reason), ""):
+        return known
     install = f"pip install 'dpsim[{driver.extra}]', which fits a driver for CUDA {driver.cuda}"
     if name == "NCCL":
         return f"pip install {driver.nccl_package}; only the comparison with NCCL needs it"
     if name == "MPI":
         return "pip install 'dpsim[mpich]', or add its wheels to WHEELS; only what runs between processes needs it"
+    toolkit = f"pip install '{driver.cupy_package}[ctk]', which fits a driver for CUDA {driver.cuda}"
     return {
         "numba-cuda": install,
         "NVVM": f"set CUDA_HOME to a CUDA toolkit that has nvvm/lib64/libnvvm.so, or {install}",
         "launch": f"use libraries that are not newer than the driver: {install}",
         "cudadevrt": f"set CUDA_HOME to a CUDA toolkit that has lib64/libcudadevrt.a, or {install}",
-        "CuPy": f"pip install '{driver.cupy_package}[ctk]', which fits a driver for CUDA {driver.cuda}",
+        "CuPy": toolkit,
+        "cuBLAS": toolkit,
     }[name]
 
 
@@ -200,9 +206,11 @@ def without_folders(text: str) -> str:
     return re.sub(r"(?<![\w.])/(?:[^\s/'\":,]+/)+", "", text)
 
 
-def _last_line(text: str) -> str:
+def error_line(text: str) -> str:
+    """The last line that names an error, otherwise the last one: some errors end with the listing of a folder."""
     lines = [each for each in text.splitlines() if each.strip()]
-    return _one_line(lines[-1]) if lines else ""
+    errors = [each for each in lines if re.match(r"[\w.]*(Error|Exception)\b", each)]
+    return _one_line((errors or lines or [""])[-1])
 
 
 def _one_line(text: str) -> str:

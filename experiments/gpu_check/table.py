@@ -35,4 +35,5 @@ def table(record: GpuCheck) -> str:
     lines += [f"FAILED: {reason}" for reason in record.summary.failed]
     lines += [f"CUT OFF during: {record.summary.running}"] if record.summary.running else []
     lines.append(f"tests: {record.tests.line}")
+    lines += [f"FAILED: {test}" for test in record.tests.failed]
     return "\n".join(lines)

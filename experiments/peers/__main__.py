@@ -24,8 +24,8 @@ def peers(
     model: Annotated[str | None, Parameter(help="mlp (784-2048-2048-2048-10), mlp:WIDTH,WIDTH or resnet20.")] = None,
     devices: Annotated[str | None, Parameter(help="Ranks of dpsim and of DDP: 2 or 2,4. One rank is added.")] = None,
     systems: Annotated[str | None, Parameter(help="Systems to compare: dpsim,ddp-gloo,ddp-mpi,torch.")] = None,
-    rounds: Annotated[int | None, Parameter(help="Rounds, in each of which every system is timed.")] = None,
-    steps: Annotated[int | None, Parameter(help="Steps of a visit that count, after two that do not.")] = None,
+    rounds: Annotated[int | None, Parameter(help="Rounds at most, in each of which every system is timed.")] = None,
+    steps: Annotated[int | None, Parameter(help="Steps of a visit that count at most, after two that do not.")] = None,
     local_batch: Annotated[int | None, Parameter(help="Samples on a rank.")] = None,
     seed: flags.Seed = None,
     output: Annotated[Path | None, Parameter(help="Also write the JSON object to this file.")] = None,
@@ -51,7 +51,7 @@ def peers(
     with show.progress() as progress:
         results = measure(comparison, progress)
     points = result.points(comparison, results)
-    summary = result.summary(points) | {"rounds": comparison.rounds, "torch": version("torch")}
+    summary = result.summary(points) | {"rounds": len(results[0].step_s), "torch": version("torch")}
     if output is not None:
         codec.write(output, show.json_object("peers", points, summary))
     if json:
@@ -60,7 +60,7 @@ def peers(
     columns = [Column(head=head, cell=itemgetter(i), left=not i) for i, head in enumerate(result.COLUMNS)]
     show.table(columns, list(result.rows(points)))
     print("\n".join(result.notes(results)))
-    print(f"PyTorch {summary['torch']}, medians of {comparison.rounds} interleaved rounds of {comparison.steps} steps")
+    print(f"PyTorch {summary['torch']}, medians of {summary['rounds']} interleaved rounds")
 
 
 def build() -> App:

@@ -9,7 +9,7 @@ import numpy as np
 from dpsim.errors import DpsimError
 from dpsim.replica import Array
 
-CHECKED_STEPS = 10
+CHECKED_STEPS = 5
 LOSS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = {"mlp": 1e-3, "resnet20": 5e-2}
 """Relative, by kind of model. Rounding decides on which side of zero some of the 12 million inputs of ResNet-20's

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,20 +19,25 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.experiments.peers.agreement import loss_error, require_agreement
 from dpsim.experiments.peers.job import Job
-from dpsim.experiments.peers.setting import ONE_RANK, OWN, SYSTEMS, Change, Setting, Work, choices, first_setting, shown
+from dpsim.experiments.peers.search import TriedSetting, least_times_s, search
+from dpsim.experiments.peers.setting import ONE_RANK, OWN, SYSTEMS, Setting, Work, choices, first_setting, shown
 from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.measurement.statistics import median_ratio
 from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
 from dpsim.launch import rank_info
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
 
-_SEARCH_ROUNDS = 4
+_SEARCH_VISIT_S, _TIMED_VISIT_S = 0.3, 0.6
+_LEAST_STEPS = 2
+_LEAST_ROUNDS, _TIMED_S, _NARROW = 10, 100.0, 0.02
+"""The timed rounds, and when they end: all ratios known to 2 % (half the interval's width), or 100 s spent."""
 _JOB_FIELDS = ("pin", "thread_level")
 """Fields of a setting that are decided when its ranks start."""
 
 
 class PeerComparison(Noun, frozen=True):
-    """Which systems train what, and how often they are timed.
+    """Which systems train what, and how often they are timed at most: in ``rounds``, and ``steps`` of each visit.
 
     ``torch`` is compared with dpsim on one rank, the other systems on each of ``devices`` ranks.
     """
@@ -39,7 +45,7 @@ class PeerComparison(Noun, frozen=True):
     model: str = "mlp"
     devices: tuple[int, ...] = (2,)
     systems: tuple[str, ...] = SYSTEMS
-    rounds: int = 12
+    rounds: int = 30
     steps: int = 6
     local_batch: int = 64
     seed: int = 0
@@ -66,14 +72,6 @@ class PeerComparison(Noun, frozen=True):
         """The systems that do this work, dpsim first."""
         alone = work.devices == 1
         return [OWN, *(name for name in self.systems if name != OWN and (name == ONE_RANK) == alone)]
-
-
-class TriedSetting(Noun, frozen=True):
-    """A setting, and the least median step of its visits, made in turn with those of the same ``choice``."""
-
-    setting: Setting
-    step_s: float
-    choice: int
 
 
 class SystemResult(Noun, frozen=True):
@@ -122,7 +120,8 @@ class _Trainings(contextlib.ExitStack):
 
     def __init__(self, comparison: PeerComparison) -> None:
         super().__init__()
-        self._steps = WARM_UP_STEPS + comparison.steps
+        self._most_steps = comparison.steps
+        self._step_s: dict[Any, float] = {}
         self._folder = self.enter_context(scratch("peers"))
         self._jobs: dict[Any, Job] = {}
         self._numbers = itertools.count()
@@ -149,13 +148,16 @@ class _Trainings(contextlib.ExitStack):
         self._built[system, work.devices, setting] = (job, number)
         return float(max(errors.values())), error
 
-    def visit(self, system: str, devices: int, setting: Setting, *, communicate: bool) -> float:
-        """The median step of a visit, in seconds."""
+    def visit(self, system: str, devices: int, setting: Setting, *, communicate: bool, seconds: float) -> float:
+        """The median step of a visit of about ``seconds``, in seconds. The first visit has the fewest steps."""
         job, number = self._built[system, devices, setting]
-        replies = job.ask({"do": "visit", "training": number, "steps": self._steps, "communicate": communicate})
+        key = (system, devices, setting, communicate)
+        steps = WARM_UP_STEPS + counted_steps(self._step_s.get(key, math.inf), seconds, self._most_steps)
+        replies = job.ask({"do": "visit", "training": number, "steps": steps, "communicate": communicate})
         if not all(np.isfinite(loss) for reply in replies for loss in reply["loss_sums"]):
             raise DpsimError(f"the loss of {system} is not finite", remedy="please report it: the training diverged")
-        return statistics.median(step_times_s([reply["end_s"] for reply in replies]))
+        self._step_s[key] = statistics.median(step_times_s([reply["end_s"] for reply in replies]))
+        return self._step_s[key]
 
     def drop(self, system: str, devices: int, setting: Setting) -> None:
         """Free a training."""
@@ -174,6 +176,11 @@ class _Trainings(contextlib.ExitStack):
         return self._jobs[key]
 
 
+def counted_steps(step_s: float, seconds: float, most: int) -> int:
+    """As many steps of ``step_s`` as ``seconds`` hold, but two or more, and never more than ``most``."""
+    return min(most, max(_LEAST_STEPS, round(seconds / step_s)))
+
+
 def _best_setting(
     trainings: _Trainings, comparison: PeerComparison, system: str, work: Work, progress: Progress
 ) -> SystemResult:
@@ -186,12 +193,10 @@ def _best_setting(
         for setting in settings:
             if setting not in errors:
                 errors[setting] = trainings.build(system, work, setting)
-        samples: dict[Setting, list[float]] = {setting: [] for setting in settings}
-        turn = next(searches)
-        for current in rounds(StopRule(most_rounds=_SEARCH_ROUNDS), seed=comparison.seed):
-            for setting in current.order(settings, turn):
-                samples[setting].append(trainings.visit(system, work.devices, setting, communicate=True))
-        return [min(samples[setting]) for setting in settings]  # a few visits: what disturbs them only adds time
+        return least_times_s(settings, visit, seed=comparison.seed, turn=next(searches))
+
+    def visit(setting: Setting) -> float:
+        return trainings.visit(system, work.devices, setting, communicate=True, seconds=_SEARCH_VISIT_S)
 
     def drop(setting: Setting) -> None:
         trainings.drop(system, work.devices, setting)
@@ -210,48 +215,45 @@ def _best_setting(
     )
 
 
-def search(
-    first: Setting,
-    dimensions: list[list[Change]],
-    measure_in_turn: Callable[[list[Setting]], list[float]],
-    drop: Callable[[Setting], None],
-) -> tuple[Setting, list[TriedSetting]]:
-    """The best setting, by one choice after another: in each, the best so far against each change of it.
-
-    ``measure_in_turn`` returns the step times of some settings; ``drop`` is called with those that lost.
-    """
-    best, tried = first, []
-    for number, changes in enumerate(dimensions):
-        candidates = list(dict.fromkeys([best, *(msgspec.structs.replace(best, **change) for change in changes)]))
-        times_s = measure_in_turn(candidates)
-        tried += [TriedSetting(setting=s, step_s=t, choice=number) for s, t in zip(candidates, times_s, strict=True)]
-        best = candidates[times_s.index(min(times_s))]
-        for setting in candidates:
-            if setting != best:
-                drop(setting)
-    return best, tried
-
-
 def _timed(
     trainings: _Trainings, comparison: PeerComparison, results: list[SystemResult], progress: Progress
 ) -> list[SystemResult]:
     """The results with the steps of all rounds; the first round only warms up."""
     visits = list(_visits(results))
     samples: dict[tuple[int, bool], list[float]] = {visit: [] for visit in visits}
-    for current in rounds(StopRule(most_rounds=comparison.rounds), warm_up=1, seed=comparison.seed):
+    stop = StopRule(
+        least_rounds=min(_LEAST_ROUNDS, comparison.rounds),
+        most_rounds=comparison.rounds,
+        most_s=_TIMED_S,
+        whole_rounds=True,
+    )
+    steps_s = [samples[index, True] for index in range(len(results))]
+    for current in rounds(stop, suffice=lambda: _narrow(results, steps_s), warm_up=1, seed=comparison.seed):
         for index, communicate in current.order(visits):
             best = results[index]
-            step_s = trainings.visit(best.system, best.devices, best.setting, communicate=communicate)
+            step_s = trainings.visit(
+                best.system, best.devices, best.setting, communicate=communicate, seconds=_TIMED_VISIT_S
+            )
             if current.counted:
                 samples[index, communicate].append(step_s)
         if current.counted:
-            progress(f"round {current.number + 1} of {comparison.rounds}")
+            progress(f"round {current.number + 1}: {current.spent_s():.0f} of at most {_TIMED_S:.0f} s")
     return [
         msgspec.structs.replace(
             result, step_s=tuple(samples[index, True]), alone_step_s=tuple(samples.get((index, False), ()))
         )
         for index, result in enumerate(results)
     ]
+
+
+def _narrow(results: list[SystemResult], steps_s: list[list[float]]) -> bool:
+    """Whether every peer's ratio to dpsim on as many ranks is known well enough."""
+    own_s = {result.devices: step_s for result, step_s in zip(results, steps_s, strict=True) if result.system == OWN}
+    return all(
+        median_ratio(step_s, own_s[result.devices]).relative_half_width <= _NARROW
+        for result, step_s in zip(results, steps_s, strict=True)
+        if result.system != OWN
+    )
 
 
 def _visits(results: list[SystemResult]) -> Iterator[tuple[int, bool]]:

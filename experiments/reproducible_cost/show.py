@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpsim import codec
-from dpsim.experiments.reproducible_cost.cases import AGAIN, PLAIN, Case, CostRecord, Measured
+from dpsim.experiments.reproducible_cost.cases import AGAIN, PLAIN, SCHEMA, Case, CostRecord, Measured
 from dpsim.harness.measurement.statistics import Interval, median_ratio
 from dpsim.report.content import Content, environment_facts
 from dpsim.report.figures.style import MUTED, RULE, labels_at_right, panels, styled
@@ -60,6 +60,16 @@ def write(folder: Path, record: CostRecord) -> Path:
     """Write the record and its report into a folder; returns the page. Raises ``ConfigError``."""
     folder.mkdir(parents=True, exist_ok=True)
     codec.write(folder / RECORD, record)
+    return next(path for path in write_report(folder, record) if path.suffix == ".html")
+
+
+def read(folder: Path) -> CostRecord:
+    """Read the record in a folder. Raises ``FileFormatError``."""
+    return codec.read(folder / RECORD, CostRecord, "record of reproducible_cost", SCHEMA)
+
+
+def write_report(folder: Path, record: CostRecord) -> list[Path]:
+    """Write the page, the Markdown and the figure of the curve over the batch. Raises ``ConfigError``."""
     figures = []
     if curves := _curves(record):
         caption = (
@@ -69,10 +79,11 @@ def write(folder: Path, record: CostRecord) -> Path:
         wide, narrow = _figure(curves), _figure(curves, narrow=True)
         title = "Cost against the global batch"
         figures.append(ReportFigure(name="cost", title=title, caption=caption, wide=wide, narrow=narrow))
-    return next(path for path in write_content(folder, _content(record), figures) if path.suffix == ".html")
+    return write_content(folder, content(record), figures)
 
 
-def _content(record: CostRecord) -> Content:
+def content(record: CostRecord) -> Content:
+    """Return what the report of the costs says."""
     return Content(
         name="cost of reproducible training",
         heading="What do the same bits on any number of devices cost?",

@@ -37,6 +37,28 @@ def test_a_machine_is_shown_with_its_link_and_a_picture(files: list[Path], dpsim
     assert code == 2 and ".svg or .png" in err
 
 
+def test_calibrate_prints_a_line_a_table_and_every_time_only_when_asked(dpsim: Dpsim, tmp_path: Path) -> None:
+    (log := tmp_path / "four.txt").write_text(outputs.osu(POINTS))
+    asked = ("calibrate", "--from", log, "--devices", "4", "--output", tmp_path / "m.json")
+    code, out, _ = dpsim(*asked)
+    bus = 1.5 * 1048576 / 631.29e-6 / 1e9
+    line = f"mpi on 4 devices: 1 KiB in 4.62 us, bus bandwidth up to {bus:.3g} GB/s ({8 * bus:.4g} Gbit/s)"
+    assert code == 0 and line in out and "50.4 us" not in out
+    code, out, _ = dpsim(*asked, "--verbose")
+    assert code == 0 and line in out and "50.4 us" in out
+
+
+def test_a_machine_written_by_hand_may_name_units(dpsim: Dpsim, tmp_path: Path) -> None:
+    link = 'schema = "dpsim.machine/1"\nname = "e"\n[link]\nlatency_s = "20us"\nbandwidth_bytes_per_s = "25gbit"\n'
+    (file := tmp_path / "e.toml").write_text(link)
+    assert (read := machines.read(file).link) is not None
+    assert (read.latency_s, read.bandwidth_bytes_per_s) == pytest.approx((20e-6, 3.125e9))
+    assert "20 us, 3.12 GB/s (25 Gbit/s) each way" in dpsim("machine", "show", file)[1]
+    file.write_text(link.replace("25gbit", "25gbits"))
+    code, _, err = dpsim("machine", "show", file)
+    assert code == 2 and "e.toml" in err and "'25gbits' is not understood" in err and "1gbit or 200mbit" in err
+
+
 def test_two_machines_are_compared_where_both_have_a_time(files: list[Path], dpsim: Dpsim) -> None:
     code, out, _ = dpsim("machine", "compare", files[0], files[2], "--json")
     assert code == 0

@@ -37,9 +37,12 @@ def test_predict_leads_with_what_to_do_and_says_what_it_assumes(
     thresholds = ("--fusion-threshold", "0,1MiB,inf")
     code, out, _ = dpsim(*PREDICT, "--devices", "4", "--local-batch", "64", *thresholds)
     assert (
-        code == 0 and "on K80 nodes, 10 GbE" in out and " 90% " in out and "probability of 90%" in " ".join(out.split())
+        code == 0
+        and "collectives of K80 nodes, 10 GbE" in out
+        and " 90% " in out
+        and "90% intervals are of the median over a later run" in out
     )
-    assert "161.1 MiB +" in out and "activation memory is unknown" in out
+    assert "161.1 MiB +" in out and "activation memory, which the workload file does not state, comes on top" in out
     assert "fastest at threshold 0 (no certain difference: 1 MiB)" in " ".join(out.split())
     several = ("--fusion-rule", "ddp,mg-wfbp,horovod", "--algorithm", "mpi,ring", "--cycle", "5ms")
     code, out, _ = dpsim(*PREDICT, "--devices", "4", "--local-batch", "64", "--overlap", "off", *several)
@@ -48,6 +51,15 @@ def test_predict_leads_with_what_to_do_and_says_what_it_assumes(
     slow.write_text('schema = "dpsim.machine/1"\nname = "slow"\n[link]\nlatency_s = 9\nbandwidth_bytes_per_s = 1e3\n')
     code, out, _ = dpsim(*PREDICT[:3], "--machine", slow, "--devices", "2", "--global-batch", "64")
     assert code == 0 and "do not use them" in out
+    options = ("--devices", "1,4", "--local-batch", "16,64", "--algorithm", "ring", "--output", tmp_path / "p.json")
+    code, out, _ = dpsim(*PREDICT[:3], "--machine", f"{MACHINE},{slow}", *options)
+    assert code == 0 and "slow: 4 devices, local batch 16 (64 in all), tarantella, ring: do not use them" in out
+    assert "k80_10gbe, 4 devices: local batch 64 trains most samples per second" in out
+    assert "4 devices, local batch 16 (64 in all), tarantella: slow takes" in out and "times as fast (" in out
+    assert out.count("times as fast (") == 2 and "1 device, " not in out
+    assert len(json.loads((tmp_path / "p.json").read_text())["summary"]["upgrades"]) == 2
+    code, out, err = dpsim(*PREDICT[:3], "--machine", f"{MACHINE},nowhere.toml", "--devices", "4")
+    assert (code, out) == (2, "") and "nowhere.toml" in err
 
 
 def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> None:
@@ -71,6 +83,15 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("train --devices", "--devices has no value", "see dpsim train --help"),
         ("train spare", "'spare' is more than this command takes", "see dpsim train --help"),
         ("predict --worklod w.json --devices 2", "unknown flag '--worklod'", "did you mean '--workload'"),
+        (
+            "measure --torch-script a.py --rate=3",
+            "unknown flag '--rate'",
+            "arguments of the script follow --, as in -- --rate=3",
+        ),
+        ("profile --torch-script -m pack.train", "--torch-script has no value", "--torch-module"),
+        ("measure --torch-script pack.train", "--torch-script is 'pack.train'", "--torch-module pack.train"),
+        ("profile --torch-module pack/train.py", "--torch-module is 'pack/train.py'", "--torch-script"),
+        ("measure", "neither --torch-script nor --torch-module", "one of the two"),
         ("predict", "--workload is missing", "see dpsim predict --help"),
         ("report", "FOLDER is missing", "see dpsim report --help"),
         ("trace . --source guessed", "--source is 'guessed'", "allowed: measured, predicted, both"),

@@ -23,7 +23,7 @@ RUN = (
 COMPUTE = "--compute --compute-dtype"
 JOB = "--devices --cpus --time --name --output --account --queue --partition --dry-run"
 SURFACE = {
-    "doctor": "--json --propose --tune",
+    "doctor": "--json --propose --tune --verbose",
     "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
     " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic --strategy"
@@ -31,33 +31,34 @@ SURFACE = {
     "reproduce": "--model --dataset --devices --fusion-threshold --algorithm --overlap --batch-norm --steps --leaves"
     " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json --wire-dtype"
     " --strategy --compute-dtype",
-    "profile": "ARGUMENTS --model --dataset --local-batch --seed --optimizer --torch-script --torch --from --devices"
-    " --steps --output --json --compute-dtype",
+    "profile": "ARGUMENTS --model --dataset --local-batch --seed --optimizer --torch-script --torch-module --torch"
+    " --from --devices --steps --script-may-write --output --json --compute-dtype",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
-    " --wire-dtype --strategy --from --format --out-of-place",
+    " --wire-dtype --strategy --from --format --out-of-place --verbose",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
-    " --fusion-threshold --cycle --algorithm --overlap --wire-dtype --strategy --target-loss --convergence --output"
-    " --json",
-    "measure": "ARGUMENTS --torch-script --workload --machine --devices --bucket-cap --local-batch --communication"
-    " --network --runtime --predict-only --budget --seed --output --json",
-    "report": "FOLDER --output --format --json",
+    " --fusion-threshold --cycle --algorithm --overlap --batch-norm --wire-dtype --strategy --target-loss --convergence"
+    " --output --json",
+    "measure": "ARGUMENTS --torch-script --torch-module --workload --machine --devices --bucket-cap --local-batch"
+    " --communication --network --runtime --predict-only --script-may-write --budget --seed --output --json",
+    "report": "FOLDER --output --format --json --verbose",
     "compare": "RUNS --label --output --json",
-    "trace": "FOLDER --network --devices --fusion-threshold --overlap --source --output --json",
+    "trace": "FOLDER --network --devices --local-batch --batch-norm --fusion-threshold --overlap --source --output"
+    " --json",
     "bench allreduce": "--devices --min --max --factor --algorithm --dtype --backend --peers --peer-env --budget"
     " --output --json --plot --seed",
     "machine show": "FILE --plot --json",
     "machine compare": "FILES --plot --json",
     "machine merge": "FILES --output --json",
-    "launch local": "COMMAND --devices --hostfile",
+    "launch local": "COMMAND --devices --hostfile --stall-after",
     "launch slurm": f"COMMAND {JOB}",
     "launch pbs": f"COMMAND {JOB}",
-    "sweep fusion-threshold": f"{RUN} {COMPUTE} --budget --experiment --output --json",
+    "sweep fusion-threshold": f"{RUN} {COMPUTE} --budget --experiment --output --json --verbose",
     "sweep devices": f"{RUN} {COMPUTE} --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget"
-    " --experiment --output --json",
+    " --experiment --output --json --verbose",
     "sweep local-batch": f"{RUN} {COMPUTE} --batch-norm --scaling --local-batch --target-loss --budget --experiment"
-    " --output --json",
+    " --output --json --verbose",
     "sweep batch-norm": f"{RUN} {COMPUTE} --batch-norm --scaling --local-batch --seeds --epochs --budget --experiment"
-    " --output --json".replace(" --fusion-threshold", ""),
+    " --output --json --verbose".replace(" --fusion-threshold", ""),
 }
 
 

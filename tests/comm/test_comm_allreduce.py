@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
-from dpsim.algorithms import RUNNABLE, algorithms_in
-from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, prepare
+from dpsim.algorithms import ALGORITHMS, RUNNABLE, Algorithm, algorithms_in
+from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, prepare, recursive_doubling
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.message_steps import chunk_bounds
-from dpsim.errors import ConfigError
+from dpsim.comm.transport import Array, Transport
+from dpsim.errors import AllreduceError, ConfigError
 from dpsim.kernels.allreduce import reference
 from dpsim.kernels.allreduce.tree import slots
 
@@ -229,3 +231,39 @@ def test_without_shared_memory_each_rank_has_its_own_and_is_told(
     assert on_ranks("ranks_comm:unshared", {"algorithm": algorithm}, devices=3) == {"own": True, "right": True}
     said = capfd.readouterr().err
     assert said.count("3 ranks of this machine cannot share 120 KiB of memory; MPI's own allreduce is used") == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_first_sum_of_a_users_algorithm_is_checked(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+
+    def forgets_an_element(t: Transport, data: Array) -> CollectiveSteps:
+        last = data[-1]
+        yield from recursive_doubling(t, data)
+        runs.append(t.rank)
+        if t.rank == 1 and broken:
+            data[-1] = last
+
+    algorithm = dataclasses.replace(ALGORITHMS["recursive-doubling"], name="own", steps=forgets_an_element)
+    monkeypatch.setitem(cast(dict[str, Algorithm], ALGORITHMS._items), "own", algorithm)
+    random = np.random.default_rng(0)
+    data = [random.standard_normal(50).astype(dtype) for _ in range(3)]
+    expected = data[1][-1], sum(float(mine[-1]) for mine in data)
+    broken = False
+    again = [mine.copy() for mine in data]
+    box = Mailbox(3, eager=False)
+    prepared = [prepare(box.ranks[rank], again[rank], "own") for rank in range(3)]
+    run_together(lambda rank: prepared[rank].start(), 3, 0)
+    sent = [rank.sent_messages for rank in box.ranks]
+    run_together(lambda rank: prepared[rank].start(), 3, 0)
+    assert [rank.sent_messages - before for rank, before in zip(box.ranks, sent, strict=True)] < sent, "checked twice"
+    assert sorted(runs) == [0, 0, 1, 1, 2, 2]
+
+    broken = True
+    box = Mailbox(3, eager=False)
+    with pytest.raises(AllreduceError) as raised:
+        run_together(lambda rank: prepare(box.ranks[rank], data[rank], "own").start(), 3, 0)
+    assert raised.value.given == (
+        f"the allreduce 'own' gives a wrong sum on rank 1 of 3: element 49 is {expected[0]:.9g} instead of"
+        f" {expected[1]:.9g} (1 of 50 elements are wrong)"
+    )

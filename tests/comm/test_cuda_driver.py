@@ -140,7 +140,9 @@ def cupy_that_says(message: str) -> Any:
         raise RuntimeFails(message)
 
     cupy: Any = ModuleType("cupy")
-    cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=count, CUDARuntimeError=RuntimeFails))
+    cupy.cuda = SimpleNamespace(
+        cublas=None, runtime=SimpleNamespace(getDeviceCount=count, CUDARuntimeError=RuntimeFails)
+    )
     return cupy
 
 
@@ -160,14 +162,19 @@ def test_a_cupy_for_a_newer_cuda_is_named_with_the_right_extra(monkeypatch: pyte
     assert "the driver is for CUDA 12.4" in reason and "pip install 'dpsim[cuda12]'" in reason
 
 
+LOADS = "raise ImportError('{}: cannot open\\n shared object file')\n"
+LOADS_LATE = "class cuda:\n    @property\n    def cublas(self): " + LOADS + "cuda = cuda()\n"
+
+
+@pytest.mark.parametrize(("library", "code"), [("libnvrtc.so.12", LOADS), ("libcublas.so.12", LOADS_LATE)])
 @pytest.mark.usefixtures("installed")
-def test_a_cupy_that_cannot_be_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "cupy.py").write_text("raise ImportError('libnvrtc.so.12: cannot open\\n shared object file')\n")
+def test_a_cupy_whose_libraries_are_missing_is_no_traceback(
+    library: str, code: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cupy.py").write_text(code.format(library))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
-    expected = (
-        "CuPy cannot be imported: libnvrtc.so.12: cannot open shared object file (pip install 'cupy-cuda12x[ctk]')"
-    )
+    expected = f"CuPy cannot be imported: {library}: cannot open shared object file (pip install 'cupy-cuda12x[ctk]')"
     assert available.why_no_gpu() == expected
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from late_device import LateDevice, late_devices
 
 from dpsim.comm.cuda.available import open_device, why_no_gpu
 from dpsim.comm.cuda.memory import DeviceMemory
-from dpsim.comm.cuda.simulator import SimulatedDevice, SimulatedStream
 from dpsim.memory import HOST, Memory, aligned_bytes
 
 WHERE = ["host", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
@@ -63,78 +62,63 @@ def test_what_was_fetched_stays_when_more_is_fetched(where: str, monkeypatch: py
     assert first.tolist() == [0, 1, 2] and memory.fetches == 2  # type: ignore[attr-defined]
 
 
-class LateEvent:
-    """A point in the work of a late device: waiting for it does the work up to there."""
-
-    def __init__(self, device: LateDevice) -> None:
-        self._device, self._number = device, device.asked
-
-    def done(self) -> bool:
-        return self._device.finished >= self._number
-
-    def due_s(self) -> float | None:
-        return None
-
-    def wait(self) -> None:
-        self._device.finish(self._number)
-
-    def seconds_since(self, earlier: Any) -> float:
-        return 0.0
+@pytest.fixture
+def late() -> Iterator[LateDevice]:
+    with late_devices():
+        yield LateDevice()
 
 
-class LateStream(SimulatedStream):
-    def __init__(self, device: LateDevice) -> None:
-        self._device = device
-
-    def record(self) -> Any:
-        return LateEvent(self._device)
-
-    def wait(self) -> None:
-        self._device.finish(self._device.asked)
-
-
-class LateDevice(SimulatedDevice):
-    """Copies nothing before somebody waits for it."""
-
-    def __init__(self) -> None:
-        self._work: list[Callable[[], None]] = []
-        self.finished = 0
-
-    @property
-    def asked(self) -> int:
-        return self.finished + len(self._work)
-
-    def finish(self, number: int) -> None:
-        while self.finished < number:
-            self._work.pop(0)()
-            self.finished += 1
-
-    def stream(self) -> LateStream:
-        return LateStream(self)
-
-    def upload(self, stream: Any, host: Any, array: Any) -> None:
-        self._work.append(lambda: super(LateDevice, self).upload(stream, host, array))
-
-    def download(self, stream: Any, array: Any, host: Any) -> None:
-        self._work.append(lambda: super(LateDevice, self).download(stream, array, host))
-
-    def use(self, _: Any = None) -> None:
-        pass
-
-
-def test_the_host_may_write_what_it_uploads_and_runs_two_uploads_ahead() -> None:
-    device = LateDevice()
-    memory = DeviceMemory(device)
+def test_the_host_may_write_what_it_uploads_and_runs_two_uploads_ahead(late: LateDevice) -> None:
+    late.defers_copies = True
+    memory = DeviceMemory(late)
+    (stream,) = late.streams
     batch, seen, ahead = np.empty(5), [], []
     for number in range(6):
         batch[:] = number
         array = memory.upload("x", batch)
-        device._work.append(lambda array=array: seen.append(array.copy()))  # type: ignore[misc]
-        ahead.append(device.asked - device.finished)
+        stream.operation(lambda array=array: seen.append(np.array(array)))  # type: ignore[misc]
+        ahead.append(stream.asked - stream.reached)
         batch[:] = -1
-    assert max(ahead) <= 6 and ahead[1] > 1  # two uploads, and what reads them
+    assert ahead == [3, 6, 7, 7, 7, 7]  # two uploads with their events and readers, and the reader of the one before
     memory.fetch([])
     assert [each.tolist() for each in seen] == [[number] * 5 for number in range(6)]
+
+
+def test_times_are_told_of_events_that_are_complete_and_not_before(late: LateDevice) -> None:
+    memory = DeviceMemory(late)
+    first, second = memory.mark(), memory.mark()
+    with pytest.raises(RuntimeError, match="cudaErrorNotReady"):
+        second.seconds_since(first)
+    asked = 0
+    while not first.done():
+        asked += 1
+    assert asked > 0
+    second.wait()
+    assert second.done() and second.seconds_since(first) >= 0
+
+
+def test_each_memory_fetches_in_its_own_stream_and_no_other_one_is_computed_in(late: LateDevice) -> None:
+    first, second = DeviceMemory(late), DeviceMemory(late)
+    array = second.upload("x", np.arange(3.0))
+    first.fetch([])
+    with pytest.raises(AssertionError, match="add in stream"):
+        array + 1
+    second.use()
+    (twice,) = second.fetch([array * 2])
+    assert twice.tolist() == [0, 2, 4]
+
+
+def test_a_fault_of_the_device_is_an_error_to_who_asks_for_an_event_and_to_who_waits(late: LateDevice) -> None:
+    memory = DeviceMemory(late)
+    (stream,) = late.streams
+    before = memory.mark()
+    before.wait()
+    stream.fails_at = stream.asked + 2
+    memory.upload("x", np.arange(3.0))
+    after = memory.mark()
+    for asks in (after.done, after.wait, memory.stream.wait, lambda: memory.fetch([])):
+        with pytest.raises(RuntimeError, match="cudaErrorIllegalAddress"):
+            asks()
 
 
 def test_memory_of_the_host_is_what_it_was() -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from python_path import extended_path
 
 from dpsim.backend import check_backend
-from dpsim.errors import ConfigError
+from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.train.config import TrainConfig
 from dpsim.launch import jobs
 from dpsim.machine import Network
@@ -146,3 +147,14 @@ def test_nccl_is_an_algorithm_of_gpus_without_leaves_and_without_16_bits() -> No
         check_backend("cuda", "nccl", Network(), wire_dtype="float16")
     with pytest.raises(ConfigError, match="'nccl' runs only with --backend cuda"):
         TrainConfig(algorithm="nccl")
+
+
+def test_a_group_of_messages_is_ended_where_one_of_them_is_refused() -> None:
+    from dpsim.comm.cuda.nccl import Nccl
+    from dpsim.comm.cuda.simulator import SimulatedDevice
+
+    library, alone = mock.Mock(), mock.Mock(rank=0, size=1)
+    nccl = Nccl(alone, SimulatedDevice(), library)
+    with pytest.raises(CommunicationError, match="NCCL fails: refused"), nccl.group():
+        raise RuntimeError("refused")
+    assert [name for name, *_ in library.method_calls][-2:] == ["groupStart", "groupEnd"]

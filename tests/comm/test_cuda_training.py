@@ -216,3 +216,9 @@ def test_ranks_that_train_leaves_have_the_settings_of_libraries_which_are_record
 def test_all_ranks_refuse_leaves_where_one_has_other_settings_of_libraries(ranks: int, where: str) -> None:
     text = f"rank {ranks - 1}: CUBLAS_WORKSPACE_CONFIG=:16:8 in reproducible training on GPUs"
     assert all(said.startswith(text) for said in ran(ranks, where)["other_settings"])
+
+
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
+def test_a_device_that_fails_ends_the_step_with_its_error(ranks: int) -> None:
+    for said in ran(ranks, "simulator")["faults"]:
+        assert said == ["cudaErrorIllegalAddress: 700"] * 3 * min(ranks, 2)

@@ -13,6 +13,7 @@ from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.accuracy import store
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.lines import Line, lines
+from dpsim.experiments.accuracy.page import FIGURE, places, write_page
 from dpsim.experiments.accuracy.table import BEGIN, END, into, markdown
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.questions import completed
@@ -107,3 +108,19 @@ def test_the_readmes_table_is_that_of_the_committed_report() -> None:
     table = text.split(BEGIN)[1].split(END)[0].strip()
     report = (ROOT / "reports" / "accuracy" / "report.md").read_text(encoding="utf-8")
     assert table and table in report
+
+
+def test_the_page_has_every_point_with_its_interval_and_says_how_many_intervals_hold(tmp_path: Path) -> None:
+    right, wrong = compared(), compared(2.0)
+    comparisons = {"a": right, "b": wrong}
+    points = [point for place in places(comparisons).values() for point in place]
+    assert len(points) == len(right.scored) + len(wrong.scored)
+    write_page(tmp_path, comparisons, lines(comparisons), "a processor", "a note")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "index.html", f"{FIGURE}.png", f"{FIGURE}.svg", f"{FIGURE}-dark.svg"
+    }  # fmt: skip
+    inside = sum(point.predicted_low_s <= point.measured_step_s <= point.predicted_high_s for point in points)
+    assert 0 < inside < len(points)
+    page = (tmp_path / "index.html").read_text()
+    assert f"{inside / len(points):.0%} of the {len(points)} measured steps lie inside" in page
+    assert "#fefefe" not in (tmp_path / f"{FIGURE}-dark.svg").read_text()

@@ -14,10 +14,11 @@ import msgspec
 import pytest
 from python_path import extended_path
 
+from dpsim.comm.cuda.driver import Driver, DriverGpu
 from dpsim.errors import ConfigError, FileFormatError
+from dpsim.experiments.gpu_check import __main__ as gpu_check
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check import versions
-from dpsim.experiments.gpu_check.__main__ import without_paths
 from dpsim.experiments.gpu_check.table import table
 from dpsim.harness.measurement.environment import environment
 from dpsim.kernels.allreduce import registry
@@ -26,6 +27,7 @@ from dpsim.launch import child_process, jobs
 Python = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
+SMALL_LAUNCHES = "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"
 
 
 def samples(algorithm: str, size_bytes: int, time_s: float, **other: Any) -> r.Samples:
@@ -159,13 +161,61 @@ def test_contributed_files_are_contributions_under_their_own_name() -> None:
 
 def test_no_path_of_a_machine_is_kept() -> None:
     here = msgspec.structs.replace(environment(), variables={"NUMBA_CACHE_DIR": "/home/x", "OMP_NUM_THREADS": "1"})
-    assert without_paths(here).variables == {"OMP_NUM_THREADS": "1"}
+    assert gpu_check.without_paths(here).variables == {"OMP_NUM_THREADS": "1"}
 
 
 def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(python: Python) -> None:
     done = python("-m", "dpsim.experiments.gpu_check", env={"CUDA_VISIBLE_DEVICES": "", "NUMBA_ENABLE_CUDASIM": "0"})
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("gpu-check: there is no GPU to check here: ")
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs gpu_check on a driver with a GPU, with probes of the test's own; the exit code."""
+
+    def run(folder: Path, probe_all: Callable[..., None]) -> int:
+        driver = Driver(cuda_version=13000, gpus=(DriverGpu(name="NVIDIA H100", capability=(9, 0)),))
+        monkeypatch.setattr(gpu_check, "ask", lambda: driver)
+        monkeypatch.setenv(SMALL_LAUNCHES, "")
+        monkeypatch.delenv(SMALL_LAUNCHES)  # both are undone, also where main sets it
+        monkeypatch.setattr(gpu_check, "probe_all", probe_all)
+        monkeypatch.setattr(sys, "argv", ["gpu_check", "--output", str(folder)])
+        return gpu_check.main()
+
+    return run
+
+
+def test_where_no_kernel_can_run_the_record_says_why(checked: Callable[..., int], tmp_path: Path) -> None:
+    failing = r.Probe(name="NVVM", works=False, text="no libnvrtc.so.13", remedy="bring it")
+
+    def probe_all(driver: Driver, known: Callable[[r.Probe], None], tell: Callable[[str], None]) -> None:
+        known(failing)
+        assert os.environ[SMALL_LAUNCHES] == "0"  # no warning of each launch of a few blocks
+
+    assert checked(tmp_path / "new", probe_all) == 1
+    (path,) = (tmp_path / "new").iterdir()
+    actual = r.read(path)
+    assert (actual.probes, actual.summary.running, actual.summary.claims) == ((failing,), "", 0)
+    assert "training: not run, because NVVM fails" in actual.summary.failed
+
+
+def test_a_run_that_is_killed_while_it_probes_leaves_a_record(checked: Callable[..., int], tmp_path: Path) -> None:
+    def probe_all(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checked(tmp_path, probe_all)
+    (path,) = tmp_path.iterdir()
+    assert r.read(path).summary.running == "probes"
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_probed(
+    checked: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert checked(tmp_path / "file", lambda *given: pytest.fail("it probes")) == 2
+    assert "--output" in capsys.readouterr().err
 
 
 def test_the_drivers_version_is_read_from_the_kernels_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,19 +250,21 @@ def simulated(done: subprocess.CompletedProcess[str], folder: Path) -> r.GpuChec
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @needs_numba_cuda
 def test_the_simulator_runs_the_same_benchmark_and_its_record_is_no_contribution(
     python: Python, tmp_path: Path
 ) -> None:
     arguments = ("-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path))
-    simulated(python(*arguments, env={"NUMBA_ENABLE_CUDASIM": "1"}, timeout_s=110), tmp_path)
+    simulated(python(*arguments, env={"NUMBA_ENABLE_CUDASIM": "1"}, timeout_s=220), tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @needs_numba_cuda
 def test_ranks_that_a_launcher_started_run_it_together(tmp_path: Path) -> None:
     mpiexec = jobs.mpiexec_path()
     assert mpiexec is not None
     command = [mpiexec, "-n", "2", sys.executable, "-m", "dpsim.experiments.gpu_check", "--output", str(tmp_path)]
     variables = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": extended_path(ROOT)}
-    simulated(child_process.run(command, env=variables, timeout_s=110), tmp_path)
+    simulated(child_process.run(command, env=variables, timeout_s=220), tmp_path)

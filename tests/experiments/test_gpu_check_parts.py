@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from dpsim.comm.cuda.driver import Driver, DriverGpu
+from dpsim.comm.cuda.reproducible import REQUIRED
 from dpsim.errors import CommunicationError
 from dpsim.experiments.gpu_check import logical, parts
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check.journal import Journal, keep, kept_in
-from dpsim.experiments.gpu_check.libraries import NUMBA_STEPS
+from dpsim.experiments.gpu_check.libraries import CUPY_STEPS, NUMBA_STEPS
 from dpsim.harness.measurement.environment import environment
 from dpsim.launch.rank_info import MpiJob
 
@@ -128,6 +129,19 @@ def test_a_record_that_was_cut_off_says_so_and_is_no_contribution(journal: Journ
         r.check_contribution(actual)
 
 
+def test_probes_are_in_the_record_as_they_are_known(journal: Journal, capsys: pytest.CaptureFixture[str]) -> None:
+    journal.write()
+    assert on_disk(journal).probes == ()
+    works = r.Probe(name="CuPy", works=True, text="14.2.0, runtime 13.0")
+    fails = r.Probe(name="NCCL", works=False, text="no libnccl.so.2", remedy="install it")
+    for count, probe in enumerate((works, fails), 1):
+        journal.probed(probe)
+        assert on_disk(journal).probes == (works, fails)[:count]
+    actual = on_disk(journal).gpus
+    assert (actual.cuda, actual.nccl) == ("13.0, runtime 13.0", "none: no libnccl.so.2")
+    assert "NCCL        FAILS  no libnccl.so.2; to do: install it" in capsys.readouterr().err
+
+
 def test_sizes_of_the_targets_are_measured_first() -> None:
     sizes = logical.order(logical.Effort().sizes_bytes)
     assert sizes[:2] == [64 << 20, 256 << 20] and sizes[2] == 4 and max(sizes[2:10]) == 64 << 10
@@ -208,8 +222,9 @@ def test_a_gpu_for_one_process_is_not_given_to_two(between: Callable[..., Ran], 
     [
         ((), ["logical", "training", "between", "tests"]),
         (("NCCL",), ["logical", "training", "between", "tests"]),
-        (("MPI",), ["logical", "tests without ranks"]),
-        (("CuPy", "NCCL"), ["tests"]),
+        (("MPI",), ["logical", "training", "tests without ranks"]),
+        (("CuPy", "cuBLAS", "NCCL"), ["tests"]),
+        (("cuBLAS", "NCCL"), ["logical", "between", "tests"]),
         (("pytest",), ["logical", "training", "between"]),
         (("NVVM", "launch", "cudadevrt"), []),
     ],
@@ -217,8 +232,8 @@ def test_a_gpu_for_one_process_is_not_given_to_two(between: Callable[..., Ran], 
 def test_a_library_that_fails_stops_only_what_needs_it(
     failing: tuple[str, ...], ran: list[str], journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = (*NUMBA_STEPS, "CuPy", "NCCL", "MPI", "pytest")
-    probes = [r.Probe(name=name, works=name not in failing, text="") for name in names]
+    names = (*NUMBA_STEPS, *CUPY_STEPS, "MPI", "pytest")
+    journal.probes.extend(r.Probe(name=name, works=name not in failing, text="") for name in names)
     actual: list[str] = []
     monkeypatch.setattr(parts, "run_logical", lambda *_: actual.append("logical") or ())
     monkeypatch.setattr(parts, "run_training", lambda *_: actual.append("training"))
@@ -228,7 +243,7 @@ def test_a_library_that_fails_stops_only_what_needs_it(
         actual.append("tests" if starts_ranks else "tests without ranks")
 
     monkeypatch.setattr(parts, "run_tests", run_tests)
-    parts.run_all(journal, Driver(gpus=(GPU,)), probes)
+    parts.run_all(journal, Driver(gpus=(GPU,)))
     assert actual == ran
     assert bool(journal.failed) == bool(set(failing) - {"NCCL"})
 
@@ -240,7 +255,7 @@ def test_under_srun_no_test_starts_ranks_with_mpiexec(journal: Journal, monkeypa
     monkeypatch.setattr(parts, "run_training", lambda *_: None)
     monkeypatch.setattr(parts, "run_between", lambda *_, **__: None)
     monkeypatch.setattr(parts, "run_tests", lambda *_, starts_ranks, **__: starts.append(starts_ranks))
-    parts.run_all(journal, Driver(gpus=(GPU,)), [])
+    parts.run_all(journal, Driver(gpus=(GPU,)))
     assert starts == [False]
 
 
@@ -260,35 +275,62 @@ def test_a_rank_of_a_job_that_never_answers_ends_the_job_with_what_was_measured(
     assert len(actual.samples) == 1 and "not done after 0 s; the job was ended" in actual.summary.failed[0]
 
 
-def test_what_training_came_to_is_in_the_record_also_where_it_is_cut_off(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figure = r.Training(name=r.MLP_SPEED, setting="mlp:8", unit="s", own=(2.0, 1.0, 3.0), other=(1.9,))
-
-    def on_ranks(task: str, argument: dict[str, Any], *, devices: int, timeout_s: float, **_: Any) -> Any:
-        assert task == "dpsim.experiments.gpu_check.training:measure" and devices == 1
-        assert argument["seconds"] < timeout_s
-        keep(Path(argument["results"]), [figure])
-        if journal.left_out:
-            raise CommunicationError("the ranks did not finish within the time limit")
-        return {"left_out": ["memory: no time left"]}
-
-    monkeypatch.setattr(parts.jobs, "on_ranks", on_ranks)
-    for count in (1, 2):
-        parts.run_training(journal, 100.0)
-        actual = journal.write()
-        assert actual.trainings == (figure,) * count and not actual.samples
-        assert [(claim.name, claim.measured, claim.met) for claim in actual.claims] == [
-            (r.MLP_SPEED, 0.95, True)
-        ] * count
-    assert journal.left_out == ["memory: no time left"]
-    assert journal.failed == ["training: the ranks did not finish within the time limit"]
+FIGURE = r.Training(name=r.MLP_SPEED, setting="mlp:8", unit="s", own=(2.0, 1.0, 3.0), other=(1.9,))
 
 
-def outcome_of(tmp_path: Path, text: str, seconds: float) -> r.Tests:
+def of_figures(journal: Journal, program: str, seconds: float = 60.0, **options: Any) -> r.GpuCheck:
+    """``run_training`` with a program that finds the file and the name of its figure in ``path`` and ``name``."""
+    path = journal.parts.parent / "program.py"
+    begin = (
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "path, name = Path(sys.argv[1]), sys.argv[2]\n"
+        f"mlp, reproducible, activations = {r.MLP_SPEED!r}, {r.REPRODUCIBLE!r}, {r.ACTIVATION_BYTES!r}\n"
+        f"line = {r.codec.to_json(FIGURE, indent=None)!r} + chr(10)\n"
+    )
+    path.write_text(begin + program)
+    parts.run_training(journal, seconds, (sys.executable, str(path)), **options)
+    return on_disk(journal)
+
+
+def test_a_figure_that_crashes_or_hangs_costs_no_more_than_itself(journal: Journal) -> None:
+    actual = of_figures(
+        journal,
+        "if name == mlp:\n    path.write_text(line)\n    raise TypeError('no such argument of /home/someone/cupy.py')\n"
+        "if name == activations:\n    print('no PyTorch')\n"
+        "if name == reproducible:\n    time.sleep(600)\n",
+        figure_s=5.0,
+    )
+    assert actual.trainings == (FIGURE,)
+    assert [(claim.name, claim.measured, claim.met) for claim in actual.claims] == [(r.MLP_SPEED, 0.95, True)]
+    assert actual.summary.left_out == (f"{r.ACTIVATION_BYTES}: no PyTorch",)
+    assert actual.summary.failed == (
+        f"{r.MLP_SPEED}: TypeError: no such argument of cupy.py",
+        f"{r.REPRODUCIBLE}: not done after 5 s",
+    )
+
+
+def test_each_figure_is_in_the_record_before_the_next_one_begins(journal: Journal) -> None:
+    seen = "record = next((path.parents[1] / 'record').iterdir()).read_text()\nprint(record.count('mlp:8'))\n"
+    first, second, *_ = of_figures(journal, f"{seen}path.write_text(line)\n").summary.left_out
+    assert first.endswith(": 0") and not second.endswith(": 0")
+
+
+def test_what_training_in_leaves_requires_is_set_before_its_process_starts(journal: Journal) -> None:
+    program = f"print([name for name in {list(REQUIRED)!r} if name in os.environ])\n"
+    printed = dict(line.rsplit(": ", 1) for line in of_figures(journal, program).summary.left_out)
+    assert printed.pop(r.REPRODUCIBLE) == str(list(REQUIRED))
+    assert set(printed.values()) == {"[]"}
+
+
+def test_figures_for_which_there_is_no_time_are_said(journal: Journal) -> None:
+    actual = of_figures(journal, "path.write_text(line)\n", seconds=0.0)
+    assert actual.summary.left_out == tuple(f"{name}: no time left" for name in r.TARGETS) and not actual.trainings
+
+
+def outcome_of(tmp_path: Path, text: str, seconds: float, *options: str) -> r.Tests:
     path = tmp_path / "test_of_the_test.py"
     path.write_text(text)
-    command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "-c", "/dev/null", str(path)]
+    command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "-c", "/dev/null", str(path), *options]
     return parts.tested(command, {}, tmp_path / "output.txt", seconds)
 
 
@@ -297,6 +339,18 @@ def test_tests_that_pass_and_tests_that_fail_are_told_apart(tmp_path: Path) -> N
     assert good.passed and good.line.startswith("1 passed")
     bad = outcome_of(tmp_path, "def test_a():\n    assert False\n", 60)
     assert not bad.passed and bad.line.startswith("1 failed")
+    assert good.failed == () and len(bad.failed) == 1 and bad.failed[0].endswith("test_of_the_test.py::test_a")
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")])
+def test_tests_that_failed_are_named_once_each(options: tuple[str, ...], tmp_path: Path) -> None:
+    text = (
+        "import pytest\n@pytest.mark.parametrize('word', ['a b', 'FAILS', 'x'])\n"
+        "def test_a(word):\n    assert word == 'x'\n"
+        "@pytest.fixture\ndef broken():\n    raise OSError\ndef test_b(broken):\n    pass\n"
+    )
+    actual = outcome_of(tmp_path, text, 60, *options)
+    assert [name.partition("::")[2] for name in actual.failed] == ["test_a[a b]", "test_a[FAILS]", "test_b"]
 
 
 def test_tests_that_hang_are_killed_and_those_that_ended_are_counted(tmp_path: Path) -> None:
@@ -309,9 +363,11 @@ def test_tests_that_hang_are_killed_and_those_that_ended_are_counted(tmp_path: P
     program = f"import time\nprint(*{lines!r}, sep=chr(10), flush=True)\ntime.sleep(600)"
     actual = parts.tested([sys.executable, "-c", program], {}, tmp_path / "output.txt", 3)
     assert (actual.passed, actual.line) == (False, "stopped after 3 s: 2 passed, 1 failed")
+    assert actual.failed == ("a.py::test_b",)
 
 
 def test_the_whole_run_stays_below_nine_minutes_whatever_hangs() -> None:
     longest_job_s = parts._LEAST_JOB_S + parts._START_S
     assert parts.LOGICAL_S + parts._STALL_S + parts.TRAINING_S + parts._START_S < parts.BETWEEN_END_S
+    assert parts._FIGURE_S < parts.TRAINING_S
     assert parts.BETWEEN_END_S + longest_job_s + parts._LEAST_JOB_S <= parts.TOTAL_S <= 9 * 60 - 20

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpsim.comm.cuda.driver import Driver, DriverGpu
@@ -30,7 +31,7 @@ def test_every_library_that_works_is_a_line() -> None:
     actual = of_program("; ".join(lines))
     assert {name: probe.text for name, probe in actual.items()} == ALL
     assert all(probe.works for probe in actual.values())
-    assert probes.line(actual["NVVM"]) == "NVVM        ok     compiles"
+    assert actual["NVVM"].line == "NVVM        ok     compiles"
 
 
 def test_the_first_that_fails_says_why_and_what_to_do_and_the_others_are_not_tried() -> None:
@@ -40,7 +41,19 @@ def test_the_first_that_fails_says_why_and_what_to_do_and_the_others_are_not_tri
     assert actual["NVVM"].text == "OSError: no libnvvm.so"  # a folder may name a user
     assert "CUDA_HOME" in actual["NVVM"].remedy and "dpsim[cuda12]" in actual["NVVM"].remedy
     assert actual["launch"].text == "not tried, because NVVM fails"
-    assert probes.line(actual["NVVM"]).startswith("NVVM        FAILS  OSError: no libnvvm.so; to do: set CUDA_HOME")
+    assert actual["NVVM"].line.startswith("NVVM        FAILS  OSError: no libnvvm.so; to do: set CUDA_HOME")
+
+
+def test_the_reason_is_the_error_also_where_more_lines_follow_it() -> None:
+    program = "raise LookupError('no libnvrtc.so.13\\n  listdir:\\n    libpcsamplingutil.so')"
+    assert of_program(program)["numba-cuda"].text == "LookupError: no libnvrtc.so.13"
+
+
+def test_a_numpy_that_is_too_new_for_numba_cuda_is_the_remedy() -> None:
+    program = "import numpy\nprint('numba-cuda', '0.30.4', sep='\\t', flush=True)\nnumpy.a_function_that_was_removed"
+    assert of_program(program)["NVVM"].remedy == (
+        f"numba-cuda does not work with NumPy {np.__version__}: pip install 'numpy<2.5', or add its wheel to WHEELS"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,8 +71,9 @@ def test_a_library_that_crashes_or_hangs_is_no_more_than_a_line(program: str, ti
 def test_a_hang_after_a_step_keeps_the_step() -> None:
     program = "import time\nprint('CuPy', '14.2.0, runtime 12.9', sep='\\t', flush=True)\ntime.sleep(600)"
     actual = of_program(program, "cupy", timeout_s=3)
-    assert actual["CuPy"].works and not actual["NCCL"].works
-    assert "nvidia-nccl-cu12" in actual["NCCL"].remedy
+    assert actual["CuPy"].works and not actual["cuBLAS"].works
+    assert "cupy-cuda12x[ctk]" in actual["cuBLAS"].remedy
+    assert actual["NCCL"].text == "not tried, because cuBLAS fails"
 
 
 def test_every_library_has_a_remedy_for_the_drivers_cuda() -> None:
@@ -68,10 +82,10 @@ def test_every_library_has_a_remedy_for_the_drivers_cuda() -> None:
         assert "cu13" not in probes.remedy(name, DRIVER) and "cuda13" not in probes.remedy(name, DRIVER)
 
 
-def toolkit(folder: Path, version: str, *, nvvm: bool = True) -> Path:
-    (folder / "nvvm" / "lib64").mkdir(parents=True)
+def toolkit(folder: Path, version: str, *, nvvm: bool = True, libraries: str = "lib64") -> Path:
+    (folder / "nvvm" / libraries).mkdir(parents=True)
     if nvvm:
-        (folder / "nvvm" / "lib64" / "libnvvm.so.4").touch()
+        (folder / "nvvm" / libraries / "libnvvm.so.4").touch()
     (folder / "version.json").write_text(json.dumps({"cuda": {"version": version}}))
     return folder
 
@@ -80,6 +94,11 @@ def test_toolkits_that_are_newer_than_the_driver_or_have_no_nvvm_are_not_used(tm
     old, own = toolkit(tmp_path / "a", "11.8.0"), toolkit(tmp_path / "b", "12.4.1")
     folders = [old, toolkit(tmp_path / "c", "13.0.2"), own, toolkit(tmp_path / "d", "12.2", nvvm=False), tmp_path / "e"]
     assert probes.toolkits(DRIVER, folders) == [own, old]
+
+
+def test_a_toolkit_that_was_made_of_wheels_is_one(tmp_path: Path) -> None:
+    folder = toolkit(tmp_path / "a", "12.4.1", libraries="lib")
+    assert probes.toolkits(DRIVER, [folder]) == [folder]
 
 
 def numba_that_needs(home: Path | None, variables: dict[str, str]) -> Callable[[str], tuple[Probe, ...]]:
@@ -135,9 +154,10 @@ def test_the_drivers_line(driver: Driver, works: bool, text: str) -> None:
 
 
 def test_without_a_driver_nothing_else_is_tried() -> None:
-    told: list[str] = []
-    (probe,) = probes.probe_all(Driver(problem="no NVIDIA driver (libcuda.so.1)"), told.append)
-    assert not probe.works and len(told) == 1
+    known: list[Probe] = []
+    probes.probe_all(Driver(problem="no NVIDIA driver (libcuda.so.1)"), known.append, lambda text: None)
+    (probe,) = known
+    assert not probe.works
 
 
 def test_ranks_that_start_are_a_working_mpi() -> None:

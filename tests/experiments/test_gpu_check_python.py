@@ -56,6 +56,25 @@ def test_the_environment_has_the_machines_packages_and_the_wheels(tmp_path: Path
     assert machine_python.missing(venv) == []
 
 
+def test_cuda_libraries_among_the_machines_packages_are_found_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cuda.pathfinder", reason="cuda-pathfinder is not installed (pip install -e '.[dev]')")
+    machine = tmp_path / "machine" / "site-packages"
+    libraries = machine / "nvidia" / "cu13" / "lib"
+    libraries.mkdir(parents=True)
+    (libraries / "libnvrtc.so.13").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(machine)])
+    venv = tmp_path / "venv"
+    machine_python.make(venv, None)
+    find = "from cuda.pathfinder._utils.find_sub_dirs import find_sub_dirs_all_sitepackages as find\n"
+    program = f"{find}print(*find(('nvidia', 'cu13', 'lib')), sep=chr(10))"
+    command = [str(venv / "bin" / "python"), "-I", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert str(libraries) in done.stdout.splitlines()
+
+
 def test_the_same_things_make_the_environment_once_and_others_make_it_anew(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     machine_python.make(venv, None)
@@ -77,9 +96,13 @@ def test_paths_of_the_caller_are_extended_and_never_replaced(tmp_path: Path) -> 
     assert machine_python.environment(tmp_path, after) == after
 
 
-def test_it_becomes_gpu_check_in_the_environment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wheels_first", [True, False])
+def test_it_becomes_gpu_check_in_the_environment(wheels_first: bool, tmp_path: Path) -> None:
     calls: list[tuple[str, list[str], dict[str, str]]] = []
-    machine_python.main([str(tmp_path / "venv"), "--", "--output", "x"], lambda *call: calls.append(call))
+    wheel(tmp_path / "wheels")
+    venv, wheels = [str(tmp_path / "venv")], ["--wheels", str(tmp_path / "wheels")]
+    own = [*wheels, *venv] if wheels_first else [*venv, *wheels]
+    machine_python.main([*own, "--", "--output", "x"], lambda *call: calls.append(call))
     ((python, command, variables),) = calls
     assert python == str(tmp_path / "venv" / "bin" / "python")
     assert command == [python, "-m", "dpsim.experiments.gpu_check", "--output", "x"]
@@ -105,6 +128,12 @@ def test_a_folder_without_wheels_is_refused_in_words(
     with pytest.raises(SystemExit) as ending:
         machine_python.main([str(tmp_path / "venv"), "--wheels", str(tmp_path / folder)], lambda *call: None)
     assert ending.value.code == 2 and "WHEELS=FOLDER" in capsys.readouterr().err
+
+
+def test_make_gpu_check_writes_its_record_where_it_is_told_to() -> None:
+    command = ["make", "-n", "--no-print-directory", "-C", str(ROOT), "gpu-check", f"GPU_PYTHON={sys.executable}"]
+    done = subprocess.run([*command, "GPU_OUTPUT=a b"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.rstrip().endswith('-- --output "a b"')
 
 
 def test_make_gpu_check_with_a_python_needs_no_network_and_says_that_there_is_no_gpu(tmp_path: Path) -> None:

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import math
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
-from python_path import extended_path
 
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check import training
 from dpsim.experiments.gpu_check.journal import kept_in
-from dpsim.launch import jobs
+from dpsim.nn import build_model
+
+Python = Callable[..., subprocess.CompletedProcess[str]]
+SUPPORT = Path(__file__).parents[1] / "support"
+SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[tuple[r.Training, ...]]]:
-    """What the task says, and the figures that it left: beside another library, alone, and without time."""
+def test_every_figure_is_taken_and_each_has_a_target(python: Python, tmp_path: Path) -> None:
     pytest.importorskip("numba_cuda")
-    folder = tmp_path_factory.mktemp("figures")
-    paths = [folder / f"{name}.trainings" for name in ("beside", "alone", "late")]
-    env = {
-        "PYTHONPATH": extended_path(Path(__file__).parents[1] / "support"),
-        "NUMBA_ENABLE_CUDASIM": "1",
-    }
-    argument = {"results": [str(path) for path in paths]}
-    said = jobs.on_ranks("ranks_gpu_check:run", argument, devices=1, timeout_s=100, env=env)
-    return said, [kept_in(path, r.Training) for path in paths]
-
-
-def test_every_figure_is_taken_and_each_has_a_target(ran: tuple[dict[str, Any], list[tuple[r.Training, ...]]]) -> None:
-    said, (figures, *_) = ran
-    assert said["beside"] == {"left_out": []}
+    path = tmp_path / "a.trainings"
+    done = python(str(SUPPORT / "gpu_check_figures.py"), str(path), env=SIMULATED, timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    figures = kept_in(path, r.Training)
     assert [figure.name for figure in figures] == list(r.TARGETS)
     for figure in figures:
         samples = (training.TOY.rounds, training.TOY.rounds) if figure.unit == "s" else (1, 1)
@@ -41,23 +34,29 @@ def test_every_figure_is_taken_and_each_has_a_target(ran: tuple[dict[str, Any], 
         assert all(math.isfinite(each) for each in (*figure.own, *figure.other))
     by_name = {figure.name: figure for figure in figures}
     assert min(by_name[r.REPRODUCIBLE].own) > 0 and by_name[r.REPRODUCIBLE].setting.endswith("16, 8 leaves")
+    assert re.search(r", [1-9]\d* events a step$", by_name[r.TIMELINES].setting)
     assert by_name[r.ACTIVATION_BYTES].own[0] > 0
     assert by_name[r.BFLOAT16_SPEED].setting == f"{by_name[r.MLP_SPEED].setting}, bfloat16"
     weights = 784 * 4 + 4 + 4 * 4 + 4 + 4 * 10 + 10
     assert by_name[r.STATE_BYTES].other == (3 * 4 * weights,)  # parameters, gradients, momentum
 
 
-def test_without_pytorch_the_other_figures_are_taken(ran: tuple[dict[str, Any], list[tuple[r.Training, ...]]]) -> None:
-    said, (_, figures, _) = ran
-    missing = (r.MLP_SPEED, r.PICTURE_SPEED, r.ACTIVATION_BYTES, r.BFLOAT16_SPEED)
-    reason = "ImportError: PyTorch is not compared with the simulator"
-    assert said["alone"]["left_out"] == [f"{name}: {reason}" for name in missing]
-    assert [figure.name for figure in figures] == [name for name in r.TARGETS if name not in missing]
+def test_a_figure_that_needs_pytorch_is_left_out_with_the_reason(python: Python, tmp_path: Path) -> None:
+    pytest.importorskip("numba_cuda")
+    path = tmp_path / "a.trainings"
+    done = python("-m", "dpsim.experiments.gpu_check.training", str(path), r.MLP_SPEED, env=SIMULATED)
+    reason = "PyTorch is not compared with the simulator\n"
+    assert (done.returncode, done.stdout) == (0, reason), done.stderr
+    assert kept_in(path, r.Training) == ()
 
 
-def test_what_there_is_no_time_for_is_said(ran: tuple[dict[str, Any], list[tuple[r.Training, ...]]]) -> None:
-    said, (*_, figures) = ran
-    assert figures == () and said["late"]["left_out"] == [f"{name}: no time left" for name in r.TARGETS]
+def test_initial_values_that_are_drawn_quickly_have_the_distribution_of_the_models_own() -> None:
+    model = build_model("mlp:300,200", training.MLP_SHAPE, training.CLASSES)
+    quick, own = training._initial(model, 1), model.initial_parameters(1)
+    assert {name: value.shape for name, value in quick.items()} == {name: value.shape for name, value in own.items()}
+    for name, value in quick.items():
+        assert value.dtype == np.float32
+        assert np.std(value) == pytest.approx(np.std(own[name]), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from dpsim import codec
 from dpsim.cli import app
 from dpsim.data import load_dataset
 from dpsim.data.sharding import check_batch
-from dpsim.errors import ConfigError, DpsimError, FileFormatError
+from dpsim.errors import ConfigError, DpsimError, FileFormatError, printable
 from dpsim.harness.finding import Finding
 from dpsim.harness.imports import ImportConfig, import_machine
 from dpsim.harness.train.config import TrainConfig
@@ -32,7 +31,6 @@ from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.records import bench
 from dpsim.report.page import markdown_cell
-from dpsim.report.words import printable
 from dpsim.runtime import checkpoint
 from dpsim.units import parse_duration
 
@@ -92,13 +90,12 @@ def test_a_small_archive_that_would_be_large_is_refused(tmp_path: Path, monkeypa
         load_dataset(f"npz:{tmp_path}/bomb.npz")
 
 
-def test_a_line_of_spaces_in_a_benchmarks_output_costs_no_time(tmp_path: Path) -> None:
+@pytest.mark.timeout(30)
+def test_a_line_of_spaces_in_a_benchmarks_output_is_read_once(tmp_path: Path) -> None:
     log = tmp_path / "osu.txt"
-    log.write_text("# OSU MPI Allreduce Latency Test v7.5\n# Size " + " " * 100_000 + "x\n")
-    begin_s = time.monotonic()
-    with pytest.raises(DpsimError, match="line 2: 100,008 characters"):
+    log.write_text("# OSU MPI Allreduce Latency Test v7.5\n# Size " + " " * 300_000 + "x\n")
+    with pytest.raises(DpsimError, match="line 2: 300,008 characters"):
         import_machine(ImportConfig(files=(str(log),), devices=(2,)))
-    assert time.monotonic() - begin_s < 2
 
 
 @pytest.mark.parametrize(
@@ -115,7 +112,7 @@ def test_a_line_of_spaces_in_a_benchmarks_output_costs_no_time(tmp_path: Path) -
         lambda: parse_devices("2x" + "9" * 5000),
         lambda: TrainConfig(leaves=99_999_999),
         lambda: TrainConfig(seed=-1),
-        lambda: parse_duration("1." + " " * 100_000 + "x"),
+        lambda: parse_duration("1." + " " * 300_000 + "x"),
         lambda: TrainConfig(seed=2**64),
         lambda: check_batch(10, 11),
     ],
@@ -159,8 +156,8 @@ def test_a_rank_killed_before_it_said_hello_is_not_taken_for_another_one() -> No
 
 
 def test_control_characters_reach_no_report() -> None:
-    assert printable("a\x1b[31mb\0\x9b\ud800\n") == "a[31mb\n"
-    assert markdown_cell("a | b\x1b <script>*") == "a \\| b &lt;script>\\*"
+    assert printable("a\x1b[31mb\0\x9b\ud800\u202e\n") == r"a\x1b[31mb\x00\x9b\ud800\u202e" + "\n"
+    assert markdown_cell("a | b\x1b <script>*") == r"a \| b\x1b &lt;script>\*"
 
 
 @pytest.mark.parametrize(("redirected", "code"), [(">&-", 0), ("> /dev/full", 2)])

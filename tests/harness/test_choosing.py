@@ -243,11 +243,13 @@ def test_a_proposal_is_the_next_version_and_only_where_much_is_gained() -> None:
     assert proposal(committed(), Choices(kernels=measured.kernels[1:])) is None
 
 
-@pytest.mark.parametrize("devices", [2, 3])
-def test_ranks_on_another_processor_are_refused(devices: int, on_ranks: OnRanks) -> None:
-    answers = on_ranks("ranks_choosing:agreed", devices=devices)
+@pytest.mark.parametrize(
+    ("devices", "name", "named"), [(2, "model", f"another, {processor.blas()}"), (3, "rounding", "rounding another")]
+)
+def test_ranks_that_compute_differently_are_refused(devices: int, name: str, named: str, on_ranks: OnRanks) -> None:
+    answers = on_ranks("ranks_choosing:agreed", {"name": name}, devices=devices)
     assert len(set(answers)) == 1
-    assert f"another processor, {processor.blas()}" in answers[0] and f"on rank {devices - 1}" in answers[0]
+    assert named in answers[0] and f"on rank {devices - 1}" in answers[0]
 
 
 def test_a_table_has_candidates_that_exist_for_every_problem() -> None:

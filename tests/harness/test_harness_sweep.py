@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import shutil
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,9 +115,8 @@ def test_an_emulated_message_costs_what_the_link_says(done: Done) -> None:
 def test_the_same_experiment_again_measures_nothing(done: Done) -> None:
     before = {name: (done.folder / name).read_bytes() for name in ("predictions.json", "results.json")}
     messages: list[str] = []
-    start_s = time.monotonic()
     again = sweep(TINY, done.folder, messages.append)
-    assert time.monotonic() - start_s < 20 and "nothing is measured again" in messages[0]
+    assert "nothing is measured again" in messages[0]
     assert before == {name: (done.folder / name).read_bytes() for name in before}
     assert again == done.comparison
 

@@ -53,6 +53,20 @@ def counted_rounds(stop: StopRule, round_s: Callable[[int], float], **options: A
     return taken, clock.now_s - 1000.0
 
 
+def test_after_the_first_round_it_says_by_how_much_the_least_rounds_exceed_the_budget() -> None:
+    said: list[str] = []
+    stop = StopRule(least_rounds=6, most_s=3.0)
+    _, spent_s = counted_rounds(stop, lambda _: 1.5, warm_up=2, report=said.append)
+    assert spent_s == 8 * 1.5
+    assert said == [
+        "warning: the budget of 3 s will be exceeded by about 9 s: 6 rounds and 2 that warm up are needed in any case,"
+        " and the first took 1.5 s"
+    ]
+    counted_rounds(stop, lambda _: 0.3, warm_up=2, report=said.append)
+    counted_rounds(stop, lambda _: 9.0, warm_up=2, first=3, report=said.append)  # resumed: it has been said
+    assert len(said) == 1
+
+
 # Who is visited.
 
 

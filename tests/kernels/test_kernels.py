@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dpsim.kernels import update
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
+from dpsim.kernels.vector import even_parts
 from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.layer import Buffers
@@ -240,3 +241,13 @@ def test_work_arrays_begin_at_a_cache_line_and_are_zero(shape: tuple[int, ...]) 
         array = CPU.zeros(shape, dtype)
         assert array.shape == shape and array.dtype == dtype and array.flags.c_contiguous and not array.any()
         assert array.size == 0 or array.ctypes.data % 64 == 0
+
+
+@given(st.integers(1, 300), st.integers(1, 24))
+def test_even_parts_cover_all_and_differ_in_size_by_one_at_most(total: int, most: int) -> None:
+    parts = [range(at, at + size) for start, end, size in even_parts(total, most) for at in range(start, end, size)]
+    assert [i for part in parts for i in part] == list(range(total))
+    sizes = {len(part) for part in parts}
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= most
+    assert len(parts) == -(-total // most)

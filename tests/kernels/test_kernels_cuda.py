@@ -260,7 +260,6 @@ def test_a_rank_that_does_not_come_ends_the_kernels_of_all_and_is_named(python: 
         for text in result["said"]:
             named = re.match(r"rank (\d) has waited 0.5 s for rank (\d) in an allreduce on GPUs", text)
             assert named is not None and int(named[1]) < missing and int(named[2]) == missing
-    assert min(max(result["taken_s"]) for result in results) < 2  # the others when the machine is busy, too
     assert all(min(result["taken_s"][:-1]) >= 0.5 for result in results if result["ranks"] == 2)
 
 

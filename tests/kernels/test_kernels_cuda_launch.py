@@ -5,17 +5,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cuda_cases as cases
 import numpy as np
 import pytest
+from python_path import extended_path
 
 from dpsim.errors import CommunicationError, ConfigError
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 driver: Any = pytest.importorskip("cuda.bindings.driver")
 RANKS = 4
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 class Recorded:
@@ -165,3 +169,40 @@ def test_ranks_have_as_many_blocks_as_run_at_once_and_elements_need(recorded: Ca
     assert recorded("one-shot", "flags", at_once=32, most_blocks=1)[0].blocks_at_once == 32
     with pytest.raises(ConfigError, match="4 logical devices"):
         recorded("one-shot", "one-launch", at_once=3)
+
+
+@pytest.mark.slow
+def test_numba_cuda_itself_loads_kernels_and_launches_them_as_they_are_bound(
+    python: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A line of the driver: kind, blocks, ranks, threads, stream, first step, step to stop before."""
+    variables = cases.stub_driver(tmp_path) | {"PYTHONPATH": extended_path(SUPPORT.parents[1], SUPPORT)}
+    launched = ("one-shot", "one-launch", "two-shot", "one-launch", "ring", "split")
+    done = python(str(SUPPORT / "launch_on_stub.py"), "4096", *launched, env=variables, timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "launches").read_text().splitlines() == [
+        "cooperative 32 2 512 4096 0 1",
+        "plain 16 2 512 4096 0 1",
+        "plain 16 2 512 4096 0 1",
+        "plain 16 2 512 4096 1 2",
+    ]
+
+
+def test_a_table_is_on_the_device_before_a_kernel_may_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of numba's are done in the default stream, for which the streams of kernels do not wait."""
+    from dpsim.kernels.allreduce.cuda import prepare
+
+    copies: list[Callable[[], None]] = []
+
+    def to_device(host: Any) -> Any:
+        array = np.full_like(host, -1)
+        copies.append(lambda: np.copyto(array, host))
+        return array
+
+    def synchronize() -> None:
+        for copy in copies:
+            copy()
+
+    default_stream = SimpleNamespace(synchronize=synchronize)
+    monkeypatch.setattr(prepare, "cuda", SimpleNamespace(to_device=to_device, default_stream=lambda: default_stream))
+    assert prepare.on_device([3, 1, 2]).tolist() == [3, 1, 2]

@@ -40,6 +40,13 @@ def test_updates_on_a_gpu_have_the_bits_of_the_cpus() -> None:
     assert [text for lars in updates.LARS_CASES if (text := updates.wrong_in_lars(*lars, memory)) is not None] == []
 
 
+def test_a_small_grid_is_no_warning() -> None:
+    from dpsim.kernels import update_cuda
+    from dpsim.kernels.allreduce.cuda.kernels import THREADS
+
+    update_cuda._sgd("float32", False, False)[(1, 1), THREADS, 0]
+
+
 JOINED = re.compile(r"\bfma\.|\bmad\.\w+\.f|\bmul\.f|\bftz\b|approx|\.full\.")
 """Instructions that round otherwise than one operation at a time."""
 

@@ -230,3 +230,52 @@ def test_training_runs_on_the_hosts_of_a_hostfile(tmp_path: Path, dpsim: Dpsim) 
     assert (code, "2 devices" in out) == (0, True), err
     code, _, err = dpsim("train", *asked, "--devices", "3", "--hostfile", path)
     assert (code, "has 2 slots" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "mistake", "words"),
+    [
+        ("data += parts[1:].sum(axis=0)", "pass", "bucket 0: the allreduce 'star' gives a wrong sum on rank"),
+        (
+            "t.receive(data, 0)",
+            "t.receive(data[1:], 0)",
+            "bucket 0: rank 1 got a message that is longer than the array",
+        ),
+    ],
+)
+def test_a_mistake_in_a_users_allreduce_ends_the_training(
+    line: str, mistake: str, words: str, dpsim: Dpsim, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/extend.md").read_text(encoding="utf-8")
+    code = page.partition("# star.py\n")[2].partition("```")[0]
+    assert line in code
+    (tmp_path / "star.py").write_text(code.replace(line, mistake), encoding="utf-8")
+    exit_code, _, err = dpsim("launch", "local", "--devices", "2", "--", str(tmp_path / "star.py"))
+    assert (exit_code, words in err, "Traceback" in err) == (2, True, False), err
+
+
+def test_a_script_says_who_waits_after_the_time_that_launch_names(dpsim: Dpsim, tmp_path: Path) -> None:
+    """The last rank comes late to every step; a time that the script itself names counts first."""
+    (tmp_path / "late.py").write_text(_LATE)
+    script = str(tmp_path / "late.py")
+    assert "dpsim: stalled for" in dpsim("launch", "local", "--devices", "2", "--stall-after", "0.2", "--", script)[2]
+    code, _, err = dpsim("launch", "local", "--devices", "2", "--stall-after", "0.2", "--", script, "30")
+    assert code == 0 and "stalled" not in err
+    code, _, err = dpsim("launch", "local", "--stall-after", "-1", "--", script)
+    assert code == 2 and "stall-after is -1 s" in err and "0 or more" in err
+
+
+_LATE = """
+import sys, time
+import dpsim
+
+class Late(dpsim.Callback):
+    def on_step_end(self, trainer, step):
+        if dpsim.rank() == 1:
+            time.sleep(0.8)
+
+data = dpsim.load_dataset("synthetic:4x4x1,classes=3,train=64,test=8", 0)
+named = {"stall_after_s": float(sys.argv[1])} if len(sys.argv) > 1 else {}
+model = dpsim.build_model("mlp:4", data.input_shape, data.classes)
+dpsim.fit(model, data, global_batch=16, steps=2, callbacks=[Late()], **named)
+"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_cases import machines, workloads
 
+from dpsim.ddp_settings import DdpSettings
+from dpsim.errors import ConfigError
 from dpsim.lowering import lower
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.nn import build_model
 from dpsim.plan import OVERLAPS, Plan
-from dpsim.predict import predict, timeline
+from dpsim.predict import predict, predict_points, timeline
 from dpsim.runtime.describe import describe
 from dpsim.schedule import SYNCHRONISE_EVENT
 from dpsim.workload import Layer, Tensor, Workload
@@ -116,3 +120,28 @@ def test_a_step_is_the_sum_of_its_parts_under_every_overlap(
     assert actual.step_s == pytest.approx(parts + workload.overhead_s * factor, rel=1e-6, abs=1e-9)
     if overlap in ("off", "inline"):
         assert actual.step_s >= local.step_s * (1 - 1e-12)
+
+
+def test_points_of_both_norms_are_the_plans_of_both_and_a_scripts_own_norm_is_taken() -> None:
+    layer = Layer(name="a", forward_s=(1.0,), backward_s=(2.0,), tensors=(Tensor(name="wa", shape=(100,)),))
+    plain = Workload(name="w", local_batches=(8,), layers=(layer,), update_s=1.0)
+    workload = with_batch_norm(plain)
+    machine = Machine(
+        name="m", allreduce=(AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(10, 1000), time_s=(1.0, 2.0)),)
+    )
+    both: dict[str, Any] = {"global_batch": 16, "overlap": "off", "batch_norm": ("local", "global"), "algorithm": "mpi"}
+    points, _ = predict_points(workload, machine, [2], [], **both)
+    expected = [predict(workload, machine, msgspec.structs.replace(plan, algorithm="mpi")) for plan in (LOCAL, GLOBAL)]
+    assert [(p["batch_norm"], p["predicted_step_s"]) for p in points] == [
+        ("local", expected[0].step_s),
+        ("global", expected[1].step_s),
+    ]
+    with pytest.raises(ConfigError, match="unknown batch norm 'leaf'"):
+        predict_points(workload, machine, [2], [], batch_norm="leaf")
+    with pytest.raises(ConfigError, match="no layer states batch_norm_channels"):
+        predict_points(plain, machine, [2], [], batch_norm="global")
+    ddp = DdpSettings(torch="2.13.0", devices=2, sync_batch_norm=True)
+    for trained, norm, noted in ((workload, "global", False), (plain, "local", True)):
+        (point,), summary = predict_points(msgspec.structs.replace(trained, ddp=ddp), machine, [2], [])
+        assert (point["batch_norm"], any("SyncBatchNorm" in text for text in summary["cautions"])) == (norm, noted)
+        assert ("batch norm over all devices" in summary["from_script"]) == (not noted)

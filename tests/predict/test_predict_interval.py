@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
-import time
 from typing import Any
 
 import msgspec
@@ -15,10 +15,12 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, OverlapCost, Speed
 from dpsim.plan import Plan
-from dpsim.predict import LEVEL, predict, predict_points, step_times
+from dpsim.predict import LEVEL, predict, predict_on_machines, predict_points, step_times
 from dpsim.predict.interval import COMMON_MODEL_ERROR, OWN_MODEL_ERROR
+from dpsim.predict.step import price
 from dpsim.workload import Workload
 
+step, interval = (importlib.import_module(f"dpsim.predict.{name}") for name in ("step", "interval"))
 DEVIATIONS = 1.6449
 
 
@@ -173,14 +175,54 @@ def test_thresholds_whose_difference_is_uncertain_are_named_and_others_are_not()
     assert rough["equally_fast_bytes"] == [0.0, 100.0] and rough["any_threshold"]
 
 
-def test_step_times_take_no_time_for_intervals() -> None:
+def test_what_makes_one_device_as_uncertain_does_not_widen_the_interval_of_a_speedup() -> None:
+    """Where communication takes no time, all of both steps scales with the layer times and the speed."""
+
+    def ends(**given: Any) -> tuple[float, float]:
+        link = Link(latency_s=1e-12, bandwidth_bytes_per_s=1e30)
+        (point,), _ = predict_points(*certain(allreduce=(), link=link, **given), [2], [], local_batch=4, overlap="off")
+        low, middle, high = (point[f"predicted_speedup{end}"] for end in ("_low", "", "_high"))
+        assert low < middle < high
+        return math.log(middle / low), math.log(high / middle)
+
+    floor = DEVIATIONS * math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR)
+    assert ends() == pytest.approx((floor, floor), rel=1e-3)
+    assert ends(compute=0.3, speed=0.3) == pytest.approx((floor, floor), rel=1e-3)
+    assert min(ends(half_width=0.3)) > 1.5 * floor
+
+
+def test_a_second_machine_is_held_against_the_first_by_what_the_two_do_not_share() -> None:
+    def upgrade(**given: Any) -> dict[str, Any]:
+        trained, slow = certain(**given)
+        fast = msgspec.structs.replace(slow.allreduce[0], time_s=(0.4, 0.5))
+        machines = {"slow": slow, "fast": msgspec.structs.replace(slow, allreduce=(fast,))}
+        options: dict[str, Any] = {"global_batch": 8, "overlap": "off", "algorithm": "mpi"}
+        points, summary = predict_on_machines(trained, machines, [1, 2], [0.0, math.inf], **options)
+        assert [point["machine"] for point in points] == ["slow"] * 3 + ["fast"] * 3
+        assert [best["machine"] for best in summary["best"]] == ["slow", "slow", "fast", "fast"]
+        (actual,) = summary["upgrades"]
+        steps = {name: [p["predicted_step_s"] for p in points if p["machine"] == name][1:] for name in machines}
+        assert actual["ratio"] == pytest.approx(min(steps["slow"]) / min(steps["fast"]))
+        assert actual["ratio_low"] < actual["ratio"] < actual["ratio_high"] and actual["machine"] == "fast"
+        return dict(actual)
+
+    assert upgrade()["ratio_low"] > 1
+    certainly, roughly = (upgrade(table=error) for error in (0.0, 0.4))
+    assert roughly["ratio_high"] / roughly["ratio_low"] > 1.2 * certainly["ratio_high"] / certainly["ratio_low"]
+
+
+def test_step_times_price_each_plan_once_and_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     trained, known = certain()
-    plans = [plan(fusion_rule="tarantella", fusion_threshold_bytes=float(i)) for i in range(400)]
-    step_times(trained, known, plans[:1])
-    begin_s = time.perf_counter()
+    plans = [plan(fusion_rule="tarantella", fusion_threshold_bytes=float(i)) for i in range(4)]
+    priced: list[Any] = []
+
+    def counted(*arguments: Any) -> Any:
+        priced.append(arguments)
+        return price(*arguments)
+
+    monkeypatch.setattr(step, "price", counted)
+    monkeypatch.setattr(interval, "price", counted)
     step_times(trained, known, plans)
-    alone_s = time.perf_counter() - begin_s
-    begin_s = time.perf_counter()
-    for each in plans:
-        predict(trained, known, each)
-    assert alone_s < time.perf_counter() - begin_s
+    assert len(priced) == len(plans)
+    predict(trained, known, plans[0])
+    assert len(priced) > len(plans) + 1

@@ -8,17 +8,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from report_factory import PACED, sweep
 from rich.console import Console
 
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
-from dpsim.records.comparison import Comparison
-from dpsim.report.figures import step_time
+from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.report.figures import step_time, where_time_goes
+from dpsim.report.figures.style import NARROW_IN, WIDE_IN, heading, setting_label
 from dpsim.report.sweep.content import for_terminal
-from dpsim.report.sweep.threshold import answers
+from dpsim.report.sweep.threshold import answers, tiles
 from dpsim.report.sweep.write import write_report
+from dpsim.report.table import Column, narrowed, table
 from dpsim.report.words import enumerated, percent
 
 
@@ -180,3 +183,70 @@ def test_importing_comparison_and_report_loads_no_matplotlib() -> None:
     code = "import sys, dpsim.harness.sweep.compare, dpsim.report.sweep.content; print('matplotlib' in sys.modules)"
     actual = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert actual.stdout.strip() == "False"
+
+
+def test_only_the_verdict_the_main_figure_and_the_main_table_are_unfolded(folder: Path, compared: Comparison) -> None:
+    text = (folder / "index.html").read_text()
+    unfolded = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
+    assert text.count("<figure>") > 1 and text.count("<table>") > 1
+    assert unfolded.count("<figure>") == unfolded.count("<table>") == 1
+    assert compared.predictions_sha256 not in unfolded
+    assert all(sentence in html.unescape(unfolded) for sentence in answers(compared)[:3])
+
+
+def test_a_table_of_a_page_leaves_out_the_most_dispensable_columns_that_do_not_fit() -> None:
+    columns = (
+        Column[str](head="a", cell=lambda row: row),
+        Column[str](head="b", cell=lambda row: row * 2, dispensable=2),
+        Column[str](head="c", cell=lambda row: row * 3, dispensable=1),
+    )
+    wide = table(columns=columns, sections={"": ["12345"]})
+    assert narrowed(wide, 36) == wide
+    narrow = narrowed(wide, 30)
+    assert [column.head for column in narrow.columns] == ["a", "c"]
+    assert narrow.sections[0].rows == (("12345", "123451234512345"),)
+    assert [column.head for column in narrowed(wide, 1).columns] == ["a"]
+
+
+def test_no_card_names_a_best_threshold_beside_the_verdict_that_none_is_surely_best(compared: Comparison) -> None:
+    group = compared.groups[0]
+    sure = msgspec.structs.replace(group, below_noise=False, effect=0.2, noise=0.01, noise_floor=0.01)
+    unsure = msgspec.structs.replace(group, below_noise=False, effect=0.12, noise=0.1, noise_floor=0.1)
+    assert any(tile.label.startswith("best threshold") for tile in tiles(compared, sure))
+    labels = [tile.label for tile in tiles(compared, unsure)]
+    assert not any(label.startswith("best threshold") for label in labels)
+    assert any("no threshold is surely best" in label for label in labels)
+
+
+def test_step_times_are_drawn_from_zero_with_the_labels_of_two_best_points_on_different_sides() -> None:
+    def measured(point: ComparedPoint, ratio: float, **marks: bool) -> ComparedPoint:
+        step_s = point.predicted_step_s * ratio
+        unmarked = {"is_best_measured": False, "is_best_predicted": False}
+        interval = {"measured_low_s": step_s, "measured_high_s": step_s}
+        return msgspec.structs.replace(point, measured_step_s=step_s, **interval, **unmarked | marks)
+
+    first, second, *rest = [p for p in compare(*sweep(networks=("node",))).scored if p.devices > 1]
+    best_measured = measured(first, 1.1, is_best_measured=True)
+    best_predicted = measured(second, 0.9, is_best_predicted=True)
+    rest = [measured(point, 1.0) for point in rest]
+    axis = Figure().add_subplot()
+    step_time.panel(axis, [best_measured, best_predicted, *rest])
+    assert axis.get_ylim()[0] == 0
+    notes = {n.get_text(): n.get_position()[1] - n.xy[1] for n in axis.get_children() if isinstance(n, Annotation)}
+    assert notes["best measured"] * notes["best predicted"] < 0
+
+
+def test_many_settings_stand_fastest_first_and_leaves_are_named() -> None:
+    points = compare(*sweep(networks=("node",))).scored
+    fields = ("devices", "leaves")
+    assert setting_label(points[0], fields).endswith(", 0 leaves")
+    ordered = where_time_goes._in_order(points, fields)
+    assert [p.measured_s_per_sample for p in ordered] == sorted(p.measured_s_per_sample for p in points)
+    assert where_time_goes._in_order(points, ("fusion_threshold_bytes",)) == points
+
+
+def test_a_long_title_of_a_panel_has_several_lines_on_a_phone() -> None:
+    for width, lines in ((NARROW_IN, 2), (WIDE_IN, 1)):
+        axis = Figure(figsize=(width, 3)).add_subplot()
+        heading(axis, "2 devices on paced:200us,1gbit (emulated), PyTorch DDP by an MPI hook", "ms per step")
+        assert len(axis.get_title(loc="left").splitlines()) == lines

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from report_factory import PACED, sweep
+from rich.console import Console
 
 from dpsim.harness.sweep.compare import compare
-from dpsim.records.comparison import Comparison
+from dpsim.records.comparison import Comparison, SpeedRecord
+from dpsim.records.sweep import read_predictions, read_results
+from dpsim.report.sweep.summary import Summary
 from dpsim.report.sweep.threshold import answer
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.words import counted, devices_name, skill_text
 
+ROOT = Path(__file__).parents[2]
 CLEAN = compare(*sweep(rounds=30, noise=0.002))
 
 
@@ -40,17 +47,114 @@ def test_a_threshold_that_does_not_matter_is_said_not_to() -> None:
     text = changed("node", below_noise=True, effect=0.03, noise_floor=0.04)
     assert "the threshold does not matter here" in text and "The model chose" not in text
     text = changed("node", below_noise=True, effect=1.45, noise_floor=1.61)
-    assert "too uncertain to tell" in text and "uncertainty of these medians is 161%" in text
+    assert "nothing can be said: the medians are only known to 161%" in text
 
 
-def test_the_regret_of_the_text_is_that_of_the_table() -> None:
+def test_intermediate_noise_leaves_no_threshold_surely_best() -> None:
+    text = changed("node", below_noise=False, effect=0.17, noise=0.14, noise_floor=0.14)
+    assert "no threshold is surely best: they differ by 17.0%, and two runs of one setting by 14.0%" in text
+    assert "as fast as" not in text and "The model chose" not in text
+
+
+def test_a_disturbed_run_has_no_verdict() -> None:
+    assert "nothing can be said: two runs of one setting differ by 376%" in changed("node", noise=3.76)
+    speed = SpeedRecord(
+        devices=1,
+        calibrated_slow_factor=1.0,
+        calibrated_slow_share=0.0,
+        measured_slow_factor=1.0,
+        measured_slow_share=0.0,
+        mean_change=4.24,
+    )
+    group = CLEAN.groups[0]
+    text = answer(msgspec.structs.replace(CLEAN, speeds=(speed,)), group)
+    assert "nothing can be said: with 1 device at work the machine was 424% slower" in text
+    assert "best threshold" not in text
+
+
+def test_the_cost_of_the_choice_is_that_of_the_numbers_beside_it() -> None:
     group = next(one for one in CLEAN.groups if one.network == PACED)
     points = [p for p in CLEAN.members(group) if not p.is_best_measured]
+    slowest = max(points, key=lambda point: point.measured_step_s)
     other = tuple(
-        msgspec.structs.replace(p, is_best_predicted=p == points[0]) if p.network == PACED else p for p in CLEAN.points
+        msgspec.structs.replace(p, is_best_predicted=p == slowest) if p.network == PACED else p for p in CLEAN.points
     )
     text = answer(msgspec.structs.replace(CLEAN, points=other), msgspec.structs.replace(group, regret=-0.004))
-    assert "(regret -0.4%)" in text
+    assert "slower than the best" in text and "regret" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_the_summary_fits_one_screen(width: int, rows: int) -> None:
+    groups = (CLEAN.groups * rows)[:rows]
+    out = io.StringIO()
+    summary = Summary(comparison=msgspec.structs.replace(CLEAN, groups=groups), folder=Path("reports/one"))
+    Console(file=out, width=width, color_system=None).print(summary)
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= 20 and max(map(len, lines)) <= width
+    assert "reports/one/index.html" in out.getvalue() and "Predictions:" in out.getvalue()
+
+
+def shown(comparison: Comparison, width: int = 100) -> str:
+    """The summary as the terminal shows it, in one line."""
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(Summary(comparison=comparison, folder=Path("one")))
+    return " ".join(out.getvalue().split())
+
+
+@pytest.mark.parametrize(("report", "head"), [("batch-norm", "statistics add"), ("local-batch", "from batch")])
+def test_the_summary_has_a_column_for_what_its_question_asks(report: str, head: str) -> None:
+    """It is what the sweep is made for, and sentences may not fit."""
+    folder = ROOT / "reports" / report
+    comparison = compare(read_predictions(folder / "predictions.json"), read_results(folder / "results.json"))
+    assert head in shown(comparison, width=160)
+
+
+def test_verdicts_that_do_not_fit_are_told_in_a_short_line_for_each_group() -> None:
+    group = next(one for one in CLEAN.groups if one.network == PACED)
+    noisy = msgspec.structs.replace(group, noise=0.5)
+    text = shown(msgspec.structs.replace(CLEAN, groups=(group,) * 5))
+    assert text.count("Everywhere: ") == 1 and "trained fastest" not in text and "more sentence" not in text
+    text = shown(msgspec.structs.replace(CLEAN, groups=(group, noisy, group, group)))
+    assert text.count("nothing can be said.") == 1 and text.count(", as predicted.") == 3
+
+
+def test_the_error_at_equal_speed_is_told_where_it_is_the_smaller_one() -> None:
+    for at_equal_speed, told in ((0.0, True), (9.0, False)):
+        points = tuple(msgspec.structs.replace(p, error_at_equal_speed=at_equal_speed) for p in CLEAN.points)
+        assert ("when corrected" in shown(msgspec.structs.replace(CLEAN, points=points))) == told
+
+
+@pytest.mark.parametrize(
+    ("best", "text"),
+    [
+        (math.inf, "One bucket (threshold inf) trained fastest"),
+        (0.0, "One bucket for each tensor (threshold 0) trained fastest"),
+        (32768.0, "A threshold of 32 KiB trained fastest"),
+    ],
+)
+def test_the_ends_of_the_thresholds_are_named_by_their_buckets(best: float, text: str) -> None:
+    points = []
+    for point in CLEAN.points:
+        fastest = point.devices > 1 and point.fusion_threshold_bytes == best
+        factor = 0.5 if fastest else 1.0
+        points.append(
+            msgspec.structs.replace(
+                point,
+                measured_step_s=0.004 * factor if point.devices > 1 else point.measured_step_s,
+                is_best_measured=fastest,
+            )
+        )
+    groups = tuple(msgspec.structs.replace(group, below_noise=False, effect=1.0) for group in CLEAN.groups)
+    assert text in shown(msgspec.structs.replace(CLEAN, points=tuple(points), groups=groups), width=120)
+
+
+def test_a_summary_of_one_device_chooses_nothing() -> None:
+    alone = tuple(point for point in CLEAN.points if point.devices == 1)
+    out = io.StringIO()
+    comparison = msgspec.structs.replace(CLEAN, points=alone, groups=(), overall=None)
+    Console(file=out, width=80, color_system=None).print(Summary(comparison=comparison, folder=Path("one")))
+    assert "there is nothing to choose" in out.getvalue()
 
 
 @pytest.mark.parametrize(("skill", "text"), [(-5935.8, "below -10"), (-0.001, "0.00"), (0.6, "0.60"), (None, "none")])

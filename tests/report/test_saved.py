@@ -356,6 +356,8 @@ def test_a_folder_without_a_whole_result_is_refused_in_one_message(
         ("[1, 2]", "is not a result of dpsim: its schema is None"),
         ('{"schema": "dpsim.workload/1"}', "is not a result of dpsim: its schema is 'dpsim.workload/1'"),
         (json.dumps(TRAINED | {"points": []}), "is what dpsim train prints with --json"),
+        (json.dumps(TRAINED | {"points": [], "command": "predict"}), "read it with json.load"),
+        (json.dumps(TRAINED | {"test_accuracy": 7}), "test_accuracy is 7"),
         (json.dumps(TRAINED | {"stpes": 3}), "unknown field `stpes`"),
         (json.dumps(TRAINED | {"losses": "none"}), "Expected `array`"),
     ],
@@ -429,8 +431,10 @@ def test_only_the_files_of_the_formats_that_are_asked_for_are_written(dpsim: Dps
         pages = [name for name in ("index.html", "report.md") if name in names]
         written = {path.name for path in folder.iterdir()}
         assert written - figures == names and bool(written & figures) == bool(pages)
-        assert all(f"report: {folder / page}" in out for page in pages) and ("report:" in out) == bool(pages)
-        assert ("tables:" in out) == any(name.startswith("points") for name in names)
+        assert (f"Open  {folder}" in out) == bool(pages) and (not pages or str(folder / pages[0]) in out)
+        assert any(line.startswith("tables:") for line in out.splitlines()) == any(
+            name.startswith("points") for name in names
+        )
     page = (tmp_path / "html-csv" / "index.html").read_text()
     assert 'href="points.csv"' in page and "report.md" not in page
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import mmap
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,6 +248,27 @@ def need_a_compiler() -> None:
             pathfinder.load_nvidia_dynamic_lib(library)
         except pathfinder.DynamicLibNotFoundError:
             pytest.skip(f"CUDA's {library} is not installed: pip install 'dpsim[ptx]'")
+
+
+def stub_driver(folder: Path) -> dict[str, str]:
+    """Variables with which a process loads a CUDA driver that runs no kernel; its launches are in ``folder/launches``.
+
+    Skips where there is no C compiler, or not CUDA's.
+    """
+    import pytest
+
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler (cc) for the stub of CUDA's driver")
+    need_a_compiler()
+    source, library = Path(__file__).parent / "stub_libcuda.c", folder / "libcuda.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True, timeout=60)
+    return {
+        "LD_LIBRARY_PATH": str(folder),
+        "STUB_LAUNCHES": str(folder / "launches"),
+        "CUDA_VISIBLE_DEVICES": "0",
+        "NUMBA_ENABLE_CUDASIM": "0",
+    }
 
 
 def simulated(python: Callable[..., Any], script: str, *arguments: str, timeout_s: float = 60) -> Any:

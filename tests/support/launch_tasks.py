@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from mpi4py import MPI
 
 from dpsim.errors import NotFiniteError
@@ -21,7 +22,16 @@ def echo(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> A
     print("printed by rank", comm.rank)
     about: dict[str, Any] = {"rank": comm.rank, "pid": os.getpid(), "cores": len(os.sched_getaffinity(0))}
     about["threads"] = os.environ["OPENBLAS_NUM_THREADS"]
+    parent = _listening(psutil.Process(os.getppid()))  # mpiexec hands its own socket on to the ranks
+    about["listening"] = sorted({address for address, _ in _listening(psutil.Process()) - parent})
+    about["shared"] = os.environ.get("UCX_POSIX_DIR")
     return {"argument": argument, "ranks": comm.gather(about)}
+
+
+def _listening(process: psutil.Process) -> set[tuple[str, int]]:
+    """The TCP addresses that a process listens on."""
+    connections = process.net_connections(kind="tcp")
+    return {(one.laddr.ip, one.laddr.port) for one in connections if one.status == psutil.CONN_LISTEN}
 
 
 def sum_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> int:

@@ -15,10 +15,14 @@ from dpsim.memory import HostMemory
 
 
 class QueuedMark:
-    """A point in a queue of the device. Waiting for it is an error before it is reached, as is reading its time."""
+    """A point in a queue of the device, reached when the host has waited for it or for values that come later.
 
-    def __init__(self, name: str, *, number: int, reached: bool) -> None:
-        self.name, self.number, self.reached = name, number, reached
+    Reading its time is an error before, and so is waiting for it while the device has work: the host would idle.
+    """
+
+    def __init__(self, name: str, *, number: int, idle: bool) -> None:
+        self.name, self.number, self._idle = name, number, idle
+        self.reached = False
 
     def done(self) -> bool:
         return self.reached
@@ -27,7 +31,8 @@ class QueuedMark:
         return None
 
     def wait(self) -> None:
-        assert self.reached, f"the host waits for {self.name}"
+        assert self.reached or self._idle, f"the host waits for {self.name}"
+        self.reached = True
 
     def seconds_since(self, earlier: Any) -> float:
         assert self.reached and earlier.reached and earlier.number <= self.number
@@ -47,7 +52,7 @@ class QueuedMemory(HostMemory):
 
     def mark(self, name: str = "mark") -> Any:
         self.log.append(name)
-        self.marks.append(QueuedMark(name, number=len(self.marks), reached=self._idle))
+        self.marks.append(QueuedMark(name, number=len(self.marks), idle=self._idle))
         self._idle = False  # it has something to do again
         return self.marks[-1]
 

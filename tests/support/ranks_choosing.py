@@ -34,8 +34,9 @@ def chosen(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> l
 
 
 def agreed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str]:
-    """What each rank is told where the last one has another processor."""
-    other = mock.patch.object(processor, "model", lambda: "another processor" if comm.rank == comm.size - 1 else "one")
+    """What each rank is told where ``processor.NAME()`` is another one on the last rank."""
+    of_rank = "another" if comm.rank == comm.size - 1 else "one"
+    other = mock.patch.object(processor, argument["name"], lambda: of_rank)
     with other:
         try:
             messages = choosing.agree_on_table(committed, comm).digest

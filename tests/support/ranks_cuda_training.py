@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from late_device import LateDevice, Stream, late_devices
 from mpi4py import MPI
 from ranks_runtime import open_trainer
 
 from dpsim import codec
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access
-from dpsim.comm.cuda.available import open_device, simulating
+from dpsim.comm.cuda.available import simulating
 from dpsim.comm.cuda.memory import DeviceMemory
 from dpsim.comm.cuda.reducers import Path
 from dpsim.comm.cuda.reproducible import DEFAULTS, REQUIRED
@@ -34,7 +36,12 @@ from dpsim.timeline import Timeline
 
 
 def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
-    """All that the tests ask of ranks, in one job: see the functions below."""
+    """All that the tests ask of ranks, in one job: see the functions below. A simulated device is a late one."""
+    with late_devices() if simulating() else contextlib.nullcontext():
+        return ran(comm, argument)
+
+
+def ran(comm: MPI.Intracomm, argument: dict[str, Any]) -> dict[str, Any]:
     return {
         "trained": {case["name"]: trained(comm, case, argument["steps"]) for case in argument["cases"]},
         "resumed": resumed(comm, argument["cases"][0]),
@@ -42,6 +49,7 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict
         "refused": comm.allgather(refused(comm, argument["cases"][0])),
         "settings": comm.allgather({name: os.environ.get(name) for name in {**REQUIRED, **DEFAULTS}}),
         "other_settings": comm.allgather(other_settings(comm, argument["cases"][0])),
+        "faults": comm.allgather(faults(comm, argument["cases"][0])) if simulating() else [],
     }
 
 
@@ -51,8 +59,7 @@ def flags(comm: MPI.Intracomm, wanted: bool) -> Any:
 
     On GPUs the transport itself finds out whether they can.
     """
-    access = Access(way=open_device(comm.rank).ways[0], mode="flags")
-    path = Path(name="peer memory", access=access)
+    path = Path(name="peer memory", access=Access(way="simulated", mode="flags"))
     patched = mock.patch.object(transport_module, "find_path", lambda *_: path)
     with patched if wanted and simulating() else contextlib.nullcontext():
         yield
@@ -189,3 +196,26 @@ def other_settings(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
         except ConfigError as error:
             return str(error)
     return "nothing"
+
+
+def faults(comm: MPI.Intracomm, case: dict[str, Any]) -> list[str]:
+    """What this rank says where its device fails in the second step, in either stream, and messages are polled for.
+
+    All ranks' devices fail at the same place, so that none waits for the others. The trainers cannot be closed.
+    """
+    said = []
+    streams = ("computing", "communicating")
+    for overlap, failing in itertools.product(("off", "poll", "thread"), streams[: min(comm.size, 2)]):
+        trainer = opened(comm, case | {"plan": case["plan"] | {"overlap": overlap}}, "device")
+        trainer.step()
+        assert isinstance(trainer.transport, CudaTransport) and isinstance(trainer.transport.device, LateDevice)
+        stream = trainer.transport.device.streams[streams.index(failing)]
+        stream.fails_at = stream.asked + 3
+        try:
+            trainer.step()
+            said.append("nothing")
+        except RuntimeError as error:
+            said.append(str(error))
+        trainer.runner.close()
+        Stream.fault = False
+    return said

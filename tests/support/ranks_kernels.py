@@ -6,13 +6,20 @@ from typing import Any
 
 from mpi4py import MPI
 
+from dpsim import jit, processor
 from dpsim.data import load_dataset
 from dpsim.kernels.cache import counts
+from dpsim.kernels.vector import lanes
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime.trainer import Trainer
+
+
+def targets(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[tuple[str, str, int]]:
+    """What each rank compiles for: the processor's family, numba's name of its type, numbers in a vector register."""
+    return comm.allgather((processor.family(), jit.load_numba().config.CPU_NAME, lanes("float32")))
 
 
 def compiled(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[tuple[int, int]]:

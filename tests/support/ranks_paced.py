@@ -8,9 +8,10 @@ import numpy as np
 from memory_transport import random_whole
 from mpi4py import MPI
 
+from dpsim.comm import paced
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
-from dpsim.comm.clock import now, sleep_until
+from dpsim.comm.clock import now
 from dpsim.comm.networks import transport
 from dpsim.comm.transport import Request, Transport
 from dpsim.errors import ConfigError
@@ -31,12 +32,10 @@ def one_way(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
     sizes: list[int] = argument["sizes_bytes"]
     took = {size: [_message(comm, link, size) for _ in range(argument["repeats"])] for size in sizes}
     long = max(sizes)
-    back_to_back = [_two(comm, link, long, 0.0) for _ in range(7)]
-    late_look = [_two(comm, link, long, 1.5) for _ in range(7)]
+    back_to_back = [_two(comm, link, long) for _ in range(7)]
     actual = {
         "took_s": [took[size] for size in sizes],
         "back_to_back_s": back_to_back,
-        "late_look_s": late_look,
         "refused": _refused(link),
     }
     return comm.gather(actual)[1] if comm.rank == 0 else comm.gather(actual)
@@ -53,8 +52,8 @@ def _message(comm: MPI.Intracomm, link: Transport, size: int) -> float:
     return arrived - float(data[0])
 
 
-def _two(comm: MPI.Intracomm, link: Transport, size: int, look_after: float) -> list[float]:
-    """Arrivals of two messages sent at once, from the sending; the first look after ``look_after`` transmissions."""
+def _two(comm: MPI.Intracomm, link: Transport, size: int) -> list[float]:
+    """Arrivals of two messages sent at once, from the sending."""
     data = np.zeros((2, size // 8))
     comm.Barrier()
     if link.rank == 0:
@@ -63,10 +62,6 @@ def _two(comm: MPI.Intracomm, link: Transport, size: int, look_after: float) -> 
             wait(message)
         return [0.0, 0.0]
     messages = [link.receive(row, 0) for row in data]
-    if look_after:
-        look_s = now() + link.network.latency_s + look_after * size / link.network.bandwidth_bytes_per_s
-        while now() < look_s:  # a sleep may end much too late on a busy machine
-            pass
     return [wait(message) - float(row[0]) for message, row in zip(messages, data, strict=True)]
 
 
@@ -80,36 +75,57 @@ def _refused(link: Transport) -> bool:
     return True
 
 
-def two_senders(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[list[float]] | None:
-    """Ranks 1 and 2 send to rank 0 at about one moment: (sent, sent, arrived, arrived) of each repetition."""
-    link = transport(comm, Network.parse(argument["network"]))
-    actual = []
-    for _ in range(argument["repeats"]):
-        data = np.zeros((2, argument["size_bytes"] // 8))
-        begin_s = comm.bcast(now() + 4e-3)
+def on_a_set_clock(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """Messages to rank 0 of three while the link's clock is set by hand: when each is due, by that clock.
+
+    One sender's two messages, the first looked at in time and late; then two senders' messages.
+    """
+    clock = {"now_s": 0.0}
+    paced.now = lambda: clock["now_s"]  # type: ignore[assignment]
+    network, size = Network.parse(argument["network"]), argument["size_bytes"]
+
+    def due_s(senders: list[int], look_s: float) -> list[float] | None:
+        clock["now_s"] = 0.0
+        link = transport(comm, network)
+        data = np.zeros((2, size // 8))
         if link.rank:
-            sleep_until(begin_s)
-            data[0, 0] = now()
-            wait(link.send(data[0], 0))
-            continue
-        messages = [link.receive(data[0], 1), link.receive(data[1], 2)]
-        arrived: dict[int, float] = {}
-        while len(arrived) < 2:
-            for i, message in enumerate(messages):
-                if i not in arrived and message.done():
-                    arrived[i] = now()
-        actual.append([*data[:, 0].tolist(), arrived[0], arrived[1]])
+            for message in [
+                link.send(row, 0) for row, sender in zip(data, senders, strict=True) if sender == link.rank
+            ]:
+                wait(message)
+            return None
+        messages = [link.receive(row, sender) for row, sender in zip(data, senders, strict=True)]
+        clock["now_s"] = look_s
+        return [_due_s(message, clock) for message in messages]
+
+    late_s = network.latency_s + 1.5 * size / network.bandwidth_bytes_per_s
+    actual = {"in time": due_s([1, 1], 0.0), "late": due_s([1, 1], late_s), "two senders": due_s([1, 2], 0.0)}
     return actual if comm.rank == 0 else None
 
 
-def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Two nodes of two: seconds of messages from rank 0 inside its node and across; whether sums over both are right.
+def _due_s(message: Request, clock: dict[str, float]) -> float:
+    """When it is due; not done just before, done then."""
+    while message.due_s() is None:
+        message.done()
+    due_s = message.due_s()
+    assert due_s is not None
+    clock["now_s"] = float(np.nextafter(due_s, 0.0))
+    assert not message.done()
+    clock["now_s"] = due_s
+    assert message.done()
+    return due_s
 
-    The sums are of all algorithms, with the seconds of the slowest rank.
+
+def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """Two nodes of two: messages from rank 0 inside its node and across, then sums over both nodes.
+
+    ``due``: whether the messages were held until a time, inside and across; ``across_s``: the seconds that they took
+    across; ``wrong``: algorithms whose sums came out wrong.
     """
     link = transport(comm, Network.parse(argument["network"]), 2)
     data = np.zeros(argument["size_bytes"] // 8)
-    took: dict[int, list[float]] = {1: [], 2: []}
+    took: list[float] = []
+    due = False
     for _ in range(argument["repeats"]):
         for to in (1, 2):
             comm.Barrier()
@@ -117,8 +133,9 @@ def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> di
                 data[0] = now()
                 wait(link.send(data, to))
             elif link.rank == to:
-                arrived = wait(link.receive(data, 0))
-                took[to].append(arrived - float(data[0]))
+                message = link.receive(data, 0)
+                took.append(wait(message) - float(data[0]))
+                due = message.due_s() is not None
     wrong = []
     for algorithm in ("ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"):
         rows = random_whole(comm.size, 1001, "float32", 0)
@@ -126,8 +143,11 @@ def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> di
         allreduce(link, mine, algorithm)
         if not all(comm.allgather(np.array_equal(mine, np.sum(rows, axis=0)))):
             wrong.append(algorithm)
-    gathered = comm.gather(took)
-    return {"inside_s": gathered[1][1], "across_s": gathered[2][2], "wrong": wrong} if gathered is not None else None
+    gathered = comm.gather((took, due))
+    if gathered is None:
+        return None
+    (_, inside), (across_s, across) = gathered[1:3]
+    return {"across_s": across_s, "due": [inside, across], "wrong": wrong}
 
 
 def sums(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str] | None:

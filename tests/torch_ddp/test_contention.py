@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
+from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp import contention
-from dpsim.harness.torch_ddp.contention import Effort, compute_slowdown, computed_s, profiled
+from dpsim.harness.torch_ddp.contention import Effort, compute_slowdown, computed_s, profiled, profiled_on_cores
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.torch_ddp.profile_script import profile_script
 from dpsim.torch_ddp.request import ScriptRequest
@@ -73,3 +75,17 @@ def test_a_pause_counts_for_nothing(tmp_path: Path) -> None:
     paused = profile_script(request)
     assert time.monotonic() - begin_s > 9 * 0.4
     assert computed_s(paused) < 0.4
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_where_one_of_several_scripts_fails_the_others_are_ended(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    last = sorted(os.sched_getaffinity(0))[:2][-1]
+    script.write_text(
+        "import os, time\n"
+        f"if os.sched_getaffinity(0) == {{{last}}}:\n    raise ValueError('only this one')\n"
+        "time.sleep(1000)\n"
+    )
+    with pytest.raises(ConfigError, match="only this one"):
+        profiled_on_cores(ScriptRequest(script=str(script), devices=2), 2)

@@ -58,7 +58,7 @@ def test_a_function_gives_batches_of_the_sizes_that_it_is_asked_for(folder: Path
     [
         ("", ("--torch", "own:missing"), "own has no function 'missing'"),
         ("", ("--torch", "nowhere.at_all:build"), "there is no module 'nowhere'"),
-        ("import nowhere", ("--torch", "own:build"), "own:build: the function raised ModuleNotFoundError"),
+        ("import nowhere", ("--torch", "own:build"), "own.py:4: the function raised ModuleNotFoundError"),
         ("def build():\n    return nn.Linear(8, 3)", ("--torch", "own:build"), "own:build returned Linear"),
         ("def build():\n    return 3, 4", ("--torch", "own:build"), "own:build returned int, int"),
         (

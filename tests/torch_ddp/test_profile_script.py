@@ -105,7 +105,7 @@ def test_forward_and_backward_in_the_closure_of_an_optimizer_are_no_update(dpsim
     script = tmp_path / "closure.py"
     script.write_text(PREAMBLE + dedent(text))
     workload = profiled(dpsim, tmp_path, script)
-    assert workload.layers[0].forward_s[0] >= 0.1 and workload.update_s < 0.05
+    assert workload.layers[0].forward_s[0] >= 0.1 and workload.update_s < 0.1, "the closure is no update"
 
 
 @pytest.mark.torch
@@ -123,20 +123,140 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
     script = tmp_path / "spawns.py"
     script.write_text(PREAMBLE + dedent(text))
     code, out, err = dpsim(
-        "profile", "--torch-script", script, "--steps", "3", "--output", tmp_path / "w.json", "--json"
+        "profile", "--torch-script", script, "--devices", "2", "--steps", "3", "--output", tmp_path / "w.json", "--json"
     )
     assert code == 0, err
     shown: dict[str, Any] = json.loads(out)
-    assert shown["summary"]["ddp"]["devices"] == 8 and shown["summary"]["tensors"] == 2
+    assert shown["summary"]["ddp"]["devices"] == 2 and shown["summary"]["tensors"] == 2
     assert shown["points"][0]["local_batch"] == 4
+
+
+def write_package(folder: Path, text: str) -> Path:
+    """Return ``pack/train.py``, which imports its model relative to its package."""
+    package = folder / "pack"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "models.py").write_text("import torch\n\nmodel = torch.nn.Linear(8, 3)")
+    (package / "train.py").write_text(f"{PREAMBLE}\nfrom .models import model\n{text}")
+    return package / "train.py"
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_a_module_of_a_package_is_run_as_python_would_with_its_arguments(
+    dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_package(tmp_path, "assert sys.argv[0] == __file__ and sys.argv[1:] == ['--lr', '1']\ntrain(model)")
+    monkeypatch.chdir(tmp_path)
+    flags = ("--torch-module", "pack.train", "--devices", "2", "--steps", "6", "--output", "w.json")
+    code, _, err = dpsim("profile", *flags, "--", "--lr", "1")
+    assert code == 0, err
+    assert "profile --torch-module pack.train:" in workloads.read(Path("w.json")).source
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_a_file_of_a_package_and_a_module_that_is_missing_are_explained(
+    dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = write_package(tmp_path, "train(model)")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = dpsim("profile", "--torch-script", script)
+    assert code == 2 and "train.py:13" in err and "with --torch-module pack.train" in err
+    code, _, err = dpsim("profile", "--torch-module", "pack.trian")
+    assert code == 2 and "there is no module 'pack.trian'" in err and "in the folder that has its package" in err
+
+
+SCRIPTS_OF_LIBRARIES = {
+    "a destroyed subgroup": "dist.destroy_process_group(dist.new_group(backend='gloo'))",
+    "the processor's backend": """
+        assert dist.group.WORLD._get_backend(torch.device("cpu")).size() == 8
+        dist.new_group().monitored_barrier()
+        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert dist.distributed_c10d._get_pg_default_device() == torch.device("cpu")
+    """,
+    "the name of the backend": """
+        assert dist.get_backend() == "gloo" and dist.get_backend(dist.new_group()) == "gloo"
+        assert dist.get_backend(dist.new_group(backend="nccl")) == "nccl"
+    """,
+    "a wrapper left in evaluation mode": "ddp.eval(), ddp.module.train()",
+    "a model trained in evaluation mode": "ddp.eval()",
+}
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("text", SCRIPTS_OF_LIBRARIES.values(), ids=SCRIPTS_OF_LIBRARIES.keys())
+def test_what_training_libraries_do_with_groups_and_modes_is_profiled(dpsim: Dpsim, tmp_path: Path, text: str) -> None:
+    script = tmp_path / "library.py"
+    loop = "for _ in range(50):\n    ddp(torch.randn(4, 8)).sum().backward()\n"
+    model = "dist.init_process_group('gloo')\nddp = DDP(torch.nn.Linear(8, 3))\n"
+    script.write_text(PREAMBLE + model + dedent(text) + "\n" + loop)
+    assert profiled(dpsim, tmp_path, script).local_batches == (4,)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_an_evaluation_with_gradients_enabled_is_not_counted_as_training(dpsim: Dpsim, tmp_path: Path) -> None:
+    text = """
+    dist.init_process_group("gloo")
+    ddp = DDP(torch.nn.Linear(8, 3))
+    for _ in range(50):
+        ddp.eval()
+        ddp(torch.randn(7, 8))
+        ddp.train()
+        ddp(torch.randn(4, 8)).sum().backward()
+    """
+    script = tmp_path / "evaluates.py"
+    script.write_text(PREAMBLE + dedent(text))
+    workload = profiled(dpsim, tmp_path, script)
+    assert workload.local_batches == (4,) and workload.ddp is not None and workload.ddp.accumulate == 1
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_gradients_that_a_script_reduces_itself_are_refused_after_a_few_steps(dpsim: Dpsim, tmp_path: Path) -> None:
+    text = """
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(10):
+        model(torch.randn(4, 8)).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+    print("came to its end")
+    """
+    script = tmp_path / "handmade.py"
+    script.write_text(PREAMBLE + dedent(text))
+    code, out, err = dpsim("profile", "--torch-script", script, "--output", tmp_path / "w.json")
+    assert (code, out) == (2, "") and "came to its end" not in err
+    assert "reduces its gradients without calling a DistributedDataParallel model" in err and "wrap the model" in err
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("text", "given", "more"),
     [
+        ("mp.spawn(train, args=(), nprocs=2)", "spawn(nprocs=2) asks for 2 ranks, and --devices is 8", "--devices 2"),
+        (
+            "dist.init_process_group('gloo', rank=0, world_size=3)",
+            "init_process_group(world_size=3) asks for 3 ranks, and --devices is 8",
+            "WORLD_SIZE",
+        ),
+        (
+            "raise AttributeError(\"module 'torch._C' has no attribute '_cuda_setDevice'\")",
+            "wants a GPU",
+            "PyTorch's build for CUDA",
+        ),
         ("torch.nn.Linear(1, 1)", "without building DistributedDataParallel", "wrap the model"),
-        ("train(torch.nn.Linear(7, 3))", "bad.py:11: the script raised RuntimeError: mat1 and mat2", "torchrun"),
+        (
+            "train(torch.nn.Linear(7, 3))",
+            "bad.py:11: the script raised RuntimeError: mat1 and mat2",
+            "without dpsim first",
+        ),
         ("sys.exit(5)", "ended with exit code 5", "printed above"),
         ("os._exit(9)", "ended its process (exit code 9)", "printed above"),
         ("raise RuntimeError('\\x1b[31mred ' + 'z' * 5000)", "RuntimeError: ?[31mred zzz", "zzz...\n"),
@@ -209,6 +329,9 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
         ),
     ],
     ids=[
+        "ranks of spawn",
+        "ranks of the group",
+        "set_device without a GPU",
         "no DDP",
         "dies",
         "exits",
@@ -239,6 +362,28 @@ def test_a_script_that_cannot_be_profiled_is_explained(
     assert (code, out, output.exists()) == (2, "", False)
     assert err.startswith("dpsim: ") and given in err and more in err
     assert "Traceback" not in err
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_an_exception_is_shown_with_the_calls_of_the_script_and_whether_it_ends_in_dpsim(
+    dpsim: Dpsim, tmp_path: Path
+) -> None:
+    script = write_package(tmp_path, "").rename(tmp_path / "bad.py")
+    text = "from pack.models import model\ndef run():\n    train(torch.nn.Sequential(model, model))\nrun()"
+    script.write_text(PREAMBLE + text)
+    code, _, err = dpsim("profile", "--torch-script", script, "--output", tmp_path / "w.json")
+    assert code == 2 and "bad.py:11: the script raised RuntimeError: mat1 and mat2" in err
+    calls = [line.rpartition("/")[2] for line in err.split("called through:\n")[1].split("  to do:")[0].splitlines()]
+    assert calls[:3] == [
+        "bad.py:15 in <module>: run()",
+        "bad.py:14 in run: train(torch.nn.Sequential(model, model))",
+        "bad.py:11 in train: ddp(torch.randn(4, 8)).sum().backward()",
+    ]
+    assert calls[-1].startswith("linear.py") and "dpsim" not in err.partition("to do:")[0].removeprefix("dpsim: ")
+    script.write_text(PREAMBLE + "dist.init_process_group()\ndist.all_reduce(torch.zeros(2, dtype=torch.bool))")
+    code, _, err = dpsim("profile", "--torch-script", script, "--output", tmp_path / "w.json")
+    assert code == 2 and "dpsim/torch_ddp/process_group.py" in err and "this is a defect of dpsim" in err
 
 
 @pytest.mark.torch

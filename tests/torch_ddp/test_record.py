@@ -9,17 +9,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
 
-from dpsim.torch_ddp.record import EnoughSteps, Recorder  # noqa: E402
+from dpsim.torch_ddp.endings import EnoughSteps  # noqa: E402
+from dpsim.torch_ddp.record import Recorder  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
 def model() -> Any:
     """What a recorder needs of a DDP model."""
+    module = torch.nn.Linear(2, 2)
     return SimpleNamespace(
-        module=torch.nn.Linear(2, 2),
+        module=module,
+        modules=module.modules,
         parameters_to_ignore=(),
-        training=True,
         require_backward_grad_sync=True,
         static_graph=False,
         device_type="cpu",

@@ -18,7 +18,7 @@ from dpsim.harness.torch_ddp.measure_on_ranks import _Samples as Samples  # noqa
 from dpsim.plan import Plan  # noqa: E402
 from dpsim.setting import Setting  # noqa: E402
 from dpsim.torch_ddp import process_group, timed  # noqa: E402
-from dpsim.torch_ddp.record import EnoughSteps, Refused  # noqa: E402
+from dpsim.torch_ddp.endings import EnoughSteps, Refused  # noqa: E402
 from dpsim.torch_ddp.visit import Visit  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -33,6 +33,9 @@ class Model:
     require_backward_grad_sync = True
     device_type = "cpu"
     modules_buffers: tuple[Any, ...] = ()
+
+    def modules(self) -> tuple[Any, ...]:
+        return (self,)
 
     def __init__(self) -> None:
         self.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)
@@ -92,6 +95,24 @@ def test_accumulation_and_evaluation_begin_no_step() -> None:
             model.training = True
     assert [len(visit.moments_s) for visit in visits] == [1, 3]
     assert visits[1].forward_s == [0.75] * 2, "of all micro-batches"
+
+
+@pytest.mark.parametrize("inner_trains", [True, False], ids=["the wrapper alone", "the whole model"])
+def test_training_in_evaluation_mode_is_timed_once_a_backward_shows_it(inner_trains: bool) -> None:
+    take_turn, visits = turns(2)
+    timer, model = timed.StepTimer(take_turn), Model()
+    model.training = False
+    inner = SimpleNamespace(training=inner_trains)
+    model.modules = lambda: (model, inner)  # type: ignore[method-assign, assignment]
+    forward_passes = 0
+    with pytest.raises(EnoughSteps):
+        for _ in range(9):
+            timer.before_forward(model, BATCH)
+            forward_passes += 1
+            timer.before_backward()
+            timer.after_backward()
+    assert [len(visit.moments_s) for visit in visits] == [1, 3]
+    assert forward_passes == (2 if inner_trains else 3), "that the first one trains is seen by its backward"
 
 
 def test_forward_passes_of_a_module_with_buffers_do_not_tell_the_speed() -> None:

@@ -168,7 +168,7 @@ def test_micro_batches_before_the_last_are_counted(tmp_path: Path) -> None:
         (
             [e for e in host_step(3, 0) if "Profiler" not in e["name"]],
             "no ProfilerStep#n among its",
-            "profiler.step()",
+            "a schedule=, and call profiler.step()",
         ),
         (
             [e for e in host_step(3, 0) if "evaluate" not in e["name"]],
@@ -255,11 +255,26 @@ def test_the_printed_command_predicts_the_buckets_of_the_trace(
     for shapes, rule in ((True, "ddp"), (False, "per-tensor")):
         trace = kineto_traces.write(tmp_path / "t.json.gz", host_step(3, 0, shapes=shapes))
         code, out, err = dpsim("profile", "--from", trace, "--local-batch", "8", "--output", "w.json")
-        assert (code, err) == (0, "") and f"--fusion-rule {rule}" in out
-        words = out.split("predict it: dpsim ")[1].replace("MACHINE", str(MACHINE)).split()
+        assert (code, err) == (0, "")
+        words = out.split("predict it as DDP runs it: dpsim ")[1].replace("machine.json", str(MACHINE)).split()
         code, out, err = dpsim(*words, "--json")
         predicted = json.loads(out)
         assert code == 0 and predicted["points"][0]["buckets"] == 2, err
+        assert predicted["points"][0]["fusion_rule"] == rule
         assert workloads.read(tmp_path / "w.json").ddp is not None
-    _, out, _ = dpsim(*words[:-1], "tarantella", "--json")
+    _, out, _ = dpsim(*words, "--fusion-rule", "tarantella", "--json")
     assert any("no prediction can divide a bucket" in caution for caution in json.loads(out)["summary"]["cautions"])
+
+
+def test_a_trace_with_its_events_twice_is_refused(tmp_path: Path) -> None:
+    text = json.dumps(kineto_traces.trace(host_step(3, 0)))
+    name = '"traceEvents":'
+    events = text[text.index(name) :].rstrip("}") + "}"
+    (tmp_path / "twice.json").write_text(text[:-1] + "," + events[:-1] + "}", encoding="utf-8")
+    with pytest.raises(FileFormatError, match="traceEvents twice"):
+        read_trace(tmp_path / "twice.json", 8)
+
+
+def test_more_ranks_than_there_can_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="says that 1000000000000 ranks trained"):
+        of(tmp_path, host_step(3, 0), world_size=10**12)

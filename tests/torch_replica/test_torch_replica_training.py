@@ -12,6 +12,7 @@ from gpu_processes import why_processes_cannot_share_gpus
 from python_path import extended_path
 
 from dpsim.comm.cuda.available import why_no_gpu
+from dpsim.comm.cuda.reproducible import REQUIRED
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.launch import jobs
 
@@ -55,7 +56,7 @@ def ran(ranks: int, where: str = "simulator") -> dict[str, Any]:
         {"cases": CASES, "steps": STEPS},
         devices=ranks,
         timeout_s=100 if where == "simulator" else 280,
-        env={"PYTHONPATH": support, "NUMBA_ENABLE_CUDASIM": "1" if where == "simulator" else "0"},
+        env=REQUIRED | {"PYTHONPATH": support, "NUMBA_ENABLE_CUDASIM": "1" if where == "simulator" else "0"},
     )
 
 

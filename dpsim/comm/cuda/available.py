@@ -33,6 +33,8 @@ def why_no_gpu() -> str:
 def _why_cupy_fails(driver: cuda_driver.Driver) -> str:
     try:
         import cupy
+
+        _ = cupy.cuda.cublas  # which CuPy loads when it is asked for
     except ImportError as error:  # libraries of CUDA are missing, or are those of another CUDA
         return f"CuPy cannot be imported: {_words(error)} (pip install '{driver.cupy_package}[ctk]')"
     try:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _GRANULARITY_BYTES = 1 << 21
 """CUDA cuts small allocations from blocks of this size, which IPC would share as a whole; so each takes whole ones."""
 
+_SUCCESS, _NOT_READY = 0, 600  # cudaError_t of driver_types.h
 _CUDA_R_32F, _CUDA_R_16BF = 0, 14  # cudaDataType of CUDA's library_types.h
 _CUBLAS_COMPUTE_32F, _CUBLAS_GEMM_DEFAULT = 68, -1  # cublasComputeType_t and cublasGemmAlgo_t of cublas_api.h
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -43,7 +44,11 @@ class GpuEvent:
         self.event.record(stream)
 
     def done(self) -> bool:
-        return bool(self.event.done)
+        """CuPy's own ``done`` takes a fault of the GPU for an event that is not complete yet; waiting raises it."""
+        status = cupy.cuda.runtime.eventQuery(self.event.ptr)
+        if status not in (_SUCCESS, _NOT_READY):
+            self.wait()
+        return bool(status == _SUCCESS)
 
     def due_s(self) -> float | None:
         return None

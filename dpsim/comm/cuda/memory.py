@@ -76,6 +76,7 @@ class DeviceMemory:
             self.stream.wait()
 
     def fetch(self, arrays: Sequence[DeviceArray]) -> list[NDArray[Any]]:
+        self.use()
         self.fetches += 1
         starts = np.cumsum([0, *(-(-array.nbytes // 64) * 64 for array in arrays)]).tolist()
         if len(self._fetched) < starts[-1]:

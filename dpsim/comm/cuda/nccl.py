@@ -63,8 +63,10 @@ class Nccl:
         """Messages that belong together: none waits for another one of them."""
         with _refusals():
             self._library.groupStart()
-            yield
-            self._library.groupEnd()
+            try:
+                yield
+            finally:
+                self._library.groupEnd()
 
     def send(self, array: DeviceArray, to: int, stream: Stream) -> None:
         """Send an array of bytes, within a group."""

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.harness.bench.algorithms import check_algorithms
+from dpsim.harness.bench.algorithms import check_algorithms, label
 from dpsim.harness.bench.systems import SystemLaunch, rank_argument, systems
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.loop import StopRule, rounds
@@ -136,6 +136,10 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
     competitors = systems(bench)
     _check_memory(bench, len(competitors))
     random = np.random.default_rng(bench.seed % 2**64)
+    progress(
+        f"{len(bench.sizes())} sizes on {', '.join(each.system.name for each in competitors)}: every sum is checked,"
+        f" and then {LEAST_ROUNDS} rounds or more are measured, with a budget of {bench.budget_s:g} s"
+    )
     with contextlib.ExitStack() as stack:
         running = _started(bench, competitors, stack, progress)
         for system in running:
@@ -144,14 +148,18 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
                 system.check(size, int(random.integers(2**31)))
         measured_from = stamp()
         stop = StopRule(least_rounds=LEAST_ROUNDS, most_rounds=MOST_ROUNDS, most_s=bench.budget_s, whole_rounds=True)
-        for current in rounds(stop, seed=bench.seed):
+        for current in rounds(stop, seed=bench.seed, report=progress):
             for size in current.order(bench.sizes()):
                 for system in current.order(running, turn=size):
                     system.visit(size, int(random.integers(2**31)))
             progress(f"round {current.number + 1}: {current.spent_s():.0f} of {bench.budget_s:.0f} s")
         return BenchRecord(
             # the record may be published: it names no folder of this machine
-            bench=msgspec.structs.replace(bench, peer_envs=dict.fromkeys(bench.peer_envs, ".")),
+            bench=msgspec.structs.replace(
+                bench,
+                peer_envs=dict.fromkeys(bench.peer_envs, "."),
+                algorithms=tuple(label(algorithm) for algorithm in bench.algorithms),
+            ),
             environment=environment(),
             systems=tuple(system.system for system in running),
             series=tuple(series for system in running for series in system.series()),

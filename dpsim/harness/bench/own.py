@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +10,21 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.allreduce import prepare
+from dpsim.comm.clock import now
 from dpsim.comm.mpi import MpiTransport
-from dpsim.comm.transport import Array
-from dpsim.harness.bench.algorithms import MESSAGES
+from dpsim.comm.transport import Array, SteppedAllreduce, pause
+from dpsim.errors import AllreduceError
+from dpsim.harness.bench.algorithms import MESSAGES, label, own_function
 from dpsim.harness.bench.turns import SCALE, SCALING, Variant, serve
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.machine import Selection
 from dpsim.progress import Progress
 from dpsim.runtime.choosing import choose_selection
+from dpsim.units import format_size
+from dpsim.user_code import is_function
+
+_LONGEST_S = 10.0
 
 
 def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
@@ -48,8 +55,9 @@ class OwnRank:
             call = self.call(data, algorithm)
             if call is not None:
                 after_copy = _out_of_place(source, data, call)
-                variants.append(Variant(algorithm=algorithm, source=data, target=data, call=call))
-                variants.append(Variant(algorithm=algorithm, source=source, target=data, call=after_copy))
+                name = label(algorithm)
+                variants.append(Variant(algorithm=name, source=data, target=data, call=call))
+                variants.append(Variant(algorithm=name, source=source, target=data, call=after_copy))
         again = self.call(data, default)
         if again is not None:
             variants.append(Variant(algorithm=default, source=data, target=data, call=again, repeat=1))
@@ -65,6 +73,8 @@ class OwnRank:
 
         None for a kernel that does not take arrays of this size, and where the ranks share no memory.
         """
+        if is_function(algorithm):
+            return _OwnAllreduce(self._transport, data, algorithm).run
         kernel = next((version for version in versions("cpu") if version.name == algorithm), None)
         if kernel is None:
             name = algorithm.removesuffix(MESSAGES)
@@ -73,6 +83,29 @@ class OwnRank:
             return None
         prepared = self._transport.kernel(data, algorithm)
         return None if prepared is None else prepared.run
+
+
+class _OwnAllreduce(SteppedAllreduce):
+    """A user's own allreduce. Ranks that wait for different messages would wait forever: the first run has an end."""
+
+    def __init__(self, t: MpiTransport, data: Array, algorithm: str) -> None:
+        super().__init__(t, functools.partial(own_function(algorithm), t, data))
+        self._name, self._bytes, self._first = label(algorithm), data.nbytes, True
+
+    def run(self) -> None:
+        if not self._first:
+            return super().run()
+        self._first, end_s = False, now() + _LONGEST_S
+        for number, pending in enumerate(self.start(), start=1):
+            while not all([request.done() for request in pending]):
+                pause(self._transport, pending)
+                if now() > end_s:
+                    raise AllreduceError(
+                        f"{self._name} of {format_size(self._bytes)} has not ended after {_LONGEST_S:.0f} s: rank"
+                        f" {self._transport.rank} of {self._transport.size} waits in its round {number}",
+                        allowed="for every send one receive of as many elements, in the same order between two ranks",
+                        remedy="compare what the function sends and receives; a right one stands in docs/extend.md",
+                    )
 
 
 def _out_of_place(source: Array, data: Array, call: Callable[[], object]) -> Callable[[], object]:

@@ -123,9 +123,12 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     """The calibration of one ``CalibrateConfig`` on running ranks; rank 0 returns its tables (plain values)."""
     config = codec.decode(argument, CalibrateConfig, "calibration")
     counts = " and ".join(layout or str(devices) for devices, layout in config.layouts())
-    report(f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}")
+    report(
+        f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}: {config.seconds:g}"
+        f" s, up to {2 * config.seconds:g} s where the machine changes its speed"
+    )
     calibrator = NetworkCalibrator(comm, config, SpeedLog())
     stop = until_settled(config.seconds, most_rounds=_MOST_ROUNDS)
-    for current in rounds(stop, suffice=calibrator.settled, comm=comm):
+    for current in rounds(stop, suffice=calibrator.settled, comm=comm, report=report):
         calibrator.visit(current)
     return calibrator.result()

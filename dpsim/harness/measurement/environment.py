@@ -14,7 +14,7 @@ from dpsim.launch import jobs
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.records.sweep import Environment
 
-VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_", "MPIR_")
+VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_", "MPIR_", processor.VARIABLE)
 """Beginnings of the names of the variables that are recorded."""
 
 
@@ -41,7 +41,7 @@ def environment() -> Environment:
 
 
 def _rank_variables() -> dict[str, str]:
-    return {name: "1" for name in THREAD_VARIABLES} | dict(os.environ)
+    return {name: "1" for name in THREAD_VARIABLES} | dict(os.environ) | processor.numba_variables()
 
 
 def blas_threads() -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
+from dpsim.progress import Progress, no_progress
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -27,6 +28,10 @@ class Communicator(Protocol):
     def rank(self) -> int: ...
 
     def bcast(self, obj: Any) -> Any: ...
+
+
+LEAST_ROUNDS = 6
+"""Rounds that a sweep measures, whatever its budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,17 @@ class StopRule:
         if rounds >= self.most_rounds or spent_s + ahead_s >= self.most_s:
             return True
         return spent_s >= self.least_s and suffice()
+
+    def excess(self, warm_up: int, round_s: float) -> str:
+        """Return a sentence on what the least rounds take above the budget, if each takes ``round_s``; else nothing."""
+        budget_s, least_s = self.least_s or self.most_s, (self.least_rounds + warm_up) * round_s
+        if least_s <= budget_s:
+            return ""
+        more = f" and {warm_up} that warm up" if warm_up else ""
+        return (
+            f"warning: the budget of {budget_s:.3g} s will be exceeded by about {least_s - budget_s:.2g} s:"
+            f" {self.least_rounds} rounds{more} are needed in any case, and the first took {round_s:.2g} s"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +117,14 @@ def rounds(
     spent_s: float = 0.0,
     comm: Communicator | None = None,
     clock: Clock = now,
+    report: Progress = no_progress,
 ) -> Iterator[Round]:
     """Yield ``warm_up`` rounds that do not count, then counted ones until ``stop`` holds.
 
     ``suffice`` tells whether the samples so far suffice. With ``comm`` this is collective: rank 0 alone asks
     ``suffice`` and the clock, and its decision is that of all ranks. A measurement that is resumed gives the number
-    of its ``first`` round and the seconds ``spent_s`` before it.
+    of its ``first`` round and the seconds ``spent_s`` before it. ``report`` gets a sentence after the first round of a
+    measurement where the least rounds take longer than its budget.
     """
     start_s, longest_s, number = clock() - spent_s, 0.0, first - warm_up
     stopped = False
@@ -117,6 +135,8 @@ def rounds(
         end_s = clock()
         longest_s = max(longest_s, end_s - begin_s)
         if comm is None or comm.rank == 0:
+            if number == 1 - warm_up and (excess := stop.excess(warm_up, longest_s)):
+                report(excess)
             stopped = counted and stop.holds(number, end_s - start_s, longest_s, suffice)
         if comm is not None:
             stopped = bool(comm.bcast(stopped))

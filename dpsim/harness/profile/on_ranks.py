@@ -192,7 +192,7 @@ def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     report(f"profiling {config.model} at local batch {', '.join(map(str, sorted(set(config.local_batches))))}")
     profiler = ModelProfiler(comm, config, SpeedLog())
     stop = StopRule(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS, least_s=config.seconds)
-    for current in rounds(stop, suffice=profiler.enough_samples, comm=comm):
+    for current in rounds(stop, suffice=profiler.enough_samples, comm=comm, report=report):
         profiler.visit(current)
     result = profiler.result()
     return dict(codec.to_builtins(result)) if result is not None else None

@@ -19,7 +19,7 @@ from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.machine import Network
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.progress import Progress
-from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory
+from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory, losses_digest
 from dpsim.replica import Array, ObservableReplica
 from dpsim.runtime.trainer import Trainer
 
@@ -131,7 +131,7 @@ class _Run:
             losses=losses,
             tensors=names,
             steps=steps,
-            losses_digest=hashlib.sha256(np.array(losses, np.float64).tobytes()).hexdigest(),
+            losses_digest=losses_digest(losses),
         )
         return RunOutcome(trajectory=trajectory, ranks_agree=agree, drift_inputs=inputs)
 

@@ -17,7 +17,7 @@ from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import DpsimError
 from dpsim.harness import models
-from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.measurement.loop import LEAST_ROUNDS, StopRule, rounds
 from dpsim.harness.measurement.reference import reference_s
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
@@ -33,7 +33,6 @@ from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, time
 from dpsim.runtime.trainer import Trainer
 
 _REPORT_S = 5.0
-_LEAST_ROUNDS = 6
 _WARM_UP_ROUNDS = 2
 _ONE_DEVICE_VISITS = 3
 """Visits a round to the setting of one device. It is a single one, where several settings share each other count."""
@@ -192,7 +191,7 @@ class _Point:
 
     def narrow(self, interval: float) -> bool:
         """Whether the median's 95 % interval is within +- ``interval`` of it."""
-        if len(self.step_s) < _LEAST_ROUNDS:
+        if len(self.step_s) < LEAST_ROUNDS:
             return False
         return median_interval(self.step_s, resamples=200).relative_half_width <= interval
 
@@ -213,13 +212,14 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     samples: Samples | None = None
     narrow, event_s, reported_s = 0, seconds_per_event(), 0.0
     measuring = rounds(
-        StopRule(least_rounds=_LEAST_ROUNDS, most_s=experiment.budget_s),
+        StopRule(least_rounds=LEAST_ROUNDS, most_s=experiment.budget_s),
         suffice=lambda: narrow == len(points),
         warm_up=_WARM_UP_ROUNDS,  # caches, buffers made when first used, the first access to every page
         seed=experiment.seed,
         first=task.before.next_round,
         spent_s=task.before.spent_s,
         comm=comm,
+        report=report,
     )
     for current in measuring:
         for point in current.order(visits):

@@ -104,7 +104,7 @@ def prepare(
     profiles = _by_kind(settings, profile_kind)
     calibrations = _by_kind([each for each in settings if not each.emulated_compute], calibration_kind)
     emulated = _by_kind([each for each in settings if each.emulated_compute], calibration_kind)
-    seconds = min(max(budget_s, _LEAST_S), _MOST_S)
+    seconds = _seconds_of_kind(budget_s)
     data = _Data(dataset, seed, interpolates)
     job = _Job(progress, profiles=[data.profile(members) for members in profiles.values()])
     configs = [data.calibration(members, overlaps) for members in calibrations.values()]
@@ -123,6 +123,17 @@ def prepare(
         results = _Job(progress).run(configs, seconds * len(emulated), _most_devices(emulated))
         links |= _machines(emulated, results)
     return _prepared(settings, profiled, links, emulated)
+
+
+def preparation_s(settings: Sequence[Setting], budget_s: float) -> float:
+    """Return the least seconds that ``prepare`` measures for; it goes on for up to twice as long."""
+    profiles = len(_by_kind(settings, profile_kind))
+    emulated = len(_by_kind([each for each in settings if each.emulated_compute], calibration_kind))
+    return _seconds_of_kind(budget_s) * (profiles + emulated)
+
+
+def _seconds_of_kind(budget_s: float) -> float:
+    return min(max(budget_s, _LEAST_S), _MOST_S)
 
 
 def _prepared(

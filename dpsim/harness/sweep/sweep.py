@@ -10,9 +10,11 @@ from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.folder_lock import locked
 from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, drift
 from dpsim.harness.sweep.experiment import predict_experiment, prepare_experiment
+from dpsim.harness.sweep.prepare import preparation_s
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, study_of
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.samples import MeasureTask, Samples, samples_before
@@ -31,6 +33,9 @@ from dpsim.records.sweep import (
 )
 from dpsim.report.sweep.write import write_report
 from dpsim.setting import FIELDS, Grid, settings_of
+
+_REPORT_S = 10.0
+"""About what starting the ranks and writing the report take."""
 
 
 def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
@@ -61,6 +66,7 @@ def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -
     if (folder / "results.json").exists() and predictions is not None:
         return predictions, read_results(folder / "results.json")
     if predictions is None:
+        progress(plan_text(experiment))
         codec.write(folder / "predictions.json", _predicted(experiment, progress))
         predictions = read_predictions(folder / "predictions.json")
     results = _measured(predictions, folder, progress)
@@ -80,6 +86,18 @@ def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparis
     progress("writing the report")
     write_report(folder, predictions, results, comparison, record)
     return comparison
+
+
+def plan_text(experiment: Experiment) -> str:
+    """Return how many settings a sweep measures, and about how long all of it takes."""
+    settings = settings_of(experiment.rows)
+    prepare_s, report_s = preparation_s(settings, experiment.budget_s), _REPORT_S
+    total_s = prepare_s + experiment.budget_s + report_s
+    return (
+        f"{len(settings)} settings, about {total_s:.0f} s or more in all: {prepare_s:.0f} to {2 * prepare_s:.0f} s to "
+        f"profile and calibrate, a budget of {experiment.budget_s:g} s to measure (but {LEAST_ROUNDS} rounds of all "
+        f"settings in any case), {report_s:.0f} s for the report"
+    )
 
 
 def _complete(folder: Path, experiment: Experiment) -> bool:

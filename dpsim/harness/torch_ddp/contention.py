@@ -10,12 +10,13 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 
 import msgspec
 
 from dpsim.harness.profile.slowdown import joined_slowdown
+from dpsim.launch import child_process
 from dpsim.machine import ComputeSlowdown, Machine
 from dpsim.progress import Progress
 from dpsim.torch_ddp.profile_script import profile_script
@@ -44,7 +45,10 @@ def computed_s(workload: Workload) -> float:
 
 
 def profiled_on_cores(request: ScriptRequest, devices: int) -> list[Workload]:
-    """Profile a script in ``devices`` processes at once, each pinned to a core as a rank would be."""
+    """Profile a script in ``devices`` processes at once, each pinned to a core as a rank would be.
+
+    If one of them fails, or a signal ends the command, all are ended.
+    """
     cores = sorted(os.sched_getaffinity(0))
 
     def on_core(number: int) -> Workload:
@@ -52,7 +56,15 @@ def profiled_on_cores(request: ScriptRequest, devices: int) -> list[Workload]:
         return profile_script(request)
 
     with ThreadPoolExecutor(max_workers=devices) as threads:
-        return list(threads.map(on_core, range(devices)))
+        futures = [threads.submit(on_core, number) for number in range(devices)]
+        try:
+            for future in as_completed(futures):
+                future.result()  # or its exception, as soon as there is one
+            return [future.result() for future in futures]
+        except BaseException:
+            while wait(futures, timeout=0.1).not_done:  # one may be about to start its process
+                child_process.end_all()
+            raise
 
 
 def profiled(

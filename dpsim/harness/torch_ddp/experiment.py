@@ -12,7 +12,7 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.sweep.grids import telling
 from dpsim.harness.torch_ddp.own_runtime import check_emulation
-from dpsim.launch.user_script import check_script
+from dpsim.launch.user_script import check_program
 from dpsim.machine import NODE, Network
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
@@ -29,13 +29,14 @@ _OWN_DATA = "its own data"
 
 
 class DdpConfig(Noun, frozen=True):
-    """What to measure of a script under DDP.
+    """What to measure of a script under DDP; ``script`` is its path, or the name of a module.
 
     ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; empty: up to seven that give different buckets, or with
     ``local_batches`` the script's own. ``local_batches`` replace the batch size of the script's data loaders; empty:
     the script's own batch. ``communication`` says how DDP reduces: by ``gloo``, only on the network ``node``; by
     ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for each rank, only on ``node``.
-    ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP.
+    ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. Unless ``script_may_write`` no
+    file of the user's changes (``dpsim.launch.protection``).
     """
 
     script: str
@@ -48,9 +49,10 @@ class DdpConfig(Noun, frozen=True):
     runtimes: tuple[str, ...] = (_DDP,)
     budget_s: float = 45.0
     seed: int = 0
+    script_may_write: bool = False
 
     def __post_init__(self) -> None:
-        check_script(self.script)
+        check_program(self.script)
         for name in self.communication:
             if name not in COMMUNICATIONS:
                 raise unknown("communication", name, COMMUNICATIONS)
@@ -234,10 +236,11 @@ def _predictable(workload: Workload) -> DdpSettings:
         )
     if ddp.bucket_caps_bytes or (ddp.find_unused_parameters and not ddp.static_graph):
         given = "bucket_cap_mb_list" if ddp.bucket_caps_bytes else "find_unused_parameters"
+        of_trainer = "" if ddp.bucket_caps_bytes else ", or give TrainingArguments ddp_find_unused_parameters=False"
         raise ConfigError(
             f"the script sets {given}, with which DDP makes other buckets than the rule ddp predicts",
             allowed="a script without it",
-            remedy=f"leave {given} out",
+            remedy=f"leave {given} out{of_trainer}",
         )
     return ddp
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
 from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.samples import Samples, samples_before
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions
@@ -23,6 +24,9 @@ from dpsim.harness.torch_ddp.predict import predicted
 from dpsim.harness.torch_ddp.ready import ready_errors
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.launch.jobs import check_launcher, on_ranks
+from dpsim.launch.protection import of_script
+from dpsim.launch.scratch import scratch
+from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
@@ -31,6 +35,8 @@ from dpsim.report.sweep.write import write_report
 from dpsim.torch_ddp.profile_script import check_torch
 from dpsim.units import format_size
 from dpsim.workload import Workload
+
+_SAVED = "samples"
 
 _PROCESS_BYTES = 2**28
 """What a process takes that has loaded PyTorch, without its model."""
@@ -80,9 +86,8 @@ def measure(config: DdpConfig, known: Known, folder: Path, progress: Progress) -
         if path.exists():
             progress(f"{folder} holds this experiment already; nothing is measured again")
         else:
-            codec.write(path, _measured(predictions, folder, progress))
-            for saved in _saved_samples(folder, predictions):
-                saved.unlink(missing_ok=True)
+            codec.write(path, _measured(predictions, folder, progress, script_may_write=config.script_may_write))
+            shutil.rmtree(folder / _SAVED, ignore_errors=True)
         results = read_results(path)
         comparison = compare(predictions, results)
         progress("writing the report")
@@ -127,7 +132,7 @@ def _predictions(config: DdpConfig, known: Known, folder: Path, progress: Progre
     return read_predictions(path)
 
 
-def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
+def _measured(predictions: Predictions, folder: Path, progress: Progress, *, script_may_write: bool) -> Results:
     """Let DDP train every predicted setting: those of each network and way to communicate take turns.
 
     Goes on where an earlier measurement into this folder was interrupted.
@@ -136,11 +141,15 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
     check_same_machine(predictions.environment, current, folder)
     places = list(dict.fromkeys(point.setting.where for point in predictions.points))
     measured: list[Samples] = []
+    (folder / _SAVED).mkdir(exist_ok=True)
     for place, path in zip(places, _saved_samples(folder, predictions), strict=True):
         samples = samples_before(path, predictions, progress)
         if not samples.complete:
-            progress(f"measuring on {place}")
-            samples = _measured_on(place, predictions, samples, path, progress)
+            progress(
+                f"measuring on {place}: a budget of {predictions.experiment.budget_s / len(places):.3g} s, but"
+                f" {LEAST_ROUNDS} rounds of all settings in any case"
+            )
+            samples = _measured_on(place, predictions, samples, path, progress, script_may_write=script_may_write)
             codec.write(path, samples)
         measured.append(samples)
     points = [point for samples in measured for point in samples.points]
@@ -157,25 +166,39 @@ def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Res
 
 
 def _saved_samples(folder: Path, predictions: Predictions) -> list[Path]:
-    """The file in which the samples of each place are saved until all are measured."""
+    """The file in which the samples of each place are saved until all are measured, in a folder for them alone.
+
+    The ranks write it, and so can the script.
+    """
     places = dict.fromkeys(point.setting.where for point in predictions.points)
-    return [folder / f"samples-{number}.json" for number in range(1, len(places) + 1)]
+    return [folder / _SAVED / f"{number}.json" for number in range(1, len(places) + 1)]
 
 
-def _measured_on(place: str, predictions: Predictions, before: Samples, path: Path, progress: Progress) -> Samples:
+def _measured_on(
+    place: str,
+    predictions: Predictions,
+    before: Samples,
+    path: Path,
+    progress: Progress,
+    *,
+    script_may_write: bool,
+) -> Samples:
     """The samples of all settings of one place, those from before an interruption included."""
     experiment = predictions.experiment
     of_place = [point for point in predictions.points if point.setting.where == place]
     settings = tuple(point.setting for point in of_place)
-    with tempfile.TemporaryDirectory(prefix="dpsim-ddp-") as meeting:
+    with scratch("ddp") as meeting:
+        protection = None
+        if not script_may_write:
+            protection = of_script(experiment.script, experiment.arguments, str(meeting), str(path.parent))
         task = MeasureTask(
             settings=settings + own_settings(settings) * bool(experiment.other_runtimes),
-            script=str(Path(experiment.script).absolute()),
+            script=experiment.script if is_module(experiment.script) else str(Path(experiment.script).absolute()),
             arguments=experiment.arguments,
             seed=experiment.seed,
             budget_s=experiment.budget_s / len(_saved_samples(path.parent, predictions)),
             interval=experiment.interval,
-            folder=meeting,
+            folder=str(meeting),
             before=before,
             save_to=str(path.resolve()),
             sets_local_batch="local_batch" in experiment.axes,
@@ -188,5 +211,6 @@ def _measured_on(place: str, predictions: Predictions, before: Samples, path: Pa
             dict(codec.to_builtins(task)),
             devices=task.ranks,
             progress=progress,
+            protection=protection,
         )
     return msgspec.structs.replace(codec.decode(measured, Samples, "samples"), complete=True)

@@ -22,7 +22,7 @@ from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.measurement.loop import LEAST_ROUNDS, StopRule, rounds
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.harness.sweep.emulation import EmulationLog, Watched, machine_cores
@@ -35,7 +35,6 @@ from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.torch_ddp.visit import CONTROL, Visit
 
-LEAST_ROUNDS = 6
 _WARM_UP_ROUNDS, _REPORT_S = 2, 5.0
 
 
@@ -244,6 +243,7 @@ def _measured(task: MeasureTask, ranks: list[list[Connection[int, Visit]]], repo
         seed=task.seed,
         first=samples.next_round,
         spent_s=samples.spent_s,
+        report=report,
     ):
         order = current.order(range(len(settings)))
         if not all([settings[index].visit(current.number, counted=current.counted) for index in order]):

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import tempfile
-
 import msgspec
 
 from dpsim import codec
+from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
 from dpsim.harness.calibrate.calibrate import machine
 from dpsim.harness.measurement.environment import environment
+from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.prepare import Kinds, Place, Prepared, kinds_of
 from dpsim.harness.torch_ddp.contention import Effort, computed_s, profiled, profiled_on_cores
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.launch.jobs import on_ranks
+from dpsim.launch.scratch import scratch
 from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.sweep import Experiment, Predictions
 from dpsim.setting import Setting, setting_of
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.torch_ddp.tables import joined
+from dpsim.units import format_duration
 from dpsim.workload import Workload
 
 _LONG_BUDGET_S = 40.0
 _CALIBRATION_S, _PROFILE_S = 10.0, 3.0
 """What preparing takes where the budget of the measuring is at least the long one."""
+_CALIBRATION_STRETCH = 1.5
+"""How much longer a calibration takes than its seconds: between its least and twice that."""
 _REPEAT_S, _MOST_REPEATS = 15.0, 5
 """For so much of the budget every profile is repeated once, so that they see the speeds of a machine that changes."""
 
@@ -36,23 +40,46 @@ def predicted(config: DdpConfig, workload: Workload | None, progress: Progress) 
 
     With a short budget these are short, too.
     """
-    own = ScriptRequest(script=config.script, arguments=config.arguments, devices=config.most_devices)
+    own = ScriptRequest(
+        script=config.script,
+        arguments=config.arguments,
+        devices=config.most_devices,
+        must_end=True,
+        script_may_write=config.script_may_write,
+    )
     batches = sorted(config.local_batches)
     if workload is not None:
         batches = sorted({*batches[:1], *batches[-1:]})  # the profiles in between are there already
     requests = [msgspec.structs.replace(own, local_batch=batch) for batch in batches] or [own]
     progress(f"profiling {config.script} as rank 0 of {config.most_devices} in one process")
+    began_s = now()
     firsts = [profiled_on_cores(request, 1)[0] for request in requests]
+    start_s = (now() - began_s) / len(requests)
     first = joined(firsts)
     _check_same_batch(workload, first)
     share = min(config.budget_s / _LONG_BUDGET_S, 1.0)
     experiment = experiment_of(config, workload or first)
-    machines, places = _machines(experiment, workload or first, share * _CALIBRATION_S, progress)
     repeats = min(max(round(config.budget_s / _REPEAT_S), 1), _MOST_REPEATS)
     effort = Effort(seconds=share * _PROFILE_S, repeats=repeats)
+    progress(_how_long(experiment, len(requests), start_s, effort, share * _CALIBRATION_S))
+    machines, places = _machines(experiment, workload or first, share * _CALIBRATION_S, progress)
     alone, machines = profiled(requests, [*map(computed_s, firsts)], machines, effort, progress)
     prepared = Prepared(workloads=(workload or alone,), machines=tuple(machines), places=places)
     return predict_experiment(experiment, prepared, environment())
+
+
+def _how_long(experiment: Experiment, batches: int, start_s: float, effort: Effort, calibration_s: float) -> str:
+    """Say how long the rest will take, where a process is started in ``start_s``."""
+    settings = [setting_of(row) for row in experiment.rows]
+    kinds = len({kinds_of(setting) for setting in settings})
+    counts = len({setting.plan.devices for setting in settings} - {1})
+    profiles = effort.repeats * (batches + min(batches, 2) * kinds * counts)
+    calibrations_s = kinds * (start_s + _CALIBRATION_STRETCH * calibration_s)
+    preparation_s = profiles * (start_s + effort.seconds) + calibrations_s
+    return (
+        f"calibration and {profiles} more profiles will take about {format_duration(round(preparation_s))}; DDP then"
+        f" trains for the budget of {format_duration(experiment.budget_s)}, or longer if {LEAST_ROUNDS} rounds need it"
+    )
 
 
 def _check_same_batch(workload: Workload | None, now: Workload) -> None:
@@ -86,7 +113,7 @@ def _calibrated(settings: list[Setting], workload: Workload, seconds: float, pro
     """What the allreduces of these settings cost, alone and beside a backward."""
     first = next(setting for setting in settings if setting.plan.devices > 1)
     counts = tuple(sorted({setting.plan.devices for setting in settings} - {1}))
-    with tempfile.TemporaryDirectory(prefix="dpsim-ddp-") as folder:
+    with scratch("ddp") as folder:
         task = CalibrationTask(
             network=first.network,
             runtime=first.runtime,
@@ -95,7 +122,7 @@ def _calibrated(settings: list[Setting], workload: Workload, seconds: float, pro
             devices=counts,
             max_bytes=max(workload.gradient_bytes, 1024),
             seconds=seconds,
-            folder=folder,
+            folder=str(folder),
         )
         tables = on_ranks(
             "dpsim.harness.torch_ddp.calibrate_on_ranks:calibrate_on_ranks",

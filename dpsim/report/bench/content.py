@@ -13,6 +13,7 @@ from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import devices_name, percent
 from dpsim.units import format_size
+from dpsim.user_code import is_function
 
 NOISY = 0.1
 _BETWEEN_NOTE = (
@@ -95,7 +96,12 @@ def warnings(result: BenchResult) -> Iterator[ReportWarning]:
         yield ReportWarning(
             kind="wrong",
             text=f"{result.wrong} elements were not the sum ({names})",
-            remedy="these algorithms have no times; this is a defect of that system, please report it",
+            remedy="these have no times; "
+            + (
+                "correct the function: a right one stands in docs/extend.md"
+                if all(is_function(point.algorithm) for point in wrong)
+                else "this is a defect of that system, please report it"
+            ),
         )
     noisy = [size for size in result.sizes if (size.noise or 0) > NOISY and not result.simulated]
     if noisy:

@@ -35,19 +35,21 @@ def _lines_table(comparison: MachineComparison) -> Table:
         columns=(
             Column(head="machine", cell=lambda line: line.machine, left=True),
             Column(head="alpha", cell=lambda line: format_duration(line.alpha_s)),
-            Column(head="GB/s", cell=_bandwidth),
+            Column(head="algorithm GB/s", cell=lambda line: _bandwidth(line, 1.0)),
+            Column(head="bus GB/s", cell=lambda line: _bandwidth(line, 2 * (line.key.devices - 1) / line.key.devices)),
             Column(head="from", cell=lambda line: format_size(line.smallest_bytes), dispensable=2),
             Column(head="to", cell=lambda line: format_size(line.largest_bytes), dispensable=2),
             Column(head="mean ratio", cell=lambda line: _mean(comparison, line)),
         ),
         sections={title(key): [line for line in comparison.lines if line.key == key] for key in keys},
-        note="The line alpha + bytes / bandwidth that is nearest to each table, by relative error. Mean ratio: the "
+        note="The line alpha + bytes / bandwidth that is nearest to each table, by relative error: the algorithm's "
+        "bandwidth; times 2 (n - 1) / n it is the bus's, which a link's rate bounds. Mean ratio: the "
         f"geometric mean of the times over those of {comparison.machines[0]}, at the sizes that both tables cover.",
     )
 
 
-def _bandwidth(line: TableLine) -> str:
-    bytes_per_s = line.bandwidth_bytes_per_s
+def _bandwidth(line: TableLine, moved: float) -> str:
+    bytes_per_s = moved * line.bandwidth_bytes_per_s
     return "inf" if bytes_per_s == float("inf") else f"{bytes_per_s / 1e9:.3g}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dpsim.codec import to_builtins
 from dpsim.records.run_comparison import RunComparison
+from dpsim.report.words import spreadsheet_text
 
 
 def points_json(comparison: RunComparison) -> list[dict[str, Any]]:
@@ -34,5 +35,5 @@ def points_csv(comparison: RunComparison) -> str:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(points)
+    writer.writerows({name: spreadsheet_text(value) for name, value in point.items()} for point in points)
     return text.getvalue()

@@ -12,8 +12,8 @@ from dpsim.report.write import ReportFigure, write_content
 
 _CAPTION = (
     "Ratio of each setting's time to that of {first}, with its 95% interval, sorted: left of the line at 1 it is "
-    "faster. Filled: called faster or slower; hollow: not distinguishable. Band: the A/A noise. The axis is "
-    "logarithmic."
+    "faster. Filled: called faster or slower; hollow: not distinguishable. Band: A/A noise, by how much two "
+    "runs of the same setting differ. The axis is logarithmic."
 )
 
 

@@ -33,14 +33,17 @@ def draw(record: ReproduceRecord, *, narrow: bool = False) -> Figure:
 
 
 def panels_of(record: ReproduceRecord) -> list[DriftPanel]:
-    """Return what the panels show: for each mode the drift of the parameters, then that of its statistics."""
+    """Return what the panels show: for each mode the drift of the parameters, then that of its statistics.
+
+    A mode that was measured on one number of devices has no panel: its one dot stands in the table.
+    """
     measured = [(point, drift) for point, drift in drifts(record) if drift]
     shown = []
     for mode in dict.fromkeys(point.batch_norm for point, _ in measured):
         of_mode = [pair for pair in measured if pair[0].batch_norm == mode]
         of_statistics = [pair for pair in of_mode if pair[0].statistics is not None]
         for pairs, statistics in ((of_mode, False), (of_statistics, True)):
-            if pairs:
+            if len({point.devices for point, _ in pairs}) > 1:
                 shown.append(DriftPanel(title=f"batch norm {mode}", pairs=pairs, statistics=statistics))
     return shown
 

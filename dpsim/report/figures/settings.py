@@ -9,7 +9,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
-from dpsim.report.figures.style import MEASURED, PAPER, PREDICTED, grid, group_subtitle, heading, one_panel_each
+from dpsim.report.figures.style import (
+    MEASURED,
+    PAPER,
+    PREDICTED,
+    grid,
+    group_subtitle,
+    heading,
+    one_panel_each,
+    setting_label,
+)
 from dpsim.report.words import network_name
 
 PointName = Callable[[ComparedPoint], str]
@@ -66,7 +75,7 @@ def panel(axis: Axes, comparison: Comparison, group: Group, name: PointName | No
             color=MEASURED,
             linestyle="",
         )
-    named = name or (lambda point: ", ".join(point.setting.text(field) for field in compared))
+    named = name or (lambda point: setting_label(point, compared))
     names = [named(point) for point in points]
     axis.set_yticks(range(len(points)), names, fontsize=8.5)
     axis.set_ylim(-0.6, len(points) - 0.4)

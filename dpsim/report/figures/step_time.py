@@ -28,8 +28,10 @@ from dpsim.report.words import BASELINES, field_name
 
 OWN_RUNTIME = "dpsim (emulated)"
 """The label of dpsim's own runtime, whose computation is emulated, beside PyTorch's DDP."""
+_MARGIN = 0.12
+"""The height that is free above everything for a label, as a share of that below it."""
 _REACH = 0.7
-"""Baselines are drawn up to this multiple of the measured and predicted range above and below it."""
+"""Baselines are drawn up to this multiple of the measured and predicted range above it."""
 
 
 def draw(comparison: Comparison, *, narrow: bool = False) -> Figure:
@@ -51,7 +53,10 @@ def _ms(values: Sequence[float]) -> list[float]:
 
 
 def panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
-    """Draw the points of one group, in the order of their thresholds."""
+    """Draw the points of one group, in the order of their thresholds.
+
+    The vertical axis begins at 0, so that noise does not look like an effect.
+    """
     x = list(range(len(points)))
     measured = Interval(
         values=_ms([p.measured_step_s for p in points]),
@@ -68,12 +73,12 @@ def panel(axis: Axes, points: Sequence[ComparedPoint]) -> None:
     own = _ms([point.dpsim_step_s for point in points if point.dpsim_step_s is not None])
     bottom, top = min([bottom, *own]), max([top, *own])
     span = max(top - bottom, 0.02 * top)
-    floor, ceiling = bottom - _REACH * span, top + _REACH * span
-    shown = {label: line for label, line in baselines.items() if floor <= line[-1] <= ceiling}
-    bottom = min([bottom, *(max(floor, min(line)) for line in shown.values())])
+    ceiling = top + _REACH * span
+    shown = {label: line for label, line in baselines.items() if line[-1] <= ceiling}
+    bottom = min([bottom, *(min(line) for line in shown.values())])
     top = max([top, *(min(ceiling, max(line)) for line in shown.values())])
-    margin = 0.16 * (top - bottom)
-    axis.set_ylim(max(0.0, bottom - margin), top + margin)
+    margin = _MARGIN * top
+    axis.set_ylim(0.0, top + margin)
     axis.set_xlim(-0.4, len(points) - 0.6)
     grid(axis)
     for line in shown.values():
@@ -105,36 +110,40 @@ def _mark_best(
     ``free`` are heights below and above everything that is drawn. A label stands on the side of its mark on
     which there is no other mark at the same threshold.
     """
-    for i, point in enumerate(points):
-        both = point.is_best_measured and point.is_best_predicted
-        if point.is_best_predicted:
-            axis.plot(
-                [i],
-                [predicted[i]],
-                marker="D",
-                markersize=10,
-                markerfacecolor=PAPER,
-                markeredgecolor=PREDICTED,
-                markeredgewidth=1.6,
-                zorder=4,
-            )
-            if not both:
-                below = measured[i] > predicted[i]
-                _note(axis, "best predicted", (i, predicted[i]), len(points), PREDICTED, free, below=below)
-        if point.is_best_measured:
-            axis.plot(
-                [i],
-                [measured[i]],
-                marker="*",
-                markersize=14,
-                markerfacecolor=MEASURED,
-                markeredgecolor=PAPER,
-                markeredgewidth=0.8,
-                zorder=6,
-            )
-            text, colour = ("best, measured and predicted", INK) if both else ("best measured", MEASURED)
-            below = predicted[i] > measured[i]
-            _note(axis, text, (i, measured[i]), len(points), colour, free, below=below)
+    best_measured = next((i for i, point in enumerate(points) if point.is_best_measured), None)
+    best_predicted = next((i for i, point in enumerate(points) if point.is_best_predicted), None)
+    same = best_measured == best_predicted
+    predicted_below = False
+    if best_predicted is not None:
+        mark = (best_predicted, predicted[best_predicted])
+        axis.plot(
+            *([value] for value in mark),
+            marker="D",
+            markersize=10,
+            markerfacecolor=PAPER,
+            markeredgecolor=PREDICTED,
+            markeredgewidth=1.6,
+            zorder=4,
+        )
+        predicted_below = measured[best_predicted] > predicted[best_predicted]
+        if not same:
+            _note(axis, "best predicted", mark, len(points), PREDICTED, free, below=predicted_below)
+    if best_measured is not None:
+        mark = (best_measured, measured[best_measured])
+        axis.plot(
+            *([value] for value in mark),
+            marker="*",
+            markersize=14,
+            markerfacecolor=MEASURED,
+            markeredgecolor=PAPER,
+            markeredgewidth=0.8,
+            zorder=6,
+        )
+        text, colour = ("best, measured and predicted", INK) if same else ("best measured", MEASURED)
+        below = predicted[best_measured] > measured[best_measured]
+        if best_predicted is not None and not same:
+            below = not predicted_below
+        _note(axis, text, mark, len(points), colour, free, below=below)
 
 
 def _note(

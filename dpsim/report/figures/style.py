@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -40,6 +41,8 @@ LINE_COLOURS = tuple(colour.light for colour in palette.SERIES)
 MARKERS = "osD^vPX<>h"
 """The colours and the markers of the lines of one panel, in this order and again from the first."""
 WIDE_IN, NARROW_IN = 10.4, 4.3
+_NARROW_TITLE = 42
+"""The letters of a line of a title in a narrow figure."""
 FONTS = ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"]
 _RC: Any = {
     "svg.fonttype": "none",
@@ -116,8 +119,11 @@ def on_axes(axis: Axes | None, draw: Callable[[Axes], None]) -> Axes:
 
 def heading(axis: Axes, title: str, subtitle: str) -> None:
     """Write a panel's title, and below it what its vertical axis shows."""
+    figure = axis.get_figure(root=True)
+    if figure is not None and figure.get_figwidth() <= NARROW_IN:
+        title = textwrap.fill(title, _NARROW_TITLE)
     axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
-    above = offset_copy(axis.transAxes, fig=axis.get_figure(root=True), y=5, units="points")
+    above = offset_copy(axis.transAxes, fig=figure, y=5, units="points")
     axis.text(0, 1, subtitle, transform=above, color=MUTED, fontsize=8.5, va="bottom")
 
 
@@ -197,6 +203,14 @@ def save_as(figure: Figure, path: Path) -> None:
         figure.savefig(path, dpi=160, metadata={"Software": None})
 
 
+def save_dark(figure: Figure, path: Path) -> None:
+    """Write the figure as SVG in the colours of dark pages."""
+    text = _svg(figure)
+    for colour in palette.variables().values():
+        text = text.replace(colour.light, colour.dark)
+    path.write_text(text, encoding="utf-8")
+
+
 def inline_svg(figure: Figure, prefix: str, description: str) -> str:
     """Return the figure as an ``<svg>`` element for a page: with unique ids, and colours from the page's CSS variables.
 
@@ -250,6 +264,12 @@ def size_ticks(axis: Axes, sizes_bytes: Sequence[float]) -> None:
 def point_name(point: ComparedPoint) -> str:
     """Return ``2 devices on node``."""
     return f"{devices_name(point.devices)} on {network_name(point)}"
+
+
+def setting_label(point: ComparedPoint, compared: Sequence[str]) -> str:
+    """Return ``2, global, 0 leaves``: the values that are compared; a number of leaves would not be known as one."""
+    values = {name: point.setting.text(name) for name in compared}
+    return ", ".join(f"{value} leaves" if name == "leaves" else value for name, value in values.items())
 
 
 def group_subtitle(group: Group, compared: Sequence[str]) -> str:

@@ -10,7 +10,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dpsim.records.comparison import ComparedPoint, Comparison
-from dpsim.report.figures.style import MUTED, PAPER, PARTS, grid, heading, panels, point_name, size_ticks, styled
+from dpsim.report.figures.style import (
+    MUTED,
+    PAPER,
+    PARTS,
+    grid,
+    heading,
+    panels,
+    point_name,
+    setting_label,
+    size_ticks,
+    styled,
+)
 from dpsim.report.sweep.timelines import Timelines, parts_s
 from dpsim.report.words import field_name, network_name
 
@@ -18,13 +29,16 @@ _REST = "computation and the rest"
 _COLOURS = {**PARTS, _REST: PARTS["backward"]}
 _WIDTH = 0.36
 _SHORT = 6
+_FEW, _SMALL = 8, 6.5
+"""More settings than a few have upright labels, in small letters."""
 _HATCH = "////"
 Bar = dict[str, float]
 
 
 def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) -> Figure:
     """Return a panel for each group, with only two parts where not every point has both timelines."""
-    panel_bars = [(points, _bars(points, timelines)) for points in map(comparison.members, comparison.groups)]
+    members = [_in_order(comparison.members(group), comparison.compared) for group in comparison.groups]
+    panel_bars = [(points, _bars(points, timelines)) for points in members]
     parts = dict.fromkeys(part for _, bars in panel_bars for pair in bars for part in pair[0])
 
     def make() -> Figure:
@@ -46,6 +60,11 @@ def draw(comparison: Comparison, timelines: Timelines, *, narrow: bool = False) 
         return figure
 
     return styled(make)
+
+
+def _in_order(points: Sequence[ComparedPoint], compared: tuple[str, ...]) -> Sequence[ComparedPoint]:
+    """Return the points as they stand where one field is compared, and otherwise those that train fastest first."""
+    return points if len(compared) == 1 else sorted(points, key=lambda point: point.measured_s_per_sample)
 
 
 def _bars(points: Sequence[ComparedPoint], timelines: Timelines) -> list[tuple[Bar, Bar]]:
@@ -82,11 +101,12 @@ def _panel(
     if compared == ("fusion_threshold_bytes",):
         size_ticks(axis, [point.fusion_threshold_bytes for point in points])
     else:
-        labels = [", ".join(point.setting.text(name) for name in compared) for point in points]
+        labels = [setting_label(point, compared) for point in points]
         axis.set_xticks(range(len(points)), labels)
         axis.tick_params(labelsize=8.5)
         if max(map(len, labels)) > _SHORT:
-            axis.tick_params("x", rotation=25)
+            upright = len(points) > _FEW
+            axis.tick_params("x", rotation=90 if upright else 25, labelsize=_SMALL if upright else 8.5)
     grid(axis)
     axis.set_xlabel(", ".join(field_name(name, points[0].runtime) for name in compared), fontsize=8.5)
     apart = [value for value in points[0].group.split("; ")[1:] if "device" not in value]

@@ -10,6 +10,7 @@ from pathlib import Path
 from dpsim.codec import write_output
 from dpsim.errors import ConfigError
 from dpsim.report.saved.result import SavedResult
+from dpsim.report.words import spreadsheet_text
 
 
 def check_tables(formats: Sequence[str]) -> None:
@@ -34,7 +35,7 @@ def write_tables(folder: Path, saved: SavedResult, formats: Sequence[str]) -> li
         for kind in formats:
             buffer = io.BytesIO()
             if kind == "csv":
-                frame.to_csv(buffer, index=False)
+                frame.map(spreadsheet_text).to_csv(buffer, index=False)
             else:
                 frame.to_parquet(buffer, engine="pyarrow", index=False)
             written.append(folder / f"{name}.{kind}")

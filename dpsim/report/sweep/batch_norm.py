@@ -15,6 +15,7 @@ from dpsim.report.sweep.cells import (
     samples_per_s,
 )
 from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.reliability import disturbance, nothing_said
 from dpsim.report.sweep.tables import (
     LEGEND,
     errors_sentence,
@@ -59,14 +60,15 @@ def _answers(comparison: Comparison) -> tuple[str, ...]:
 
 def _answer(comparison: Comparison, group: Group) -> str:
     members = comparison.members(group)
+    if nothing := nothing_said(comparison, group):
+        return f"On {group_title(group)}, {nothing}"
     best = comparison.best_measured(group)
-    sentences = [
+    fastest = (
         f"On {group_title(group)}, a step takes "
         f"{milliseconds(best.measured_step_s)} ms with the fastest norm, {norm_name(best)}."
-    ]
-    whole = next((point for point in members if norm_name(point) == GLOBAL), None)
-    costs = cost(members, whole) if whole is not None else None
-    if costs is not None:
+    )
+    sentences = [fastest]
+    if costs := global_cost(members):
         sentences.append(
             f"Statistics of the whole batch make it {percent(costs[0], sign=True)} longer than those of each device "
             f"(predicted {percent(costs[1], sign=True)})."
@@ -75,13 +77,21 @@ def _answer(comparison: Comparison, group: Group) -> str:
     return " ".join(sentences)
 
 
+def global_cost(members: tuple[ComparedPoint, ...]) -> tuple[float, float] | None:
+    """Return what statistics of the whole batch add to a step, measured and predicted; None where either is missing."""
+    whole = next((point for point in members if norm_name(point) == GLOBAL), None)
+    return None if whole is None else cost(members, whole)
+
+
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     members, best = comparison.members(group), comparison.best_measured(group)
+    if disturbance(comparison, group):
+        return (Tile(value="disturbed", label="nothing can be said; run the sweep again"), *score_tiles(group))
     tiles = [Tile(value=norm_name(best), label=f"fastest norm, {milliseconds(best.measured_step_s)} ms per step")]
     for point in members:
         costs = cost(members, point) if norm_name(point) == GLOBAL else None
         if costs is not None:
-            label = f"what global statistics add to a step; predicted {percent(costs[1], sign=True)}"
+            label = f"added by global statistics; predicted {percent(costs[1], sign=True)}"
             tiles.append(Tile(value=percent(costs[0], sign=True), label=label))
     return (*tiles, *score_tiles(group))
 
@@ -98,9 +108,9 @@ def _points(comparison: Comparison) -> Table:
         title="Measured and predicted",
         columns=(
             Column(head="norm", cell=norm_name, left=True),
-            Column(head="samples/s", cell=samples_per_s, dispensable=4),
+            Column(head="samples/s", cell=samples_per_s, dispensable=3),
             Column(head="measured ms", cell=cells.measured),
-            Column(head="95% interval", cell=cells.interval, left=True, dispensable=3),
+            Column(head="95% interval", cell=cells.interval, left=True, dispensable=4),
             Column(head="predicted ms", cell=cells.predicted),
             Column(head="error", cell=error),
             Column(head="over local", cell=lambda point: added(point, predicted=False)),

@@ -76,5 +76,5 @@ def tables(comparison: Comparison) -> tuple[Table, ...]:
 
 
 def for_terminal(comparison: Comparison) -> TerminalReport:
-    """Return what ``rich.print`` shows of a sweep."""
+    """Return all of a sweep as ``rich.print`` shows it; ``Summary`` is its short form."""
     return TerminalReport(tables=tables(comparison), warnings=warnings(comparison), answers=answers(comparison))

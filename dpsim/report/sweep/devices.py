@@ -19,6 +19,7 @@ from dpsim.report.sweep.cells import (
     speedup,
 )
 from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.reliability import cost_of_choice, disturbance, nothing_said, uncertainty, unsure
 from dpsim.report.sweep.tables import (
     ALONE,
     LEGEND,
@@ -74,7 +75,11 @@ def answers(comparison: Comparison) -> tuple[str, ...]:
 def _answer(comparison: Comparison, group: Group) -> str:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
     where = network_name(group)
-    if group.below_noise:
+    if nothing := nothing_said(comparison, group):
+        return f"On {where}, {nothing}"
+    if unsure(group) and not group.below_noise:
+        text = f"On {where}, no number of devices is surely fastest: {uncertainty(group)}"
+    elif group.below_noise:
         text = (
             f"On {where}, more devices make no difference: the speed changes by {percent(group.effect)}, and the "
             f"uncertainty of these medians is {percent(group.noise_floor)}"
@@ -84,10 +89,10 @@ def _answer(comparison: Comparison, group: Group) -> str:
         text = f"Do not use {counts} devices on {where}: one device trains fastest, {_speed(best)}"
     else:
         text = f"On {where}, {devices_name(best.devices)}{_layout(best)} trained fastest: {_speed(best)}"
-    if predicted is not best and not group.below_noise:
+    if predicted is not best and not unsure(group):
         text += (
-            f"; the model chose {devices_name(predicted.devices)}{_layout(predicted)}, {_speed(predicted)} "
-            f"(regret {percent(group.regret, sign=True)})"
+            f"; the model chose {devices_name(predicted.devices)}{_layout(predicted)}, {_speed(predicted)}, "
+            f"{cost_of_choice(comparison, group)}"
         )
     return f"{text}. {errors_sentence(group)}"
 
@@ -151,6 +156,9 @@ def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     """Return the numbers of a network that are worth seeing at first sight."""
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
     most = max(comparison.members(group), key=lambda point: point.devices)
+    if disturbance(comparison, group):
+        disturbed = Tile(value="disturbed", label="nothing can be said; run the sweep again")
+        return (disturbed, *score_tiles(group), *_drift_tiles(comparison, most))
     tiles = [
         Tile(value=devices_name(best.devices), label=f"fastest, {milliseconds(best.measured_step_s)} ms per step"),
         Tile(value=devices_name(predicted.devices), label="predicted fastest"),

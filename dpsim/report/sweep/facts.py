@@ -17,7 +17,7 @@ RULES = (
     "Every point was predicted, and the predictions were written and hashed, before the first sample was taken.",
     "Configurations were interleaved in one run, in random order, after warm-up. The first two steps after each "
     "change of configuration and short last batches do not count; no other sample was dropped.",
-    "Some configurations ran twice (A/A): the difference of the two medians is the noise.",
+    "Some configurations ran twice, the same against the same (A/A): the difference of the two medians is the noise.",
     "The model is scored against simple baselines (nulls); a model that does not beat the best of them has no skill.",
     "Networks marked (emulated) are paced links on this machine, never a real network, and are scored apart.",
 )

@@ -20,6 +20,7 @@ from dpsim.report.sweep.cells import (
     speedup,
 )
 from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.reliability import disturbance, nothing_said
 from dpsim.report.sweep.tables import (
     LEGEND,
     errors_sentence,
@@ -52,6 +53,8 @@ def _answers(comparison: Comparison) -> tuple[str, ...]:
 
 def _answer(comparison: Comparison, group: Group) -> str:
     points = comparison.members(group)
+    if nothing := nothing_said(comparison, group):
+        return f"On {group_title(group)}, {nothing}"
     best = comparison.best_measured(group)
     sentences = [
         f"On {group_title(group)}, local batch {best.local_batch:g} reached "
@@ -91,6 +94,8 @@ def _hiding(points: Sequence[ComparedPoint]) -> str:
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     points, best = comparison.members(group), comparison.best_measured(group)
     busy = busy_from(points)
+    if disturbance(comparison, group):
+        return (Tile(value="disturbed", label="nothing can be said; run the sweep again"), *score_tiles(group))
     tiles = [
         Tile(value=samples_per_s(best), label=f"samples/s at local batch {best.local_batch:g}, the best"),
         Tile(

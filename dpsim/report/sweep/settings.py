@@ -17,6 +17,14 @@ from dpsim.report.sweep.cells import (
     speedup,
 )
 from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.reliability import (
+    as_fast,
+    cost_of_choice,
+    disturbance,
+    nothing_said,
+    uncertainty,
+    unsure,
+)
 from dpsim.report.sweep.tables import (
     LEGEND,
     band_name,
@@ -55,26 +63,28 @@ def _answers(comparison: Comparison) -> tuple[str, ...]:
 def _answer(comparison: Comparison, group: Group) -> str:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
     where = group_title(group)
-    if group.below_noise:
+    if nothing := nothing_said(comparison, group):
+        return f"On {where}, {nothing}"
+    if unsure(group) and not group.below_noise:
+        text = f"On {where}, no setting is surely best: {uncertainty(group)}."
+    elif group.below_noise:
         text = (
             f"On {where}, it makes no difference which setting is chosen: from best to worst the speed changes by "
             f"{percent(group.effect)}, and the uncertainty of these medians is {percent(group.noise_floor)}."
         )
     else:
-        limit = best.measured_s_per_sample * (1 + group.noise_floor)
-        near = [p for p in comparison.members(group) if p is not best and p.measured_s_per_sample <= limit]
         text = (
             f"On {where}, {setting_name(comparison, best)} trained fastest: {samples_per_s(best)} samples/s, "
             f"{milliseconds(best.measured_step_s)} ms per step, {1 + group.effect:.2f}x as fast as the slowest setting"
         )
-        if near:
-            text += f"; {counted(len(near), 'other setting')} cannot be told apart from it"
+        if near := len(as_fast(comparison, group)) - 1:
+            text += f"; {counted(near, 'other setting')} cannot be told apart from it"
         text += (
             ". The model chose the same."
             if predicted is best
             else (
-                f". The model chose {setting_name(comparison, predicted)}, with {samples_per_s(predicted)} samples/s "
-                f"(regret {percent(group.regret, sign=True)})."
+                f". The model chose {setting_name(comparison, predicted)}, with {samples_per_s(predicted)} samples/s, "
+                f"{cost_of_choice(comparison, group)}."
             )
         )
     return f"{text} {errors_sentence(group)}" + own_runtime_sentence(comparison.members(group))
@@ -82,6 +92,8 @@ def _answer(comparison: Comparison, group: Group) -> str:
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
+    if disturbance(comparison, group):
+        return (Tile(value="disturbed", label="nothing can be said; run the sweep again"), *score_tiles(group))
     tiles = []
     if group.below_noise:
         tiles.append(Tile(value="no effect", label=f"{percent(group.effect)} is within the uncertainty"))

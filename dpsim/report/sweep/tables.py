@@ -10,6 +10,7 @@ from typing import TypeVar
 from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
 from dpsim.report.content import Tile
 from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.reliability import MOST_NOISE
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import BASELINES, OnNetwork, network_name, percent, skill_text
 from dpsim.units import format_size
@@ -76,14 +77,9 @@ def errors_sentence(group: Group) -> str:
 
 
 def score_tiles(group: Group) -> tuple[Tile, ...]:
-    """Return the model's error and skill."""
-    return (
-        Tile(value=percent(group.step.median_abs_error), label="median error of the step time"),
-        Tile(
-            value=skill_text(group.step.skill),
-            label=f"skill; the best baseline's error is {percent(group.step.null_median_abs_error)}",
-        ),
-    )
+    """Return the model's error, with the best baseline's."""
+    baseline = f"the best baseline's is {percent(group.step.null_median_abs_error)}"
+    return (Tile(value=percent(group.step.median_abs_error), label=f"median error; {baseline}"),)
 
 
 def score_tables(comparison: Comparison, report: QuestionReport) -> tuple[Table, ...]:
@@ -145,12 +141,13 @@ def scores_table(comparison: Comparison, report: QuestionReport) -> Table:
         sections=sections,
         strong=lambda row: row.group is not None,
         note="Median absolute errors. Skill = 1 - model / best baseline: above 0 the model knows more than every "
-        f"baseline. Constant: the median of the measured steps of {report.constant}, which is only known with "
+        "baseline, at 0 or below a simple guess was as good. "
+        f"Constant: the median of the measured steps of {report.constant}, which is only known with "
         "hindsight, so that it counts for the shape and not for the step time. Shape: step times over their mean in "
         "the group, or times of a sample where batches differ; what is common to all of them does not count. "
         "Errors of exposed communication are percentages of the step time. Regret: the cost of following the "
         "prediction; the best setting is chosen on one half of the rounds and timed on the other, so that chance can "
-        "make it negative. "
+        "make it negative, and it differs from the plain difference of two measured medians. "
         f"Effect = worst / best measured {report.effect} - 1." + _alone(comparison),
     )
 
@@ -190,13 +187,17 @@ def overlap_table(comparison: Comparison) -> Table:
         Column(head="measured", cell=lambda effect: percent(effect.measured_effect, sign=True)),
         Column(head="predicted", cell=lambda effect: percent(effect.predicted_effect, sign=True)),
         Column(head="noise", cell=lambda effect: percent(effect.noise)),
-        Column(head="predicted sign", cell=lambda effect: verdicts[effect.sign_right], left=True),
+        Column(
+            head="predicted sign",
+            cell=lambda effect: "too noisy to say" if effect.noise > MOST_NOISE else verdicts[effect.sign_right],
+            left=True,
+        ),
     )
     return table(
         title="What overlap does",
         columns=columns,
         sections=by_network(comparison.overlap),
-        strong=lambda effect: effect.sign_right is False,
+        strong=lambda effect: effect.sign_right is False and effect.noise <= MOST_NOISE,
         note="Step with overlap / step without - 1: negative is faster. Noise: the largest of the A/A difference and "
         "the half widths of both intervals.",
     )

@@ -17,6 +17,14 @@ from dpsim.report.sweep.cells import (
     speedup,
 )
 from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.reliability import (
+    as_fast,
+    cost_of_choice,
+    disturbance,
+    nothing_said,
+    uncertainty,
+    unsure,
+)
 from dpsim.report.sweep.tables import (
     LEGEND,
     band_name,
@@ -66,8 +74,10 @@ def answers(comparison: Comparison) -> tuple[str, ...]:
 
 def answer(comparison: Comparison, group: Group) -> str:
     """Return the verdict on one network and device count, with the numbers that support it."""
+    if nothing := nothing_said(comparison, group):
+        return f"On {network_name(group)}, {devices_name(group.devices)}, {nothing}"
     verdicts = [_slower_than_one(group, comparison.best_measured(group)), _choice(comparison, group)]
-    if not group.below_noise:
+    if not unsure(group):
         verdicts.append(_model(comparison, group))
     return " ".join(text for text in (*verdicts, errors_sentence(group)) if text) + own_runtime_sentence(
         comparison.members(group)
@@ -88,22 +98,19 @@ def _choice(comparison: Comparison, group: Group) -> str:
     best = comparison.best_measured(group)
     where = f"On {network_name(group)}, {devices_name(group.devices)}"
     ms, noun = milliseconds(best.measured_step_s), threshold_noun(group.runtime)
-    if group.below_noise:
-        verdict = f"the {noun} does not matter here"
-        if group.effect > _LARGE_EFFECT:
-            verdict = f"the measurement is too uncertain to tell which {noun} is best"
-        return (
-            f"{where}, {verdict}: from best to worst a step of {ms} ms changes by {percent(group.effect)}, and the "
-            f"uncertainty of these medians is {percent(group.noise_floor)}."
-        )
+    if unsure(group):
+        if group.below_noise and group.effect <= _LARGE_EFFECT:
+            return (
+                f"{where}, the {noun} does not matter here: from best to worst a step of {ms} ms changes by "
+                f"{percent(group.effect)}, and the uncertainty of these medians is {percent(group.noise_floor)}."
+            )
+        return f"{where}, no {noun} is surely best: {uncertainty(group)}."
     text = f"{where}, the best {noun} is {threshold_name(best.fusion_threshold_bytes)}: {ms} ms per step"
     faster = gain(comparison, group)
     if faster is not None:
         text += f", {faster[0]:.2f}x as fast as {faster[1]}"
-    limit_s = best.measured_step_s * (1 + group.noise_floor)
-    near = [p for p in comparison.members(group) if p is not best and p.measured_step_s <= limit_s]
-    if near:
-        text += f"; {counted(len(near), f'other {noun}')} cannot be told apart from it"
+    if near := len(as_fast(comparison, group)) - 1:
+        text += f"; {counted(near, f'other {noun}')} cannot be told apart from it"
     return f"{text}."
 
 
@@ -114,7 +121,7 @@ def _model(comparison: Comparison, group: Group) -> str:
         return "The model chose the same."
     return (
         f"The model chose {threshold_name(predicted.fusion_threshold_bytes)}, which took "
-        f"{milliseconds(predicted.measured_step_s)} ms (regret {percent(group.regret, sign=True)})."
+        f"{milliseconds(predicted.measured_step_s)} ms, {cost_of_choice(comparison, group)}."
     )
 
 
@@ -134,18 +141,18 @@ def gain(comparison: Comparison, group: Group) -> tuple[float, str] | None:
 def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     """Return the numbers of a group that are worth seeing at first sight."""
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
+    if disturbance(comparison, group):
+        return (Tile(value="disturbed", label="nothing can be said; run the sweep again"), *score_tiles(group))
+    noun = threshold_noun(group.runtime)
     tiles = []
-    if group.below_noise:
-        tiles.append(Tile(value="no effect", label=f"{percent(group.effect)} is within the uncertainty"))
-    tiles.append(
-        Tile(
-            value=format_size(best.fusion_threshold_bytes),
-            label=f"best {threshold_noun(group.runtime)}, {milliseconds(best.measured_step_s)} ms",
-        )
-    )
-    faster = gain(comparison, group)
-    if faster is not None:
-        tiles.append(Tile(value=f"{faster[0]:.2f}x", label=f"as fast as {faster[1]}"))
+    if unsure(group):
+        verdict = "no effect" if group.below_noise else "unsure"
+        tiles.append(Tile(value=verdict, label=f"no {noun} is surely best: {uncertainty(group)}"))
+    else:
+        label = f"best {noun}, {milliseconds(best.measured_step_s)} ms"
+        tiles.append(Tile(value=format_size(best.fusion_threshold_bytes), label=label))
+        if faster := gain(comparison, group):
+            tiles.append(Tile(value=f"{faster[0]:.2f}x", label=f"as fast as {faster[1]}"))
     tiles.append(
         Tile(
             value=format_size(predicted.fusion_threshold_bytes),

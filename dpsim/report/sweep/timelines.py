@@ -1,15 +1,24 @@
-"""The stored timelines of a sweep, and the parts of a step."""
+"""The stored timelines of a sweep: the step that a report draws, and the parts of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpsim.records.comparison import ComparedPoint
 from dpsim.records.sweep import Predictions, Results
-from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, KINDS, UPDATE_EVENT
+from dpsim.schedule import (
+    BACKWARD_EVENT,
+    COMMUNICATION_LANE,
+    COMPUTE_LANE,
+    FORWARD_EVENT,
+    KINDS,
+    UPDATE_EVENT,
+    WAIT_EVENT,
+)
 from dpsim.setting import Setting
 from dpsim.timeline import Timeline, TimelineRecord
 
@@ -18,48 +27,111 @@ PARTS = ("forward", "backward", "update", "exposed communication", "other")
 
 @dataclass(frozen=True, kw_only=True)
 class Timelines:
-    """Measured and predicted timelines by configuration, where the records have them."""
+    """Measured and predicted timelines by configuration, where the records have them: those of both A/A runs."""
 
-    measured: Mapping[Setting, TimelineRecord]
+    measured: Mapping[Setting, tuple[TimelineRecord, ...]]
     predicted: Mapping[Setting, TimelineRecord]
 
     @staticmethod
     def of(predictions: Predictions, results: Results) -> Timelines:
-        """Return the timelines of the two records; of an A/A pair those of the first run."""
-        measured: dict[Setting, TimelineRecord] = {}
+        """Return the timelines of the two records."""
+        measured: dict[Setting, tuple[TimelineRecord, ...]] = {}
         predicted: dict[Setting, TimelineRecord] = {}
         for run in results.points:
             if run.timeline is not None and run.timeline.operation:
-                measured.setdefault(run.setting.first_run, run.timeline)
+                setting = run.setting.first_run
+                measured[setting] = (*measured.get(setting, ()), run.timeline)
         for point in predictions.points:
             if point.timeline is not None and point.timeline.operation:
                 predicted.setdefault(point.setting.first_run, point.timeline)
         return Timelines(measured=measured, predicted=predicted)
 
     def both(self, point: ComparedPoint) -> tuple[Timeline, Timeline] | None:
-        """Return the measured and the predicted timeline of a point, or ``None`` unless both were kept."""
+        """Return a measured and the predicted step of a point, or ``None`` unless both were kept.
+
+        The measured step is the one nearest to the measured median, on all ranks. The predicted one is drawn at the
+        mean speed (``at_step``), so that it takes the step that is predicted.
+        """
         setting = point.setting
         if setting not in self.measured or setting not in self.predicted:
             return None
-        return Timeline.from_record(self.measured[setting]), Timeline.from_record(self.predicted[setting])
+        measured = [Timeline.from_record(record) for record in self.measured[setting]]
+        predicted = _ranks(_steps(Timeline.from_record(self.predicted[setting]))[0])[0]
+        return nearest_step(measured, point.measured_step_s), at_step(predicted, point.predicted_step_s)
 
 
-def typical_step(timeline: Timeline) -> Timeline:
-    """Return the lowest rank's step of median length."""
-    of_rank = timeline.select(rank=int(timeline.rank.min()))
-    steps = [of_rank.select(step=int(step)) for step in np.unique(of_rank.step)]
-    lengths = [float(step.end_s.max() - step.start_s.min()) for step in steps]
-    return steps[int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])]
+def nearest_step(timelines: Sequence[Timeline], step_s: float) -> Timeline:
+    """Return the step, on all ranks, whose length is nearest to ``step_s``."""
+    return min((step for timeline in timelines for step in _steps(timeline)), key=lambda s: abs(length_s(s) - step_s))
 
 
-def parts_s(timeline: Timeline, step_s: float, exposed_s: float) -> dict[str, float]:
-    """Return the seconds of a step by part.
+def _steps(timeline: Timeline) -> list[Timeline]:
+    return [timeline.select(step=int(step)) for step in np.unique(timeline.step)]
 
-    Forward, backward and update are medians over the timeline's steps on the lowest rank, exposed communication is
-    ``exposed_s``, and ``other`` is the rest of ``step_s``.
+
+def _ranks(step: Timeline) -> list[Timeline]:
+    return [step.select(rank=int(rank)) for rank in np.unique(step.rank)]
+
+
+def length_s(step: Timeline) -> float:
+    """Return the seconds of a step on the slowest rank."""
+    return max(float(of_rank.end_s.max() - of_rank.start_s.min()) for of_rank in _ranks(step))
+
+
+def ready_last(step: Timeline) -> Timeline:
+    """Return the events of the rank with the least exposed communication, for which the other ranks wait."""
+    return min(_ranks(step), key=Timeline.exposed_communication_s)
+
+
+def at_step(step: Timeline, step_s: float) -> Timeline:
+    """Return a predicted step of one rank with computation so much faster or slower that it takes ``step_s``.
+
+    A prediction keeps the events of the speed that holds for longest, while the predicted step is the mean over the
+    machine's speeds. The gaps between computations, where communication is exposed, keep their lengths.
     """
-    of_rank = timeline.select(rank=int(timeline.rank.min()))
-    sums_s = np.array([of_rank.select(step=int(step)).sums_s() for step in np.unique(of_rank.step)])
-    parts = {KINDS[kind]: float(np.median(sums_s[:, kind])) for kind in (FORWARD_EVENT, BACKWARD_EVENT, UPDATE_EVENT)}
-    parts["exposed communication"] = exposed_s
-    return parts | {"other": max(0.0, step_s - sum(parts.values()))}
+    compute = step.lane == COMPUTE_LANE
+    start, end = step.start_s[compute], step.end_s[compute]
+    busy_s = float((end - start).sum())
+    factor = 1 + (step_s - length_s(step)) / busy_s if busy_s else 0.0
+    if factor <= 0:
+        return step
+    edges = np.unique((*step.start_s, *step.end_s))
+    middle = (edges[1:] + edges[:-1]) / 2
+    computing = ((start[:, None] <= middle) & (middle < end[:, None])).any(axis=0)
+    lengths = np.diff(edges) * np.where(computing, factor, 1.0)
+    placed = edges[0] + np.concatenate(([0.0], np.cumsum(lengths)))
+    return dataclasses.replace(
+        step, start_s=np.interp(step.start_s, edges, placed), end_s=np.interp(step.end_s, edges, placed)
+    )
+
+
+def waits_for_ranks_s(step: Timeline, rank: int) -> list[tuple[float, float]]:
+    """Return when a rank is in a collective that another rank has not begun yet: its starts and ends in seconds."""
+    spans: list[tuple[float, float]] = []
+    sent = (step.lane == COMMUNICATION_LANE) & (step.kind != WAIT_EVENT)
+    for operation in np.unique(step.operation[sent & (step.rank == rank)]):
+        same = sent & (step.operation == operation)
+        starts = [step.start_s[same & (step.rank == r)] for r in np.unique(step.rank)]
+        if len({len(times) for times in starts}) > 1:
+            continue
+        own = same & (step.rank == rank)
+        begun = np.minimum(np.max(starts, axis=0), step.end_s[own])
+        spans += [(float(a), float(b)) for a, b in zip(step.start_s[own], begun, strict=True) if b > a]
+    return spans
+
+
+def parts_s(step: Timeline, step_s: float, exposed_s: float) -> dict[str, float]:
+    """Return the seconds of a step by part, which add up to ``step_s``.
+
+    Exposed communication is ``exposed_s``. The rest is divided as the computation of the rank that was ready last is:
+    into forward, backward, update, and ``other``, which is the loss and the beginning of the step.
+    """
+    of_rank = ready_last(step)
+    computing_s = max(0.0, step_s - exposed_s)
+    compute = of_rank.lane == COMPUTE_LANE
+    busy_s = float((of_rank.end_s - of_rank.start_s)[compute].sum())
+    scale = computing_s / busy_s if busy_s else 0.0
+    sums_s = of_rank.sums_s() * scale
+    parts = {KINDS[kind]: float(sums_s[kind]) for kind in (FORWARD_EVENT, BACKWARD_EVENT, UPDATE_EVENT)}
+    other_s = max(0.0, computing_s - sum(parts.values()))
+    return parts | {"exposed communication": exposed_s, "other": other_s}

@@ -18,14 +18,22 @@ from dpsim.report.words import field_name
 from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, write_content
 
 _TIMELINE = (
-    "One training step of the fastest setting on the most devices, of one rank: measured above, predicted below, on "
-    "one time axis. Hatched: computation waits for communication."
+    "One training step of the setting that trains most samples per second on the most devices, measured above and "
+    "predicted below on one time axis. Of the kept steps, the one nearest to the median of the table is shown, "
+    "on the rank that was ready last. The predicted one has the length of the table, the mean over the machine's "
+    "speeds. Hatched: computation waits for communication. Dotted: a collective waits for another rank to begin it. "
+    "Other: the loss and the beginning of the step."
 )
 _MAP = (
     "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ best measured, "
     "◆ best predicted of the group."
 )
-_PARTS = "Where a step's time goes at each setting: measured on the left, predicted (hatched) on the right."
+_PARTS = (
+    "Where a step's time goes at each setting: measured on the left, predicted (hatched) on the right. A step and its "
+    "exposed communication are those of the table; the rest is divided as in one step on the rank that was ready last. "
+    "Other: the loss and the beginning of the step. Where several fields differ, the settings that train fastest stand "
+    "first."
+)
 
 
 def write_report(
@@ -69,7 +77,7 @@ def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceReco
             wide=setting_map.draw(comparison),
             narrow=setting_map.draw(comparison, narrow=True),
         )
-    if record is not None and record.drift:
+    if record is not None and drift.panels_of(record):
         yield ReportFigure(
             name="drift",
             title="Drift",

@@ -121,6 +121,8 @@ def read_events(text: Text, header: dict[str, Any]) -> Iterator[Event]:
         seen = False
         for key in _keys(text):
             if key == "traceEvents":
+                if seen:
+                    raise text.refuse("the object has traceEvents twice")
                 seen = True
                 text.expect("[", "after traceEvents")
                 yield from _items(text)

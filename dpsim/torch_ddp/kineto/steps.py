@@ -101,7 +101,7 @@ def _check_marks(trace: str, marks: Marks) -> None:
         remedy = "record a script that trains with DistributedDataParallel on 2 ranks or more"
         raise _refuse(trace, f"there is no allreduce among its {marks.events} events, but {seen}", remedy)
     if not marks.steps:
-        remedy = "call profiler.step() after every training step"
+        remedy = "give torch.profiler.profile a schedule=, and call profiler.step() after every training step"
         raise _refuse(trace, f"there is no ProfilerStep#n among its {marks.events} events", remedy)
     if not marks.functions or not marks.forwards:
         missing = "DistributedDataParallel.forward" if marks.functions else "function of autograd's backward"

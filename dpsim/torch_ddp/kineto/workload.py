@@ -27,6 +27,7 @@ from dpsim.units import ITEM_BYTES
 from dpsim.workload import Layer, Workload
 
 _FEWEST_FOR_SPREAD = 5
+_MOST_RANKS = 10**6
 _WORD = re.compile(r"[\w:,]{1,40}", re.ASCII)
 _HOOKS = {"float16": "fp16", "bfloat16": "bf16"}
 _NOT_IN_A_TRACE = "a trace has no activations, buffers, optimizer state or data loading processes"
@@ -109,6 +110,12 @@ def _devices(trace: str, steps: Sequence[TracedStep], distributed: dict[str, Any
             f"{trace} does not say how many ranks trained",
             allowed="a trace with Group size at its collectives, or with distributedInfo",
             remedy="record it with PyTorch 2.2 or newer, after init_process_group",
+        )
+    if devices > _MOST_RANKS:
+        raise FileFormatError(
+            f"{trace} says that {devices} ranks trained",
+            allowed=f"1 to {_MOST_RANKS}",
+            remedy="its Group size or distributedInfo is damaged: record it again",
         )
     return devices
 

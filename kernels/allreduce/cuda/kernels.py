@@ -20,6 +20,7 @@ from dpsim.kernels.allreduce.cuda.launch import HEADER_WORDS
 from dpsim.units import ITEM_BYTES
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]  # every step of a small model has small grids
 _HERE = "dpsim.kernels.allreduce.cuda"
 memory: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_HERE}.memory")
 flags: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_HERE}.flags")

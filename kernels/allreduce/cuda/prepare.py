@@ -214,9 +214,17 @@ def _pair(arguments: Arguments, partial: Any) -> tuple[int, int]:
 
 
 def on_device(words: Any) -> Any:
-    """int64 words in device memory."""
+    """int64 words in device memory.
+
+    They are there when this returns: streams that do not block the default stream, in which numba copies, do not wait
+    for it either.
+    """
     host = np.array(words, np.int64)
-    return host if SIMULATED else cuda.to_device(host)
+    if SIMULATED:
+        return host
+    array = cuda.to_device(host)
+    cuda.default_stream().synchronize()
+    return array
 
 
 def call(arguments: Arguments, work: Work, first: int, stop: int, table: int) -> tuple[Any, ...]:

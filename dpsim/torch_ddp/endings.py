@@ -1,0 +1,43 @@
+"""What ends a user's script from within: enough is recorded, or dpsim refuses to go on. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from dpsim.errors import ConfigError
+
+
+class Ending(BaseException):
+    """Ends the script, which does not expect it. ``begun`` is called with each, for a script may catch it and go on."""
+
+    begun: ClassVar[Callable[[Ending], None]] = staticmethod(lambda _: None)
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+        Ending.begun(self)
+
+
+class EnoughSteps(Ending):
+    """Ends the script once enough steps are recorded."""
+
+
+class Refused(Ending):
+    """Ends a script that cannot be profiled or measured."""
+
+    def __init__(self, error: ConfigError) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+def check_ranks(asked: int, ranks: int, call: str) -> None:
+    """Raises ``Refused`` unless ``call`` of the script asks for as many ranks as it gets."""
+    if asked != ranks:
+        raise Refused(
+            ConfigError(
+                f"{call} asks for {asked} rank{'' if asked == 1 else 's'}, and --devices is {ranks}",
+                allowed="the same number, for the script may divide its batch by it",
+                remedy=f"{f'give --devices {asked}' if asked > 0 else 'give the script a number of ranks'}, or let the"
+                " script take the number from the environment variable WORLD_SIZE, as under torchrun",
+            )
+        )

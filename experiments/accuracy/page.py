@@ -1,0 +1,117 @@
+"""The page of accuracy: the picture of predicted against measured step times, and the table of what is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpsim.experiments.accuracy.lines import Line
+from dpsim.experiments.accuracy.table import number
+from dpsim.machine import NODE
+from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.report.content import Card, Content, Tile
+from dpsim.report.table import Column, table
+from dpsim.report.words import counted, percent
+from dpsim.report.write import ReportFigure, write_content
+
+FIGURE = "predicted_against_measured"
+
+
+def places(comparisons: Mapping[str, Comparison]) -> dict[str, list[ComparedPoint]]:
+    """Return all points that are scored, by where they ran."""
+    found: dict[str, list[ComparedPoint]] = {"this machine": [], "emulated link": [], "emulated link and ranks": []}
+    real, link, emulated = found.values()
+    for comparison in comparisons.values():
+        for point in comparison.scored:
+            (emulated if point.emulated_compute else real if point.network == NODE else link).append(point)
+    return {place: points for place, points in found.items() if points}
+
+
+def write_page(
+    folder: Path, comparisons: Mapping[str, Comparison], lines: Sequence[Line], processor: str, note: str
+) -> list[Path]:
+    """Write ``index.html`` and the picture, also in dark colours; returns the paths. Raises ``ConfigError``."""
+    from dpsim.report.figures import agreement
+    from dpsim.report.figures.style import save_dark
+
+    of_place = places(comparisons)
+    figure = ReportFigure(
+        name=FIGURE,
+        title="Predicted against measured",
+        caption="Every setting of every sweep: the step time that was predicted before anything of it was measured, "
+        "with its predicted 90% interval, against the median that was then measured. Emulated ranks wait for profiled "
+        "times instead of computing, so that 8 of them fit on 2 cores.",
+        wide=agreement.draw(of_place),
+        narrow=agreement.draw(of_place, narrow=True),
+    )
+    shown = content(comparisons, lines, processor, note)
+    written = write_content(folder, shown, [figure], ("html",))
+    save_dark(figure.wide, dark := folder / f"{FIGURE}-dark.svg")
+    return [*written, dark]
+
+
+def content(comparisons: Mapping[str, Comparison], lines: Sequence[Line], processor: str, note: str) -> Content:
+    """Return what the page says."""
+    of_place = places(comparisons)
+    every = [point for points in of_place.values() for point in points]
+    columns: tuple[Column[Line], ...] = (
+        Column(head="what", cell=lambda line: line.quantity, left=True),
+        Column(head="measured", cell=lambda line: number(line, line.value)),
+        Column(head="target", cell=lambda line: line.target, left=True),
+        Column(head="met", cell=lambda line: "" if line.met is None else "yes" if line.met else "no", left=True),
+        Column(head="best null", cell=lambda line: number(line, line.null)),
+        Column(head="points", cell=lambda line: str(line.points)),
+        Column(head="sweeps", cell=lambda line: str(line.calibrations)),
+    )
+    return Content(
+        name="accuracy",
+        heading="How right the predictions are",
+        question="How far from the measured step times are those that were predicted before, and do the stated "
+        "intervals hold them?",
+        answers=(
+            f"Half of all predictions are within {percent(_median_error(every))} of the measured step; "
+            f"{_inside(every):.0%} of the {counted(len(every), 'measured step')} lie inside their predicted 90% "
+            f"intervals ({counted(len(comparisons), 'sweep')}, each with its own profile and calibration).",
+        ),
+        cards=tuple(
+            Card(
+                title=place,
+                tiles=(
+                    Tile(value=percent(_median_error(points)), label="median error of the step time"),
+                    Tile(value=f"{_inside(points):.0%}", label="of the measured steps inside the 90% interval"),
+                    Tile(value=str(len(points)), label="settings, each predicted and measured"),
+                ),
+            )
+            for place, points in of_place.items()
+        ),
+        tables=(
+            table(
+                title="What is promised, and what was reached",
+                columns=columns,
+                sections={
+                    place: [line for line in lines if line.where == place]
+                    for place in dict.fromkeys(line.where for line in lines)
+                },
+                note=note,
+            ),
+        ),
+        warnings=(),
+        rules=(
+            "Every sweep profiled the model and calibrated the machine for itself, wrote its predictions, and only "
+            "then measured.",
+            "Sweeps that did not finish are not in the picture; none that did was left out.",
+        ),
+        facts=(("processor", processor), ("sweeps", str(len(comparisons)))),
+        environment=(),
+    )
+
+
+def _median_error(points: Sequence[ComparedPoint]) -> float:
+    return float(np.median([abs(point.error) for point in points]))
+
+
+def _inside(points: Sequence[ComparedPoint]) -> float:
+    """Return the share of measured steps inside their predicted intervals."""
+    return float(np.mean([p.predicted_low_s <= p.measured_step_s <= p.predicted_high_s for p in points]))

@@ -1,0 +1,118 @@
+"""``python -m dpsim.experiments.reports_page`` draws all committed reports again from their records, and lists them.
+
+Nothing is measured. The list is ``reports/index.html``: each report with its question, its verdict and its main figure.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from dpsim.codec import write_text
+from dpsim.errors import ConfigError, DpsimError
+from dpsim.experiments.accuracy.declared import experiments
+from dpsim.experiments.accuracy.derive import derive
+from dpsim.experiments.reproducible_cost import show as cost
+from dpsim.harness.load import load
+from dpsim.report.bench.content import content as bench_content
+from dpsim.report.bench.write import write_bench_report
+from dpsim.report.content import Content
+from dpsim.report.page import ListedReport, list_page
+from dpsim.report.quality.content import content as quality_content
+from dpsim.report.quality.write import write_quality_report
+from dpsim.report.reproduce.content import content as reproduce_content
+from dpsim.report.reproduce.write import write_reproduce_report
+from dpsim.report.saved import SavedBench, SavedQuality, SavedReproduction, SavedSweep
+from dpsim.report.sweep.content import REPORTS
+from dpsim.report.sweep.summary import verdicts
+from dpsim.report.sweep.write import write_report
+from dpsim.report.write import PAGES
+
+ROOT = Path(__file__).resolve().parents[1]
+ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE = "How right predictions are", "Sweeps", "The same bits", "The allreduce"
+SECTIONS = (ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE)
+
+
+def committed(root: Path) -> list[Path]:
+    """Return the folders below ``root`` whose reports Git knows. Raises ``ConfigError``."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--", "*report.md"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        raise ConfigError(
+            f"git does not list the reports in {root}: {listed.stderr.strip()}",
+            allowed="a checkout of the repository",
+            remedy="draw one report with dpsim report FOLDER",
+        )
+    return sorted(root / Path(name).parent for name in listed.stdout.split("\0") if name)
+
+
+def write_reports(root: Path, folders: Iterable[Path]) -> Path:
+    """Draw the reports in the folders again, and list them in ``root``; returns the list. Raises ``DpsimError``."""
+    sections: dict[str, list[ListedReport]] = {title: [] for title in SECTIONS}
+    for folder in folders:
+        begin_s = time.monotonic()
+        section, report = _drawn(root, folder)
+        sections[section].append(report)
+        print(f"{time.monotonic() - begin_s:5.1f} s  {folder}", file=sys.stderr, flush=True)
+    page = root / PAGES["html"]
+    write_text(page, list_page({title: reports for title, reports in sections.items() if reports}))
+    return page
+
+
+def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
+    """Draw the report in a folder again; returns the title of its section, and what the list says of it."""
+
+    def listed(content: Content, written: Iterable[Path]) -> ListedReport:
+        return _listed(root, folder, (content.heading, content.question, content.answers[0]), written)
+
+    if (folder / "sweeps").is_dir():
+        derived = derive(folder, experiments())
+        if derived is None or derived.content is None:
+            raise ConfigError(f"{folder} has no finished sweep", remedy="make accuracy measures them")
+        return ACCURACY, listed(derived.content, derived.written)
+    if (folder / cost.RECORD).is_file():
+        costs = cost.read(folder)
+        return SAME_BITS, listed(cost.content(costs), cost.write_report(folder, costs))
+    match load(folder):
+        case SavedSweep() as saved:
+            compared = saved.comparison
+            written = write_report(folder, saved.predictions, saved.results, compared, saved.drift)
+            question = REPORTS[compared.experiment.question].question(compared)
+            return SWEEPS, _listed(root, folder, (folder.name, question, next(verdicts(compared))), written)
+        case SavedBench(record=benched, result=result):
+            return ALLREDUCE, listed(bench_content(benched, result), write_bench_report(folder, benched, result))
+        case SavedReproduction(record=record):
+            return SAME_BITS, listed(reproduce_content(record), write_reproduce_report(folder, record))
+        case SavedQuality(results=results):
+            return ACCURACY, listed(quality_content(results), write_quality_report(folder, results))
+    raise ConfigError(f"{folder} has a report that is not drawn from a record")
+
+
+def _listed(root: Path, folder: Path, texts: tuple[str, str, str], written: Iterable[Path]) -> ListedReport:
+    """Return what the list says of a report: its heading, question and verdict, and the first figure written."""
+    heading, question, verdict = texts
+    figure = next((path for path in written if path.suffix == ".svg"), None)
+    return ListedReport(
+        folder=folder.relative_to(root).as_posix(),
+        heading=heading,
+        question=question,
+        verdict=verdict,
+        figure=None if figure is None else figure.relative_to(root).as_posix(),
+    )
+
+
+def main() -> int:
+    root = ROOT / "reports"
+    try:
+        print(f"list: {write_reports(root, committed(root))}")
+    except DpsimError as error:
+        print(f"reports_page: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,59 @@
+"""Every flag that the documentation, a help text or a message names is a flag of some command."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from dpsim.cli import app
+
+ROOT = Path(__file__).parents[2]
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w=-])")
+OTHERS = frozenset(
+    [
+        "--allow-run-as-root",
+        "--batch-size",
+        "--bind-to",
+        "--help",
+        "--host",
+        "--install-completion",
+        "--layers",
+        "--lr",
+        "--oversubscribe",
+        "--parsable",
+        "--quick",
+        "--study",
+        "--tag-output",
+        "--upgrade",
+        "--version",
+        "--width",
+    ]
+)
+"""Flags of other programs: mpiexec, pip, git, Slurm, the experiments, a user's own script; and of every command."""
+
+
+def _known() -> set[str]:
+    application, names = app.build(), set(OTHERS)
+    commands = [application[name] for name in application if not name.startswith("-")]
+    for command in commands:
+        commands.extend(command[name] for name in command if not name.startswith("-"))
+        if command.default_command is not None:
+            names |= {name for argument in command.assemble_argument_collection() for name in argument.names}
+    return names
+
+
+def _named(path: Path) -> set[str]:
+    text = path.read_text()
+    if path.suffix == ".py":
+        constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+        text = "\n".join(value for value in constants if isinstance(value, str))
+    return set(FLAG.findall(text))
+
+
+def test_every_flag_that_is_named_exists() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "dpsim").rglob("*.py")]
+    known = _known()
+    unknown = {(str(path.relative_to(ROOT)), flag) for path in pages for flag in _named(path) - known}
+    assert not {each for each in unknown if not each[0].startswith(("dpsim/experiments", "dpsim/kernels"))}
+    assert "--wire-dtype" in known and "--compression-dtype" not in known

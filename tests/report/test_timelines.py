@@ -1,0 +1,121 @@
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from report_factory import sweep, timeline
+
+from dpsim.cli.trace import _first
+from dpsim.harness.sweep.compare import compare
+from dpsim.records.sweep import MeasuredPoint
+from dpsim.report.figures import timeline as timeline_figure
+from dpsim.report.sweep.timelines import (
+    Timelines,
+    at_step,
+    length_s,
+    nearest_step,
+    parts_s,
+    ready_last,
+    waits_for_ranks_s,
+)
+from dpsim.schedule import COMPUTE_LANE
+from dpsim.timeline import Timeline
+
+
+def _timeline(compute: float, exposed: float = 1e-3, source: str = "measured") -> Timeline:
+    return Timeline.from_record(timeline(source, compute, exposed, 4, True, 2))
+
+
+def _late_rank(step: Timeline, late_s: float) -> Timeline:
+    """The step with a rank 1 that computes ``late_s`` longer before its first collective."""
+    of_late = (step.rank == 1) & (step.lane != COMPUTE_LANE)
+    return dataclasses.replace(step, start_s=step.start_s + late_s * of_late)
+
+
+def test_the_step_nearest_to_the_median_is_chosen_among_all_runs() -> None:
+    runs = [_timeline(6e-3), _timeline(9e-3)]
+    assert length_s(nearest_step(runs, 9.5e-3)) == pytest.approx(10e-3)
+    assert length_s(nearest_step(runs, 7.5e-3)) == pytest.approx(7e-3)
+
+
+def test_a_prediction_is_drawn_with_the_step_that_is_predicted_and_its_own_exposed_communication() -> None:
+    step = _timeline(6e-3, source="predicted").select(step=0, rank=0)
+    faster = at_step(step, 5.5e-3)
+    assert length_s(faster) == pytest.approx(5.5e-3)
+    assert faster.sums_s()[1] == pytest.approx(step.sums_s()[1] * 4.5 / 6)
+    gap_s = 1e-3
+    busy_s = float((faster.end_s - faster.start_s)[faster.lane == COMPUTE_LANE].sum())
+    assert length_s(faster) - busy_s == pytest.approx(gap_s)
+    assert np.allclose(at_step(step, length_s(step)).start_s, step.start_s)
+
+
+def test_the_predicted_step_of_every_point_is_that_of_the_table() -> None:
+    predictions, results = sweep(rounds=4)
+    slower = tuple(
+        msgspec.structs.replace(point, timeline=timeline("predicted", 2 * point.step_s, 1e-4, 4, False, 2))
+        for point in predictions.points
+    )
+    comparison = compare(predictions, results)
+    timelines = Timelines.of(msgspec.structs.replace(predictions, points=slower), results)
+    for point in comparison.scored:
+        both = timelines.both(point)
+        assert both is not None
+        assert length_s(both[1]) == pytest.approx(point.predicted_step_s)
+
+
+def test_parts_add_up_to_the_step_and_a_change_of_speed_is_in_each_of_them() -> None:
+    step = _timeline(6e-3).select(step=0)
+    usual, slow = parts_s(step, 7e-3, 1e-3), parts_s(step, 13e-3, 1e-3)
+    assert sum(usual.values()) == pytest.approx(7e-3)
+    assert sum(slow.values()) == pytest.approx(13e-3)
+    assert usual["other"] == pytest.approx(6e-3 / 17)
+    for part in ("forward", "backward", "update", "other"):
+        assert slow[part] == pytest.approx(2 * usual[part])
+
+
+def test_a_rank_that_begins_a_collective_first_waits_for_the_other() -> None:
+    step = _late_rank(_timeline(6e-3).select(step=0), 1e-4)
+    assert waits_for_ranks_s(step, 1) == []
+    waits = waits_for_ranks_s(step, 0)
+    assert len(waits) == 4
+    assert [high - low for low, high in waits] == pytest.approx([1e-4] * 4)
+
+
+def test_the_rank_that_was_ready_last_has_the_least_exposed_communication() -> None:
+    step = _timeline(6e-3).select(step=0)
+    assert ready_last(_late_rank(step, 1e-4)).rank[0] == 1
+
+
+def _of_two_batches(points: tuple[MeasuredPoint, ...]) -> tuple[MeasuredPoint, ...]:
+    """The points, and the same with 4 times the batch in twice the time."""
+    large = []
+    for point in points:
+        plan = msgspec.structs.replace(point.setting.plan, global_batch=256)
+        setting = msgspec.structs.replace(point.setting, plan=plan)
+        large.append(msgspec.structs.replace(point, setting=setting, step_s=tuple(2 * s for s in point.step_s)))
+    return (*points, *large)
+
+
+def test_a_trace_is_of_the_setting_that_trains_fastest_and_not_of_the_shortest_step() -> None:
+    points = _of_two_batches(sweep(rounds=2)[1].points)
+    assert _first(list(points), {}).plan.global_batch == 256
+    assert _first(list(points), {"local_batch": 32}).plan.global_batch == 64
+
+
+def test_the_step_is_drawn_of_the_point_that_trains_fastest_and_named_with_its_batch() -> None:
+    predictions, results = sweep(networks=("node",), rounds=4)
+    comparison = compare(predictions, results)
+    slowest = max((p for p in comparison.scored if p.devices > 1), key=lambda p: p.measured_step_s)
+    points = tuple(
+        msgspec.structs.replace(p, global_batch=p.global_batch * 100) if p == slowest else p for p in comparison.points
+    )
+    figure = timeline_figure.draw(
+        msgspec.structs.replace(comparison, points=points), Timelines.of(predictions, results)
+    )
+    assert isinstance(figure, Figure)
+    (title,) = [axis.get_title(loc="left") for axis in figure.axes]
+    assert f"fusion threshold {slowest.setting.text('fusion_threshold_bytes')}" in title
+    assert "local batch 32" in title
+    labels = [text.get_text() for axis in figure.axes for text in axis.texts]
+    assert any(f"{slowest.measured_step_s * 1e3:.2f} ms" in label for label in labels)
