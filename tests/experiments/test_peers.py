@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nn_setup import Recorder, batch_for, bound
+from process_tree import command_of
 
 from dpsim.cli.app import run
 from dpsim.data import epoch_batches, load_dataset
@@ -242,7 +243,7 @@ def test_a_job_obeys_until_it_is_closed_and_leaves_nothing_behind(tmp_path: Path
 def ranks() -> list[psutil.Process]:
     """The rank processes of jobs that this process started."""
     return [
-        p for p in psutil.Process().children(recursive=True) if {"dpsim.launch.worker", "-P"} < set(p.cmdline()[:4])
+        p for p in psutil.Process().children(recursive=True) if {"dpsim.launch.worker", "-P"} < set(command_of(p)[:4])
     ]
 
 

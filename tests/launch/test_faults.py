@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from process_tree import command_of, named
 
 from dpsim.launch import jobs
 from dpsim.launch.scratch_keeper import shared_files
@@ -60,7 +61,8 @@ def begun(tmp_path: Path, *before: str, epochs: int = 10_000) -> tuple[subproces
 
 
 def ranks_of(family: list[psutil.Process]) -> list[psutil.Process]:
-    return [one for one in family if one.cmdline()[0] == sys.executable and "-m" in one.cmdline()]
+    commands = [(member, command_of(member)) for member in family]
+    return [member for member, command in commands if command[:1] == [sys.executable] and "-m" in command]
 
 
 def all_gone(family: list[psutil.Process]) -> bool:
@@ -111,7 +113,7 @@ def test_what_ended_a_job_is_named_also_where_it_is_no_rank(
     name: str, number: signal.Signals, reason: str, tmp_path: Path
 ) -> None:
     process, family = begun(tmp_path)
-    culprit = ranks_of(family)[1] if name == "rank" else next(one for one in family if one.name().startswith(name))
+    culprit = ranks_of(family)[1] if name == "rank" else named(family, name)[0]
     culprit.send_signal(number)
     _, said = process.communicate(timeout=WITHIN_S)
     assert f"dpsim: {reason.format(culprit.pid)}" in said.decode()
@@ -131,7 +133,7 @@ def test_sigint_as_ranks_start_is_named_without_a_traceback(tmp_path: Path) -> N
             ranks = ranks_of(family := psutil.Process(process.pid).children(recursive=True))
     for rank in ranks:
         rank.send_signal(signal.SIGINT)  # they ignore it until all can be named
-    next(one for one in family if one.name() == "mpiexec").send_signal(signal.SIGINT)
+    named(family, "mpiexec")[0].send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=WITHIN_S)
     assert said.decode().splitlines()[0] == "dpsim: mpiexec was killed by SIGINT"
     assert process.returncode == 1
@@ -142,9 +144,8 @@ def test_sigint_as_ranks_start_is_named_without_a_traceback(tmp_path: Path) -> N
 @pytest.mark.parametrize("stopped", ["mpiexec", "hydra", "rank"])
 def test_a_killed_launcher_takes_everything_along_also_what_is_stopped(stopped: str, tmp_path: Path) -> None:
     process, family = begun(tmp_path)
-    for one in ranks_of(family)[1:] if stopped == "rank" else family:
-        if stopped == "rank" or one.name().startswith(stopped):
-            one.suspend()
+    for one in ranks_of(family)[1:] if stopped == "rank" else named(family, stopped):
+        one.suspend()
     process.kill()
     process.communicate(timeout=WITHIN_S)
     assert all_gone(family)
@@ -154,7 +155,7 @@ def test_a_killed_launcher_takes_everything_along_also_what_is_stopped(stopped: 
 @pytest.mark.slow
 def test_a_job_whose_mpiexec_is_stopped_ends_with_its_result(tmp_path: Path) -> None:
     process, family = begun(tmp_path, epochs=150)
-    next(one for one in family if one.name() == "mpiexec").suspend()
+    named(family, "mpiexec")[0].suspend()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
     assert all_gone(family)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_tree import command_of
 
 from dpsim.errors import ConfigError
 from dpsim.launch import scratch_keeper
@@ -51,7 +52,7 @@ def keeper_of(pid: int) -> psutil.Process:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for child in psutil.Process(pid).children():
-            if scratch_keeper.__file__ in child.cmdline():
+            if scratch_keeper.__file__ in command_of(child):
                 return child
         time.sleep(0.01)
     raise TimeoutError("no keeper was started")

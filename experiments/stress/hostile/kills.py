@@ -114,7 +114,7 @@ def _struck(
         ranks = [
             member
             for member in members
-            if "dpsim.launch.worker" in (command := member.cmdline()) and command[0] == sys.executable
+            if "dpsim.launch.worker" in (command := member.cmdline()) and command[:1] == [sys.executable]
         ]
         candidates = {
             "rank": ranks,
