@@ -1,10 +1,13 @@
 """``python -m dpsim.experiments.reports_page`` draws all committed reports again from their records, and lists them.
 
 Nothing is measured. The list is ``reports/index.html``: each report with its question, its verdict and its main figure.
+With ``--output FOLDER`` a copy is drawn there, and the committed reports stay as they are.
 """
 
 from __future__ import annotations
 
+import argparse
+import shutil
 import subprocess
 import sys
 import time
@@ -36,9 +39,9 @@ ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE = "How right predictions are", "Sweeps", 
 SECTIONS = (ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE)
 
 
-def committed(root: Path) -> list[Path]:
-    """Return the folders below ``root`` whose reports Git knows. Raises ``ConfigError``."""
-    command = ["git", "-C", str(root), "ls-files", "-z", "--", "*report.md"]
+def committed(root: Path, name: str = "report.md") -> list[Path]:
+    """Return the files below ``root`` that Git knows whose names end so. Raises ``ConfigError``."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--", f"*{name}"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     if listed.returncode:
         raise ConfigError(
@@ -46,7 +49,7 @@ def committed(root: Path) -> list[Path]:
             allowed="a checkout of the repository",
             remedy="draw one report with dpsim report FOLDER",
         )
-    return sorted(root / Path(name).parent for name in listed.stdout.split("\0") if name)
+    return sorted((root / path for path in listed.stdout.split("\0") if path), key=lambda path: path.parent)
 
 
 def write_reports(root: Path, folders: Iterable[Path]) -> Path:
@@ -105,9 +108,19 @@ def _listed(root: Path, folder: Path, texts: tuple[str, str, str], written: Iter
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.reports_page", description=__doc__)
+    parser.add_argument("--output", type=Path, help="an empty folder for a copy of the reports")
+    output: Path | None = parser.parse_args().output
     root = ROOT / "reports"
     try:
-        print(f"list: {write_reports(root, committed(root))}")
+        if output is not None:
+            for path in committed(root, ""):
+                target = output / path.relative_to(root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, target)
+        drawn = root if output is None else output
+        folders = [drawn / path.relative_to(root).parent for path in committed(root)]
+        print(f"list: {write_reports(drawn, folders)}")
     except DpsimError as error:
         print(f"reports_page: {error}", file=sys.stderr)
         return 2

@@ -64,7 +64,7 @@ def test_only_reports_that_git_knows_are_drawn(reports: Path) -> None:
     for name in ("thresholds", "bits/cost"):
         (reports / name / "report.md").write_text("")
     subprocess.run(["git", "-C", str(reports), "add", "bits/cost/report.md"], check=True)
-    assert committed(reports) == [reports / "bits" / "cost"]
+    assert committed(reports) == [reports / "bits" / "cost" / "report.md"]
 
 
 def test_a_report_without_a_record_is_refused(tmp_path: Path) -> None:

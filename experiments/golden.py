@@ -1,0 +1,320 @@
+"""``python -m dpsim.experiments.golden`` shows that a refactoring changes nothing that users see.
+
+The committed reports are drawn again from their records and compared with the committed pages, the figures left out,
+since their bytes depend on the version of matplotlib. With ``--base REV`` that revision is checked out, and both trees
+run the same commands in turn; compared is then also what has no committed copy: the help of every command, what
+reports print, their ``--json``, tables and figures, predictions, refusals, and the weights after training, also of one
+that the older revision began. Texts are equal line by line, their numbers to 1e-12.
+
+``--speed`` gives the times of training, of predictions and of starting, new over old, in turns.
+It exits with 1 where anything differs but the speed. ``--write-help`` keeps the words of all help pages for
+``make test``, in ``tests/cli/help.txt``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsim.errors import DpsimError
+from dpsim.harness.measurement.statistics import median_ratio
+
+ROOT = Path(__file__).resolve().parents[1]
+HELP = ROOT / "tests/cli/help.txt"
+TOLERANCE = 1e-12
+SPEED_ROUNDS = 9
+_TIMEOUT_S = 600.0
+_SHOWN = 8
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_FIGURE = re.compile(r"<svg.*?</svg>", re.DOTALL)
+_MEASURED = re.compile(r'"(?:images_per_s|step_s|exposed_communication_s)": [^,\n]*')
+"""Fields of ``dpsim train --json`` that differ from run to run."""
+_RECORDS = ("results.json", "allreduce.json", "reproduce.json", "quality.json")
+"""The records of which ``dpsim report`` draws a report."""
+
+_K80 = "--workload experiments/machines/googlenet_k80.toml --machine experiments/machines/k80_10gbe.toml"
+_ETHERNET = "--workload experiments/machines/googlenet_k80.toml --machine experiments/machines/ethernet_10gbit.toml"
+_RULES = "--fusion-rule tarantella,ddp,horovod,mg-wfbp,per-tensor,one --fusion-threshold 0,32KiB,1MiB,inf"
+_PREDICTIONS = (
+    f"predict {_K80} {_RULES} --devices 1,2,4,8 --algorithm mpi,ring --overlap thread",
+    f"predict {_K80} {_RULES} --devices 2x4 --algorithm hierarchical,mpi --overlap off",
+    f"predict {_K80} --devices 1,2,4 --algorithm ring --overlap inline --accumulate 2 --local-batch 8,20,64",
+    f"predict {_K80} --devices 2,4,8 --algorithm ring,mpi --overlap poll --wire-dtype bfloat16 --cycle 5ms",
+    f"predict {_ETHERNET} --devices 1,8,2x4,16x8 --batch-norm local,global --overlap thread",
+    f"predict {_ETHERNET} {_RULES} --devices 64 --algorithm ring --overlap inline,off",
+)
+_REFUSALS = (
+    "nonsense",
+    *(
+        f"predict {_K80} --devices 2 --{flag} nonsense"
+        for flag in ("overlap", "algorithm", "fusion-rule", "wire-dtype", "global-batch", "batch-norm", "nonsense")
+    ),
+    *(
+        f"train --{flag} nonsense"
+        for flag in ("model", "dataset", "network", "optimizer", "schedule", "batch-norm", "strategy", "nonsense")
+    ),
+    f"predict {_K80} --devices 2 --fusion-rule mg-wfbp --fusion-threshold 0",
+    "train --leaves 3 --devices 4",
+    "train --strategy zero1 --devices 2 --algorithm direct",
+    "sweep fusion-threshold --strategy zero1 --fusion-rule horovod",
+    "reproduce --devices 2 --compute-dtype float8",
+    "report nowhere",
+    "machine show experiments/machines/googlenet_k80.toml",
+    "bench allreduce --peers nonsense",
+)
+_TRAININGS = (
+    "--model mlp:32 --devices 2 --overlap poll --fusion-threshold 0",
+    "--model mlp:32,dropout=0.2 --devices 2 --overlap thread --network paced:50us,1gbit --label-smoothing 0.1",
+    "--model mlp:32 --devices 2 --compute-dtype bfloat16 --wire-dtype bfloat16",
+    "--model cnn:8 --devices 2 --accumulate 2 --fusion-rule ddp",
+    "--model cnn:8,flip=0.5 --devices 1 --optimizer adamw --accumulate 2 --batch-norm leaf",
+    "--model resnet20:norm=group --devices 2 --global-batch 16 --optimizer adamw --schedule cosine --warmup-epochs 1",
+    "--model resnet20 --devices 1 --global-batch 16 --batch-norm global --nesterov",
+)
+"""Flags of reproducible trainings, whose weights must be equal."""
+_RESUMED = "train --model cnn:8 --devices 2 --global-batch 32 --reproducible --optimizer adamw"
+_SPEEDS = {
+    "training mlp:64x20 on 2 devices": "-m dpsim train --model mlp:64x20 --devices 2 --steps 300 --json",
+    "training resnet20 on 1 device": "-m dpsim train --model resnet20 --devices 1 --global-batch 16 --steps 100 --json",
+    "dpsim --help": "-m dpsim --help",
+    "import dpsim": "-c import dpsim",
+    "predictions": "-m dpsim.experiments.bench_predict",
+}
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A checkout whose commands run in it, with a cache of its own of compiled kernels and measured choices."""
+
+    source: Path
+    cache: Path
+
+    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run this tree's Python code. A fixed seed of hashes keeps the order of a set of strings."""
+        variables = {"PYTHONPATH": str(self.source), "DPSIM_CACHE_DIR": str(self.cache)}
+        env = os.environ | variables | {"PYTHONHASHSEED": "0", "COLUMNS": "100", "NO_COLOR": "1"}
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, cwd=self.source, env=env, text=True, capture_output=True, timeout=_TIMEOUT_S, check=False
+        )
+
+    def shown(self, line: str) -> str:
+        """Return what a command prints and its exit code."""
+        done = self.python("-m", "dpsim", *line.split())
+        text = f"{done.stdout}{done.stderr}" + (f"exit code {done.returncode}\n" if done.returncode else "")
+        return text.replace(str(self.source), "ROOT")
+
+
+def lines_that_differ(old: str, new: str) -> list[str]:
+    """Return the differing lines of two texts, with ``-`` or ``+`` before; numbers are equal to ``TOLERANCE``."""
+    if old == new:
+        return []
+    lines = old.splitlines(), new.splitlines()
+    found: list[str] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes():
+        removed, added = lines[0][a:b], lines[1][c:d]
+        if kind == "equal":
+            continue
+        if len(removed) == len(added) and all(map(_equal, removed, added)):
+            continue
+        found += [f"- {line}" for line in removed] + [f"+ {line}" for line in added]
+    return found
+
+
+def _equal(old: str, new: str) -> bool:
+    """Return whether two lines have the same words, and the same numbers to ``TOLERANCE``."""
+    numbers = _NUMBER.findall(old), _NUMBER.findall(new)
+    return (
+        _NUMBER.split(old) == _NUMBER.split(new)
+        and len(numbers[0]) == len(numbers[1])
+        and all(
+            a == b or math.isclose(float(a), float(b), rel_tol=TOLERANCE, abs_tol=0.0)
+            for a, b in zip(*numbers, strict=True)
+        )
+    )
+
+
+def pages(folder: Path, *, figures: bool) -> dict[str, str]:
+    """Return the texts of all generated pages below a folder by their names there, with or without their figures."""
+    texts = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".html", ".md", ".csv") or (figures and path.suffix == ".svg"):
+            text = path.read_text(encoding="utf-8")
+            texts[path.relative_to(folder).as_posix()] = text if figures else _FIGURE.sub("<svg/>", text)
+    return texts
+
+
+def help_pages(shown: Callable[[str], str]) -> dict[str, str]:
+    """Return the help of every command by its line; ``shown`` runs a line and returns what it prints."""
+    texts: dict[str, str] = {}
+    waiting = ["--help"]
+    while waiting:
+        texts |= {line: shown(line) for line in waiting}
+        waiting = [
+            f"{line.removesuffix('--help')}{command} --help" for line in waiting for command in _commands(texts[line])
+        ]
+    return texts
+
+
+def _commands(text: str) -> list[str]:
+    """Return the commands that a help page lists."""
+    box = re.search(r"╭─ Commands.*?╰", text, re.DOTALL)
+    rows = re.findall(r"^│ (\S+) ", box[0], re.MULTILINE) if box else []
+    return [row for row in rows if not row.startswith("-")]
+
+
+def help_words(texts: Mapping[str, str]) -> str:
+    """Return the words of help pages without their layout, which depends on the version of the library that draws."""
+    parts = []
+    for line, text in texts.items():
+        words = re.sub(r"[╭╮╰╯│─\s]+", " ", text).strip()
+        parts.append(f"dpsim {line}\n  " + re.sub(r" (?=--|\* --|dpsim )", "\n  ", words))
+    return "\n\n".join(parts) + "\n"
+
+
+def drawn(tree: Tree, *, figures: bool) -> dict[str, str]:
+    """Return the pages of all committed reports, drawn again by this tree."""
+    with tempfile.TemporaryDirectory(prefix="dpsim-golden-") as scratch:
+        done = tree.python("-m", "dpsim.experiments.reports_page", "--output", scratch)
+        if done.returncode:
+            raise DpsimError(f"the reports of {tree.source} cannot be drawn: {done.stderr.strip()}")
+        return pages(Path(scratch), figures=figures)
+
+
+def outputs(tree: Tree) -> dict[str, str]:
+    """Return whatever a tree shows that is the same in every run and on every machine, by what it comes from."""
+    texts = help_pages(tree.shown) | drawn(tree, figures=True)
+    reports = sorted({path.parent for name in _RECORDS for path in (tree.source / "reports").rglob(name)})
+    with tempfile.TemporaryDirectory(prefix="dpsim-golden-") as scratch:
+        lines = [
+            f"report {folder.relative_to(tree.source)} --output {scratch}/{number} {flags}"
+            for number, folder in enumerate(reports)
+            for flags in ("--verbose --format md", "--json --format csv")
+        ]
+        for line in lines:  # one after the other: both forms of a report write into one folder
+            texts[line.replace(scratch, "SCRATCH")] = tree.shown(line).replace(scratch, "SCRATCH")
+        tables = pages(Path(scratch), figures=False)
+        texts |= {f"{name} of dpsim report": text for name, text in tables.items() if name.endswith(".csv")}
+    with ThreadPoolExecutor(4) as pool:
+        lines = [*_PREDICTIONS, *(f"{line} --json" for line in _PREDICTIONS), *_REFUSALS]
+        texts |= zip(lines, pool.map(tree.shown, lines), strict=True)
+    for flags in _TRAININGS:
+        line = f"train {flags} --steps 3 --reproducible --json"
+        texts[line] = _MEASURED.sub("", tree.shown(line))
+    return texts
+
+
+def resumed(old: Tree, new: Tree) -> dict[str, tuple[str, str]]:
+    """Return what a training ends with, uninterrupted in the old tree, and begun there and continued in the new."""
+    with tempfile.TemporaryDirectory(prefix="dpsim-golden-") as scratch:
+        old.shown(f"{_RESUMED} --steps 3 --checkpoint {scratch}/run")
+        continued = new.shown(f"train --resume {scratch}/run --steps 6 --json")
+    return {"train --resume": (_ended(old.shown(f"{_RESUMED} --steps 6 --json")), _ended(continued))}
+
+
+def _ended(text: str) -> str:
+    return "\n".join(re.findall(r'"(?:digest|test_accuracy|final_loss)": .*|exit code .*', text))
+
+
+@contextlib.contextmanager
+def checked_out(revision: str, folder: Path) -> Iterator[None]:
+    """Hold a temporary worktree of a revision. Raises ``DpsimError``."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+
+    try:
+        added = git("worktree", "add", "--detach", str(folder), revision)
+        if added.returncode:
+            raise DpsimError(f"git cannot check out {revision!r}: {added.stderr.strip()}")
+        yield
+    finally:
+        git("worktree", "remove", "--force", str(folder))
+
+
+def speeds(old: Tree, new: Tree) -> Iterator[str]:
+    """Yield the ratio of the median times, new over old, for each timed command, with its 95 % interval."""
+    order = random.Random(0)
+    for name, line in _SPEEDS.items():
+        times: dict[Tree, list[float]] = {old: [], new: []}
+        for number in range(SPEED_ROUNDS + 1):
+            for tree in order.sample((old, new), 2):
+                begin_s = time.perf_counter()
+                done = tree.python(*line.split(maxsplit=1 if line.startswith("-c") else -1))
+                elapsed_s = time.perf_counter() - begin_s
+                if done.returncode:
+                    raise DpsimError(f"{line} fails in {tree.source}: {done.stderr.strip()}")
+                trained = json.loads(done.stdout)["summary"]["step_s"] if "--json" in line else elapsed_s
+                if number > 0:
+                    times[tree].append(trained)
+        ratio = median_ratio(times[new], times[old])
+        yield f"{name}, new over old: {ratio.median:.3f} (95 % interval {ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def compared(old: Mapping[str, str], new: Mapping[str, str]) -> int:
+    """Print what differs, by page; return how many pages do."""
+    different = 0
+    for name in dict.fromkeys((*old, *new)):
+        found = lines_that_differ(old.get(name, ""), new.get(name, ""))
+        if not found:
+            continue
+        different += 1
+        print(f"{name}: {len(found)} lines differ")
+        for line in found[:_SHOWN]:
+            print(f"  {line[:300]}")
+    print(f"{len(new)} pages and texts: {different or 'none'} differ", flush=True)
+    return different
+
+
+def main() -> int:
+    """Print what differs; return 1 where anything does, 2 where the trees cannot be compared."""
+    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.golden", description=__doc__)
+    parser.add_argument("--base", help="the revision to compare with: a commit, a branch or a tag")
+    parser.add_argument("--speed", action="store_true", help="only compare speeds (with --base)")
+    parser.add_argument("--write-help", action="store_true", help="only write the words of all help pages")
+    arguments = parser.parse_args()
+    if arguments.speed and not arguments.base:
+        parser.error("--speed needs --base REV")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory(prefix="dpsim-golden-") as name:
+        scratch = Path(name).resolve()
+        new = Tree(ROOT, scratch / "cache")
+        try:
+            if arguments.write_help:
+                HELP.write_text(help_words(help_pages(new.shown)), encoding="utf-8")
+                return 0
+            if arguments.base is None:
+                again, committed = drawn(new, figures=False), pages(ROOT / "reports", figures=False)
+                return int(compared({name: committed.get(name, "") for name in again}, again) > 0)
+            with checked_out(arguments.base, scratch / "base"):
+                old = Tree(scratch / "base", scratch / "cache" if arguments.speed else scratch / "base-cache")
+                if arguments.speed:
+                    print("\n".join(speeds(old, new)))
+                    return 0
+                pairs = resumed(old, new)
+                before, after = outputs(old), outputs(new)
+                before |= {name: pair[0] for name, pair in pairs.items()}
+                after |= {name: pair[1] for name, pair in pairs.items()}
+                return int(compared(before, after) > 0)
+        except (DpsimError, subprocess.TimeoutExpired) as error:
+            print(f"golden: {error}", file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
