@@ -43,7 +43,7 @@ def test_figures_are_left_out_of_pages_and_pages_that_appear_or_go_are_told(
 def test_committed_reports_are_drawn_again_as_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "_svg", lambda figure: "<svg></svg>")
+    monkeypatch.setattr(style, "_svg", lambda figure: "<svg></svg>\n")
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     committed = golden.ROOT / "reports" / name
     shutil.copytree(committed, tmp_path / name, ignore=shutil.ignore_patterns("*.html", "*.md", "*.png", "*.svg"))
