@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -104,6 +105,27 @@ def test_speedup_is_over_one_device_at_the_same_global_batch(compared: Compariso
         if p.network == PACED:
             assert p.measured_speedup == pytest.approx(one.measured_step_s / p.measured_step_s)
             assert p.efficiency == pytest.approx(one.measured_step_s / p.measured_step_s / p.devices)
+
+
+def test_speedup_under_weak_scaling_is_that_of_throughput() -> None:
+    predictions, results = sweep(networks=("node",))
+    base = {name: value for name, value in predictions.experiment.base.items() if name != "global_batch"}
+    weak = msgspec.structs.replace(predictions.experiment, base=base | {"local_batch": 32})
+    predictions, results = (
+        msgspec.structs.replace(record, experiment=weak, points=tuple(map(_at_local_batch_32, record.points)))
+        for record in (predictions, results)
+    )
+    actual = compare(*_sealed(predictions, results))
+    one = next(p for p in actual.points if p.devices == 1)
+    for p in actual.points:
+        assert p.measured_speedup == pytest.approx(p.devices * one.measured_step_s / p.measured_step_s)
+        assert p.predicted_speedup == pytest.approx(p.devices * one.predicted_step_s / p.predicted_step_s)
+
+
+def _at_local_batch_32(point: Any) -> Any:
+    plan = point.setting.plan
+    plan = msgspec.structs.replace(plan, global_batch=32 * plan.devices)
+    return msgspec.structs.replace(point, setting=msgspec.structs.replace(point.setting, plan=plan))
 
 
 def test_one_device_measured_under_one_network_serves_the_others() -> None:

@@ -89,6 +89,7 @@ def test_horovod_packs_in_ready_order_and_looks_past_what_does_not_fit() -> None
     cycle = HorovodCycle(threshold_bytes=64.0, cycle_s=1e-3)
     # padded sizes: 32, 48, 16, 112, 16
     assert cycle.pack([30, 40, 8, 100, 16]) == ((0, 2, 4), (1,), (3,))
+    assert cycle.pack([30, 30, 4]) == ((0, 1), (2,))  # 32 + 32 + 16 padded, 64 as they are
     assert cycle.pack([16, 16, 16], [0, 1, 0]) == ((0, 2), (1,))
     assert cycle.pack([]) == ()
     assert HorovodCycle(threshold_bytes=0.0, cycle_s=1e-3).pack([0, 0, 5]) == ((0,), (1,), (2,))

@@ -143,6 +143,16 @@ def test_norms_of_a_sample_and_dropout_do_not_depend_on_the_number_of_ranks(on_r
             assert run["same_bits"] and run["dtypes"] == ["float32"]
 
 
+def test_a_digest_is_of_parameters_optimizer_state_and_running_statistics(on_ranks: OnRanks) -> None:
+    plan = {"global_batch": 8, "optimizer": codec.to_builtins(OPTIMIZERS["adamw"])}
+    dataset = "synthetic:6x5x2,classes=3,train=24,test=6"
+    digests = on_ranks(
+        "ranks_runtime:digests_of_changed_state", {"model": "cnn:3", "dataset": dataset, "plan": plan}, devices=1
+    )
+    assert {"parameters", "first_moment", "second_moment"} < digests.keys() and len(digests) > 4
+    assert len(set(digests.values())) == len(digests)
+
+
 @pytest.mark.parametrize("devices", [2, 3])
 def test_rank_0s_parameters_and_running_statistics_are_everyones(devices: int, on_ranks: OnRanks) -> None:
     argument = {"model": "cnn:3,4", "dataset": "synthetic:6x5x2,classes=3,train=24,test=6"}

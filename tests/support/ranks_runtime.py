@@ -94,6 +94,19 @@ def padding_is_zero(trainer: Trainer) -> bool:
     return not any(flat[outside].any() for flat in (arena.parameters, arena.gradients, *arena.optimizer_state.values()))
 
 
+def digests_of_changed_state(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, str]:
+    """The digest after one step of ``argument``, and those with one element more of each part of the state changed."""
+    trainer = open_trainer(comm, argument)
+    trainer.step()
+    arena = trainer.runner.arena
+    digests = {"as trained": trainer.digest()}
+    parts = {"parameters": arena.parameters, **arena.optimizer_state, **trainer.replica.state()}
+    for name, values in parts.items():
+        values.reshape(-1)[0] += 1
+        digests[name] = trainer.digest()
+    return digests
+
+
 def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, bool]:
     """Ranks begin with different parameters and running statistics: whether they are equal before the first step."""
     dataset = load_dataset(argument["dataset"])
