@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.harness.measurement.reference import SpeedLog
+from dpsim.harness.measurement.speed import Visits
+from dpsim.harness.profile import on_ranks as profile_ranks
 from dpsim.harness.profile.profile import Profile, ProfileConfig, profile
 from dpsim.harness.profile.slowdown import joined_slowdown
-from dpsim.machine import ComputeSlowdown
+from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
 from dpsim.optimizer import AdamW
 from dpsim.workload import Workload, overhead_line
 
@@ -91,6 +99,32 @@ def test_a_slowdown_at_two_lengths_of_a_step_is_a_factor_and_seconds() -> None:
     assert joined_slowdown([slowdown(3.0, 3.9)]) == slowdown(3.0, 3.9)[1]
     steep = joined_slowdown([slowdown(9.0, 12.0), slowdown(10.0, 12.0)])
     assert (steep.factor, steep.added_s) == (1.0, pytest.approx(2.0))
+
+
+@given(factor=st.floats(LEAST_SLOWDOWN, 4.0), alone_s=st.floats(1e-5, 1.0), longer=st.floats(1e-9, 100.0))
+def test_two_slowdowns_that_differ_by_rounding_alone_add_no_negative_seconds(
+    factor: float, alone_s: float, longer: float
+) -> None:
+    short = ComputeSlowdown(devices=2, factor=math.nextafter(factor, math.inf))
+    joined = joined_slowdown([(alone_s, short), (alone_s * (1 + longer), ComputeSlowdown(devices=2, factor=factor))])
+    assert joined.added_s >= 0 and joined.factor <= factor
+
+
+@pytest.mark.parametrize("alone_s", [0.0, 1e-3, 5e-3])
+def test_one_device_that_was_disturbed_makes_no_slowdown_that_a_machine_refuses(alone_s: float) -> None:
+    speeds, alone, together = SpeedLog(), Visits(), Visits()
+    for visits, devices, step_s in ((alone, 1, alone_s), (together, 2, 1e-3)) * 4:
+        visits.add([step_s] * 6, speeds.visited(devices, 1e-3, 1e-3))
+    assert speeds.compute_slowdown(2, alone, together).factor >= LEAST_SLOWDOWN
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1e-6])
+def test_computing_times_of_zero_or_below_make_a_workload(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_ranks, "computing_times", lambda *_: np.full(3 * 4 + 2, seconds))
+    config = ProfileConfig(model="mlp:8", local_batches=(8, 16), seconds=0.0)
+    profiled = profile_ranks.profile_on_ranks(MPI.COMM_SELF, dict(codec.to_builtins(config)), quiet)
+    workload = codec.decode(profiled, Profile, "profile").workload
+    assert all(layer.forward_s == (0.0, 0.0) for layer in workload.layers)
 
 
 @pytest.mark.parametrize("seconds", [[1e-4, -2e-4, 3e-4], [-1e-4, -2e-4, -3e-4], [-1e-3, 0.0, 1e-3], [0.0, 0.0, 0.0]])

@@ -25,7 +25,7 @@ from dpsim.harness.calibrate.load import Load, nothing
 from dpsim.harness.measurement.loop import Round
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
 from dpsim.harness.measurement.scatter import median_error
-from dpsim.harness.measurement.speed import factors, slow_factor
+from dpsim.harness.measurement.speed import TICK_S, factors, slow_factor
 from dpsim.machine import AllreduceCost, OverlapCost
 from dpsim.plan import Plan
 from dpsim.replica import Array
@@ -267,16 +267,21 @@ def _slowest(
 
     ``rows`` are repeats with one time a column, each with the reference time of its visit. Collective.
     """
-    slowest, mixture = np.max(group.allgather(rows), axis=0), speeds.mixture(group.size)
+    slowest, mixture = _slowest_times(group, rows), speeds.mixture(group.size)
     relative = slowest / np.median(slowest, axis=0)
     factor = slow_factor(relative.ravel(), np.repeat(reference_s, relative.shape[1]).tolist(), mixture)
     full = _median_at_full_speed(slowest, factors(reference_s, mixture, factor)[:, None])
     return tuple(full.tolist()), factor
 
 
+def _slowest_times(group: MPI.Intracomm, rows: list[list[float]]) -> NDArray[np.float64]:
+    """Return the slowest rank's times, none of them shorter than the clock's tick. Collective."""
+    return np.maximum(np.max(group.allgather(rows), axis=0), TICK_S)
+
+
 def _quantiles(group: MPI.Intracomm, rows: list[list[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The quantiles of a table: 10 % and 90 % of the slowest rank's times, one a column. Collective."""
-    low, high = np.quantile(np.max(group.allgather(rows), axis=0), (0.1, 0.9), axis=0)
+    low, high = np.quantile(_slowest_times(group, rows), (0.1, 0.9), axis=0)
     return tuple(low.tolist()), tuple(high.tolist())
 
 
@@ -285,7 +290,7 @@ def _visits_error(group: MPI.Intracomm, rows: list[list[float]], visits: list[in
 
     ``visits`` counts the rows of each visit; those of one visit are not independent. Collective.
     """
-    slowest = np.max(group.allgather(rows), axis=0)
+    slowest = _slowest_times(group, rows)
     edges = np.cumsum([0, *visits])
     medians = np.array([np.median(slowest[a:b], axis=0) for a, b in itertools.pairwise(edges) if b > a])
     return float(np.sqrt(np.mean([median_error(column) ** 2 for column in medians.T])))

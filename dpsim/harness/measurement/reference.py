@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from dpsim.comm.clock import now
 from dpsim.harness.measurement.speed import Mixture, Visits, mixture, slowdown
-from dpsim.machine import ComputeSlowdown
+from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
 
 _PRODUCTS, _ADDITIONS, _READS = 6, 3750, 20_000
 _LEFT = np.full((128, 128), 1e-3, np.float32)
@@ -69,6 +69,10 @@ class SpeedLog:
         return all(speeds.steady for speeds in self.mixtures().values())
 
     def compute_slowdown(self, devices: int, alone: Visits, together: Visits) -> ComputeSlowdown:
-        """How much longer the same computation takes on ``devices`` devices at once than on one, at full speed."""
+        """How much longer the same computation takes on ``devices`` devices at once than on one, at full speed.
+
+        A factor below the least that a machine may have was measured while something else slowed the one device down.
+        """
         ratio = slowdown(alone, together, self.mixture(1), self.mixture(devices))
-        return ComputeSlowdown(devices=devices, factor=ratio.median, half_width=ratio.relative_half_width)
+        factor = max(ratio.median, LEAST_SLOWDOWN)
+        return ComputeSlowdown(devices=devices, factor=factor, half_width=ratio.relative_half_width)

@@ -17,6 +17,8 @@ Floats = NDArray[np.float64]
 _LEAST_CHANGE, _MOST_CHANGE = 1.08, 2.5
 _LEAST_SHARE = 0.03
 _FEW = 6
+TICK_S = 1e-9
+"""The resolution of the clock: a difference of times that is less was not measured."""
 ORDINARY = (1.0, 99.0)
 """Percentiles between which a time counts in a mean; a time beyond them counts as the nearer percentile."""
 NARROW = 0.03
@@ -135,8 +137,8 @@ class Visits:
         self.at_s: list[float] = []
 
     def add(self, steps_s: list[float], reference_s: float, at_s: float = 0.0) -> None:
-        """Keep a visit that ended at the instant ``at_s``."""
-        self.steps_s.append(steps_s)
+        """Keep a visit that ended at the instant ``at_s``. A step that came out shorter than the clock's tick is one."""
+        self.steps_s.append([max(step_s, TICK_S) for step_s in steps_s])
         self.reference_s.append(reference_s)
         self.at_s.append(at_s)
 

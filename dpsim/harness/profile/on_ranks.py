@@ -19,7 +19,7 @@ from dpsim.harness import models
 from dpsim.harness.measurement.loop import Round, StopRule, rounds
 from dpsim.harness.measurement.reference import SpeedLog, reference_s
 from dpsim.harness.measurement.scatter import median_error
-from dpsim.harness.measurement.speed import NARROW, Mixture, Visits, factors, later_error
+from dpsim.harness.measurement.speed import NARROW, TICK_S, Mixture, Visits, factors, later_error
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS
 from dpsim.harness.profile.announcements import check_announcements
 from dpsim.harness.profile.profile import Profile, ProfileConfig
@@ -254,8 +254,8 @@ def _typical(case: _Case, speeds: Mixture) -> Floats:
     """Medians of each part at full speed, scaled so that they add up to the median step: a sum of medians is less."""
     steps_s, references = case.steps.samples()
     scale = factors(references, speeds, case.steps.slow_factor(speeds))
-    medians: Floats = np.median(np.array(case.rows) / scale[:, None], axis=0)
+    medians: Floats = np.median(np.maximum(case.rows, 0.0) / scale[:, None], axis=0)
     layers = (len(medians) - 2) // 3
-    total = medians[: 2 * layers].sum() + medians[-2:].sum()
+    total = max(medians[: 2 * layers].sum() + medians[-2:].sum(), TICK_S)
     scaled: Floats = medians * (np.median(np.array(steps_s) / scale) / total)
     return scaled

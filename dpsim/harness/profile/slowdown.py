@@ -19,5 +19,5 @@ def joined_slowdown(measured: Sequence[tuple[float, ComputeSlowdown]]) -> Comput
     if of_short.factor <= of_long.factor or long_s <= short_s:
         return of_long
     factor = (of_long.factor * long_s - of_short.factor * short_s) / (long_s - short_s)
-    factor = max(factor, min(1.0, of_long.factor))
+    factor = min(max(factor, min(1.0, of_long.factor)), of_long.factor)  # rounding may lift it above
     return msgspec.structs.replace(of_long, factor=factor, added_s=(of_long.factor - factor) * long_s)
