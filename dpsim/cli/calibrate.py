@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
-from dpsim.cli.machine import link_sentence, print_tables, print_times
+from dpsim.cli.machine import bus_bandwidths, link_sentence, print_tables, print_times
 from dpsim.errors import ConfigError
+from dpsim.units import parse_bandwidth
 
 EXAMPLES = """\
 Examples:
@@ -18,7 +19,7 @@ Examples:
   dpsim calibrate --network paced:50us,1gbit --algorithm ring,direct
   dpsim calibrate --network paced:50us,1gbit --devices 2x2
     --algorithm ring,hierarchical
-  dpsim calibrate --from allreduce.txt --output cluster.json
+  dpsim calibrate --from allreduce.txt --line-rate 25gbit --output cluster.json
   dpsim calibrate --from osu_2.txt,osu_4.txt --devices 2,4
   srun -l osu_allreduce | dpsim calibrate --from - --devices 8"""
 
@@ -60,6 +61,12 @@ def calibrate(
         bool,
         Parameter(negative="", show_default=False, help="With --from: import the out-of-place times of nccl-tests."),
     ] = False,
+    line_rate: Annotated[
+        str | None,
+        Parameter(
+            help="With --from: the nominal rate of a link between nodes, like 25gbit: say what share was reached."
+        ),
+    ] = None,
     verbose: Annotated[
         bool, Parameter(negative="", show_default=False, help="Show the time of every size too.")
     ] = False,
@@ -70,9 +77,11 @@ def calibrate(
             overlap=overlap, model=model, dataset=dataset, wire_dtype=wire_dtype, strategy=strategy, budget=budget
         )
         _refuse(measuring, "with --from nothing is measured")
-        _import(",".join(from_), format, network, devices, algorithm, out_of_place, output, json, verbose)
+        rate = None if line_rate is None else parse_bandwidth(line_rate)
+        _import(",".join(from_), format, network, devices, algorithm, out_of_place, rate, output, json, verbose)
         return
-    _refuse(flags.provided(format=format, out_of_place=out_of_place or None), "without --from nothing is imported")
+    importing = flags.provided(format=format, out_of_place=out_of_place or None, line_rate=line_rate)
+    _refuse(importing, "without --from nothing is imported")
     from dpsim import codec
     from dpsim.harness.calibrate import calibrate as harness
     from dpsim.harness.machines import points as points_of
@@ -114,6 +123,7 @@ def _import(
     devices: str | None,
     algorithm: str | None,
     out_of_place: bool,
+    line_rate: float | None,
     output: Path,
     json: bool,
     verbose: bool,
@@ -137,12 +147,19 @@ def _import(
     imported = [
         {"file": table.file, "benchmark": table.benchmark, "measured": table.measured}
         | {"algorithm": table.cost.algorithm, "devices": table.cost.devices, "layout": table.cost.layout}
-        | {"sizes": len(table.cost.sizes_bytes)}
-        for table in tables
+        | {"sizes": len(table.cost.sizes_bytes), "busbw_bytes_per_s": bus}
+        | ({} if line_rate is None else {"share_of_line_rate": bus / line_rate})
+        for table, bus in zip(tables, bus_bandwidths(machine), strict=True)
     ]
     doubts = [doubt for table in tables for doubt in table.doubts]
     for doubt in doubts:
         print(f"warning: {doubt}; compare it with the original", file=sys.stderr)
+    if line_rate is not None and max(bus_bandwidths(machine)) > line_rate:
+        print(
+            "warning: more than the line rate was reached: a node has several links, the network adds up on the way,"
+            " the devices are in one node, or the rate is meant in bytes (1 GB/s is 8gbit)",
+            file=sys.stderr,
+        )
     if json:
         summary = {"machine": str(output), "network": machine.network, "emulated_network": machine.emulated_network}
         summary |= {
@@ -159,7 +176,7 @@ def _import(
     for table in imported:
         scope = f"{table['algorithm']} on {table['layout'] or table['devices']} devices, {table['sizes']} sizes"
         print(f"{table['file']}: {table['benchmark']}: {scope}, {table['measured']}")
-    print_tables(machine)
+    print_tables(machine, line_rate)
     print(link_sentence(machine))
     source = machine.name if machine.network == "node" else f"network {machine.network}"
     print(f"machine file: {output} ({source}){', replaced' if replaced else ''}")

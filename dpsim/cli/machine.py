@@ -161,16 +161,24 @@ def print_times(points: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def print_tables(machine: Machine) -> None:
-    """Print a line for each table of allreduces: the time of its smallest size, and its bus bandwidth."""
+def bus_bandwidths(machine: Machine) -> list[float]:
+    """Return the largest bus bandwidth of each table of allreduces: 2 (n - 1) / n times the size over the time."""
+    return [
+        max((2 * (n - 1) / n * size / time_s for size, time_s in zip(sizes, times, strict=True) if time_s), default=0.0)
+        for n, sizes, times in ((cost.devices, cost.sizes_bytes, cost.time_s) for cost in machine.allreduce)
+    ]
+
+
+def print_tables(machine: Machine, line_rate: float | None = None) -> None:
+    """Print a line for each table of allreduces: the time of its smallest size, and its bus bandwidth.
+
+    With the share of ``line_rate`` in bytes a second that this is, or of the rate of an emulated network.
+    """
     from dpsim.machine import Network
     from dpsim.units import format_bandwidth, format_duration, format_size
 
-    nominal = Network.parse(machine.network).bandwidth_bytes_per_s
-    for cost in machine.allreduce:
-        moved = 2 * (cost.devices - 1) / cost.devices
-        pairs = zip(cost.sizes_bytes, cost.time_s, strict=True)
-        bus = max((moved * size / time_s for size, time_s in pairs if time_s), default=0.0)
+    nominal = line_rate or Network.parse(machine.network).bandwidth_bytes_per_s
+    for cost, bus in zip(machine.allreduce, bus_bandwidths(machine), strict=True):
         share = f", {bus / nominal:.0%} of {format_bandwidth(nominal)}" if nominal < float("inf") else ""
         print(
             f"{cost.algorithm} on {cost.layout or cost.devices} devices: {format_size(cost.sizes_bytes[0])} in"

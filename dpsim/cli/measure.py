@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
+from dpsim.cli.predict import band, best_sentence, faster_with_fewer, verdicts
 
 if TYPE_CHECKING:
     from dpsim.records.sweep import Predictions
@@ -134,7 +135,10 @@ def measure(
 
 
 def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) -> None:
-    """A row for every predicted setting."""
+    """Print a row for every predicted setting, a verdict for each number of devices, and what is assumed."""
+    from dpsim.predict.cautions import cautions
+    from dpsim.predict.interval import LEVEL
+    from dpsim.predict.points import best_of_plans
     from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
@@ -151,12 +155,23 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
             "predicted_low_s": point.low_s,
             "predicted_high_s": point.high_s,
             "predicted_exposed_communication_s": point.exposed_communication_s,
+            "extrapolated": point.extrapolated,
         }
         for point in predictions.points
         if point.setting.repeat == 0
     ]
+    best: dict[str, list[dict[str, Any]]] = {}
+    assumed: dict[str, None] = {}
+    for where in dict.fromkeys(point.setting.where for point in predictions.points):
+        points = [point for point in predictions.points if point.setting.where == where and not point.setting.repeat]
+        workload, machine = predictions.workloads[points[0].workload], predictions.machines[points[0].machine]
+        plans = [point.setting.plan for point in points]
+        best[where] = best_of_plans(workload, machine, plans)
+        assumed |= dict.fromkeys(cautions(machine, plans, workload))
     if json:
-        show.print_json("measure", rows, {"predicted_at": predictions.predicted_at, "folder": str(folder)})
+        summary = {"predicted_at": predictions.predicted_at, "folder": str(folder), "interval_level": LEVEL}
+        summary["best"] = [each | {"where": where} for where, of_place in best.items() for each in of_place]
+        show.print_json("measure", rows, summary)
         return
     show.table(
         (
@@ -171,8 +186,20 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
             Column(head="buckets", cell=lambda row: str(row["buckets"])),
             Column(head="samples/s", cell=lambda row: f"{row['predicted_samples_per_s']:,.0f}"),
             Column(head="step", cell=lambda row: format_duration(row["predicted_step_s"])),
+            Column(
+                head=f"{LEVEL:.0%} interval", cell=lambda row: band(row["predicted_low_s"], row["predicted_high_s"])
+            ),
             Column(head="exposed", cell=lambda row: format_duration(row["predicted_exposed_communication_s"])),
+            Column(head="", cell=lambda row: "extrapolated" * row["extrapolated"]),
         ),
         rows,
     )
+    for where, of_place in best.items():
+        for each in of_place:
+            faster = faster_with_fewer(each, of_place, "local_batch")
+            print(f"{where}: {best_sentence(each, faster, weak=True, cap='bucket cap')}")
+        for sentence in verdicts({"best": of_place}, weak=True):
+            print(f"{where}: {sentence}")
+    for sentence in (f"the {LEVEL:.0%} intervals are of the median over a later run", *assumed):
+        print(f"Note: {sentence}.")
     print(f"predictions: {folder / 'predictions.json'}; the same command without --predict-only measures them")

@@ -124,9 +124,9 @@ def predict(
     network = {path: each.name if each.network == "node" else each.network for path, each in known.items()}
     _print_table(points, f"{profiled.name}, with the collectives of {' and '.join(network.values())}", weak=weak)
     for best in summary["best"]:
-        faster = _faster(best, summary["best"], "local_batch" if weak else "global_batch")
-        print(_sentence(best, faster, weak=weak))
-    for sentence in [*_verdicts(summary, weak=weak), *summary.get("time_to_target", [])]:
+        faster = faster_with_fewer(best, summary["best"], "local_batch" if weak else "global_batch")
+        print(best_sentence(best, faster, weak=weak))
+    for sentence in [*verdicts(summary, weak=weak), *summary.get("time_to_target", [])]:
         print(sentence)
     for sentence in [*_notes(points, summary), *summary["cautions"]]:
         print(f"Note: {sentence}.")
@@ -188,7 +188,7 @@ def _print_table(points: list[dict[str, Any]], title: str, *, weak: bool) -> Non
         Column(head="step", cell=lambda point: format_duration(point["predicted_step_s"])),
         Column(head="samples/s", cell=lambda point: f"{point['images_per_s']:.4g}"),
         Column(
-            head=f"{level:.0%} interval", cell=lambda point: _band(point["predicted_low_s"], point["predicted_high_s"])
+            head=f"{level:.0%} interval", cell=lambda point: band(point["predicted_low_s"], point["predicted_high_s"])
         ),
         Column(head="exposed", cell=lambda point: format_duration(point["predicted_exposed_communication_s"])),
         Column(
@@ -215,7 +215,7 @@ def _print_table(points: list[dict[str, Any]], title: str, *, weak: bool) -> Non
     show.table(columns, points, title=title)
 
 
-def _band(low_s: float, high_s: float) -> str:
+def band(low_s: float, high_s: float) -> str:
     """``368-415 ms``."""
     from dpsim.units import format_duration
 
@@ -229,7 +229,7 @@ def _memory(parts: dict[str, int | None]) -> str:
     return format_size(parts["total"] or 0) + (" +" if parts["activations"] is None else "")
 
 
-def _faster(best: dict[str, Any], others: list[dict[str, Any]], batch: str) -> dict[str, Any] | None:
+def faster_with_fewer(best: dict[str, Any], others: list[dict[str, Any]], batch: str) -> dict[str, Any] | None:
     """The prediction with the fewest devices that still trains more samples per second, with the same settings."""
     keys = ("fusion_rule", "algorithm", "batch_norm", batch)
     same = [point for point in others if all(point[key] == best[key] for key in keys)]
@@ -246,8 +246,11 @@ def _devices_and_batch(best: dict[str, Any], *, weak: bool) -> str:
     return f"{show.count_devices(best['devices'])}{layout}, {batch}"
 
 
-def _sentence(best: dict[str, Any], faster: dict[str, Any] | None, *, weak: bool) -> str:
-    """The advice for one number of devices: the best setting and its speed, or fewer devices that are ``faster``."""
+def best_sentence(best: dict[str, Any], faster: dict[str, Any] | None, *, weak: bool, cap: str = "threshold") -> str:
+    """Return the advice for one number of devices: the best setting and its speed, or fewer devices that are faster.
+
+    ``cap`` is what the threshold is called.
+    """
     from dpsim.units import format_duration, format_size
 
     machine = f"{Path(best['machine']).stem}: " if "machine" in best else ""
@@ -265,18 +268,18 @@ def _sentence(best: dict[str, Any], faster: dict[str, Any] | None, *, weak: bool
     if high < 1:
         return f"{setting}: do not use them, they are slower than one device: {speed}."
     if best["any_threshold"]:
-        return f"{setting}: the threshold makes no difference (within its uncertainty): {speed}."
+        return f"{setting}: the {cap} makes no difference (within its uncertainty): {speed}."
     if best["fusion_threshold_bytes"] is None:
         return f"{setting}: {speed}."
     threshold = format_size(best["fusion_threshold_bytes"])
     if best["thresholds_compared"] == 1:
-        return f"{setting}, threshold {threshold}: {speed}."
+        return f"{setting}, {cap} {threshold}: {speed}."
     near = ", ".join(map(format_size, best["equally_fast_bytes"]))
     others = f" (no certain difference: {near})" if near else ""
-    return f"{setting}: fastest at threshold {threshold}{others}: {speed}."
+    return f"{setting}: fastest at {cap} {threshold}{others}: {speed}."
 
 
-def _verdicts(summary: dict[str, Any], *, weak: bool) -> Iterator[str]:
+def verdicts(summary: dict[str, Any], *, weak: bool) -> Iterator[str]:
     """Sentences over several rows: which local batch is enough, what global batch norm costs, what a machine gains."""
     from dpsim.units import format_duration
 

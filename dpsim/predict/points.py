@@ -152,6 +152,20 @@ def _summed_up(
     }
 
 
+def best_of_plans(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[Record]:
+    """Return the best of these plans for each number of devices and local batch, as ``predict_points`` has them.
+
+    Plans of one number of devices and local batch differ in nothing but the threshold.
+    """
+    groups: dict[tuple[str, float], list[tuple[Record, _Predicted]]] = {}
+    for plan in plans:
+        alone = msgspec.structs.replace(plan, devices=1, layout="", global_batch=plan.global_batch // plan.devices)
+        single, predicted = (predict_with_interval(workload, machine, each) for each in (alone, plan))
+        point = _point(workload, machine, plan, single, predicted)
+        groups.setdefault((point["layout"], point["local_batch"]), []).append((point, predicted))
+    return [_best(rows) for rows in groups.values()]
+
+
 def predict_one(
     workload: Workload, machine: Machine, devices: int | str, thresholds: Sequence[float], **settings: Any
 ) -> Prediction:

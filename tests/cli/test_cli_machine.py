@@ -48,6 +48,28 @@ def test_calibrate_prints_a_line_a_table_and_every_time_only_when_asked(dpsim: D
     assert code == 0 and line in out and "50.4 us" in out
 
 
+@pytest.mark.parametrize(("rate", "share"), [("25gbit", 0.80), ("20gbit", 1.0), ("10gbit", 2.0)])
+def test_calibrate_says_what_share_of_the_line_rate_a_log_reached(
+    rate: str, share: float, dpsim: Dpsim, tmp_path: Path
+) -> None:
+    """2.5 GB/s of bus bandwidth on 4 devices: 1.5 times 1 MB in 600 us."""
+    (log := tmp_path / "four.txt").write_text(outputs.osu([(1000, 20.0), (1_000_000, 600.0)]))
+    asked = ("calibrate", "--from", log, "--devices", "4", "--line-rate", rate, "--output", tmp_path / "m.json")
+    code, out, err = dpsim(*asked)
+    assert code == 0 and f"bus bandwidth up to 2.5 GB/s (20 Gbit/s), {share:.0%} of " in out
+    assert ("more than the line rate was reached" in err) == (share > 1)
+    (table,) = json.loads(dpsim(*asked, "--json")[1])["summary"]["imported"]
+    assert (table["busbw_bytes_per_s"], table["share_of_line_rate"]) == pytest.approx((2.5e9, share))
+
+
+def test_a_line_rate_is_one_of_a_log(dpsim: Dpsim, tmp_path: Path) -> None:
+    code, _, err = dpsim("calibrate", "--line-rate", "25gbit", "--output", tmp_path / "m.json")
+    assert code == 2 and "--line-rate: without --from nothing is imported" in err
+    (log := tmp_path / "four.txt").write_text(outputs.osu(POINTS))
+    code, _, err = dpsim("calibrate", "--from", log, "--line-rate", "25", "--output", tmp_path / "m.json")
+    assert code == 2 and "'25' is not understood" in err and not (tmp_path / "m.json").exists()
+
+
 def test_a_machine_written_by_hand_may_name_units(dpsim: Dpsim, tmp_path: Path) -> None:
     link = 'schema = "dpsim.machine/1"\nname = "e"\n[link]\nlatency_s = "20us"\nbandwidth_bytes_per_s = "25gbit"\n'
     (file := tmp_path / "e.toml").write_text(link)

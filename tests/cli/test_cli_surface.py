@@ -34,7 +34,7 @@ SURFACE = {
     "profile": "ARGUMENTS --model --dataset --local-batch --seed --optimizer --torch-script --torch-module --torch"
     " --from --devices --steps --script-may-write --output --json --compute-dtype",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
-    " --wire-dtype --strategy --from --format --out-of-place --verbose",
+    " --wire-dtype --strategy --from --format --out-of-place --line-rate --verbose",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
     " --fusion-threshold --cycle --algorithm --overlap --batch-norm --wire-dtype --strategy --target-loss --convergence"
     " --output --json",

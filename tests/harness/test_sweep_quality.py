@@ -15,6 +15,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.quality import QUALITY, study_of
 from dpsim.harness.sweep.questions import completed
+from dpsim.harness.sweep.sweep import plan_text
 from dpsim.records.convergence import Convergence
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.target import sentence
@@ -44,6 +45,15 @@ def test_a_sweep_over_the_local_batch_with_a_target_studies_the_steps_to_it() ->
     assert study is not None and not study.gap
     (steps,) = study.steps_to_target
     assert (steps.model, steps.target_loss, steps.learning_rate) == ("cnn:2,2", 0.5, 0.03)
+
+
+def test_the_trainings_are_announced_before_the_start() -> None:
+    announced = "beside that 80 trainings, whose time is not known yet (--seeds 0 leaves them out)"
+    assert plan_text(experiment("batch-norm", seeds=10)).endswith(announced)
+    assert plan_text(experiment("batch-norm")).endswith("s for the report")
+    assert "trainings, whose time is not known yet" in plan_text(experiment("local-batch", target_loss=0.5))
+    devices = completed(Experiment(question="devices", base={"global_batch": 64}, steps=50))
+    assert plan_text(devices).endswith("beside that trainings of 50 steps, whose time is not known yet")
 
 
 def test_quality_is_studied_in_the_compute_dtype_of_the_sweep() -> None:

@@ -25,6 +25,7 @@ from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.prepare import Prepared
 from dpsim.harness.sweep.questions import compared, group_name
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
+from dpsim.harness.torch_ddp import predict as prediction
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of, telling_caps
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Link, Machine
@@ -121,6 +122,47 @@ def write_predictions(folder: Path, config: DdpConfig, machine: Machine) -> None
 
 def measured(dpsim: Dpsim, script: Path, output: Path, *flags: str | Path) -> tuple[int, str, str]:
     return dpsim("measure", "--torch-script", script, "--output", output, "--budget", "1s", *flags)
+
+
+@pytest.mark.torch
+def test_predictions_have_intervals_and_a_verdict_for_each_number_of_devices(dpsim: Dpsim, tmp_path: Path) -> None:
+    script, output, link = a_script(tmp_path), tmp_path / "report", "paced:1.5ms,1gbit"
+    config = DdpConfig(
+        script=str(script),
+        devices=(1, 2, 4),
+        communication=("mpi",),
+        networks=(link,),
+        caps_bytes=(0.0, 2.0**20, math.inf),
+        budget_s=1.0,
+    )
+    machine = Machine(name="x", network=link, link=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9))
+    write_predictions(output, config, machine)
+    flags = ("--devices", "1,2,4", "--communication", "mpi", "--network", link, "--bucket-cap", "0,1MiB,inf")
+    code, out, _ = measured(dpsim, script, output, *flags, "--predict-only")
+    assert code == 0 and "90% interval" in out and "Note: most of the interval is assumed" in out
+    where = f"{link} (torch-ddp-mpi): "
+    assert f"{where}1 device: 1.2 ms per step." in out
+    assert f"{where}2 devices, local batch 4 (8 in all), ddp, ring: the bucket cap makes no difference" in out
+    summary = json.loads(measured(dpsim, script, output, *flags, "--predict-only", "--json")[1])["summary"]
+    assert [(best["where"], best["devices"]) for best in summary["best"]] == [(where[:-2], n) for n in (1, 2, 4)]
+    assert all(best["speedup_low"] <= best["speedup"] <= best["speedup_high"] for best in summary["best"])
+
+
+def test_before_the_script_has_run_it_is_said_what_will_be_done_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two networks for MPI's hook and one for gloo; profiles of one process, and of two and of three at once."""
+
+    def profile(*_: Any) -> Any:
+        raise InterruptedError
+
+    monkeypatch.setattr("dpsim.harness.torch_ddp.predict.profiled_on_cores", profile)
+    config = DdpConfig(script=str(a_script(tmp_path)), devices=(1, 2, 3), networks=("node", "paced:1ms,1gbit"))
+    said: list[str] = []
+    with pytest.raises(InterruptedError):
+        prediction.predicted(config, None, said.append)
+    assert said[0].startswith(f"at most {3 * (2 * 7 + 1)} settings: {1 + 3 * (1 + 3 * 2)} profiles of about 3 s and")
+    assert "3 calibrations of up to 20 s; then DDP trains for the budget of 45 s, or longer if 6 rounds" in said[0]
 
 
 @pytest.mark.torch

@@ -276,7 +276,8 @@ def _slowest(
 
 def _slowest_times(group: MPI.Intracomm, rows: list[list[float]]) -> NDArray[np.float64]:
     """Return the slowest rank's times, none of them shorter than the clock's tick. Collective."""
-    return np.maximum(np.max(group.allgather(rows), axis=0), TICK_S)
+    slowest: NDArray[np.float64] = np.maximum(np.max(group.allgather(rows), axis=0), TICK_S)
+    return slowest
 
 
 def _quantiles(group: MPI.Intracomm, rows: list[list[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:

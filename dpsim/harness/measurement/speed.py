@@ -137,7 +137,7 @@ class Visits:
         self.at_s: list[float] = []
 
     def add(self, steps_s: list[float], reference_s: float, at_s: float = 0.0) -> None:
-        """Keep a visit that ended at the instant ``at_s``. A step that came out shorter than the clock's tick is one."""
+        """Keep a visit that ended at the instant ``at_s``. No step is shorter than the clock's tick."""
         self.steps_s.append([max(step_s, TICK_S) for step_s in steps_s])
         self.reference_s.append(reference_s)
         self.at_s.append(at_s)

@@ -11,6 +11,7 @@ from dpsim.errors import ConfigError, DpsimError
 from dpsim.folder_lock import locked
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.loop import LEAST_ROUNDS
+from dpsim.harness.quality.task import cases
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, drift
 from dpsim.harness.sweep.experiment import predict_experiment, prepare_experiment
@@ -93,10 +94,17 @@ def plan_text(experiment: Experiment) -> str:
     settings = settings_of(experiment.rows)
     prepare_s, report_s = preparation_s(settings, experiment.budget_s), _REPORT_S
     total_s = prepare_s + experiment.budget_s + report_s
+    study, trainings = study_of(experiment), ""
+    if study is not None:
+        number = sum(len(cases(study, held_out=held_out)) for held_out in (False, True))
+        trainings = f"; beside that {number} trainings, whose time is not known yet"
+        trainings += " (--seeds 0 leaves them out)" * bool(study.gap)
+    elif experiment.measures_drift:
+        trainings = f"; beside that trainings of {experiment.steps} steps, whose time is not known yet"
     return (
         f"{len(settings)} settings, about {total_s:.0f} s or more in all: {prepare_s:.0f} to {2 * prepare_s:.0f} s to "
         f"profile and calibrate, a budget of {experiment.budget_s:g} s to measure (but {LEAST_ROUNDS} rounds of all "
-        f"settings in any case), {report_s:.0f} s for the report"
+        f"settings in any case), {report_s:.0f} s for the report{trainings}"
     )
 
 

@@ -26,6 +26,8 @@ _DDP, _OWN_RUNTIME = "torch-ddp", "dpsim"
 """What --runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
 _RUNTIMES = (_DDP, _OWN_RUNTIME)
 _OWN_DATA = "its own data"
+MOST_CAPS = 7
+"""How many bucket caps are measured where none are given."""
 
 
 class DdpConfig(Noun, frozen=True):
@@ -245,7 +247,7 @@ def _predictable(workload: Workload) -> DdpSettings:
     return ddp
 
 
-def telling_caps(workload: Workload, count: int = 7) -> Sequence[float]:
+def telling_caps(workload: Workload, count: int = MOST_CAPS) -> Sequence[float]:
     """At most ``count`` caps that give different buckets, from 0 to infinity."""
     order = workload.ready_order
     candidates = [0.0, *(2.0**power for power in range(10, 64) if 2.0**power < order.size_bytes.sum()), math.inf]

@@ -13,7 +13,7 @@ from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.prepare import Kinds, Place, Prepared, kinds_of
 from dpsim.harness.torch_ddp.contention import Effort, computed_s, profiled, profiled_on_cores
-from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
+from dpsim.harness.torch_ddp.experiment import MOST_CAPS, DdpConfig, experiment_of
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.launch.jobs import on_ranks
 from dpsim.launch.scratch import scratch
@@ -51,16 +51,17 @@ def predicted(config: DdpConfig, workload: Workload | None, progress: Progress) 
     if workload is not None:
         batches = sorted({*batches[:1], *batches[-1:]})  # the profiles in between are there already
     requests = [msgspec.structs.replace(own, local_batch=batch) for batch in batches] or [own]
+    share = min(config.budget_s / _LONG_BUDGET_S, 1.0)
+    repeats = min(max(round(config.budget_s / _REPEAT_S), 1), _MOST_REPEATS)
+    effort = Effort(seconds=share * _PROFILE_S, repeats=repeats)
+    progress(_at_most(config, len(requests), effort, share * _CALIBRATION_S))
     progress(f"profiling {config.script} as rank 0 of {config.most_devices} in one process")
     began_s = now()
     firsts = [profiled_on_cores(request, 1)[0] for request in requests]
     start_s = (now() - began_s) / len(requests)
     first = joined(firsts)
     _check_same_batch(workload, first)
-    share = min(config.budget_s / _LONG_BUDGET_S, 1.0)
     experiment = experiment_of(config, workload or first)
-    repeats = min(max(round(config.budget_s / _REPEAT_S), 1), _MOST_REPEATS)
-    effort = Effort(seconds=share * _PROFILE_S, repeats=repeats)
     progress(_how_long(experiment, len(requests), start_s, effort, share * _CALIBRATION_S))
     machines, places = _machines(experiment, workload or first, share * _CALIBRATION_S, progress)
     alone, machines = profiled(requests, [*map(computed_s, firsts)], machines, effort, progress)
@@ -68,12 +69,30 @@ def predicted(config: DdpConfig, workload: Workload | None, progress: Progress) 
     return predict_experiment(experiment, prepared, environment())
 
 
+def _at_most(config: DdpConfig, batches: int, effort: Effort, calibration_s: float) -> str:
+    """Say what is done at most, before the script has run once."""
+    several, cases = len({*config.devices} - {1}), len(config.cases())
+    caps = len(config.caps_bytes) or (1 if config.local_batches else MOST_CAPS)
+    settings = cases * max(len(config.local_batches), 1) * (several * caps + (1 in config.devices))
+    profiles = _profiles(effort, batches, cases, several)
+    return (
+        f"at most {settings} settings: {batches + profiles} profiles of about {effort.seconds:.2g} s and the script's"
+        f" start, and {cases} calibrations of up to {2 * calibration_s:.2g} s; then DDP trains for the budget of"
+        f" {format_duration(config.budget_s)}, or longer if {LEAST_ROUNDS} rounds of all settings need it"
+    )
+
+
+def _profiles(effort: Effort, batches: int, kinds: int, counts: int) -> int:
+    """Return how many profiles follow the first of each batch: alone, and of several processes at once."""
+    return effort.repeats * (batches + min(batches, 2) * kinds * counts)
+
+
 def _how_long(experiment: Experiment, batches: int, start_s: float, effort: Effort, calibration_s: float) -> str:
     """Say how long the rest will take, where a process is started in ``start_s``."""
     settings = [setting_of(row) for row in experiment.rows]
     kinds = len({kinds_of(setting) for setting in settings})
     counts = len({setting.plan.devices for setting in settings} - {1})
-    profiles = effort.repeats * (batches + min(batches, 2) * kinds * counts)
+    profiles = _profiles(effort, batches, kinds, counts)
     calibrations_s = kinds * (start_s + _CALIBRATION_STRETCH * calibration_s)
     preparation_s = profiles * (start_s + effort.seconds) + calibrations_s
     return (
