@@ -9,6 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 CHECK := -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: name one, as in PYTHON=python3.12")'
 # The version whose buckets the tests know; it has no CUDA libraries, which are gigabytes.
 TORCH := torch==2.13.0+cpu
+# A wheel of 70 MB, whose signatures calls are held against; it needs no GPU and stays out of the tests' environment.
+CUPY := cupy-cuda13x>=14
 # Another NumPy than the one that fits CUDA's kernels: NUMPY=numpy==2.5.2. It stays until make clean.
 NUMPY :=
 # Quiet twice: errors are shown, the package index's warnings are not.
@@ -21,7 +23,7 @@ marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
 PROCESSOR_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_schedule.py,$(wildcard tests/kernels/test_*.py)) \
 	tests/nn tests/runtime tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
 
-.PHONY: help sweep accuracy test test-avx2 test-slow test-torch check gpu-check format clean
+.PHONY: help sweep accuracy test test-avx2 test-slow test-torch test-cupy check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
@@ -30,6 +32,7 @@ help:
 	@echo "make test-avx2   run the kernels', layers' and training's tests as on a processor without AVX-512 (under 4 minutes)"
 	@echo "make test-slow   run long tests and every command of the documentation (under 15 minutes)"
 	@echo "make test-torch   run the tests that need PyTorch, with its CPU build; TORCH=torch==VERSION names another one"
+	@echo "make test-cupy   hold what is called on CuPy against its wheel (70 MB; no GPU is needed)"
 	@echo "make check   static checks: ruff, mypy"
 	@echo "make gpu-check   on a machine with a GPU: its benchmark and its tests, under 9 minutes; writes a file to send in,"
 	@echo "                 here or in GPU_OUTPUT=folder"
@@ -56,6 +59,9 @@ test-slow: $(VENV)/.ready-dev
 test-torch: $(VENV)/.ready-torch
 	$(BIN)/python -m pytest -m torch -n 2 --dist load $(call marked,torch)
 
+test-cupy: $(VENV)-cupy/.ready
+	PYTHONPATH="$(abspath $(VENV)-cupy)" $(BIN)/python -m pytest -m cupy -n 2 $(call marked,cupy)
+
 check: $(VENV)/.ready-dev
 	@status=0; set -x; $(BIN)/ruff check . || status=1; $(BIN)/ruff format --check . || status=1; $(BIN)/mypy || status=1; \
 	exit $$status
@@ -78,7 +84,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-gpu $(VENV)-gpu.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-cupy $(VENV)-gpu $(VENV)-gpu.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find dpsim/ kernels experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -98,6 +104,11 @@ $(VENV)/.ready-dev: pyproject.toml | $(BIN)/python
 $(VENV)/.ready-torch: $(VENV)/.ready-dev
 	@echo "installing $(TORCH) into $(VENV) ..."
 	$(PIP) "$(TORCH)"
+	@touch $@
+
+$(VENV)-cupy/.ready: pyproject.toml | $(VENV)/.ready-dev
+	@echo "fetching $(CUPY) into $(VENV)-cupy ..."
+	$(PIP) --no-deps --upgrade --target $(VENV)-cupy "$(CUPY)"
 	@touch $@
 
 $(VENV)/.ready-cuda12 $(VENV)/.ready-cuda13: pyproject.toml | $(BIN)/python

@@ -38,9 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests that are marked ``torch`` run where PyTorch is installed."""
+    """Tests that are marked ``torch`` or ``cupy`` run where that is installed."""
     if item.get_closest_marker("torch") and find_spec("torch") is None:
         pytest.skip("PyTorch is not installed: pip install 'dpsim[torch]'")
+    if item.get_closest_marker("cupy") and find_spec("cupy") is None:
+        pytest.skip("CuPy is not installed: make test-cupy fetches its wheel")
 
 
 @pytest.fixture

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import types
 import unittest.mock
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from strict_arrays import StrictArray, StrictMemory, StrictModule, host, nothing_waited_for, strict
+from cupy_signatures import refusals
+from strict_arrays import StrictArray, StrictMemory, StrictModule, called, host, nothing_waited_for, strict
 
 from dpsim.memory import HOST, HostMemory
 from dpsim.nn.array_ops import ArrayOps, NumpyOps
@@ -96,6 +99,19 @@ def test_training_over_strict_arrays_has_the_bits_of_numpy(token: str, leaves: t
     for name, value in expected.items():
         np.testing.assert_array_equal(value, actual[name], err_msg=name)
         assert np.isfinite(value).all()
+
+
+@pytest.mark.cupy
+def test_what_training_calls_on_arrays_and_on_their_module_is_what_cupy_takes(
+    tmp_path: Path, python: Callable[..., Any]
+) -> None:
+    with called() as calls:
+        for token in MODELS:
+            for leaves in ((0, 6), (0, 2, 4, 5, 7)):
+                trained(token, DeviceOps(StrictMemory()), leaves)
+    names = {call.name for call in calls}
+    assert {"cupy.matmul", "cupy.add.reduce", "cupy.ndarray.reshape", "cupy.ndarray.max"} <= names
+    assert not refusals(calls, tmp_path, python)
 
 
 @pytest.mark.parametrize("leaves", [(0, 6), (0, 2, 4, 5, 7)])

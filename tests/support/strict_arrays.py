@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from cupy_signatures import Call
 from numpy.typing import NDArray
 
 from dpsim.memory import HostMemory
@@ -59,6 +60,25 @@ IN_CUPY = {
 """Functions of CuPy that the operations use, with the same arguments there (CuPy 13 and 14, API reference)."""
 
 
+_CALLS: list[set[Call]] = []
+
+
+@contextlib.contextmanager
+def called() -> Iterator[set[Call]]:
+    """What is called while it is open, under CuPy's names for it: functions, ufuncs, and methods of arrays."""
+    calls: set[Call] = set()
+    _CALLS.append(calls)
+    try:
+        yield calls
+    finally:
+        _CALLS.remove(calls)
+
+
+def _record(name: str, args: Sequence[Any], settings: Iterable[str]) -> None:
+    for calls in _CALLS:
+        calls.add(Call(f"cupy.{name}", len(args), tuple(settings)))
+
+
 class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array that pretends to be in the memory of a GPU. Not one of NumPy's: nothing takes it for a host array."""
 
@@ -70,6 +90,8 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
         _refuse_host((*inputs, *outs, *settings.values()), f"{ufunc.__name__}.{method}")
         if outs:
             settings["out"] = tuple(map(host, outs))
+        if method == "__call__":
+            _record(ufunc.__name__, inputs, settings)
         result = getattr(ufunc, method)(*map(host, inputs), **settings)
         return outs[0] if outs else strict(result)
 
@@ -94,11 +116,12 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
         if not callable(value):
             return strict(value)
 
-        def called(*args: Any, **settings: Any) -> Any:
+        def method(*args: Any, **settings: Any) -> Any:
             _refuse_host((*args, *settings.values()), name)
+            _record(f"ndarray.{name}", args, settings)
             return strict(value(*_deep(args), **{key: host(each) for key, each in settings.items()}))
 
-        return called
+        return method
 
     def __len__(self) -> int:
         return len(self._host)
@@ -152,6 +175,7 @@ def _called(function: Callable[..., Any], args: Any, settings: Any) -> Any:
     if name not in IN_CUPY:
         raise AttributeError(f"CuPy has no {name}, or the list of what it has lacks it")
     _refuse_host((*args, *settings.values()), name)
+    _record(name, args, settings)
     out = settings.get("out")
     result = function(*_deep(args), **{key: _deep(value) for key, value in settings.items()})
     return strict(result) if out is None else out
@@ -218,10 +242,7 @@ class StrictModule:
         if isinstance(function, np.ufunc):
             return _Ufunc(function)
 
-        def called(*args: Any, **settings: Any) -> Any:
-            return _called(function, args, settings)
-
-        return called
+        return lambda *args, **settings: _called(function, args, settings)
 
     @staticmethod
     def errstate(**_: str) -> contextlib.AbstractContextManager[None]:
@@ -236,8 +257,10 @@ class _Ufunc:
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         _refuse_host((*args, *settings.values()), self._function.__name__)
+        _record(self._function.__name__, args, settings)
         return strict(self._function(*args, **settings))
 
     def reduce(self, *args: Any, **settings: Any) -> Any:
         _refuse_host((*args, *settings.values()), f"{self._function.__name__}.reduce")
+        _record(f"{self._function.__name__}.reduce", args, settings)
         return self._function.reduce(*args, **settings)
