@@ -9,12 +9,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from gpu_processes import why_memory_is_not_shared, why_processes_cannot_share_gpus
 
 from dpsim.comm.cuda import available
 from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.driver import Driver, DriverGpu, ask
+from dpsim.errors import ConfigError
 
 PROHIBITED, EXCLUSIVE_PROCESS = 2, 3
 
@@ -148,10 +150,21 @@ def cupy_that_says(message: str) -> Any:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver for CUDA 12.4, and every package."""
+    """A driver for CUDA 12.4, and every package, with a NumPy that numba-cuda knows."""
     driver = Driver(cuda_version=12040, gpus=(DriverGpu(name="GPU", capability=(9, 0)),))
     monkeypatch.setattr(cuda_driver, "ask", lambda: driver)
     monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(available.np, "row_stack", np.vstack, raising=False)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_numpy_with_which_no_kernel_compiles_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(available.np, "row_stack")
+    monkeypatch.setattr(available.np, "__version__", "2.5.2")
+    with pytest.raises(ConfigError) as refused:
+        available.open_device(0)
+    assert "numba-cuda compiles no kernel with NumPy 2.5.2" in str(refused.value)
+    assert "pip install 'numpy<2.5'" in str(refused.value)
 
 
 @pytest.mark.usefixtures("installed")

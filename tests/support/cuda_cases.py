@@ -16,6 +16,7 @@ import numpy as np
 from python_path import extended_path
 from wire_reference import node_sum, rounded
 
+from dpsim.comm.cuda.available import why_no_kernels
 from dpsim.kernels.allreduce import reference
 from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum, flag_words
 from dpsim.kernels.allreduce.tree import PartialSums, slots
@@ -239,9 +240,12 @@ def prepared(case: Case, mode: str, **changed: Any) -> tuple[Any, Any]:
 
 
 def need_a_compiler() -> None:
-    """Skip where CUDA's compiler is missing. ``make test`` installs it."""
+    """Skip where CUDA's compiler is missing, which ``make test`` installs, or numba-cuda cannot use it."""
     import pytest
     from cuda import pathfinder
+
+    if reason := why_no_kernels():
+        pytest.skip(reason)
 
     for library in ("nvvm", "nvJitLink"):
         try:

@@ -7,6 +7,8 @@ import importlib.util
 import os
 import warnings
 
+import numpy as np
+
 from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.device import Device
 from dpsim.errors import ConfigError
@@ -27,7 +29,14 @@ def why_no_gpu() -> str:
     for package, module in ((driver.cupy_package, "cupy"), ("numba-cuda", "numba_cuda")):
         if importlib.util.find_spec(module) is None:
             return f"the Python package {package} is not installed (pip install 'dpsim[{driver.extra}]')"
-    return _why_cupy_fails(driver)
+    return why_no_kernels() or _why_cupy_fails(driver)
+
+
+def why_no_kernels() -> str:
+    """Why numba-cuda compiles nothing with the NumPy that is installed, such as one without ``row_stack``; or empty."""
+    if hasattr(np, "row_stack"):
+        return ""
+    return f"numba-cuda compiles no kernel with NumPy {np.__version__} (pip install 'numpy<2.5')"
 
 
 def _why_cupy_fails(driver: cuda_driver.Driver) -> str:
