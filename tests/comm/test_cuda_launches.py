@@ -70,3 +70,8 @@ def test_auto_takes_one_shot_for_small_arrays_alone_and_one_shot_refuses_large_o
     assert actual["versions"] == [["one-shot"], ["two-shot"]]
     text = "rank 0: a one-shot allreduce of 400 B on GPUs\n  allowed: at most 300 B"
     assert all(said.startswith(text) for said in actual["said"])
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_meet_between_the_stages_of_a_kernel_when_the_stage_before_is_done(ranks: int) -> None:
+    assert all(times >= 1 for times in ran(ranks)["met"])

@@ -14,6 +14,7 @@ import pytest
 from python_path import extended_path
 
 from dpsim.backend import check_backend
+from dpsim.comm.cuda.reproducible import REQUIRED
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.train.config import TrainConfig
 from dpsim.launch import jobs
@@ -69,7 +70,8 @@ TRAININGS = [
 @functools.cache
 def ran(ranks: int) -> dict[str, Any]:
     """What ``ranks`` ranks came to, in one job in numba's simulator."""
-    env = {"PYTHONPATH": extended_path(Path(__file__).parents[1] / "support"), "NUMBA_ENABLE_CUDASIM": "1"}
+    support = extended_path(Path(__file__).parents[1] / "support")
+    env = {"PYTHONPATH": support, "NUMBA_ENABLE_CUDASIM": "1", **REQUIRED}  # sums open the device before training does
     argument = {"sums": SUMS, "trainings": TRAININGS}
     return jobs.on_ranks("ranks_cuda_movers:run", argument, devices=ranks, timeout_s=100, env=env)  # type: ignore[no-any-return]
 

@@ -1,6 +1,7 @@
 """A stand-in for ``cupy.cuda.nccl`` in numba's simulator: the same calls on addresses in host memory, done by MPI.
 
-What is put into a stream is done at once, as in the simulator; within a group only when the group ends.
+What is put into a stream is done at once, as in the simulator; within a group only when the group ends. A late device
+learns what it reads and writes in which stream.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+from late_device import touched
 from mpi4py import MPI
 from numpy.typing import NDArray
 
@@ -56,20 +58,24 @@ class _Communicator:
 
     def send(self, address: int, count: int, kind: int, peer: int, stream: int) -> None:
         assert self._module.group is not None and peer != self._comm.rank and count > 0
+        touched(stream, _array(address, count, kind))
         self._module.group.append(self._comm.Isend(_array(address, count, kind), peer))
 
     def recv(self, address: int, count: int, kind: int, peer: int, stream: int) -> None:
         assert self._module.group is not None and peer != self._comm.rank and count > 0
+        touched(stream, _array(address, 0, kind), _array(address, count, kind))
         self._module.group.append(self._comm.Irecv(_array(address, count, kind), peer))
 
     def allGather(self, own: int, first: int, count: int, kind: int, stream: int) -> None:
         assert own == first + count * self._comm.rank, "out of place"
         self._module.calls.append("all-gather")
+        touched(stream, _array(own, count, kind), _array(first, count * self._comm.size, kind))
         self._comm.Allgather(MPI.IN_PLACE, _array(first, count * self._comm.size, kind))
 
     def allReduce(self, source: int, target: int, count: int, kind: int, operation: int, stream: int) -> None:
         assert source == target and operation == NCCL_SUM
         self._module.calls.append("all-reduce")
+        touched(stream, _array(source, count, kind), _array(target, count, kind))
         self._comm.Allreduce(MPI.IN_PLACE, _array(target, count, kind))
 
     def check_async_error(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from late_device import LateDevice, Watched, late_devices
 from mpi4py import MPI
 
 from dpsim.comm.compression import Compression
@@ -18,19 +19,26 @@ from dpsim.comm.cuda import selection
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.reducer import Kernel, Task
 from dpsim.comm.cuda.reducers import Path
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.bench.gpus import Kernels
 from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda import prepare
+from dpsim.kernels.allreduce.tree import slots
 from dpsim.progress import Progress
 
 LIMIT_S = 0.5
 
 
 def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
-    """All that the tests ask of ranks, in one job: see the functions below."""
+    """All that the tests ask of ranks, in one job, of late devices: see the functions below."""
+    with late_devices():
+        return ran(comm)
+
+
+def ran(comm: MPI.Intracomm) -> dict[str, Any]:
     return {
         "compiled": {mode: compiled(comm, mode) for mode in ("flags", "split")},
         "coded": compiled(comm, "flags", Compression("float16", 2.0**-6)),
@@ -40,6 +48,7 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict
         "refused_in_benchmark": refused_in_benchmark(comm),
         "late": late(comm),
         "chosen": chosen(comm),
+        "met": comm.allgather(met()),
     }
 
 
@@ -200,3 +209,21 @@ def late(comm: MPI.Intracomm) -> dict[str, Any]:
                 again = str(error)
         comm.Barrier()
     return {"said": comm.allgather(said), "again": comm.allgather(again), "taken_s": comm.allgather(taken_s)}
+
+
+def met() -> int:
+    """How often a rank meets others in a kernel of several stages, each time with all done that was asked for."""
+    device = LateDevice()
+    watched: Any = Watched(device)
+    launches = launches_module.Launches(
+        watched, device, Access(way="simulated", mode="split"), most_blocks=1, wait_limit_s=LIMIT_S
+    )
+    task = Task(Kernel("float32", "two-shot", None, slots(range(2))), (launches.allocate(64),), 0, 64)
+    launches.compile(task)
+    for steps in (launches.agree(task), launches.reduce(task, device.stream())):
+        for pending in steps:
+            while not all(request.done() for request in pending):
+                time.sleep(0)
+    device.settle()
+    launches.close()
+    return watched.met - 1

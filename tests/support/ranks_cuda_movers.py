@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from late_device import late_devices
 from mpi4py import MPI
 from nccl_by_mpi import NcclByMpi
 from ranks_runtime import open_trainer
@@ -30,7 +31,12 @@ LEAVES = 8
 
 
 def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
-    """All that the tests ask of ranks, in one job: see the functions below. One rank only trains."""
+    """All that the tests ask of ranks, in one job, of late devices: see the functions below. One rank only trains."""
+    with late_devices():
+        return ran(comm, argument)
+
+
+def ran(comm: MPI.Intracomm, argument: dict[str, Any]) -> dict[str, Any]:
     library = NcclByMpi(comm.Dup())
     if comm.size == 1:
         return {"trained": {case["name"]: trained(comm, case) for case in argument["trainings"]}}
