@@ -86,49 +86,28 @@ def reach(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> 
 
 
 def _nccl() -> Result:
-    """NCCL adds numbers up over all GPUs."""
+    """Ranks, one for each GPU, make every call of NCCL that training makes."""
     if simulating():
         return Result("ok", "not tried in the simulator")
     install = f"pip install {cuda_driver.ask().nccl_package}; without it dpsim's own kernels have no comparison"
     if reason := nccl_missing():
         return Result("warn", reason, install)
+    ranks = min(gpu_count(), _MOST_RANKS)
     try:
-        answer = jobs.on_ranks("dpsim.harness.doctor_gpu:nccl_sum", {}, devices=1, timeout_s=_JOB_S)
+        answer = jobs.on_ranks("dpsim.harness.doctor_gpu:nccl_calls", {}, devices=ranks, timeout_s=_JOB_S)
     except DpsimError as error:
         return Result("warn", error.given, error.remedy or install)
     if answer["wrong"]:
-        return Result("warn", f"{answer['version']}: {answer['wrong']} elements of a sum are wrong", install)
-    return Result("ok", f"{answer['version']}: the sum over {answer['gpus']} GPU(s) is right")
+        return Result("warn", f"{answer['version']}: wrong data from {answer['wrong']}", install)
+    return Result("ok", f"{answer['version']}: sums, gathers and messages between {ranks} GPU(s) are right")
 
 
-def nccl_sum(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """An allreduce by NCCL over all GPUs of this process; a task for one rank."""
-    import cupy
-    from cupy.cuda import nccl as library
+def nccl_calls(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Which calls of NCCL give wrong data on the first rank where one does; a task for ranks with a GPU each."""
+    from dpsim.comm.cuda import nccl
 
-    gpus = gpu_count()
-    arrays = []
-    for number in range(gpus):
-        with cupy.cuda.Device(number):
-            arrays.append(cupy.full(_NUMBERS, number + 1, cupy.float32))
-            cupy.cuda.get_current_stream().synchronize()
-    communicators = library.NcclCommunicator.initAll(list(range(gpus)))
-    library.groupStart()
-    for number, (array, communicator) in enumerate(zip(arrays, communicators, strict=True)):
-        with cupy.cuda.Device(number):
-            place, stream = array.data.ptr, cupy.cuda.get_current_stream().ptr
-            communicator.allReduce(place, place, array.size, library.NCCL_FLOAT32, library.NCCL_SUM, stream)
-    library.groupEnd()
-    wrong = 0
-    for number, array in enumerate(arrays):
-        with cupy.cuda.Device(number):
-            wrong += int(cupy.count_nonzero(array != gpus * (gpus + 1) // 2))
-    version = int(library.get_version())
-    return {
-        "gpus": gpus,
-        "wrong": wrong,
-        "version": f"{version // 10000}.{version // 100 % 100}.{version % 100}",
-    }
+    wrong = comm.allgather(nccl.wrong_calls(comm, open_device(comm.rank)))
+    return {"wrong": next(filter(None, wrong), ""), "version": nccl.version(nccl.load())}
 
 
 def _mpi_on_device_memory() -> Result:

@@ -31,6 +31,18 @@ _REMEDIES: dict[int, str] = {
     signal.SIGBUS: "shared memory may be too small: dpsim doctor shows the size of /dev/shm",
 }
 
+_FAULT_REMEDY = (
+    "look at dmesg (Xid) and nvidia-smi; run again with CUDA_LAUNCH_BLOCKING=1, which names the operation,"
+    " or on 1 device under compute-sanitizer"
+)
+_CUDA = ("cupy", "cupy_backends", "numba", "numba_cuda", "cuda", "torch")
+_CUDA_REMEDIES = {
+    **dict.fromkeys(("CUDARuntimeError", "CUDADriverError", "CUBLASError", "CUDAError"), _FAULT_REMEDY),
+    **dict.fromkeys(("CudaAPIError", "CudaDriverError", "AcceleratorError"), _FAULT_REMEDY),
+    "OutOfMemoryError": "use a smaller batch or model, or end what else uses the GPU (nvidia-smi)",
+}
+"""What to do, by the exceptions with which the packages of ``_CUDA`` tell of a GPU or a library of CUDA that fails."""
+
 _INTERRUPTED = signal.SIGINT | signal.SIGKILL
 """What MPICH reports when SIGINT ends a rank: joined with the SIGKILL of the others, 2 | 9 is SIGSEGV, 11."""
 
@@ -99,12 +111,18 @@ def describe(error: BaseException, rank: int) -> dict[str, Any]:
         "kind": kind if mistake else None,
         "given": getattr(error, "given", ""),
         "allowed": getattr(error, "allowed", ""),
-        "remedy": getattr(error, "remedy", ""),
+        "remedy": getattr(error, "remedy", "") or _cuda_remedy(error),
         "exit_code": script_exit_code(error),
         "line": "".join(traceback.format_exception_only(error)).strip(),
         "traceback": "".join(traceback.format_exception(error)),
         "consequence": type(error).__module__.startswith("mpi4py") or isinstance(error, KeyboardInterrupt),
     }
+
+
+def _cuda_remedy(error: BaseException) -> str:
+    """What to do about an exception of CUDA's packages; empty for any other."""
+    by_cuda = type(error).__module__.partition(".")[0] in _CUDA
+    return _CUDA_REMEDIES.get(type(error).__name__, "") if by_cuda else ""
 
 
 def script_exit_code(error: BaseException) -> int | None:
@@ -175,4 +193,7 @@ def _raised(record: dict[str, Any], devices: int) -> DpsimError:
     given = f"rank {record['rank']} of {devices} failed: {record['line']}"
     if record["exit_code"] is not None:
         return JobFailed(given, rank=record["rank"], exit_code=record["exit_code"])
+    if record["remedy"]:
+        given = f"rank {record['rank']} of {devices}: the GPU fails: {record['line'].partition(': ')[2]}"
+        return JobFailed(given, rank=record["rank"], remedy=record["remedy"])
     return JobFailed(given, rank=record["rank"], traceback=record["traceback"])

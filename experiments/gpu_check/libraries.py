@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from dpsim.comm.cuda.available import cupy_version, nccl_missing, open_device
-from dpsim.comm.cuda.device import Device
 
 NUMBA_STEPS = ("numba-cuda", "NVVM", "launch", "cudadevrt")
 CUPY_STEPS = ("CuPy", "cuBLAS", "NCCL")
@@ -59,9 +58,12 @@ def cupy_steps() -> Iterator[str]:
     yield "multiplies in float32"
     if reason := nccl_missing():
         raise SystemExit(reason)
-    nccl_alone(open_device(0))
-    number = int(importlib.import_module("cupy.cuda.nccl").get_version())
-    yield f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    from dpsim.comm.cuda import nccl
+
+    alone: Any = _Alone()
+    if wrong := nccl.wrong_calls(alone, open_device(0)):
+        raise SystemExit(f"NCCL's {wrong} gives other data than it should")
+    yield nccl.version(nccl.load())
 
 
 class _Alone:
@@ -71,31 +73,6 @@ class _Alone:
 
     def bcast(self, value: Any) -> Any:
         return value
-
-
-def nccl_alone(device: Device, library: Any = None) -> None:
-    """Let NCCL add up, gather and send from a GPU to itself, as training calls it.
-
-    Raises ``SystemExit`` for wrong data. ``library`` stands in for CuPy's interface to NCCL.
-    """
-    from dpsim.comm.cuda.nccl import Nccl
-
-    alone: Any = _Alone()
-    stream, nccl = device.stream(), Nccl(alone, device, library)
-    source, total, gathered, received = (device.memory(16) for _ in range(4))
-    numbers = np.arange(1, 5, dtype=np.float32)
-    device.upload(stream, numbers.view(np.uint8), source)
-    nccl.all_reduce(source.view(np.float32), total.view(np.float32), "float32", stream)
-    nccl.all_gather(source, gathered, stream)
-    with nccl.group():
-        nccl.send(source, 0, stream)
-        nccl.receive(received, 0, stream)
-    stream.wait()
-    nccl.check()
-    for what, array in (("all-reduce", total), ("all-gather", gathered), ("send and receive", received)):
-        if not bool((array == source).all()):
-            raise SystemExit(f"NCCL's {what} gives other data than it got")
-    nccl.close()
 
 
 GROUPS: dict[str, tuple[tuple[str, ...], Callable[[], Iterator[str]]]] = {

@@ -160,3 +160,8 @@ def test_a_group_of_messages_is_ended_where_one_of_them_is_refused() -> None:
     with pytest.raises(CommunicationError, match="NCCL fails: refused"), nccl.group():
         raise RuntimeError("refused")
     assert [name for name, *_ in library.method_calls][-2:] == ["groupStart", "groupEnd"]
+
+
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
+def test_calls_of_nccl_are_tried_between_ranks(ranks: int) -> None:
+    assert ran(ranks)["wrong"] == [""] * ranks

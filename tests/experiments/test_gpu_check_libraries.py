@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from cuda_cases import stub_driver
 
+from dpsim.comm.cuda import nccl
 from dpsim.experiments.gpu_check import libraries
 
 
@@ -47,19 +47,25 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = ModuleType("cupy")
     module.arange = np.arange
     module.cuda = SimpleNamespace(runtime=SimpleNamespace(runtimeGetVersion=lambda: 12090))
-    nccl = SimpleNamespace(get_version=lambda: 22803)
-    modules = {"cupy": module, "cupy.cuda.nccl": nccl}
-    monkeypatch.setattr(libraries.importlib, "import_module", modules.__getitem__)
+    monkeypatch.setattr(libraries.importlib, "import_module", {"cupy": module}.__getitem__)
     monkeypatch.setattr(libraries, "cupy_version", lambda: "14.2.0")
     monkeypatch.setattr(libraries, "nccl_missing", lambda: "")
     monkeypatch.setattr(libraries, "open_device", lambda number: None)
-    monkeypatch.setattr(libraries, "nccl_alone", lambda device: None)
+    monkeypatch.setattr(nccl, "wrong_calls", lambda comm, device: "")
+    monkeypatch.setattr(nccl, "load", lambda: SimpleNamespace(get_version=lambda: 22803))
     return module
 
 
 @pytest.mark.usefixtures("cupy")
 def test_cupy_is_tried_by_a_sum_cublas_by_a_product_and_nccl_by_moving_data() -> None:
     assert list(libraries.cupy_steps()) == ["14.2.0, runtime 12.9", "multiplies in float32", "2.28.3"]
+
+
+@pytest.mark.usefixtures("cupy")
+def test_an_nccl_that_gives_wrong_data_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "wrong_calls", lambda comm, device: "all-gather" * (comm.size == 1))
+    with pytest.raises(SystemExit, match="NCCL's all-gather gives other data than it should"):
+        list(libraries.cupy_steps())
 
 
 @pytest.mark.usefixtures("cupy")
@@ -92,65 +98,6 @@ def test_a_cublas_that_cannot_be_loaded_ends_the_steps_after_cupy(cupy: Any) -> 
     assert next(steps).startswith("14.2.0")
     with pytest.raises(ImportError, match="libcublas"):
         next(steps)
-
-
-class OneRank:
-    """CuPy's interface to NCCL between a rank and itself, on host memory. ``broken``: a call that moves nothing."""
-
-    NCCL_UINT8, NCCL_FLOAT32, NCCL_SUM = 1, 7, 0
-
-    def __init__(self, broken: str = "") -> None:
-        self.broken, self.sent = broken, list[int]()
-
-    def get_unique_id(self) -> bytes:
-        return bytes(128)
-
-    def NcclCommunicator(self, ranks: int, identity: bytes, rank: int) -> OneRank:
-        assert (ranks, identity, rank) == (1, bytes(128), 0)
-        return self
-
-    def groupStart(self) -> None:
-        self.sent.clear()
-
-    def groupEnd(self) -> None:
-        assert self.sent == []
-
-    def allReduce(self, source: int, target: int, count: int, kind: int, operation: int, stream: int) -> None:
-        assert (kind, operation, stream) == (self.NCCL_FLOAT32, self.NCCL_SUM, 0)
-        self._move("all-reduce", source, target, 4 * count)
-
-    def allGather(self, own: int, first: int, count: int, kind: int, stream: int) -> None:
-        self._move("all-gather", own, first, count)
-
-    def send(self, address: int, count: int, kind: int, peer: int, stream: int) -> None:
-        self.sent.append(address)
-
-    def recv(self, address: int, count: int, kind: int, peer: int, stream: int) -> None:
-        self._move("send and receive", self.sent.pop(), address, count)
-
-    def check_async_error(self) -> None:
-        pass
-
-    def destroy(self) -> None:
-        pass
-
-    def _move(self, call: str, source: int, target: int, size_bytes: int) -> None:
-        if call != self.broken:
-            ctypes.memmove(target, source, size_bytes)
-
-
-@pytest.mark.parametrize("broken", ["", "all-reduce", "all-gather", "send and receive"])
-def test_nccl_is_tried_by_every_call_that_training_makes(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba_cuda")
-    from dpsim.comm.cuda import nccl
-    from dpsim.comm.cuda.simulator import SimulatedDevice
-
-    monkeypatch.setattr(nccl, "address_of", lambda array: array.ctypes.data)
-    if not broken:
-        libraries.nccl_alone(SimulatedDevice(), OneRank())
-        return
-    with pytest.raises(SystemExit, match=f"NCCL's {broken} gives other data"):
-        libraries.nccl_alone(SimulatedDevice(), OneRank(broken))
 
 
 def test_steps_are_printed_with_their_names_as_they_are_done(

@@ -82,8 +82,20 @@ def test_a_rank_that_dies_is_an_answer_with_a_remedy(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_a_wrong_sum_of_nccl_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = {"gpus": 2, "wrong": 3, "version": "2.29.3"}
-    monkeypatch.setattr(jobs, "on_ranks", lambda task, argument, **options: answer)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("all-reduce", ("warn", "2.29.3: wrong data from all-reduce")),
+        ("", ("ok", "2.29.3: sums, gathers and messages between 2 GPU(s) are right")),
+    ],
+)
+def test_wrong_data_from_nccl_is_a_warning(wrong: str, said: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def answers(task: str, argument: dict[str, object], *, devices: int, timeout_s: float) -> dict[str, str]:
+        asked.append((task.rpartition(":")[2], devices))
+        return {"wrong": wrong, "version": "2.29.3"}
+
+    monkeypatch.setattr(jobs, "on_ranks", answers)
     nccl = dict(doctor_gpu.PROBES)["NCCL"]()
-    assert nccl.state == "warn" and nccl.text == "2.29.3: 3 elements of a sum are wrong"
+    assert (nccl.state, nccl.text) == said and asked == [("nccl_calls", 2)]

@@ -17,12 +17,33 @@ import pytest
 from process_tree import command_of, named
 
 from dpsim.launch import jobs
+from dpsim.launch.failure_report import JobState, describe, failure
 from dpsim.launch.scratch_keeper import shared_files
 
 ROOT = Path(__file__).parents[2]
 OnRanks = Callable[..., Any]
 WITHIN_S = 100.0
 """A limit against hanging: what is awaited usually takes some seconds."""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "said", "remedy"),
+    [
+        ("cupy_backends.cuda.api.runtime", "CUDARuntimeError", "cudaErrorIllegalAddress: an address", "dmesg"),
+        ("numba.cuda.cudadrv.driver", "CudaAPIError", "[719] CUDA_ERROR_LAUNCH_FAILED", "CUDA_LAUNCH_BLOCKING=1"),
+        ("torch", "AcceleratorError", "CUDA error: unspecified launch failure", "compute-sanitizer"),
+        ("cupy.cuda.memory", "OutOfMemoryError", "Out of memory allocating 8 bytes", "smaller batch"),
+    ],
+)
+def test_a_gpu_that_fails_is_an_error_with_a_remedy_and_no_traceback(
+    module: str, name: str, said: str, remedy: str
+) -> None:
+    error = type(name, (RuntimeError,), {"__module__": module})(said)
+    told = failure(1, JobState(errors=[describe(error, 1)]), 2)
+    assert isinstance(told, jobs.JobFailed) and (told.rank, told.traceback) == (1, "")
+    assert told.given == f"rank 1 of 2: the GPU fails: {said}" and remedy in told.remedy
+    other = failure(1, JobState(errors=[describe(RuntimeError("of somebody else"), 0)]), 2)
+    assert isinstance(other, jobs.JobFailed) and "of somebody else" in other.traceback
 
 
 @pytest.mark.parametrize(

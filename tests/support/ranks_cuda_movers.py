@@ -48,6 +48,7 @@ def ran(comm: MPI.Intracomm, argument: dict[str, Any]) -> dict[str, Any]:
             "paths": paths(comm),
             "refused": refused(comm),
             "calls": library.calls,
+            "wrong": comm.allgather(nccl.wrong_calls(comm, open_device(comm.rank))),
         }
 
 

@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dpsim.comm.cuda.available import nccl_missing, simulating
 from dpsim.comm.cuda.device import Device, DeviceArray, Stream
 from dpsim.errors import CommunicationError
@@ -90,6 +92,43 @@ class Nccl:
     def close(self) -> None:
         """Destroy the communicator, in whose streams nothing may be left. Collective."""
         self._communicator.destroy()
+
+
+def version(library: Any) -> str:
+    """The version of NCCL, like 2.28.3."""
+    number = int(library.get_version())
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def wrong_calls(comm: MPI.Intracomm, device: Device, library: Any = None) -> str:
+    """Which of the calls that training makes give other data than they should on this rank; empty if none. Collective.
+
+    Each rank adds, gathers, and sends to the next one, the last to the first; one rank alone sends to itself.
+    """
+    stream, nccl = device.stream(), Nccl(comm, device, library)
+    source, total, received, gathered = (device.memory(16 * count) for count in (1, 1, 1, comm.size))
+    numbers = [np.arange(1, 5, dtype=np.float32) * (rank + 1) for rank in range(comm.size)]
+    device.upload(stream, numbers[comm.rank].view(np.uint8), source)
+    nccl.all_reduce(source.view(np.float32), total.view(np.float32), "float32", stream)
+    nccl.all_gather(source, gathered, stream)
+    with nccl.group():
+        nccl.send(source, (comm.rank + 1) % comm.size, stream)
+        nccl.receive(received, (comm.rank - 1) % comm.size, stream)
+    calls = {
+        "all-reduce": (total, sum(numbers[1:], numbers[0])),
+        "all-gather": (gathered, np.concatenate(numbers)),
+        "send and receive": (received, numbers[comm.rank - 1]),
+    }
+    wrong = []
+    for name, (array, wanted) in calls.items():
+        copy = np.empty(wanted.nbytes, np.uint8)
+        device.download(stream, array, copy)
+        stream.wait()
+        if copy.tobytes() != wanted.tobytes():
+            wrong.append(name)
+    nccl.check()
+    nccl.close()
+    return ", ".join(wrong)
 
 
 @contextlib.contextmanager
