@@ -49,6 +49,12 @@ def leaf_slots(ranks: int, leaves: int) -> PartialSums:
     return slots([rank * leaves // ranks for rank in range(ranks + 1)])
 
 
+def test_the_tree_of_addition_is_cut_at_the_largest_power_of_two() -> None:
+    assert leaf_tree(2) == (0, 1)
+    assert leaf_tree(5) == (((0, 1), (2, 3)), 4)
+    assert leaf_tree(6) == (((0, 1), (2, 3)), (4, 5))
+
+
 @given(leaves=st.integers(1, 70), data=st.data())
 def test_slots_are_the_largest_whole_subtrees_of_every_rank(leaves: int, data: st.DataObject) -> None:
     ranks = data.draw(st.integers(1, leaves))
