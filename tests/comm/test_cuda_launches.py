@@ -75,3 +75,8 @@ def test_auto_takes_one_shot_for_small_arrays_alone_and_one_shot_refuses_large_o
 @pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_meet_between_the_stages_of_a_kernel_when_the_stage_before_is_done(ranks: int) -> None:
     assert all(times >= 1 for times in ran(ranks)["met"])
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_memory_is_given_back_when_the_device_has_done_all_work(ranks: int) -> None:
+    assert ran(ranks)["closed"] == [True] * ranks

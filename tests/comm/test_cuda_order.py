@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from late_device import LateDevice, Watched, late_devices
+from mpi4py import MPI
 
 from dpsim.comm.cuda.access import writes_arrive
 from dpsim.comm.cuda.memory import DeviceMemory
+from dpsim.comm.cuda.movers import HostMover, Piece
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 
@@ -61,3 +63,17 @@ def test_ranks_meet_when_what_each_wrote_into_the_others_memory_is_there(late: L
     DeviceMemory(late)  # whose stream is the current one
     memory = late.share(watched, 64, "simulated")
     assert memory is not None and writes_arrive(late, watched, memory) and watched.met == 1
+
+
+def test_host_memory_that_a_mover_no_longer_needs_is_kept_until_the_copies_from_it_are_done(late: LateDevice) -> None:
+    memory, mover = DeviceMemory(late), HostMover(MPI.COMM_SELF, late)
+    sizes = (8, 1024)
+    outgoing, incoming = ([memory.zeros(size_bytes) for size_bytes in sizes] for _ in range(2))
+    for sent in outgoing:
+        sent[...] = 7
+    for sent, received in zip(outgoing, incoming, strict=True):
+        for pending in mover.exchange(memory.stream, [Piece(0, sent)], [Piece(0, received)]):
+            while not all(request.done() for request in pending):
+                pass
+        del pending  # MPI's requests hold the host's memory
+    assert [set(values.tolist()) for values in memory.fetch(incoming)] == [{7}, {7}]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cases import stub_driver
+from cuda_cases import need_a_compiler, stub_driver
 
 from dpsim.comm.cuda import nccl
 from dpsim.experiments.gpu_check import libraries
@@ -19,13 +19,9 @@ from dpsim.experiments.gpu_check import libraries
 
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
 def test_nvvm_is_tried_by_compiling_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cuda import pathfinder
+    need_a_compiler()
     from numba import cuda
 
-    try:
-        pathfinder.load_nvidia_dynamic_lib("nvvm")
-    except pathfinder.DynamicLibNotFoundError:
-        pytest.skip("CUDA's nvvm is not installed: pip install 'dpsim[ptx]'")
     monkeypatch.setattr(cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
     versions, compiled = itertools.islice(libraries.numba_steps(), 2)
     assert "cuda-bindings" in versions and compiled == "compiles for sm_90"

@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 from late_device import LateDevice, Stream, late_devices
 from mpi4py import MPI
+from ranks_cuda import Nobody
 from ranks_runtime import open_trainer
 
 from dpsim import codec
@@ -29,6 +30,7 @@ from dpsim.memory import HOST
 from dpsim.nn import Network
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.progress import Progress
+from dpsim.runtime import trainer as trainer_module
 from dpsim.runtime.recorder import StepMarks, timeline
 from dpsim.runtime.snapshot import restore, snapshot
 from dpsim.runtime.trainer import Trainer
@@ -69,7 +71,9 @@ def opened(comm: MPI.Intracomm, case: dict[str, Any], where: str, dataset: Any =
     """A trainer of a case: on the ``device``, its ``twin`` of the same operations on the host, or as on the ``cpu``."""
     ops = DeviceOps(HOST) if where == "twin" else None
     backend = "cuda" if where == "device" else "cpu"
-    hidden = mock.patch.object(Network, "compute_in", None) if case["own_model"] else contextlib.nullcontext()
+    hidden = (
+        mock.patch.object(trainer_module, "DeviceReplica", Nobody) if case["own_model"] else contextlib.nullcontext()
+    )
     with flags(comm, case["flags"]), hidden:
         return open_trainer(comm, case | {"backend": backend}, dataset, ops)
 
