@@ -50,7 +50,8 @@ def test_a_sweep_over_the_local_batch_with_a_target_studies_the_steps_to_it() ->
 def test_the_trainings_are_announced_before_the_start() -> None:
     announced = "beside that 80 trainings, whose time is not known yet (--seeds 0 leaves them out)"
     assert plan_text(experiment("batch-norm", seeds=10)).endswith(announced)
-    assert plan_text(experiment("batch-norm")).endswith("s for the report")
+    plain = plan_text(experiment("batch-norm"))
+    assert " settings, some of them twice, about " in plain and plain.endswith("s for the report")
     assert "trainings, whose time is not known yet" in plan_text(experiment("local-batch", target_loss=0.5))
     devices = completed(Experiment(question="devices", base={"global_batch": 64}, steps=50))
     assert plan_text(devices).endswith("beside that trainings of 50 steps, whose time is not known yet")

@@ -175,6 +175,7 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     code, _, err = measured(dpsim, script, output, *flags, "--predict-only")
     assert code == 0, err
     assert "calibration and 4 more profiles will take about" in err and "for the budget of 1 s" in err
+    assert "calibrating the allreduces of torch-ddp-gloo on 2 devices, network node" in err
     written = (output / "predictions.json").read_bytes()
     assert not (output / "results.json").exists()
     code, out, err = measured(dpsim, script, output, *flags, "--json")

@@ -149,7 +149,8 @@ class TorchLoad:
 def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """The tables of a ``CalibrationTask``; rank 0 returns them as plain values, as other calibrations do."""
     task = codec.decode(argument, CalibrationTask, "calibration")
-    report(f"calibrating the allreduces of {task.runtime} on {task.devices} devices, network {task.network}")
+    counts = " and ".join(map(str, task.devices))
+    report(f"calibrating the allreduces of {task.runtime} on {counts} devices, network {task.network}")
     quiet_barrier(comm)
     idle, loaded, reductions = _tables(comm, task)
     least_rounds = _LEAST_ROUNDS if task.seconds >= _LONG_S else 2
