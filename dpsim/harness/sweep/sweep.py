@@ -103,8 +103,8 @@ def plan_text(experiment: Experiment) -> str:
         trainings = f"; beside that trainings of {experiment.steps} steps, whose time is not known yet"
     return (
         f"{len(settings)} settings, some of them twice, about {total_s:.0f} s or more in all: {prepare_s:.0f} to "
-        f"{2 * prepare_s:.0f} s to profile and calibrate, a budget of {experiment.budget_s:g} s to measure (but {LEAST_ROUNDS} rounds of all "
-        f"settings in any case), {report_s:.0f} s for the report{trainings}"
+        f"{2 * prepare_s:.0f} s to profile and calibrate, a budget of {experiment.budget_s:g} s to measure (but "
+        f"{LEAST_ROUNDS} rounds of all settings in any case), {report_s:.0f} s for the report{trainings}"
     )
 
 
