@@ -26,7 +26,7 @@ from dpsim.experiments.gpu_check import logical
 from dpsim.experiments.gpu_check.journal import Journal
 from dpsim.experiments.gpu_check.libraries import NUMBA_STEPS
 from dpsim.experiments.gpu_check.probes import alone, error_line, without_folders
-from dpsim.experiments.gpu_check.record import REPRODUCIBLE, TARGETS, Tests
+from dpsim.experiments.gpu_check.record import BESIDE_PYTORCH, REPRODUCIBLE, TARGETS, Tests
 from dpsim.harness.measurement.environment import cores
 from dpsim.launch import child_process, jobs, rank_info, rank_process, scratch
 
@@ -123,13 +123,18 @@ def _logical(journal: Journal, command: list[str], path: Path, seconds: float, s
 def run_training(journal: Journal, seconds: float, command: Sequence[str] = (), figure_s: float = _FIGURE_S) -> None:
     """Training on one GPU, for ``seconds``: each figure in a process of its own, which ``figure_s`` bounds.
 
-    ``command`` runs in place of ``training``, with the figure's file and its name.
+    ``command`` runs in place of ``training``, with the figure's file and its name. Figures beside a PyTorch that is not
+    there start no process.
     """
+    missing = "" if command else why_no_pytorch(simulated=journal.gpus.simulated)
     command = command or (sys.executable, "-m", f"{__package__}.training")
     deadline_s = time.monotonic() + seconds
     with journal.part("training"):
         for number, name in enumerate(TARGETS):
             left_s = deadline_s - time.monotonic()
+            if missing and name in BESIDE_PYTORCH:
+                journal.left_out.append(f"{name}: {missing}")
+                continue
             if left_s <= 0:
                 journal.left_out.append(f"{name}: no time left")
                 continue
@@ -137,6 +142,13 @@ def run_training(journal: Journal, seconds: float, command: Sequence[str] = (), 
             path = journal.parts / f"3-training-{number}.trainings"
             variables = _marked(journal) | (REQUIRED if name == REPRODUCIBLE else {})
             _figure(journal, name, [*command, str(path), name], variables, path, min(left_s, figure_s))
+
+
+def why_no_pytorch(*, simulated: bool) -> str:
+    """Why nothing is measured beside PyTorch, as far as it can be said without loading it."""
+    if simulated:
+        return "PyTorch is not compared with the simulator"
+    return "" if importlib.util.find_spec("torch") is not None else "PyTorch is not installed"
 
 
 def _figure(

@@ -63,6 +63,7 @@ REPRODUCIBLE, TIMELINES = "step with 8 leaves over a plain one", "step with its 
 STATE_BYTES = "memory of parameters, gradients and optimizer over the sum of their bytes"
 ACTIVATION_BYTES = "memory of activations over PyTorch's"
 BFLOAT16_SPEED = "speed of an MLP in bfloat16 over PyTorch's autocast"
+BESIDE_PYTORCH = (MLP_SPEED, PICTURE_SPEED, ACTIVATION_BYTES, BFLOAT16_SPEED)
 
 
 class Target(NamedTuple):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dpsim.comm.cuda.driver import Driver, DriverGpu
@@ -371,3 +373,17 @@ def test_the_whole_run_stays_below_nine_minutes_whatever_hangs() -> None:
     assert parts.LOGICAL_S + parts._STALL_S + parts.TRAINING_S + parts._START_S < parts.BETWEEN_END_S
     assert parts._FIGURE_S < parts.TRAINING_S
     assert parts.BETWEEN_END_S + longest_job_s + parts._LEAST_JOB_S <= parts.TOTAL_S <= 9 * 60 - 20
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_figures_beside_a_pytorch_that_is_not_there_start_no_process(
+    simulated: bool, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    monkeypatch.setattr(parts, "_figure", lambda journal, name, *_: taken.append(name))
+    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
+    run = dataclasses.replace(journal, gpus=msgspec.structs.replace(journal.gpus, simulated=simulated))
+    parts.run_training(run, 60.0)
+    assert taken == [name for name in r.TARGETS if name not in r.BESIDE_PYTORCH]
+    reason = "PyTorch is not compared with the simulator" if simulated else "PyTorch is not installed"
+    assert run.left_out == [f"{name}: {reason}" for name in r.TARGETS if name in r.BESIDE_PYTORCH]
