@@ -62,7 +62,7 @@ def measure(
         Parameter(help="torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."),
     ] = None,
     predict_only: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Write the predictions, and measure later.")
+        bool, Parameter(negative="", show_default=False, help="Print and write the predictions, and measure later.")
     ] = False,
     script_may_write: flags.ScriptMayWrite = None,
     budget: Annotated[

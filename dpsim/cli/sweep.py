@@ -192,7 +192,7 @@ def batch_norm(
     ] = None,
     epochs: Annotated[int | None, Parameter(help="Epochs of these trainings (8).")] = None,
 ) -> None:
-    """What does batch norm cost, by whose statistics and what is in its place?
+    """What does batch norm cost, with whose statistics, and what do other norms cost?
 
     Predicts, then measures the step with each norm, at each local batch and on
     each number of devices, interleaved. With --seeds it also predicts and then
