@@ -25,6 +25,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._stopped_s = 0.0
+        self._on_gpu: list[tuple[Any, Any]] = []
 
     def now(self) -> float:
         """Seconds since some moment, without the time spent in collectives."""
@@ -38,6 +39,22 @@ class Clock:
             yield
         finally:
             self._stopped_s += perf_counter() - start
+
+    @contextmanager
+    def stopped_on_gpu(self) -> Iterator[None]:
+        """Stop the clock while the GPU does what is asked for in the current stream; the host waits for nothing."""
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        try:
+            yield
+        finally:
+            ended.record()
+            self._on_gpu.append((began, ended))
+
+    def settle(self) -> None:
+        """Count what the GPU took while the clock was stopped; its work must be done."""
+        self._stopped_s += sum(1e-3 * began.elapsed_time(ended) for began, ended in self._on_gpu)
+        self._on_gpu.clear()
 
 
 CLOCK = Clock()
@@ -90,7 +107,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
             tensor.zero_()
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        with _collective():
+        with _collective(tensors):
             for tensor in tensors:
                 self._reduce(tensor, opts)
         return _finished(tensors)
@@ -104,7 +121,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
         return _finished(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        with _collective():
+        with _collective(outputs):
             for copies, tensor in zip(outputs, inputs, strict=True):
                 for copy in copies:
                     copy.copy_(tensor)
@@ -114,7 +131,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
         return self.allgather(outputs, inputs) if outputs else _finished(inputs)
 
     def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        with _collective():
+        with _collective([output]):
             output.view(self.size(), -1).copy_(tensor.reshape(1, -1).expand(self.size(), -1))
         return _finished([output])
 
@@ -128,7 +145,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        with _collective():
+        with _collective(outputs):
             for output, parts in zip(outputs, inputs, strict=True):
                 output.copy_(parts[self.rank()])
                 self._reduce(output, opts)
@@ -147,13 +164,13 @@ class ReplicatedGroup(distributed.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        with _collective():
+        with _collective(outputs):
             for output, parts in zip(outputs, inputs, strict=False):  # only the sending rank has parts
                 output.copy_(parts[self.rank()])
         return _finished(outputs)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        with _collective():
+        with _collective(outputs):
             for output in outputs:
                 output.copy_(inputs[self.rank()])
         return _finished(outputs)
@@ -172,7 +189,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
 
     def recv(self, tensors: Any, rank: int = 0, tag: int = 0) -> Any:
         """The last message that was sent, for every rank sends what rank 0 sends; zeros where nothing fits."""
-        with _collective():
+        with _collective(tensors):
             for number, tensor in enumerate(tensors):
                 sent = self._sent[number] if self._sent is not None and number < len(self._sent) else None
                 if sent is not None and (sent.shape, sent.dtype) == (tensor.shape, tensor.dtype):
@@ -189,15 +206,20 @@ class ReplicatedGroup(distributed.ProcessGroup):
 
 
 @contextmanager
-def _collective() -> Iterator[None]:
-    with CLOCK.stopped(), torch.no_grad():
+def _collective(value: Any) -> Iterator[None]:
+    """Around a collective whose results are in the tensors of ``value``."""
+    on_gpu = any(tensor.device.type == "cuda" for tensor in _tensors(value))
+    with CLOCK.stopped_on_gpu() if on_gpu else CLOCK.stopped(), torch.no_grad():
         yield
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [each for item in value for each in (item if isinstance(item, (list, tuple)) else (item,))]
 
 
 def _finished(value: Any) -> Any:
     """A ``Work`` that is done, with a future that has this value."""
-    tensors = [each for item in value for each in (item if isinstance(item, (list, tuple)) else (item,))]
-    devices = list(dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "cpu"))
+    devices = list(dict.fromkeys(tensor.device for tensor in _tensors(value) if tensor.device.type != "cpu"))
     future = torch.futures.Future(devices=devices)
     future.set_result(list(value))
     return _create_work_from_future(future)

@@ -91,6 +91,7 @@ class Recorder:
         """Seconds of computation, with the work of an accelerator done."""
         if self.ddp is not None and self.ddp.device_type == "cuda":
             torch.cuda.synchronize()
+            CLOCK.settle()
         return CLOCK.now()
 
     # What DDP, backward, the optimizer and the data loader call.

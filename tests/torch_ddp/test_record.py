@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
 
+from dpsim.torch_ddp import process_group, record  # noqa: E402
 from dpsim.torch_ddp.endings import EnoughSteps  # noqa: E402
 from dpsim.torch_ddp.record import Recorder  # noqa: E402
 
@@ -40,3 +41,47 @@ def test_every_size_of_batch_is_recorded_in_every_mode() -> None:
     modes = {size: [step.mode for step in recorder.steps if step.local_batch == size] for size in (4, 2)}
     assert modes[4] == ["whole", "forward", "gradients"] * 2 + ["whole", "forward"]
     assert modes[2] == ["whole", "forward", "gradients", "whole"]
+
+
+class QueuedGpu:
+    """A GPU that does what it is asked for when the host synchronises; each event comes a second after the last."""
+
+    def __init__(self) -> None:
+        self.reached = self.asked = 0
+
+    def event(self, *, enable_timing: bool) -> QueuedEvent:
+        assert enable_timing
+        return QueuedEvent(self)
+
+    def synchronize(self) -> None:
+        self.reached = self.asked
+
+
+class QueuedEvent:
+    def __init__(self, gpu: QueuedGpu) -> None:
+        self._gpu, self.number = gpu, 0
+
+    def record(self) -> None:
+        self._gpu.asked += 1
+        self.number = self._gpu.asked
+
+    def elapsed_time(self, end: QueuedEvent) -> float:
+        assert end.number <= self._gpu.reached, "cudaErrorNotReady"
+        return 1e3 * (end.number - self.number)
+
+
+def test_collectives_on_a_gpu_are_timed_there_and_the_host_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, clock = QueuedGpu(), process_group.Clock()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
+    monkeypatch.setattr(process_group, "perf_counter", lambda: 10.0)
+    for module in (process_group, record):
+        monkeypatch.setattr(module, "CLOCK", clock)
+    recorder = Recorder(1)
+    recorder.ddp = SimpleNamespace(device_type="cuda")
+    assert recorder.now() == 10.0
+    for _ in range(2):
+        with process_group._collective([[SimpleNamespace(device=torch.device("cuda"))]]):
+            pass
+    assert gpu.reached == 0 and clock.now() == 10.0
+    assert recorder.now() == 8.0 and recorder.now() == 8.0
