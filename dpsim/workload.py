@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,10 +133,11 @@ class Workload(Noun, frozen=True, dict=True):
         tensors = [t.name for layer in self.layers for t in layer.tensors]
         for what, words in (("layer", names), ("tensor", tensors)):
             if len(set(words)) != len(words):
-                repeated = next(word for word in words if words.count(word) > 1)
+                repeated = next(word for word, count in Counter(words).items() if count > 1)
                 raise ConfigError(f"two {what}s are named {repeated!r}", allowed="unique names")
+        known = set(names)
         for layer in self.layers:
-            self._check_layer(layer, set(names))
+            self._check_layer(layer, known)
         for key in ("update_s", "overhead_s", "overhead_per_sample_s", "input_s_per_sample"):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):

@@ -11,6 +11,7 @@ Source: PyTorch ``reducer.cpp`` (compute_bucket_assignment_by_size, rebuild_buck
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -113,7 +114,7 @@ def _assign(parameters: Sequence[DdpParameter], order: Iterable[int], limits_byt
     """
     closed: list[tuple[int, ...]] = []
     growing: dict[tuple[str, str], list[int]] = {}
-    level: dict[tuple[str, str], int] = {}
+    size_bytes, level = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for index in order:
         parameter = parameters[index]
         if parameter.sparse:
@@ -122,10 +123,10 @@ def _assign(parameters: Sequence[DdpParameter], order: Iterable[int], limits_byt
         key = (parameter.dtype, parameter.device)
         bucket = growing.setdefault(key, [])
         bucket.append(index)
-        number = level.setdefault(key, 0)
-        if sum(parameters[each].size_bytes for each in bucket) >= limits_bytes[number]:
+        size_bytes[key] += parameter.size_bytes
+        if size_bytes[key] >= limits_bytes[level[key]]:
             closed.append(tuple(bucket))
-            growing[key] = []
-            level[key] = min(number + 1, len(limits_bytes) - 1)
+            growing[key], size_bytes[key] = [], 0
+            level[key] = min(level[key] + 1, len(limits_bytes) - 1)
     closed += [tuple(bucket) for bucket in reversed(growing.values()) if bucket]
     return tuple(closed)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,6 +103,22 @@ def test_the_fusion_rule_ddp_is_the_final_list_of_one_dtype(sizes: list[int], ca
     buckets = final_buckets(parameters(*sizes), order, DdpOptions(bucket_cap_bytes=cap))
     start = fuse(np.array(sizes, np.int64), "ddp", cap)
     assert buckets == tuple(tuple(order[a:b]) for a, b in pairwise(start.tolist()))
+
+
+class Counted(list[DdpParameter]):
+    """Parameters, and how often one of them was asked for."""
+
+    asked = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked += 1
+        return super().__getitem__(index)
+
+
+def test_a_large_bucket_is_not_added_up_again_for_each_of_its_parameters() -> None:
+    model = Counted(parameters(*[1] * 1000))
+    assert [len(bucket) for bucket in final_buckets(model, range(1000), DdpOptions())] == [1000]
+    assert model.asked <= 3 * len(model)
 
 
 @settings(max_examples=100)

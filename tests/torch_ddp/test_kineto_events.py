@@ -150,3 +150,16 @@ def test_a_packed_trace_with_a_wrong_byte_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"cannot read the trace .*nowhere\.json: No such file"):
         list(read_events(open_trace(tmp_path / "nowhere.json"), {}))
+
+
+def test_a_packed_trace_that_unpacks_to_far_more_than_any_trace_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto, "MOST_UNCHECKED_BYTES", 2**20)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b"[" + b" " * 2**23 + b"]"))
+    with pytest.raises(FileFormatError, match=r"unpack to \d,\d{3},\d{3} bytes of text") as refused:
+        list(read_events(open_trace(path), {}))
+    assert "gunzip" in refused.value.remedy
+    path.write_bytes(gzip.compress(b"[" + b" " * 2**19 + b"]"))
+    assert list(read_events(open_trace(path), {})) == []

@@ -19,6 +19,9 @@ from dpsim import workload as workloads
 from dpsim.errors import FileFormatError
 from dpsim.lowering import lower
 from dpsim.plan import Plan
+from dpsim.torch_ddp.kineto import marks as kept_marks
+from dpsim.torch_ddp.kineto import steps
+from dpsim.torch_ddp.kineto.marks import Allreduce
 from dpsim.torch_ddp.kineto.workload import read_trace
 from dpsim.workload import Workload
 
@@ -273,6 +276,31 @@ def test_a_trace_with_its_events_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "twice.json").write_text(text[:-1] + "," + events[:-1] + "}", encoding="utf-8")
     with pytest.raises(FileFormatError, match="traceEvents twice"):
         read_trace(tmp_path / "twice.json", 8)
+
+
+def test_steps_that_overlap_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="ProfilerStep#4 begins before ProfilerStep#3 has ended"):
+        of(tmp_path, host_step(3, 0) + host_step(4, 5000))
+
+
+def test_a_trace_of_which_too_much_would_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_marks, "_CHECKED_EVERY", 1)
+    for limit, events in (("MOST_SPANS", host_step(3, 0)), ("MOST_KERNELS", device_step(3, 0))):
+        with monkeypatch.context() as patched, pytest.raises(FileFormatError, match="of steps, layers") as refused:
+            patched.setattr(kept_marks, limit, 2)
+            of(tmp_path, events)
+        assert "record fewer steps" in refused.value.remedy
+
+
+def test_an_allreduce_done_by_the_backend_belongs_to_the_first_call_of_its_size() -> None:
+    def part(start_s: float, elements: int | None, done_s: float | None = None) -> Allreduce:
+        return Allreduce(start_s, start_s, "1/1", elements=elements, dtype="float32", ranks=2, done_s=done_s)
+
+    calls = [part(1, 10), part(2, None), part(3, 10), part(4, 20)]
+    steps._attach(
+        calls, [part(1.5, 99, 7.0), part(3, 10, 8.0), part(5, 20, 9.0), part(6, 30, 10.0), part(7, None, 11.0)]
+    )
+    assert [call.done_s for call in calls] == [8.0, 9.0, 11.0, None]
 
 
 def test_more_ranks_than_there_can_be_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ from typing import Any, BinaryIO
 from dpsim.errors import FileFormatError
 
 CHUNK_BYTES = 2**20
-LARGEST_VALUE_BYTES = 2**24
+LARGEST_VALUE_BYTES = 2**22
+MOST_UNCHECKED_BYTES = 2**22
+_MOST_PACKED = 100
+"""Traces are packed to a tenth or a twentieth; what unpacks to so many times its bytes is no trace."""
 _GZIP = b"\x1f\x8b"
 _VISIBLE = re.compile(r"[^ \t\n\r]")
 _OPEN_NUMBER = re.compile(r"[-+.0-9eE]*\Z")
@@ -178,6 +181,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
             source: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if packed else file
             while chunk := source.read(CHUNK_BYTES):
                 size += len(chunk)
+                if packed and size > max(MOST_UNCHECKED_BYTES, _MOST_PACKED * file.tell()):
+                    raise _refuse_packed(path, size, file.tell())
                 yield chunk
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileFormatError(
@@ -189,3 +194,11 @@ def _chunks(path: Path) -> Iterator[bytes]:
         raise FileFormatError(
             f"cannot read the trace {path}: {error.strerror or error}", allowed="a file that torch.profiler wrote"
         ) from error
+
+
+def _refuse_packed(path: Path, text_bytes: int, packed_bytes: int) -> FileFormatError:
+    return FileFormatError(
+        f"{path}: its first {packed_bytes:,} bytes unpack to {text_bytes:,} bytes of text, as those of no trace do",
+        allowed=f"a gzip file that unpacks to at most {_MOST_PACKED} times its bytes",
+        remedy="record it again; if it is a trace, unpack it with gunzip and give the .json file",
+    )

@@ -23,6 +23,10 @@ _BACKEND_SPAN = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)")
 _WORD = re.compile(r"\w{1,40}", re.ASCII)
 _ALLREDUCES = ("allreduce", "all_reduce", "allreduce_", "allreduce_coalesced", "allreduce_coalesced_")
 _MOST_EXTENTS = 64
+_MOST_COLLECTIVES = 100
+MOST_SPANS, MOST_KERNELS = 2_000_000, 20_000_000
+"""At about 250 bytes for each span, and 40 for each kernel and its launch."""
+_CHECKED_EVERY = 1000
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "driver")
 _TYPES = {
@@ -103,9 +107,10 @@ class Marks:
     launched_s: array[float] = field(default_factory=lambda: array("d"))
     collectives: Counter[str] = field(default_factory=Counter)
 
-    def sort(self) -> None:
-        """Order everything by its beginning; of two that begin at once the longer goes first."""
-        kept: tuple[list[Any], ...] = (
+    @property
+    def spans(self) -> tuple[list[Any], ...]:
+        """All lists of spans."""
+        return (
             self.forwards,
             self.updates,
             self.loads,
@@ -114,7 +119,10 @@ class Marks:
             self.allreduces,
             self.transfers,
         )
-        for spans in kept:
+
+    def sort(self) -> None:
+        """Order everything by its beginning; of two that begin at once the longer goes first."""
+        for spans in self.spans:
             spans.sort(key=lambda span: (span.start_s, -span.end_s))
 
 
@@ -129,7 +137,21 @@ def collect(name: str, events: Iterable[Event]) -> Marks:
         fields = event.fields
         if fields.get("ph") == "X" and isinstance(fields.get("name"), str):
             _keep(marks, name, event, fields["name"], _text(fields.get("cat")).lower())
+        if event.number % _CHECKED_EVERY == 0:
+            _check_size(marks, name)
     return marks
+
+
+def _check_size(marks: Marks, trace: str) -> None:
+    """Raises ``FileFormatError`` where so much of a trace is kept that it may not fit into memory."""
+    spans, kernels = len(marks.steps) + sum(map(len, marks.spans)), max(len(marks.launch), len(marks.device.launch))
+    if spans > MOST_SPANS or kernels > MOST_KERNELS:
+        raise FileFormatError(
+            f"{trace} has {spans:,} events of steps, layers and allreduces and {kernels:,} kernels up to event"
+            f" {marks.events:,}",
+            allowed=f"{MOST_SPANS:,} and {MOST_KERNELS:,}",
+            remedy="record fewer steps: torch.profiler.schedule(wait=5, warmup=2, active=20)",
+        )
 
 
 def _keep(marks: Marks, trace: str, event: Event, name: str, category: str) -> None:
@@ -181,7 +203,7 @@ def _keep_collective(marks: Marks, trace: str, event: Event, name: str) -> None:
     else:
         return
     if collective not in _ALLREDUCES:
-        if _WORD.fullmatch(collective):
+        if _WORD.fullmatch(collective) and len(marks.collectives) < _MOST_COLLECTIVES:
             marks.collectives[collective.strip("_")] += 1
         return
     marks.collectives["allreduce"] += 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,7 +16,8 @@ from dpsim.torch_ddp.kineto.marks import Allreduce, Function, Gradient, Marks, S
 from dpsim.units import ITEM_BYTES
 
 S = TypeVar("S", bound=Span)
-_MOST_WAITING = 1000
+_OVERLAP, _CLOCK_S = 0.01, 1e-5
+"""Of its length, and beside it, a profiler step may overlap the next: times are rounded."""
 _COUNTS = ("int", "long", "short", "byte", "bool", "char", "unsigned", "signed")
 """How types begin that no gradient has: DDP sends which parameters were used as whole numbers."""
 
@@ -103,6 +106,11 @@ def _check_marks(trace: str, marks: Marks) -> None:
     if not marks.steps:
         remedy = "give torch.profiler.profile a schedule=, and call profiler.step() after every training step"
         raise _refuse(trace, f"there is no ProfilerStep#n among its {marks.events} events", remedy)
+    for number, following in itertools.pairwise(sorted(marks.steps, key=lambda number: marks.steps[number].start_s)):
+        step, begin_s = marks.steps[number], marks.steps[following].start_s
+        if step.end_s - begin_s > _OVERLAP * (step.end_s - step.start_s) + _CLOCK_S:
+            remedy = "it is damaged or was changed: record it again"
+            raise _refuse(trace, f"ProfilerStep#{following} begins before ProfilerStep#{number} has ended", remedy)
     if not marks.functions or not marks.forwards:
         missing = "DistributedDataParallel.forward" if marks.functions else "function of autograd's backward"
         remedy = "record it with ProfilerActivity.CPU among the activities, which GPU traces need too"
@@ -137,21 +145,21 @@ def _sent_by_ddp(marks: Marks) -> list[Allreduce]:
 
 def _attach(calls: list[Allreduce], transfers: Sequence[Allreduce]) -> None:
     """Merge into each call what the backend's threads did for it: the first of its size that begins after it."""
-    waiting: list[int] = []
-    begun = 0
+    waiting, of_size = deque[int](), defaultdict[int | None, deque[int]](deque)
+    attached, begun = set[int](), 0
     for transfer in transfers:
         while begun < len(calls) and calls[begun].start_s <= transfer.start_s:
             waiting.append(begun)
+            of_size[calls[begun].elements].append(begun)
             begun += 1
-        fitting = next((number for number in waiting if _may_be(calls[number], transfer)), None)
-        if fitting is not None:
-            waiting.remove(fitting)
-            calls[fitting] = _merged(calls[fitting], transfer)
-        del waiting[:-_MOST_WAITING]
-
-
-def _may_be(call: Allreduce, transfer: Allreduce) -> bool:
-    return call.elements is None or transfer.elements is None or call.elements == transfer.elements
+        fitting = [waiting] if transfer.elements is None else [of_size[transfer.elements], of_size[None]]
+        for numbers in fitting:
+            while numbers and numbers[0] in attached:
+                numbers.popleft()
+        first = min((numbers[0] for numbers in fitting if numbers), default=None)
+        if first is not None:
+            attached.add(first)
+            calls[first] = _merged(calls[first], transfer)
 
 
 def _merged(call: Allreduce, event: Allreduce) -> Allreduce:
@@ -177,6 +185,20 @@ def _holds(outer: Span, inner: Span) -> bool:
     return outer.thread == inner.thread and outer.start_s <= inner.start_s <= outer.end_s
 
 
+def _by_thread(spans: Sequence[S]) -> dict[str, list[S]]:
+    threads: dict[str, list[S]] = {}
+    for span in spans:
+        threads.setdefault(span.thread, []).append(span)
+    return threads
+
+
+def _first_held(outer: Span, spans: Mapping[str, Sequence[S]]) -> S | None:
+    """The first of the spans on its thread, sorted by their beginning, that begins within a span."""
+    own = spans.get(outer.thread, ())
+    first = bisect.bisect_left(own, outer.start_s, key=lambda span: span.start_s)
+    return own[first] if first < len(own) and own[first].start_s <= outer.end_s else None
+
+
 def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: WorkClock, number: int) -> TracedStep | None:
     """A step of the trace; None where its backward sends no gradients. Raises ``FileFormatError``."""
     mark = marks.steps[number]
@@ -195,8 +217,9 @@ def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: WorkClock, num
         _check_sent(trace, number, each)
     buckets = [each for each in last.sent if each.dtype in ITEM_BYTES]
     gradients = [f for f in last.functions if f.accumulates]
-    inner = _within(marks.gradients, last.start_s, last.end_s)
-    final_s = [next((each.start_s for each in last.sent if _holds(f, each)), f.end_s) for f in gradients]
+    inner = _by_thread(_within(marks.gradients, last.start_s, last.end_s))
+    sent_on = _by_thread(last.sent)
+    final_s = [f.end_s if (held := _first_held(f, sent_on)) is None else held.start_s for f in gradients]
     backward_start_s, done_s = clock.done_s(last.start_s), clock.done_s(last.end_s)
     if not buckets or done_s <= backward_start_s:
         return None
@@ -278,8 +301,6 @@ def _communicated(clock: WorkClock, last: _MicroBatch, updates: Sequence[Span]) 
     return latest
 
 
-def _traced(function: Function, inner: Sequence[Gradient]) -> TracedGradient:
-    for gradient in _within(inner, function.start_s, function.end_s):
-        if gradient.thread == function.thread:
-            return TracedGradient(gradient.shape, gradient.dtype)
-    return TracedGradient(None, "")
+def _traced(function: Function, inner: Mapping[str, Sequence[Gradient]]) -> TracedGradient:
+    gradient = _first_held(function, inner)
+    return TracedGradient(None, "") if gradient is None else TracedGradient(gradient.shape, gradient.dtype)
