@@ -79,7 +79,7 @@ def on_ranks(
     with contextlib.closing(listener), scratch.scratch("job") as folder:
         environment = _environment(env) | listener.environment | scratch.environment(folder)
         if not remote:  # other hosts do not have the folder
-            environment = _ON_THE_LOOPBACK | environment | {"TMPDIR": str(folder)}
+            environment = _ON_THE_LOOPBACK | environment | {"TMPDIR": str(scratch.short_path(folder, folder))}
             if (shared := scratch.shared_folder(folder)) is not None:
                 environment["UCX_POSIX_DIR"] = str(shared)
         if protection is not None:

@@ -16,6 +16,8 @@ from dpsim.errors import ConfigError
 from dpsim.folder_lock import lock
 from dpsim.launch import scratch_keeper, teardown
 
+_LONGEST_FOLDER = 64
+"""A socket's path may have 107 characters; those of PyTorch's data loaders add 32 to that of the folder."""
 _NAME = re.compile(r"dpsim-[a-z]+-\w{8}\.scratch")
 
 
@@ -62,6 +64,21 @@ def shared_folder(folder: Path) -> Path | None:
     except OSError:
         return None
     return shared
+
+
+def short_path(folder: Path, inside: Path) -> Path:
+    """A path of the folder ``inside`` a scratch folder below which there is room for the paths of sockets.
+
+    It is a link, which is removed together with ``folder``, where the folder's own path is too long.
+    """
+    if len(os.fsencode(inside)) <= _LONGEST_FOLDER:
+        return inside
+    link = Path(scratch_keeper.link(str(folder)))
+    try:
+        link.symlink_to(inside)
+    except OSError:
+        return inside
+    return link
 
 
 def environment(folder: Path) -> dict[str, str]:

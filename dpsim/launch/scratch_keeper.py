@@ -29,10 +29,10 @@ _END_S, _POLL_S = 5.0, 0.02
 def end(folder: str) -> None:
     """End every process on this machine that was started for ``folder``, and remove the folder.
 
-    Also removes its folder in /dev/shm, mpich's files there, and hydra's topology files, that no process has open.
+    Also removes its folder in /dev/shm, its link, and mpich's files there and hydra's files that no process has open.
     """
     end_processes(folder)
-    for path in unused_shared_files() | abandoned_topologies():
+    for path in unused_shared_files() | abandoned_topologies() | {link(folder)}:
         with contextlib.suppress(OSError):
             os.unlink(path)
     for path in (shared_folder(folder), folder):
@@ -45,6 +45,11 @@ def end(folder: str) -> None:
 def shared_folder(folder: str) -> str:
     """The folder in shared memory that belongs to a temporary folder."""
     return f"{_SHARED_FOLDER}/{os.path.basename(folder)}"
+
+
+def link(folder: str) -> str:
+    """The short path that a temporary folder may have beside its own."""
+    return f"/tmp/{os.path.basename(folder)}.link"
 
 
 def end_processes(folder: str) -> None:

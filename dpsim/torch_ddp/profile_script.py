@@ -23,8 +23,6 @@ from dpsim.torch_ddp.tables import joined
 from dpsim.workload import Workload
 
 _STDERR = 2
-_LONGEST_FOLDER = 64
-"""A socket's path may have 107 characters; the data loaders' add 32 to that of the folder."""
 
 
 def profile_script(request: ScriptRequest, local_batches: Sequence[int] = ()) -> Workload:
@@ -83,12 +81,12 @@ def check_torch() -> None:
 def _environment(devices: int, folder: Path) -> dict[str, str]:
     """The environment, with one compute thread where several ranks would run, as ``torchrun`` sets it.
 
-    Data loaders leave temporary files behind, so these go below ``folder``, unless that makes a socket's path too long.
+    Data loaders leave temporary files behind, so these go below ``folder``.
     """
     threads = dict.fromkeys(THREAD_VARIABLES, "1") if devices > 1 else {}
     temporary = folder / "tmp"
     temporary.mkdir()
-    place = {"TMPDIR": str(temporary)} if len(os.fsencode(temporary)) <= _LONGEST_FOLDER else {}
+    place = {"TMPDIR": str(scratch.short_path(folder, temporary))}
     return threads | dict(os.environ) | scratch.environment(folder) | place
 
 

@@ -18,7 +18,7 @@ from process_tree import command_of
 from dpsim.errors import ConfigError
 from dpsim.launch import scratch_keeper
 from dpsim.launch.resident_job import Job, Processes
-from dpsim.launch.scratch import environment, scratch, shared_folder
+from dpsim.launch.scratch import environment, scratch, shared_folder, short_path
 
 ROOT = Path(__file__).parents[2]
 SLEEPING = """
@@ -143,6 +143,19 @@ def test_a_folder_in_shared_memory_goes_with_its_temporary_folder_and_nothing_el
     assert list(memory.iterdir()) == [of_another]
     monkeypatch.setattr(scratch_keeper, "_SHARED_FOLDER", str(memory / "missing"))
     assert shared_folder(folder) is None
+
+
+def test_a_folder_with_a_long_path_has_a_short_one_too_that_goes_with_it(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = temporary / ("x" * 110)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with scratch("test") as folder:
+        path = short_path(folder, folder)
+        assert path != folder and path.samefile(folder) and len(str(path)) <= 64
+        assert short_path(folder, path) == path
+    assert not path.is_symlink() and list(long.iterdir()) == []
 
 
 def test_where_no_temporary_folder_can_be_made_the_error_says_what_to_set(
