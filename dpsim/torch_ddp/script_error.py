@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sysconfig
 import traceback
+from collections import deque
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -14,8 +16,8 @@ from dpsim.user_code import text_of
 _DPSIM = str(Path(__file__).parents[1]) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES = re.compile(r".*/(site|dist)-packages/")
-_MOST_OWN, _INNERMOST = 8, 3
-"""How many lines of the user's files are shown, and how many innermost lines of any file."""
+_MOST_OWN, _INNERMOST, _MOST_CALLS = 8, 3, 1000
+"""How many lines of the user's files are shown, how many innermost lines of any file, and among how many calls."""
 
 
 def exit_code(ended: SystemExit) -> str:
@@ -25,12 +27,8 @@ def exit_code(ended: SystemExit) -> str:
 
 def place_in(module: str, where: TracebackType | None, name: str) -> str:
     """``train.py:17``: the innermost line of ``module``, such as ``__main__``; without one ``name``."""
-    places = [
-        f"{Path(frame.f_code.co_filename).name}:{line}"
-        for frame, line in traceback.walk_tb(where)
-        if _is_of(frame, module)
-    ]
-    return places[-1] if places else name
+    places = deque(((frame, line) for frame, line in traceback.walk_tb(where) if _is_of(frame, module)), maxlen=1)
+    return "".join(f"{Path(frame.f_code.co_filename).name}:{line}" for frame, line in places) or name
 
 
 def _is_of(frame: FrameType, module: str) -> bool:
@@ -42,9 +40,8 @@ def calls_to(module: str, where: TracebackType | None) -> str:
 
     These are the calls in the user's own files and the innermost ones, and whether they end in dpsim.
     """
-    frames = list(traceback.walk_tb(where))
-    first = next((index for index, (frame, _) in enumerate(frames) if _is_of(frame, module)), len(frames))
-    called = traceback.StackSummary.extract(iter(frames[first:]))
+    since = itertools.dropwhile(lambda place: not _is_of(place[0], module), traceback.walk_tb(where))
+    called = traceback.StackSummary.extract(iter(deque(since, maxlen=_MOST_CALLS)))
     if len(called) < 2:
         return ""
     own = [index for index, call in enumerate(called) if _is_own(call.filename)]

@@ -81,6 +81,23 @@ def test_a_killed_profile_leaves_nothing(tmp_path: Path, temporary: Path) -> Non
     assert list(temporary.iterdir()) == []
 
 
+def test_data_loaders_find_room_for_their_sockets_below_a_long_path(
+    dpsim: Dpsim, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = temporary / ("x" * 110)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    code, err, _ = profile(dpsim, tmp_path, "train()", workers=2)
+    assert code == 0, err
+    assert list(long.iterdir()) == []
+
+
+def test_an_endless_recursion_ends_with_its_innermost_calls(dpsim: Dpsim, tmp_path: Path) -> None:
+    text = "sys.setrecursionlimit(10**5)\ndef again(number):\n    again(number + 1)\nagain(0)"
+    code, err, _ = profile(dpsim, tmp_path, text)
+    assert code == 2 and "the script raised RecursionError" in err and err.count(" in again: ") == 8
+
+
 def test_a_clock_that_the_script_replaces_is_not_dpsims(dpsim: Dpsim, tmp_path: Path) -> None:
     code, err, output = profile(dpsim, tmp_path, "time.perf_counter = lambda: 0.0\ntrain()")
     assert code == 0, err
