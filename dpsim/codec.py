@@ -251,6 +251,13 @@ def read(path: Path, kind: type[T], what: str, schema: str) -> T:
     raw = read_raw(path, what)
     if not isinstance(raw, dict) or raw.get("schema") != schema:
         schema_found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+        kind_of_file, _, version = schema.partition("/")
+        if isinstance(schema_found, str) and schema_found.startswith(f"{kind_of_file}/"):
+            raise FileFormatError(
+                f"{path} is a {what} file of version {schema_found.partition('/')[2][:20]}",
+                allowed=f"version {version}, which this version of dpsim writes",
+                remedy="make it again with this version of dpsim, or read it with the one that wrote it",
+            )
         raise FileFormatError(
             f"{path} is not a {what} file: its schema is {schema_found!r}",
             allowed=f"schema = {schema!r}",

@@ -335,6 +335,10 @@ def test_a_file_of_a_sweep_loads_its_folder() -> None:
         ({"allreduce.json": '{"schema": "dpsim.bench/1"}'}, "bad benchmark: Object missing required field"),
         ({"reproduce.json": "[]"}, "is not a reproduce file: its schema is 'list'"),
         ({"reproduce.json": ""}, "is not valid JSON"),
+        (
+            {"predictions.json": '{"schema": "dpsim.predictions/1"}', "results.json": "{}"},
+            "is a predictions file of version 1\n  allowed: version 2",
+        ),
     ],
 )
 def test_a_folder_without_a_whole_result_is_refused_in_one_message(
