@@ -1,7 +1,7 @@
 """Attacks dpsim and counts what goes wrong.
 
 ``python -m dpsim.experiments.stress.hostile [--parts kills,readers,commands,connections] [--cases 50] [--seed 0]
-[--output FOLDER]``. Without ``--cases``: 200 kills of ranks, launcher, mpiexec and proxy, 19,000 damaged inputs for the
+[--output FOLDER]``. Without ``--cases``: 200 kills of ranks, launcher, mpiexec and proxy, 20,000 damaged inputs for the
 readers, 1,000 for the command line, and 1,000 connections to the port of running jobs. With ``--output`` the counts are
 kept there as JSON, and an interrupted part continues from them. Exits with 1 if anything went wrong.
 """
@@ -21,7 +21,7 @@ from dpsim.launch.scratch import scratch
 
 PARTS = {
     "kills": (kills.run, 200),
-    "readers": (readers.run, 19_000),
+    "readers": (readers.run, 20_000),
     "commands": (commands.run, 1_000),
     "connections": (connections.run, 1_000),
 }

@@ -19,22 +19,29 @@ import numpy as np
 import psutil
 
 from dpsim import codec, machine, units, workload
+from dpsim.choices import SCHEMA as CHOICES_SCHEMA
+from dpsim.choices import Choice, Choices, Problem
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
 from dpsim.experiments.stress.hostile.damage import damaged
 from dpsim.experiments.stress.hostile.tally import Outcome
 from dpsim.harness.bench.result import result
+from dpsim.harness.compare.compare import compare_runs
 from dpsim.harness.imports import ImportConfig, import_machine
-from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.drift import read_drift
+from dpsim.harness.load import load
+from dpsim.harness.sweep.samples import Samples, samples_before
+from dpsim.harness.sweep.sweep import plan_text
 from dpsim.harness.train.resume import stored
 from dpsim.launch import hosts
 from dpsim.layout import parse_devices
 from dpsim.learning_rate import parse_decay
 from dpsim.machine import Network
 from dpsim.nn import build_model
+from dpsim.nn.kernel_table import SCHEMA as TABLE_SCHEMA
+from dpsim.nn.kernel_table import KernelTable
 from dpsim.plan import Plan
-from dpsim.records import bench, reproduce, sweep
+from dpsim.progress import no_progress
+from dpsim.records import bench, convergence, quality, reproduce, sweep
 from dpsim.replica import Array
 from dpsim.report.reproduce.content import content
 from dpsim.runtime import checkpoint
@@ -77,7 +84,17 @@ def _readers(folder: Path) -> list[Reader]:
     noun: dict[str, tuple[Callable[[Path], object], str]] = {
         "workload": (workload.read, "experiments/machines/googlenet_k80.toml"),
         "machine": (machine.read, "experiments/machines/k80_10gbe.toml"),
-        "experiment": (sweep.read_experiment, "experiments/sweeps/devices.toml"),
+        "grid": (lambda path: plan_text(sweep.read_experiment(path)), "experiments/sweeps/devices.toml"),
+        "joint grid": (lambda path: plan_text(sweep.read_experiment(path)), "experiments/sweeps/joint.toml"),
+        "quality study": (quality.read_study, "experiments/quality/quick.toml"),
+        "convergence": (convergence.read, "reports/accuracy/quality/convergence.json"),
+        "kernel table": (
+            lambda path: codec.read(path, KernelTable, "table", TABLE_SCHEMA),
+            "dpsim/nn/kernel_table.toml",
+        ),
+        "quality": (lambda path: quality.read_quality(path.parent), "reports/batch-norm/quality/quality.json"),
+        "predictions": (sweep.read_predictions, "reports/ddp/predictions.json"),
+        "results": (sweep.read_results, "reports/ddp/results.json"),
         "benchmark": (lambda path: result(bench.read(path)), "reports/allreduce/allreduce.json"),
         "reproduction": (lambda path: content(reproduce.read(path)), "reports/reproducibility/plain/reproduce.json"),
     }
@@ -86,17 +103,29 @@ def _readers(folder: Path) -> list[Reader]:
         path = _copied(_ROOT / source, folder / name)
         readers.append(Reader(name=name, files=(path,), read=lambda read=read, path=path: read(path)))  # type: ignore[misc]
     names = ("predictions", "results", "drift")
-    records = tuple(_copied(_ROOT / f"reports/devices/{name}.json", folder / name) for name in names)
+    for question in ("devices", "zero1"):
+        own = folder / question
+        own.mkdir()
+        sources = (_ROOT / f"reports/{question}/{name}.json" for name in names)
+        records = tuple(_copied(source, own / source.stem) for source in sources if source.exists())
+        readers.append(Reader(name=question, files=records, read=lambda own=own: _tables(own)))  # type: ignore[misc]
+    own = folder / "devices"
+    whole = _ROOT / "reports/devices"
+    files = tuple(own / f"{name}.json" for name in names)
+    readers.append(Reader(name="comparison", files=files, read=lambda: compare_runs([whole, own], ("a", "b"))))
+    samples = folder / "samples.json"
+    codec.write(samples, _samples(predictions := sweep.read_predictions(own / "predictions.json"), own))
     readers.append(
-        Reader(
-            name="sweep",
-            files=records,
-            read=lambda: _compared(folder),
-        )
+        Reader(name="samples", files=(samples,), read=lambda: samples_before(samples, predictions, no_progress))
+    )
+    choices = folder / "choices.json"
+    codec.write(choices, _choices())
+    readers.append(
+        Reader(name="choices", files=(choices,), read=lambda: codec.read(choices, Choices, "choices", CHOICES_SCHEMA))
     )
     for log in sorted((_ROOT / "experiments/machines/benchmarks").iterdir()):
         path = _copied(log, folder / log.name)
-        config = ImportConfig(files=(str(path),), devices=(2,))
+        config = ImportConfig(files=(str(path),), devices=() if path.suffix == ".json" else (2,))
         readers.append(Reader(name=log.name, files=(path,), read=lambda config=config: import_machine(config)))  # type: ignore[misc]
     trace = folder / "trace.json"
     trace.write_bytes(gzip.decompress((_ROOT / "tests/torch_ddp/traces/gloo_rank0.json.gz").read_bytes()))
@@ -107,11 +136,29 @@ def _readers(folder: Path) -> list[Reader]:
     return [*readers, _checkpoint_reader(folder), *_data_readers(folder)]
 
 
-def _compared(folder: Path) -> object:
-    """The comparison that ``dpsim report`` makes from a sweep's records."""
-    predictions = sweep.read_predictions(folder / "predictions.json")
-    drift = read_drift(predictions, folder)
-    return compare(predictions, sweep.read_results(folder / "results.json"), drift)
+def _tables(folder: Path) -> object:
+    """The tables that a report shows of the records in a folder."""
+    saved = load(folder)
+    return saved.frame(), saved.samples()
+
+
+def _samples(predictions: sweep.Predictions, folder: Path) -> Samples:
+    """The samples of an interrupted run of a sweep that has results."""
+    results = sweep.read_results(folder / "results.json")
+    return Samples(
+        points=results.points,
+        spent_s=1.0,
+        measured_from=results.measured_from,
+        experiment=predictions.experiment,
+        predictions_sha256=codec.digest(predictions),
+        recording_s_per_event=0.0,
+    )
+
+
+def _choices() -> Choices:
+    """What was chosen for one product."""
+    problem = Problem(operation="product", dtype="float32", rows=8, sizes=(4, 4))
+    return Choices(measured_on="x", kernels=(Choice(problem=problem, candidate="numpy", time_ratios={"numpy": 1.0}),))
 
 
 def _copied(source: Path, target: Path) -> Path:
@@ -157,6 +204,13 @@ def _data_readers(folder: Path) -> list[Reader]:
                 path.write_bytes(pack(head + array.tobytes()))
                 parts.append(path)
         files[f"mnist:{inside}"] = tuple(parts)
+    cifar = folder / "cifar"
+    cifar.mkdir()
+    names = [f"data_batch_{number}" for number in range(1, 6)]
+    batches = tuple(cifar / f"{name}.bin" for name in (*names, "test_batch"))
+    for path in batches:
+        path.write_bytes(bytes(3073) + b"\x01" + bytes(3072))
+    files[f"cifar10:{cifar}"] = batches
     return [
         Reader(name=token.partition(":")[0], files=paths, read=lambda token=token: load_dataset(token))  # type: ignore[misc]
         for token, paths in files.items()
