@@ -80,7 +80,8 @@ class JobState:
     ``killed``: the signals of watched ranks, in the order in which they were killed. ``reported_rank`` and
     ``reported_signal``: the killed rank according to mpiexec. ``launcher_signal``: the signal that killed mpiexec, or
     SIGINT if it got that.
-    ``orphaned``: by rank, the process of mpiexec that started it and ended before it.
+    ``orphaned``: by rank, the process of mpiexec that started it and ended before it. ``proxy_lost``: mpiexec has lost
+    such a process, though the ranks may not know.
     """
 
     pids: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -94,6 +95,7 @@ class JobState:
     reported_signal: int | None = None
     launcher_signal: int | None = None
     orphaned: dict[int, str] = field(default_factory=dict)
+    proxy_lost: bool = False
 
     def ended(self, rank: int) -> None:
         """Record that a rank's process has ended."""
@@ -135,7 +137,9 @@ def script_exit_code(error: BaseException) -> int | None:
 def failure(code: int, state: JobState, devices: int) -> DpsimError:
     """The error to raise for a failed job: its first failure, not the consequences. ``code`` is mpiexec's exit code."""
     records = sorted(state.errors, key=lambda r: (r["consequence"], r["time"]))
-    ended_from_outside = state.reported_signal or state.killed or state.launcher_signal or state.orphaned
+    ended_from_outside = (
+        state.reported_signal or state.killed or state.launcher_signal or state.orphaned or state.proxy_lost
+    )
     if records and not (records[0]["consequence"] and ended_from_outside):
         return _raised(records[0], devices)
     if state.launcher_signal is not None:
@@ -143,6 +147,8 @@ def failure(code: int, state: JobState, devices: int) -> DpsimError:
     if state.orphaned:
         orphan, process = next(iter(state.orphaned.items()))
         return JobFailed(f"{process}, which started rank {orphan} of {devices}, ended before it", remedy=_OUTSIDE)
+    if state.proxy_lost:
+        return JobFailed("hydra_pmi_proxy, by which mpiexec starts the ranks, ended before them", remedy=_OUTSIDE)
     if (fault := _fault(state.faults, devices)) is not None:
         return fault
     if state.killed:

@@ -28,6 +28,8 @@ from dpsim.progress import Progress, no_progress
 _INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
 _ON_THE_LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
 """Keep the ranks' ports from the network where all ranks are on this machine. Only mpiexec's own port is open to it."""
+_WITHOUT_DEBUG_SIGNAL = {"UCX_DEBUG_SIGNO": "0"}
+"""Otherwise a rank that gets SIGHUP prints all that UCX does from then on."""
 
 
 def on_ranks(
@@ -156,7 +158,8 @@ def _mpiexec(machines: tuple[hosts.Host, ...]) -> list[str]:
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
     own = processor.numba_variables()  # refuses a bad limit here, before the ranks start
-    environment = {name: "1" for name in THREAD_VARIABLES} | dict(os.environ) | own | dict(extra or {})
+    defaults = {name: "1" for name in THREAD_VARIABLES} | _WITHOUT_DEBUG_SIGNAL
+    environment = defaults | dict(os.environ) | own | dict(extra or {})
     if (checkout := installation.checkout()) is not None:
         paths = [str(checkout), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

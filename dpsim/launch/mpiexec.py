@@ -34,7 +34,11 @@ _MPICH_NOISE = re.compile(
 _OPENMPI_RULE = re.compile(r"-{60,}$")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) .* exited on\s+signal (\d+)", re.DOTALL)
 _MPICH_INTERRUPTED = "Sending Ctrl-C to processes"
+_MPICH_LOST_PROXY = re.compile(r"\[mpiexec@.* control_cb .*assert \(!closed\)")
 _MPICH_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
+
+_PAGE_FAULTS_OF_ENDED_CHILDREN = 8
+"""The place of ``cminflt`` among the fields of ``/proc/PID/stat`` after the name; no process starts without some."""
 
 
 class OutputFilter:
@@ -76,6 +80,8 @@ class OutputFilter:
             self._state.reported_signal = int(match.group(1))
         if _MPICH_INTERRUPTED in text:
             self._state.launcher_signal = signal.SIGINT
+        if _MPICH_LOST_PROXY.match(text):
+            self._state.proxy_lost = True
         if match := _OPENMPI_SIGNAL.search(text):
             self._state.reported_rank, self._state.reported_signal = int(match.group(1)), int(match.group(2))
 
@@ -135,7 +141,7 @@ def _follow(
 
     Raises ``JobFailed`` at the deadline.
     """
-    give_up_at_s = math.inf
+    give_up_at_s = lost_at_s = math.inf
     late_until_s = math.inf
     while True:
         ended = process.poll() is not None
@@ -145,19 +151,38 @@ def _follow(
         handled = _handle_events(selector, 0 if ended and not expects_messages else _POLL_S)
         listener.close_silent(selector)
         if ended and not handled and not expects_messages:
-            if process.returncode < 0:
+            if process.returncode == -signal.SIGPIPE:  # mpiexec wrote to a proxy that had ended
+                state.proxy_lost = True
+            elif process.returncode < 0:
                 state.launcher_signal = -process.returncode
             return True
         if ended:
             continue
         if (grace_s := _grace_s(listener, state)) is not None:
             give_up_at_s = min(give_up_at_s, time.monotonic() + grace_s)
+        lost_at_s = min(lost_at_s, time.monotonic()) if _children_ended(process.pid) else math.inf
+        if time.monotonic() > lost_at_s + _FAILED_S:
+            state.proxy_lost = True
+            return False
         if time.monotonic() > give_up_at_s:
             return False
         if time.monotonic() > deadline_s:
             raise JobFailed(
                 "the ranks did not finish within the time limit", remedy="allow more time, or give less work"
             )
+
+
+def _children_ended(pid: int) -> bool:
+    """Whether a process had children and has none now; False where the system does not tell.
+
+    A ``mpiexec`` whose proxy ends before the two are connected waits for ever.
+    """
+    try:
+        running = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False
+    return not running and int(fields[_PAGE_FAULTS_OF_ENDED_CHILDREN]) > 0
 
 
 def _handle_events(selector: selectors.BaseSelector, timeout_s: float) -> bool:

@@ -18,7 +18,7 @@ import pytest
 
 from dpsim.cli import app
 from dpsim.errors import CommunicationError, ConfigError, NotFiniteError
-from dpsim.launch import control_channel, failure_report, jobs, rank_info
+from dpsim.launch import control_channel, failure_report, jobs, mpiexec, rank_info
 from dpsim.launch.failure_report import JobState
 from dpsim.launch.mpiexec import OutputFilter
 
@@ -134,6 +134,11 @@ def test_what_a_rank_said_as_it_was_killed_may_be_cut_off_and_what_others_say_th
     assert (seen.result, seen.killed, seen.errors) == ([], {1: 9}, [])
 
 
+def test_ranks_that_get_a_hang_up_go_on_and_print_nothing(on_ranks: OnRanks, capfd: pytest.CaptureFixture[str]) -> None:
+    assert on_ranks("launch_tasks:hung_up", devices=2, stdout=True) == 2
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_rank_that_exits_ends_the_job(on_ranks: OnRanks) -> None:
     with pytest.raises(jobs.JobFailed, match="rank 0 of 2 failed: SystemExit: 7"):
         on_ranks("launch_tasks:fail", {"rank": 0, "how": "exit"}, devices=2)
@@ -201,6 +206,27 @@ def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path: Path, monkeypatch: pyt
     stranger.chmod(0o755)
     monkeypatch.setattr(jobs, "mpiexec_path", lambda: str(stranger))
     with pytest.raises(CommunicationError, match="asked for 2 ranks, but MPI reports 1"):
+        jobs.on_ranks("launch_tasks:echo", {}, devices=2)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "true & wait; exec sleep 600",
+        "kill -PIPE $$",
+        "echo '[mpiexec@host] control_cb (pm/pmiserv_cb.c:280): assert (!closed) failed' >&2; exit 255",
+    ],
+)
+def test_an_mpiexec_that_loses_its_proxy_ends_the_job_and_the_proxy_is_named(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is connected to its proxy, mpiexec would wait for ever; later it fails in other words, or dies."""
+    stub = tmp_path / "mpiexec"
+    stub.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\n{ending}\n')
+    stub.chmod(0o755)
+    monkeypatch.setattr(jobs, "mpiexec_path", lambda: str(stub))
+    monkeypatch.setattr(mpiexec, "_FAILED_S", 0.1)
+    with pytest.raises(jobs.JobFailed, match="hydra_pmi_proxy, by which mpiexec starts the ranks, ended before them"):
         jobs.on_ranks("launch_tasks:echo", {}, devices=2)
 
 

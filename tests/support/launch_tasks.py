@@ -55,6 +55,12 @@ def fail(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> N
     comm.Barrier()
 
 
+def hung_up(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> int:
+    """Get SIGHUP, go on, and use MPI."""
+    os.kill(os.getpid(), signal.SIGHUP)
+    return int(comm.allreduce(1))
+
+
 def hang(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> None:
     """Say that it runs, and never end."""
     Path(argument["folder"], f"{comm.rank}.pid").write_text(str(os.getpid()))
