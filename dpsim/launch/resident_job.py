@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, ClassVar, Protocol, TextIO
 
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import jobs, scratch, teardown
+from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 
 _POLL_S = 0.2
 _REPLY_S = 300.0
@@ -35,8 +38,11 @@ class Job:
     """Ranks that connect to a socket of this process and carry out its commands.
 
     ``start`` starts them, given the socket's address. Each rank first sends an object with its number, ``rank``.
-    ``folder`` must be a new folder. ``close`` ends the ranks; so does the end of this process.
+    ``folder`` must be a new folder. ``close`` ends the ranks; so does the end of this process. While this process waits
+    for the ranks of one job, it also notices when those of another that is open have ended.
     """
+
+    _open: ClassVar[list[Job]] = []
 
     def __init__(self, name: str, ranks: int, folder: Path, start: Callable[[str], Ranks]) -> None:
         self.name, self._count = name, ranks
@@ -53,6 +59,7 @@ class Job:
                 ) from error
             listener.listen(ranks)
             self._ranks = start(address)
+            self._open.append(self)
             try:
                 self._accept(listener)
             except BaseException:
@@ -63,7 +70,7 @@ class Job:
         """Send every rank a command; returns their replies in the order of the ranks. Raises the error of a rank."""
         for _, text in self._connections:
             self._write(text, command)
-        return [self._read(text) for _, text in self._connections]
+        return [self._read(*connection) for connection in self._connections]
 
     def close(self, within_s: float = _END_S) -> None:
         """Let the ranks end: each notices that its socket is closed when it has finished its command."""
@@ -74,26 +81,21 @@ class Job:
                 text.close()
             connection.close()
         self._connections = []
+        if self in self._open:
+            self._open.remove(self)
         self._ranks.end(within_s)
 
     def _accept(self, listener: socket.socket) -> None:
         """Wait until every rank has connected; ``hello`` keeps the first object that the last of them sent."""
-        listener.settimeout(_POLL_S)
-        waited_s = 0.0
         by_rank: dict[int, tuple[socket.socket, TextIO]] = {}
         self.hello: dict[str, Any] = {}
         while len(by_rank) < self._count:
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                waited_s += _POLL_S
-                if not self._ranks.alive() or waited_s > _REPLY_S:
-                    raise self._failure() from None
-                continue
+            self._wait_for(listener)
+            connection, _ = listener.accept()
             connection.settimeout(_REPLY_S)
             text = connection.makefile("rw", encoding="utf-8")
             self._connections.append((connection, text))
-            self.hello = self._read(text)
+            self.hello = self._read(connection, text)
             by_rank[int(self.hello["rank"])] = (connection, text)
         self._connections = [by_rank[rank] for rank in sorted(by_rank)]
 
@@ -104,7 +106,18 @@ class Job:
         except OSError as error:
             raise self._failure() from error
 
-    def _read(self, text: TextIO) -> dict[str, Any]:
+    def _wait_for(self, connection: socket.socket) -> None:
+        """Wait until something can be read. Raises the error of the job whose ranks end before."""
+        until_s = time.monotonic() + _REPLY_S
+        while not select.select([connection], [], [], _POLL_S)[0]:
+            for job in self._open:
+                if not job._ranks.alive():
+                    raise job._failure()
+            if time.monotonic() > until_s:
+                raise self._failure()
+
+    def _read(self, connection: socket.socket, text: TextIO) -> dict[str, Any]:
+        self._wait_for(connection)
         try:
             reply = text.readline()
         except OSError as error:
@@ -153,7 +166,7 @@ class Processes:
         with self._output.open("wb") as output:
             self._processes = [
                 subprocess.Popen(
-                    command,
+                    [*WITHOUT_TERMINAL_SIGNALS, *command],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -180,7 +193,8 @@ class Processes:
         if not failed:
             return None
         lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        how = f"exit code {failed[0]}" if failed[0] > 0 else signal.Signals(-failed[0]).name
         return CommunicationError(
-            f"{self._name} ended with exit code {failed[0]}: " + "\n  ".join(lines or ["it printed nothing"]),
+            f"{self._name} ended with {how}: " + "\n  ".join(lines or ["it printed nothing"]),
             remedy="correct it, or leave it out with --peers",
         )

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from process_tree import command_of
 
-from dpsim.errors import ConfigError
+from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import scratch_keeper
 from dpsim.launch.resident_job import Job, Processes
 from dpsim.launch.scratch import environment, scratch, shared_folder, short_path
@@ -183,6 +183,32 @@ def test_ranks_that_are_interrupted_as_they_start_end_at_once(temporary: Path) -
 
     with pytest.raises(KeyboardInterrupt):
         Job("sleepers", 2, temporary, start)
+    assert not scratch_keeper.started_for(str(temporary))
+
+
+def test_while_ranks_are_awaited_those_of_another_open_job_are_missed_and_their_signal_is_named(
+    temporary: Path,
+) -> None:
+    connecting = "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])"
+    says_hello = f"""{connecting}; s.sendall(b'{{"rank": 0}}\\n'); time.sleep(600)"""
+    ranks: list[Processes] = []
+
+    def start(address: str) -> Processes:
+        program = ["sleep", "600"] if ranks else [sys.executable, "-c", says_hello, address]
+        place = temporary / str(len(ranks))
+        ranks.append(Processes(place.name, [program], place, os.environ))
+        if len(ranks) == 2:
+            ranks[0]._processes[0].kill()
+        return ranks[-1]
+
+    for number in range(2):
+        (temporary / str(number)).mkdir()
+    first = Job("first", 1, temporary / "0", start)
+    try:
+        with pytest.raises(CommunicationError, match="0 ended with SIGKILL: it printed nothing"):
+            Job("second", 1, temporary / "1", start)
+    finally:
+        first.close()
     assert not scratch_keeper.started_for(str(temporary))
 
 
