@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dpsim.errors import ConfigError
 from dpsim.launch import protected_process
+from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 
 MODES = ("namespace", "landlock")
 """What keeps a script from the files, the better first."""
@@ -72,7 +73,8 @@ def protected(command: Sequence[str], protection: Protection, folder: Path) -> l
     memory.mkdir()
     caches = [_home() / ".cache", *(Path(os.environ[name]) for name in _CACHES if os.environ.get(name))]
     writable = [*map(Path, _TEMPORARY), Path(tempfile.gettempdir()), *caches, *map(Path, protection.writable), folder]
-    return _command(allowed, protection.discarded, _resolved(writable), str(memory), command)
+    inside = _command(allowed, protection.discarded, _resolved(writable), str(memory), command)
+    return [*WITHOUT_TERMINAL_SIGNALS, *inside]
 
 
 def _command(

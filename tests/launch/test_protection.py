@@ -147,3 +147,10 @@ def test_where_nothing_protects_the_script_the_user_has_to_agree(files: Path, mo
     monkeypatch.setattr(protection, "MODES", ())
     with pytest.raises(ConfigError, match="--script-may-write"):
         protected(["true"], of_script("train.py", ()), files)
+
+
+@pytest.mark.parametrize("kind", [NAMESPACE, LANDLOCK])
+def test_a_signal_of_the_terminal_does_not_interrupt_the_start_of_what_runs_protected(
+    kind: str, files: Path, run: Run
+) -> None:
+    assert run("import signal; print(signal.getsignal(signal.SIGINT).name)", kind).stdout == "SIG_IGN\n"
