@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.experiments.stress.hostile import kills
 from dpsim.experiments.stress.hostile.__main__ import attack
+from dpsim.experiments.stress.hostile.killed_commands import COMMANDS
+from dpsim.experiments.stress.hostile.kills import Attack
 from dpsim.experiments.stress.hostile.tally import Outcome, Tally, tallied
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("part", "cases"), [("kills", 2), ("readers", 150), ("commands", 2), ("connections", 20)])
+@pytest.mark.parametrize(("part", "cases"), [("readers", 150), ("commands", 2), ("connections", 20)])
 def test_nothing_goes_wrong_under_attack(part: str, cases: int) -> None:
     tally = attack(part, cases, seed=1, output=None)
     assert (tally.cases, tally.wrong) == (cases, ())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("attack", "became"),
+    [
+        (Attack(command="launch local", kind="proxy", number=signal.SIGKILL), "ended"),
+        (Attack(command="reproduce", kind="mpiexec", number=signal.SIGHUP), "ended"),
+        (Attack(command="train --elastic", kind="rank", number=signal.SIGKILL), "went on by itself"),
+        (Attack(command="train", kind="launcher", number=signal.SIGTERM), "ended and continued"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Attack) else "",
+)
+def test_a_signal_as_soon_as_there_is_the_process_leaves_nothing_and_is_told(
+    attack: Attack, became: str, tmp_path: Path
+) -> None:
+    found = kills.outcome(attack, tmp_path, "0")
+    assert (found.became, found.wrong) == (f"{attack.command}: {became}", "")
+
+
+def test_every_kind_of_process_of_every_command_gets_signals() -> None:
+    drawn = {(attack.command, attack.kind) for attack in (kills.drawn(number, 0) for number in range(2000))}
+    assert drawn == {(name, kind) for name, command in COMMANDS.items() for kind in command.kinds}
 
 
 def test_an_interrupted_part_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ class Tally(Noun, frozen=True):
         return msgspec.structs.replace(self, cases=self.cases + 1, became=became, wrong=wrong, at=stamp())
 
     def text(self) -> str:
-        """One line for people, and one for each case that went wrong."""
-        became = ", ".join(f"{count} {what}" for what, count in sorted(self.became.items()))
-        lines = [f"{self.part}: {self.cases} cases, {len(self.wrong)} went wrong ({became})"]
+        """How many cases became what, as a table for people, and a line for each that went wrong."""
+        lines = [f"{self.part}: {self.cases} cases, {len(self.wrong)} went wrong"]
+        lines += [f"{count:8}  {what}" for what, count in sorted(self.became.items())]
         return "\n".join([*lines, *(f"  {outcome.case}: {outcome.wrong}" for outcome in self.wrong)])
 
 
