@@ -117,7 +117,8 @@ def describe(error: BaseException, rank: int) -> dict[str, Any]:
         "exit_code": script_exit_code(error),
         "line": "".join(traceback.format_exception_only(error)).strip(),
         "traceback": "".join(traceback.format_exception(error)),
-        "consequence": type(error).__module__.startswith("mpi4py") or isinstance(error, KeyboardInterrupt),
+        "consequence": type(error).__module__.startswith("mpi4py")
+        or isinstance(error, KeyboardInterrupt | BrokenPipeError),
     }
 
 

@@ -230,6 +230,11 @@ def test_an_mpiexec_that_loses_its_proxy_ends_the_job_and_the_proxy_is_named(
         jobs.on_ranks("launch_tasks:echo", {}, devices=2)
 
 
+def test_a_rank_that_cannot_print_for_its_proxy_has_ended_is_no_cause() -> None:
+    state = JobState(errors=[failure_report.describe(BrokenPipeError(), 3)], proxy_lost=True)
+    assert "hydra_pmi_proxy" in str(failure_report.failure(255, state, 4))
+
+
 def test_no_devices_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match="devices is 0"):
         jobs.on_ranks("launch_tasks:echo", {}, devices=0)
