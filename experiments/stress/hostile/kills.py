@@ -267,7 +267,7 @@ def _misnamed(run: _Run, attack: Attack, hit: _Hit) -> str:
     expected = {
         "rank": rf"{rank} (was|were) killed by {name}",
         "watcher": rf"{rank} (was|were) killed by (SIGKILL|{name})",
-        "mpiexec": rf"(mpiexec|ranks? .*) (was|were) killed by {name}",  # it hands on all but SIGKILL
+        "mpiexec": rf"(mpiexec|one of \d ranks|ranks? .*) (was|were) killed by {name}",  # it hands on all but SIGKILL
         "proxy": r"hydra_pmi_proxy",
         "script": rf"{name}|signal {attack.number:d}\b",
     }[attack.kind]
