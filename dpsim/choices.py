@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import Literal
 
-from dpsim.codec import Noun
+from dpsim.codec import Noun, digest, to_json
 from dpsim.machine import Selection
 
 SCHEMA = "dpsim.choices/1"
@@ -103,6 +104,11 @@ class Choices(Noun, frozen=True, dict=True):
     def choice(self, problem: Problem) -> Choice | None:
         """The choice that was measured for the class of a problem."""
         return self._by_problem.get(problem.shape_class)
+
+    def digest(self, problems: Iterable[Problem]) -> str:
+        """Return 16 digits of a SHA-256 of what was chosen for these problems: runs that share it compute alike."""
+        chosen = {to_json(each): choice.candidate for each in problems if (choice := self.choice(each)) is not None}
+        return digest(chosen)[:16]
 
     def selection(self, devices: int) -> Selection | None:
         """The allreduces by size on ``devices`` of a node."""

@@ -82,13 +82,15 @@ def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Progress) -
 
 
 def _other_table(trainer: Trainer, header: Header) -> str | None:
-    """A warning if a reproducible run is resumed with another kernel table; else None."""
+    """A warning if a run that would go on in the same bits is resumed with another choice of code; else None."""
     before, now = header.kernel_table, trainer.kernel_table
-    if not before or not now or before == now:
+    shares = (header.plan.devices, header.plan.accumulate), (trainer.plan.devices, trainer.plan.accumulate)
+    if not before or not now or before == now or (not trainer.plan.leaves and shares[0] != shares[1]):
         return None
+    made = "this version of dpsim has" if trainer.plan.leaves else "measurements on this machine chose"
     return (
-        f"the checkpoint was written with kernel table {before}, this version of dpsim has {now}: from step"
-        f" {header.step} on the bits are not those of a run that was never interrupted"
+        f"the checkpoint was written with kernel table {before}, {made} {now}: from step {header.step} on the bits are"
+        " not those of a run that was never interrupted"
     )
 
 

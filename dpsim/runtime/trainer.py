@@ -81,7 +81,7 @@ class Trainer:
             fix_libraries_on_all(comm)
         device_replica = replica if backend == "cuda" and isinstance(replica, DeviceReplica) else None
         self.kernel_table = ""
-        """The digest of the table that decides in reproducible training which code computes; else empty."""
+        """The digest of what decides which code computes: in leaves a table, else the choices by measurement."""
         if isinstance(replica, TunableReplica) and device_replica is None:
             self._choose_code(replica, dataset, plan, comm)
         if (
@@ -145,7 +145,9 @@ class Trainer:
         low, *_, high = own_leaves(plan, comm.rank, len(dataset.test_y))
         rows = comm.allgather((training, high - low))
         problems = problems_of(replica, set().union(*(batches for batches, _ in rows)), {test for _, test in rows})
-        replica.use(choices=choose(problems, replica.timing, comm))
+        choices = choose(problems, replica.timing, comm)
+        replica.use(choices=choices)
+        self.kernel_table = choices.digest(problems)
 
     def step(self) -> StepOutcome:
         """Train on the next global batch; the next epoch begins when the data set is used up."""

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
+from msgspec import structs
 
 from dpsim import codec, processor
 from dpsim.choices import Choice, Choices, Operation, Problem
@@ -156,9 +157,36 @@ def test_a_run_that_goes_on_with_another_table_says_so(own_folder: Path) -> None
     assert "0123456789abcdef" in line and committed().digest in line and "from step 1 on" in line
 
 
+def test_a_plain_run_that_goes_on_with_other_choices_says_so(own_folder: Path) -> None:
+    begun = trainer(leaves=0)
+    begun.step()
+    begun.log.gather()
+    checkpoint = snapshot(begun, [1.0], {})
+    assert checkpoint is not None
+    messages: list[str] = []
+    restore(trainer(leaves=0), checkpoint, messages.append)
+    assert messages == []
+    known = choice_file.load()
+    others = [
+        structs.replace(each, candidate=next(name for name in each.time_ratios if name != each.candidate))
+        for each in known.kernels
+        if len(each.time_ratios) > 1
+    ]
+    assert others
+    choice_file.forget()
+    choice_file.add(Choices(measured_on=known.measured_on), tuple(others))
+    resumed = trainer(leaves=0)
+    restore(resumed, checkpoint, messages.append)
+    (line,) = messages
+    assert checkpoint.header.kernel_table in line and resumed.kernel_table in line and "from step 1 on" in line
+    other_shares = structs.replace(checkpoint.header, plan=structs.replace(checkpoint.header.plan, accumulate=2))
+    restore(resumed, dataclasses.replace(checkpoint, header=other_shares), messages.append)
+    assert messages == [line]
+
+
 def test_a_run_measures_its_batches_and_its_evaluation_before_the_first_step(own_folder: Path) -> None:
     plain = trainer(leaves=0)
-    assert plain.kernel_table == ""
+    assert plain.kernel_table not in ("", committed().digest)
     actual = {one.problem for one in choice_file.load().kernels}
     convolution, last = (6, 6, 2, 3, 3, 1), (3, 3)
     for rows in (16, 8):  # 40 samples in batches of 16: the last has 8
