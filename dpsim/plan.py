@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective
 from dpsim.compute_dtype import COMPUTE_DTYPES, ComputeDtype
 from dpsim.errors import ConfigError, unknown
+from dpsim.fields import Decides, declared
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.optimizer import Optimizer, Sgd
@@ -52,21 +53,21 @@ class Plan(Noun, frozen=True):
     is what the operands of matrix products and convolutions are rounded to (``dpsim.compute_dtype``).
     """
 
-    devices: int
-    global_batch: int
-    accumulate: int = 1
-    fusion_rule: str = "tarantella"
-    fusion_threshold_bytes: float | None = None
-    cycle_s: float = 1e-3
-    algorithm: str = "auto"
-    overlap: Overlap = "off"
-    batch_norm: BatchNormMode = "local"
-    optimizer: Optimizer = Sgd()
-    wire_dtype: WireDtype | None = None
-    strategy: Strategy = "data-parallel"
-    layout: str = ""
-    leaves: int = 0
-    compute_dtype: ComputeDtype = "float32"
+    devices: Annotated[int, Decides.SHARES | Decides.STEP_TIME]
+    global_batch: Annotated[int, Decides.BITS | Decides.STEP_TIME]
+    accumulate: Annotated[int, Decides.SHARES | Decides.STEP_TIME] = 1
+    fusion_rule: Annotated[str, Decides.ORDER | Decides.STEP_TIME] = "tarantella"
+    fusion_threshold_bytes: Annotated[float | None, Decides.ORDER | Decides.STEP_TIME] = None
+    cycle_s: Annotated[float, Decides.ORDER | Decides.STEP_TIME] = 1e-3
+    algorithm: Annotated[str, Decides.ORDER | Decides.STEP_TIME] = "auto"
+    overlap: Annotated[Overlap, Decides.STEP_TIME] = "off"
+    batch_norm: Annotated[BatchNormMode, Decides.BITS | Decides.COMPUTE_TIME | Decides.STEP_TIME] = "local"
+    optimizer: Annotated[Optimizer, Decides.BITS | Decides.COMPUTE_TIME] = Sgd()
+    wire_dtype: Annotated[WireDtype | None, Decides.BITS | Decides.NETWORK_TIME] = None
+    strategy: Annotated[Strategy, Decides.STEP_TIME] = "data-parallel"
+    layout: Annotated[str, Decides.ORDER | Decides.STEP_TIME] = ""
+    leaves: Annotated[int, Decides.BITS | Decides.COMPUTE_TIME] = 0
+    compute_dtype: Annotated[ComputeDtype, Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME] = "float32"
 
     def __post_init__(self) -> None:
         rule = FUSION_RULES.find(self.fusion_rule)
@@ -184,3 +185,6 @@ class Plan(Noun, frozen=True):
         if self.fusion_threshold_bytes is not None:
             return self.fusion_threshold_bytes
         return FUSION_RULES.find(self.fusion_rule).default_threshold_bytes or 0.0
+
+
+declared(Plan)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, DpsimError, unknown
+from dpsim.fields import Decides, deciding
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.layout import parse_devices
 from dpsim.machine import NODE, Network, check_algorithm
@@ -22,7 +23,6 @@ OVERLAP_CHOICES = ("auto", "all")
 """Values of the field ``overlap`` in a grid that a sweep replaces by mechanisms, once it has calibrated."""
 MOST_SETTINGS = 10_000
 """The largest grid. More settings would not be measured in a day, and are usually a mistake."""
-_TIMING_ONLY = ("fusion_rule", "fusion_threshold_bytes", "cycle_s", "algorithm", "overlap", "layout", "strategy")
 Compute = Literal["real", "emulated"]
 COMPUTES: tuple[Compute, ...] = ("real", "emulated")
 _ORDER = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch")
@@ -38,12 +38,12 @@ class Setting(Noun, frozen=True):
     cannot run.
     """
 
-    plan: Plan
-    model: str
-    network: str = NODE
-    repeat: int = 0
-    compute: Compute = "real"
-    runtime: Runtime = "dpsim"
+    plan: Annotated[Plan, Decides.NOTHING]
+    model: Annotated[str, Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME]
+    network: Annotated[str, Decides.NETWORK_TIME] = NODE
+    repeat: Annotated[int, Decides.NOTHING] = 0
+    compute: Annotated[Compute, Decides.BITS | Decides.NETWORK_TIME] = "real"
+    runtime: Annotated[Runtime, Decides.NETWORK_TIME] = "dpsim"
 
     def __post_init__(self) -> None:
         if self.runtime not in RUNTIMES:
@@ -86,8 +86,12 @@ class Setting(Noun, frozen=True):
     @property
     def training(self) -> tuple[Any, ...]:
         """What decides the numbers that are trained: settings with the same training differ in their times alone."""
-        names = [name for name in Plan.__struct_fields__ if name not in _TIMING_ONLY]
-        return (self.model, self.compute, *(getattr(self.plan, name) for name in names))
+        return self.identity(Decides.BITS | Decides.SHARES)
+
+    def identity(self, what: Decides) -> tuple[Any, ...]:
+        """Return the values of all fields that decide any of ``what``, the plan's first."""
+        plan = tuple(getattr(self.plan, name) for name in deciding(what, Plan))
+        return plan + tuple(getattr(self, name) for name in deciding(what, Setting))
 
     @property
     def order(self) -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ class RunFlags:
     devices: flags.Devices = None
     global_batch: flags.GlobalBatch = None
     accumulate: flags.Accumulate = None
+    cycle: flags.Cycle = None
     fusion_rule: flags.FusionRule = None
     fusion_threshold: flags.Threshold = None
     algorithm: flags.Algorithm = None
@@ -62,6 +63,7 @@ class RunFlags:
         if self.devices is not None:
             fields["devices"], fields["layout"] = flags.layout(self.devices)
         threshold = fields.pop("fusion_threshold")
+        fields["cycle_s"] = flags.duration(fields.pop("cycle"))
         fields["fusion_threshold_bytes"] = None if threshold is None else flags.threshold(threshold)
         fields["algorithm"] = flags.default_algorithm(self.algorithm, self.network, self.wire_dtype)
         return flags.provided(**fields)
@@ -112,6 +114,7 @@ def train(
     from dpsim.launch import hosts
     from dpsim.learning_rate import parse_decay
     from dpsim.plan import DEFAULT_LEAVES
+    from dpsim.records.train import identity
 
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
@@ -127,8 +130,8 @@ def train(
         config = configured(resume, fields, optimizer, flags.provided(**asdict(settings)), rate, progress)
         result = harness.train(config, progress)
     if output is not None:
-        identity = {name: value for name, value in codec.to_builtins(config).items() if name in _IDENTITY}
-        codec.write(output, {"schema": show.SCHEMA, "command": "train"} | identity | codec.to_builtins(result))
+        record = {"schema": show.SCHEMA, "command": "train"} | identity(config) | codec.to_builtins(result)
+        codec.write(output, record)
     if json:
         summary = codec.to_builtins(result)
         point = codec.to_builtins(config) | _UNUSED | {"losses": summary.pop("losses", [])}
@@ -141,20 +144,6 @@ def train(
 
 _UNUSED = {"workload": None, "link_alpha_s": 0.0, "link_beta_s_per_byte": 0.0}
 """Fields of a point that always have these values."""
-_IDENTITY = (
-    "model",
-    "dataset",
-    "global_batch",
-    "seed",
-    "network",
-    "algorithm",
-    "fusion_rule",
-    "overlap",
-    "leaves",
-    "strategy",
-    "compute_dtype",
-)
-"""The fields of the configuration that the file of a result contains."""
 
 
 def _print(config: TrainConfig, result: TrainResult) -> None:

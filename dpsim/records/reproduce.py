@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,6 +17,8 @@ from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError, unknown
+from dpsim.fields import Decides, shared
+from dpsim.fusion_rules import threshold_rules
 from dpsim.layout import parse_devices
 from dpsim.machine import Network, check_algorithm
 from dpsim.optimizer import Optimizer, Sgd
@@ -43,7 +45,10 @@ Cause = Literal["summation order", "batch norm", "shape", "other"]
 
 
 class Configuration(Noun, frozen=True):
-    """One configuration of the training. On one device threshold, algorithm and overlap have no effect."""
+    """One configuration of the training. On one device threshold, algorithm and overlap have no effect.
+
+    Each device computes its share of a step in ``accumulate`` micro-batches.
+    """
 
     batch_norm: BatchNormMode
     leaves: int
@@ -53,6 +58,7 @@ class Configuration(Noun, frozen=True):
     algorithm: str = "auto"
     overlap: Overlap = "off"
     strategy: Strategy = "data-parallel"
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         ALGORITHMS.find(self.algorithm)
@@ -66,11 +72,12 @@ class Configuration(Noun, frozen=True):
     def name(self) -> str:
         """``2 devices, 64 KiB, ring, poll``."""
         devices = self.layout or str(self.devices)
+        micro_batches = "" if self.accumulate == 1 else f", {self.accumulate} micro-batches"
         if self.devices == 1:
-            return "1 device"
+            return f"1 device{micro_batches}"
         strategy = "" if self.strategy == "data-parallel" else f", {self.strategy}"
         size = format_size(self.fusion_threshold_bytes)
-        return f"{devices} devices, {size}, {self.algorithm}, {self.overlap}{strategy}"
+        return f"{devices} devices, {size}, {self.algorithm}, {self.overlap}{strategy}{micro_batches}"
 
 
 class Reproduction(Noun, frozen=True):
@@ -79,25 +86,27 @@ class Reproduction(Noun, frozen=True):
     Each of ``batch_norms`` is a training of its own, and configurations are compared within it. Mode ``local`` is
     trained without leaves, because it has no meaning with them; ``leaves`` 0 means plain training in every mode.
     ``wire_dtype`` is the format in which gradients are sent (``None``: as they are), ``compute_dtype`` that of the
-    operands of products and convolutions; both are part of the training.
+    operands of products and convolutions; both are part of the training. ``accumulates`` are numbers of micro-batches.
     """
 
     model: str = "cnn"
-    dataset: str = "digits"
+    dataset: Annotated[str, Decides.BITS] = "digits"
     devices: tuple[int | str, ...] = (1, 2, 3, 4)
-    fusion_thresholds_bytes: tuple[float, ...] = (0.0, 65536.0, math.inf)
-    algorithms: tuple[str, ...] = ("auto",)
-    overlaps: tuple[Overlap, ...] = ("off",)
-    batch_norms: tuple[BatchNormMode, ...] = ("leaf",)
-    steps: int = 50
+    fusion_thresholds_bytes: Annotated[tuple[float, ...], Decides.ORDER | Decides.STEP_TIME] = (0.0, 65536.0, math.inf)
+    algorithms: Annotated[tuple[str, ...], Decides.ORDER | Decides.STEP_TIME] = ("auto",)
+    overlaps: Annotated[tuple[Overlap, ...], Decides.STEP_TIME] = ("off",)
+    batch_norms: Annotated[tuple[BatchNormMode, ...], Decides.BITS] = ("leaf",)
+    steps: Annotated[int, Decides.BITS] = 50
     leaves: int = DEFAULT_LEAVES
     global_batch: int = 64
     optimizer: Optimizer = Sgd(weight_decay=1e-3)
-    seed: int = 0
+    seed: Annotated[int, Decides.BITS] = 0
     fusion_rule: str = "tarantella"
     wire_dtype: WireDtype | None = None
-    strategies: tuple[Strategy, ...] = ("data-parallel",)
+    strategies: Annotated[tuple[Strategy, ...], Decides.STEP_TIME] = ("data-parallel",)
     compute_dtype: ComputeDtype = "float32"
+    accumulates: Annotated[tuple[int, ...], Decides.SHARES] = (1,)
+    cycle_s: float = 1e-3
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -112,21 +121,28 @@ class Reproduction(Noun, frozen=True):
             for value in values:
                 if value not in allowed:
                     raise unknown(name, value, (*every, *allowed))
-        for name in ("devices", "fusion_thresholds_bytes", "algorithms", "overlaps", "batch_norms", "strategies"):
-            check_distinct(name, getattr(self, name))
+        for name, values in msgspec.structs.asdict(self).items():
+            if isinstance(values, tuple):
+                check_distinct(name, values)
         for configuration in self.configurations():
             self.plan(configuration)
             check_algorithm(configuration.algorithm, Network())
 
     def configurations(self) -> tuple[Configuration, ...]:
-        """Return every combination, ordered by mode and then by devices, with one device first and once per mode."""
+        """Return every combination, ordered by mode and then by devices.
+
+        One device comes first in each mode, and once for each number of micro-batches.
+        """
         layouts = sorted(parse_devices(token) for token in self.devices)
         configurations: list[Configuration] = []
         for mode in self.batch_norms:
             leaves = 0 if mode == "local" else self.leaves
-            configurations.append(Configuration(batch_norm=mode, leaves=leaves, devices=1))
-            for (devices, layout), threshold, algorithm, overlap, strategy in itertools.product(
-                layouts, self.fusion_thresholds_bytes, self.algorithms, self.overlaps, self.strategies
+            configurations += [
+                Configuration(batch_norm=mode, leaves=leaves, devices=1, accumulate=accumulate)
+                for accumulate in sorted({1, *(self.accumulates if (1, "") in layouts else ())})
+            ]
+            for (devices, layout), threshold, algorithm, overlap, strategy, accumulate in itertools.product(
+                layouts, self.fusion_thresholds_bytes, self.algorithms, self.overlaps, self.strategies, self.accumulates
             ):
                 if devices == 1:
                     continue
@@ -142,6 +158,7 @@ class Reproduction(Noun, frozen=True):
                         algorithm=algorithm,
                         overlap=overlap,
                         strategy=strategy,
+                        accumulate=accumulate,
                     )
                 )
         return tuple(configurations)
@@ -155,21 +172,10 @@ class Reproduction(Noun, frozen=True):
 
     def plan(self, configuration: Configuration) -> Plan:
         """Return the plan of a configuration. Raises ``ConfigError``."""
-        return Plan(
-            devices=configuration.devices,
-            layout=configuration.layout,
-            global_batch=self.global_batch,
-            fusion_threshold_bytes=configuration.fusion_threshold_bytes,
-            algorithm=configuration.algorithm,
-            overlap=configuration.overlap,
-            strategy=configuration.strategy,
-            batch_norm=configuration.batch_norm,
-            optimizer=self.optimizer,
-            leaves=configuration.leaves,
-            fusion_rule=self.fusion_rule,
-            wire_dtype=self.wire_dtype,
-            compute_dtype=self.compute_dtype,
-        )
+        fields = shared(self, Plan) | shared(configuration, Plan)
+        if self.fusion_rule not in threshold_rules():
+            del fields["fusion_threshold_bytes"]
+        return Plan(**fields)
 
 
 class Trajectory(Noun, frozen=True):
@@ -331,7 +337,8 @@ class ReproduceRecord(Noun, frozen=True):
         return next(
             run.trajectory
             for run in self.runs
-            if run.configuration.devices == 1 and run.configuration.batch_norm == configuration.batch_norm
+            if (run.configuration.devices, run.configuration.accumulate) == (1, 1)
+            and run.configuration.batch_norm == configuration.batch_norm
         )
 
     def identical(self, run: Run) -> bool:
@@ -348,8 +355,11 @@ class ReproduceRecord(Noun, frozen=True):
         return next((drift for drift in self.drift if drift.configuration == configuration), None)
 
     def predicted_drift(self, configuration: Configuration) -> PredictedDrift | None:
-        """Return the predicted drift of a configuration's mode and device count, ``None`` without a prediction."""
-        points = self.predictions.points if self.predictions is not None else ()
+        """Return the predicted drift of a configuration's mode and device count, ``None`` without a prediction.
+
+        None is made of micro-batches, whose statistics and sums differ from those of the devices' whole shares.
+        """
+        points = self.predictions.points if self.predictions is not None and configuration.accumulate == 1 else ()
         mode = configuration.batch_norm, configuration.devices
         return next((point for point in points if (point.batch_norm, point.devices) == mode), None)
 

@@ -24,13 +24,13 @@ COMPUTE = "--compute --compute-dtype"
 JOB = "--devices --cpus --time --name --output --account --queue --partition --dry-run"
 SURFACE = {
     "doctor": "--json --propose --tune --verbose",
-    "train": f"{RUN} --accumulate --steps --epochs --learning-rate --momentum --weight-decay --output --json"
+    "train": f"{RUN} --accumulate --cycle --steps --epochs --learning-rate --momentum --weight-decay --output --json"
     " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
     " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic --strategy"
     " --trust-coefficient --compute-dtype",
     "reproduce": "--model --dataset --devices --fusion-threshold --algorithm --overlap --batch-norm --steps --leaves"
-    " --global-batch --optimizer --learning-rate --seed --against --across-machines --output --json --wire-dtype"
-    " --strategy --compute-dtype",
+    " --global-batch --accumulate --optimizer --learning-rate --seed --against --across-machines --output --json"
+    " --wire-dtype --strategy --compute-dtype",
     "profile": "ARGUMENTS --model --dataset --local-batch --seed --optimizer --torch-script --torch-module --torch"
     " --from --devices --steps --script-may-write --output --json --compute-dtype",
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"

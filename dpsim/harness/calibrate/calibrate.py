@@ -8,6 +8,7 @@ import psutil
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.launch.jobs import on_ranks
@@ -39,9 +40,10 @@ class CalibrateConfig(Noun, frozen=True):
     Sizes go up to ``max_bytes``. The measuring takes ``seconds``, and up to twice as long on a machine whose speed
     changes. Allreduces are also measured while the ranks compute: forward and backward of ``model`` (with its
     ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload`` the model's computation is
-    emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``. With
-    ``strategy`` zero1 the reduce-scatters and all-gathers are measured beside the allreduces, where an algorithm has
-    them. With ``sums`` ordered sums are measured too, as global batch norm needs them.
+    emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``; ``compute_dtype`` is that of
+    the model's operands. With ``strategy`` zero1 the reduce-scatters and all-gathers are measured beside the
+    allreduces, where an algorithm has them. With ``sums`` ordered sums are measured too, as global batch norm needs
+    them.
     """
 
     network: str = "node"
@@ -54,6 +56,7 @@ class CalibrateConfig(Noun, frozen=True):
     dataset: str = "digits"
     local_batch: int = 0
     wire_dtype: WireDtype | None = None
+    compute_dtype: ComputeDtype = "float32"
     strategy: Strategy = "data-parallel"
     sums: bool = False
     workload: Workload | None = None

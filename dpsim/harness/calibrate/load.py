@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.clock import now
+from dpsim.compute_dtype import ComputeDtype
 from dpsim.data import load_dataset
 from dpsim.harness import models
 from dpsim.machine import Network
@@ -63,13 +64,20 @@ class ReplicaLoad:
     With a ``workload`` it waits for as long as the model computes.
     """
 
-    def __init__(self, model: str, dataset: str, local_batch: int, workload: Workload | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        dataset: str,
+        local_batch: int,
+        workload: Workload | None = None,
+        compute_dtype: ComputeDtype = "float32",
+    ) -> None:
         data = load_dataset(dataset)
         self._replica: Replica = models.load(model, data.input_shape, data.classes).replica()
         if workload is not None:
             steady = msgspec.structs.replace(workload, step_spread=())
             self._replica = EmulatedReplica(self._replica, steady, seed=0, rank=MPI.COMM_WORLD.rank)
-        plan = Plan(devices=1, global_batch=local_batch, fusion_rule="one")
+        plan = Plan(devices=1, global_batch=local_batch, fusion_rule="one", compute_dtype=compute_dtype)
         trainer = Trainer(self._replica, data, plan, MPI.COMM_SELF, Network())
         self._share, _ = trainer.next_share()
         self._poll: Callable[[], None] = nothing

@@ -116,7 +116,7 @@ def _load(config: CalibrateConfig) -> Load:
     """The computation under which allreduces are measured."""
     if not config.model:
         return StandIn()
-    return ReplicaLoad(config.model, config.dataset, config.local_batch, config.workload)
+    return ReplicaLoad(config.model, config.dataset, config.local_batch, config.workload, config.compute_dtype)
 
 
 def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:

@@ -7,9 +7,11 @@ from pathlib import Path
 import msgspec
 
 from dpsim.errors import ConfigError
+from dpsim.fields import Decides, deciding
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.reproduce.difference import first_difference
 from dpsim.nn.kernel_table import committed
+from dpsim.plan import Plan
 from dpsim.records.reproduce import (
     Configuration,
     Difference,
@@ -20,10 +22,12 @@ from dpsim.records.reproduce import (
     read,
 )
 from dpsim.records.sweep import Environment
+from dpsim.setting import Setting
 
 BIT_VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_")
 """Prefixes of the environment variables that may change bits."""
-_TRAINING = ("model", "dataset", "steps", "global_batch", "optimizer", "seed", "wire_dtype", "compute_dtype")
+_COMPARED_APART = ("batch_norms", "leaves")
+"""Modes are trainings of their own: those that both runs have are compared."""
 
 
 def machine_type(environment: Environment) -> dict[str, str]:
@@ -40,15 +44,16 @@ def check_comparable(path: Path, reproduction: Reproduction, *, across_machines:
     ``across_machines``.
     """
     saved = read(path)
+    names = [name for name in deciding(Decides.BITS, Reproduction, Plan, Setting) if name not in _COMPARED_APART]
     differing = [
         f"{name} is {getattr(saved.reproduction, name)!r} there, {getattr(reproduction, name)!r} here"
-        for name in _TRAINING
+        for name in names
         if getattr(saved.reproduction, name) != getattr(reproduction, name)
     ]
     if differing:
         raise ConfigError(
             f"the run in {path} is another training: {'; '.join(differing)}",
-            allowed="a saved run of the same model, data, batch, optimizer, seed, steps and wire dtype",
+            allowed=f"a saved run of the same {', '.join(name.replace('_', ' ') for name in names)}",
             remedy="give the flags that it was made with",
         )
     if not pairs(saved, reproduction):

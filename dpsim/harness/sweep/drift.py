@@ -46,6 +46,9 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
         fusion_rule=first.fusion_rule,
         wire_dtype=first.wire_dtype,
         compute_dtype=first.compute_dtype,
+        strategies=tuple(dict.fromkeys(plan.strategy for plan in plans)),
+        accumulates=tuple(dict.fromkeys(plan.accumulate for plan in plans)),
+        cycle_s=first.cycle_s,
     )
 
 

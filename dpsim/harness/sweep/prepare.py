@@ -15,6 +15,7 @@ import msgspec
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
+from dpsim.fields import Decides
 from dpsim.harness import models
 from dpsim.harness.calibrate.calibrate import CalibrateConfig, machine
 from dpsim.harness.measurement.environment import environment
@@ -39,13 +40,12 @@ Place = tuple[int, int]
 def profile_kind(setting: Setting) -> Kind:
     """What tells two profiles apart: the computation. Leaves are slices of a global batch, so that belongs to them."""
     plan = setting.plan
-    batch = plan.global_batch if plan.leaves else 0
-    return setting.model, plan.optimizer, plan.leaves, plan.batch_norm, plan.compute_dtype, batch
+    return *setting.identity(Decides.COMPUTE_TIME), plan.global_batch if plan.leaves else 0
 
 
 def calibration_kind(setting: Setting) -> Kind:
     """What tells two calibrations apart: the network, what is sent, and the computation beside which it is measured."""
-    return setting.where, setting.plan.wire_dtype, setting.model
+    return setting.where, *setting.identity(Decides.NETWORK_TIME)
 
 
 def kinds_of(setting: Setting) -> Kinds:
@@ -276,6 +276,7 @@ class _Data:
             local_batch=math.ceil(local_share(most.plan)),
             max_bytes=max(size, 1024),
             wire_dtype=first.plan.wire_dtype,
+            compute_dtype=first.plan.compute_dtype,
             sums=any(setting.plan.batch_norm != "local" for setting in settings),
             strategy="zero1" if any(setting.plan.strategy == "zero1" for setting in settings) else "data-parallel",
         )

@@ -1,6 +1,6 @@
 """The questions that a sweep may answer: what each fills in, how it groups settings, what it scores the model against.
 
-What the report says to each stands in ``dpsim.report.sweep.questions``.
+What reports say to each stands in ``dpsim/report/sweep``, in a file of its name.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import msgspec
 
 from dpsim.errors import ConfigError
+from dpsim.fields import Decides, deciding
 from dpsim.harness.sweep.grids import ABOUT, fitting, of_devices, one_threshold, telling_thresholds
 from dpsim.harness.sweep.norms import NORM_FIELDS, NORMS_COMPARED, norm_cases
 from dpsim.harness.sweep.scores import DEVICES_NULLS, PERFECT_SCALING, PREDICTED_NULLS, PROPORTIONAL
+from dpsim.plan import Plan
 from dpsim.records.sweep import Experiment
 from dpsim.registry import Registry
 from dpsim.setting import Setting, threshold_bytes
@@ -237,7 +239,24 @@ def completed(experiment: Experiment) -> Experiment:
             allowed="dpsim",
             remedy="measure a PyTorch script under DDP with dpsim measure --torch-script",
         )
-    return QUESTIONS.find(experiment.question).completed(experiment)
+    completed = QUESTIONS.find(experiment.question).completed(experiment)
+    if completed.measures_drift:
+        _check_one_training(completed)
+    return completed
+
+
+def _check_one_training(experiment: Experiment) -> None:
+    """Refuse to measure the divergence of several trainings, since a sweep trains one of them for it."""
+    settings = fitting(experiment)
+    names = [*deciding(Decides.BITS, Plan), "fusion_rule", "cycle_s", "model"]
+    several = [name for name in names if len({setting.value(name) for setting in settings}) > 1]
+    if several:
+        raise ConfigError(
+            f"steps = {experiment.steps} in a sweep over {', '.join(several)}: these are several trainings, and the"
+            " divergence of one is measured",
+            allowed="steps where devices, thresholds, algorithms, networks, strategies or micro-batches vary",
+            remedy="leave steps out, or compare one training at a time with dpsim reproduce",
+        )
 
 
 def check_question(experiment: Experiment, name: str) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dpsim.fields import Decides, deciding
 from dpsim.plan import Plan
 from dpsim.records.comparison import ComparedPoint
-from dpsim.records.reproduce import Configuration, ReproduceRecord
+from dpsim.records.reproduce import Configuration, ReproduceRecord, Reproduction
 from dpsim.records.sweep import Results
+from dpsim.setting import Setting
 
 
 def with_related(
@@ -52,11 +54,10 @@ def _with_speedup(points: Sequence[ComparedPoint], *, weak: bool) -> list[Compar
 
 
 def _trained(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
-    """What a point and the single device have in common that its speedup is over."""
-    plan = point.setting.plan
+    """Return what a point and the single device have in common that its speedup is over."""
+    setting = point.setting
     batch = point.local_batch if weak else float(point.global_batch)
-    trained = plan.accumulate, plan.batch_norm, plan.leaves, plan.optimizer, plan.compute_dtype
-    return point.model, point.emulated_compute, point.runtime, batch, *trained
+    return setting.compute, setting.runtime, batch, setting.plan.accumulate, *setting.identity(Decides.COMPUTE_TIME)
 
 
 def _with_own_runtime(point: ComparedPoint, results: Results) -> ComparedPoint:
@@ -74,7 +75,8 @@ def _with_own_runtime(point: ComparedPoint, results: Results) -> ComparedPoint:
 
 def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:
     """Return the point with the drift of its training, or as it is where its configuration was not trained."""
-    run = next((run for run in record.runs if _trains(run.configuration, point.setting.plan)), None)
+    trains = (run for run in record.runs if _trains(record.reproduction, run.configuration, point.setting))
+    run = next(trains, None)
     if run is None:
         return point
     configuration = run.configuration
@@ -93,7 +95,12 @@ def _with_drift(point: ComparedPoint, record: ReproduceRecord) -> ComparedPoint:
     )
 
 
-def _trains(configuration: Configuration, plan: Plan) -> bool:
-    """Return whether a configuration trains what a point measures; on one device nothing but the count matters."""
-    names = ("devices",) if plan.devices == 1 else ("devices", "layout", "algorithm", "overlap")
-    return all(getattr(configuration, name) == getattr(plan, name) for name in names)
+def _trains(reproduction: Reproduction, configuration: Configuration, setting: Setting) -> bool:
+    """Return whether a configuration trains what a setting does; on one device its communication does not matter."""
+    plan, trained = setting.plan, reproduction.plan(configuration)
+    names = deciding(Decides.BITS | Decides.SHARES, Plan) if plan.devices == 1 else (*_COMPARED, "threshold_bytes")
+    return reproduction.model == setting.model and all(getattr(plan, name) == getattr(trained, name) for name in names)
+
+
+_COMPARED = tuple(name for name in Plan.__struct_fields__ if name != "fusion_threshold_bytes")
+"""The fields of a plan as they were given; a threshold may have been left out."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from dpsim.backend import Backend, check_backend
 from dpsim.codec import Noun
 from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError, unknown
+from dpsim.fields import Decides, declared, shared
 from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
 from dpsim.nn.losses import check_label_smoothing
@@ -16,6 +17,7 @@ from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import BatchNormMode, Overlap, Plan, Strategy
 from dpsim.rng import check_seed
 from dpsim.runtime.stall import check_stall_after
+from dpsim.setting import Setting
 from dpsim.wire_dtype import WireDtype
 
 _EPOCHS = 20
@@ -36,14 +38,14 @@ class TrainConfig(Noun, frozen=True):
     """
 
     model: str = "cnn"
-    dataset: str = "digits"
+    dataset: Annotated[str, Decides.BITS] = "digits"
     devices: int = 1
     layout: str = ""
     wire_dtype: WireDtype | None = None
     global_batch: int = 64
-    epochs: int | None = None
-    steps: int | None = None
-    seed: int = 0
+    epochs: Annotated[int | None, Decides.NOTHING] = None
+    steps: Annotated[int | None, Decides.NOTHING] = None
+    seed: Annotated[int, Decides.BITS] = 0
     network: str = "node"
     algorithm: str = "auto"
     fusion_rule: str = "tarantella"
@@ -51,19 +53,20 @@ class TrainConfig(Noun, frozen=True):
     overlap: OverlapChoice = "off"
     accumulate: int = 1
     optimizer: Optimizer = Sgd(weight_decay=1e-3)
-    rate_schedule: RateSchedule = RateSchedule()
-    stall_after_s: float = 60.0
-    label_smoothing: float = 0.0
-    checkpoint: str | None = None
-    checkpoint_every: int | None = None
-    resume: str | None = None
-    selection: Selection | None = None
-    backend: Backend = "cpu"
+    rate_schedule: Annotated[RateSchedule, Decides.BITS] = RateSchedule()
+    stall_after_s: Annotated[float, Decides.NOTHING] = 60.0
+    label_smoothing: Annotated[float, Decides.BITS] = 0.0
+    checkpoint: Annotated[str | None, Decides.NOTHING] = None
+    checkpoint_every: Annotated[int | None, Decides.NOTHING] = None
+    resume: Annotated[str | None, Decides.NOTHING] = None
+    selection: Annotated[Selection | None, Decides.ORDER] = None
+    backend: Annotated[Backend, Decides.ORDER] = "cpu"
     leaves: int = 0
     batch_norm: BatchNormMode | None = None
     strategy: Strategy = "data-parallel"
-    elastic: bool = False
+    elastic: Annotated[bool, Decides.NOTHING] = False
     compute_dtype: ComputeDtype = "float32"
+    cycle_s: float = 1e-3
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -109,22 +112,9 @@ class TrainConfig(Noun, frozen=True):
 
     def plan(self) -> Plan:
         """The plan of this run, with overlap ``off`` in place of ``auto``. Raises ``ConfigError``."""
-        return Plan(
-            devices=self.devices,
-            global_batch=self.global_batch,
-            accumulate=self.accumulate,
-            fusion_rule=self.fusion_rule,
-            fusion_threshold_bytes=self.fusion_threshold_bytes,
-            algorithm=self.algorithm,
-            overlap="off" if self.overlap == "auto" else self.overlap,
-            optimizer=self.optimizer,
-            layout=self.layout,
-            wire_dtype=self.wire_dtype,
-            leaves=self.leaves,
-            batch_norm=self.batch_norm or Plan.default_batch_norm(self.leaves),
-            strategy=self.strategy,
-            compute_dtype=self.compute_dtype,
-        )
+        overlap = "off" if self.overlap == "auto" else self.overlap
+        batch_norm = self.batch_norm or Plan.default_batch_norm(self.leaves)
+        return Plan(**(shared(self, Plan) | {"overlap": overlap, "batch_norm": batch_norm}))
 
     @property
     def resumes_in_place(self) -> bool:
@@ -132,3 +122,6 @@ class TrainConfig(Noun, frozen=True):
         if self.checkpoint is None or self.resume is None:
             return False
         return Path(self.checkpoint).resolve() == Path(self.resume).resolve().parent
+
+
+declared(TrainConfig, Plan, Setting)

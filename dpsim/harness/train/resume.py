@@ -10,35 +10,17 @@ import msgspec
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.fields import Decides, deciding
 from dpsim.harness.models import Model
 from dpsim.harness.train.config import TrainConfig
 from dpsim.learning_rate import Cosine
 from dpsim.machine import Network
 from dpsim.optimizer import changed
+from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime.checkpoint import Checkpoint, checkpoints, newest, read
+from dpsim.setting import Setting
 
-_CHANGEABLE = {
-    "devices",
-    "network",
-    "algorithm",
-    "fusion_rule",
-    "fusion_threshold_bytes",
-    "overlap",
-    "accumulate",
-    "epochs",
-    "steps",
-    "checkpoint",
-    "checkpoint_every",
-    "resume",
-    "layout",
-    "stall_after_s",
-    "backend",
-    "selection",
-    "elastic",
-    "strategy",
-}
-"""Fields of a ``TrainConfig`` that may change when a run is resumed; all others decide what is trained."""
 _FORMER = {"workload", "link_alpha_s", "link_beta_s_per_byte"}
 """Fields of earlier versions, which checkpoints still have."""
 _MODEL_DIGEST = "model_digest"
@@ -114,7 +96,7 @@ def changed_model(checkpoint: Checkpoint, model: Model) -> str | None:
 
 def check_same_training(before: TrainConfig, config: TrainConfig) -> None:
     """Raises ``ConfigError`` if a field that decides what is trained differs from the checkpoint's."""
-    names = [name for name in TrainConfig.__struct_fields__ if name not in _CHANGEABLE]
+    names = [*deciding(Decides.BITS, TrainConfig, Plan, Setting)]
     if isinstance(config.rate_schedule.decay, Cosine):
         names += ["epochs", "steps"]  # a cosine's rate depends on the end of the run in every step
     differing = [

@@ -8,6 +8,7 @@ from dpsim.records.columns.sweep import ALGORITHM, DEVICES, OVERLAP, STRATEGY
 LEAVES = Column(
     "leaves", "int64", "count", "The parts of a batch whose gradients are added in a fixed order; 0: plain."
 )
+ACCUMULATE = Column("accumulate", "int64", "count", "The micro-batches in which a device computes its share of a step.")
 _CONFIGURATION = (
     Column("batch_norm", "category", "name", "The mode of batch norm."),
     LEAVES,
@@ -17,6 +18,7 @@ _CONFIGURATION = (
     ALGORITHM,
     OVERLAP,
     STRATEGY,
+    ACCUMULATE,
 )
 
 POINTS = (

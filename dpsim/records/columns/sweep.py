@@ -19,9 +19,7 @@ _EMULATED_COMPUTE = Column(
 )
 ALGORITHM = Column("algorithm", "category", "name", "The allreduce algorithm.")
 OVERLAP = Column("overlap", "category", "name", "How communication runs beside backward; `off` is not at all.")
-_LAYOUT = Column(
-    "layout", "category", "name", "The devices as a layout: `2x4` is 2 nodes with 4 each, `8` is 8 on one."
-)
+LAYOUT = Column("layout", "category", "name", "The devices as a layout: `2x4` is 2 nodes with 4 each, `8` is 8 on one.")
 
 _RUNTIME = Column(
     "runtime",
@@ -46,7 +44,7 @@ _TRAINING = (
 TRAINING = tuple(column.name for column in _TRAINING)
 _SETTING = (
     DEVICES,
-    _LAYOUT,
+    LAYOUT,
     GLOBAL_BATCH,
     FUSION_RULE,
     FUSION_THRESHOLD,
@@ -65,7 +63,7 @@ _OF_RUN = (
 
 POINTS = (
     DEVICES,
-    _LAYOUT,
+    LAYOUT,
     GLOBAL_BATCH,
     Column("local_batch", "float64", "count", "The samples of one step on one device, on average."),
     FUSION_RULE,

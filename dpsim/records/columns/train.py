@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dpsim.records.columns.column import Column
-from dpsim.records.columns.reproduce import LEAVES
+from dpsim.records.columns.reproduce import ACCUMULATE, LEAVES
 from dpsim.records.columns.sweep import (
     ALGORITHM,
     COMPUTE_DTYPE,
     DEVICES,
     FUSION_RULE,
+    FUSION_THRESHOLD,
     GLOBAL_BATCH,
+    LAYOUT,
     NETWORK,
     OVERLAP,
     STRATEGY,
@@ -27,6 +29,19 @@ _TRAINING = (
     LEAVES,
     STRATEGY,
     COMPUTE_DTYPE,
+    LAYOUT,
+    FUSION_THRESHOLD,
+    Column("cycle_s", "float64", "s", "Horovod's cycle."),
+    ACCUMULATE,
+    Column("wire_dtype", "category", "name", "The number format of gradients in messages; missing: the tensors' own."),
+    Column("batch_norm", "category", "name", "The mode of batch norm, where it was given."),
+    Column("label_smoothing", "float64", "ratio", "The share of each target that is spread over all classes."),
+    Column("optimizer.kind", "category", "name", "The optimizer; missing in files of earlier versions."),
+    Column("optimizer.learning_rate", "float64", "ratio", "Its learning rate."),
+    Column("optimizer.momentum", "float64", "ratio", "The momentum of SGD and LARS."),
+    Column("optimizer.weight_decay", "float64", "ratio", "Its weight decay."),
+    Column("rate_schedule.decay.kind", "category", "name", "How the learning rate changes over time."),
+    Column("rate_schedule.warmup_epochs", "float64", "count", "The epochs in which the learning rate rises first."),
     DEVICES,
 )
 
