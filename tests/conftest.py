@@ -37,11 +37,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item._id = type(item.id).parse(grouped)
 
 
+INSTALLED = {name for name in ("torch", "cupy") if find_spec(name) is not None}
+"""Read before any test puts a stand-in in a library's place."""
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests that are marked ``torch`` or ``cupy`` run where that is installed."""
-    if item.get_closest_marker("torch") and find_spec("torch") is None:
+    if item.get_closest_marker("torch") and "torch" not in INSTALLED:
         pytest.skip("PyTorch is not installed: pip install 'dpsim[torch]'")
-    if item.get_closest_marker("cupy") and find_spec("cupy") is None:
+    if item.get_closest_marker("cupy") and "cupy" not in INSTALLED:
         pytest.skip("CuPy is not installed: make test-cupy fetches its wheel")
 
 

@@ -156,7 +156,7 @@ def test_sigint_as_ranks_start_is_named_without_a_traceback(tmp_path: Path) -> N
         rank.send_signal(signal.SIGINT)  # they ignore it until all can be named
     named(family, "mpiexec")[0].send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=WITHIN_S)
-    assert said.decode().splitlines()[0] == "dpsim: mpiexec was killed by SIGINT"
+    assert "dpsim: mpiexec was killed by SIGINT" in said.decode().splitlines() and b"Traceback" not in said
     assert process.returncode == 1
     assert all_gone(family)
     assert list(tmp_path.iterdir()) == []

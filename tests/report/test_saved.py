@@ -409,7 +409,7 @@ def test_the_file_that_train_writes_is_loaded(dpsim: Dpsim, tmp_path: Path) -> N
     assert code == 0, err
     printed = json.loads(out)
     (row,) = load(path).frame().to_dict("records")
-    fields = printed["points"][0] | printed["summary"]
+    fields = flat(printed["points"][0] | printed["summary"])
     assert all(same(cell, fields[name]) for name, cell in row.items())
     assert list(load(path).samples()["loss"]) == printed["points"][0]["losses"]
 
