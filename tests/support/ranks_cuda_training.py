@@ -41,9 +41,7 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict
     """All that the tests ask of ranks, in one job: see the functions below. A simulated device is a late one."""
     if not simulating():
         return ran(comm, argument)
-    from quick_simulator import short_turns
-
-    with late_devices(), short_turns():
+    with late_devices():
         return ran(comm, argument)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from layer_reference import ReferenceKernels
+from quick_simulator import short_turns
 
 from dpsim.comm.cuda.memory import DeviceMemory
 
@@ -120,8 +121,6 @@ def checks(memory: Any) -> Iterator[Callable[[], str | None]]:
 
 
 if __name__ == "__main__":
-    from quick_simulator import short_turns
-
     from dpsim.comm.cuda.simulator import SimulatedDevice
 
     with short_turns():
