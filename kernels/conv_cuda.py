@@ -35,7 +35,7 @@ def lanes_of(count: int, aligned: bool, most: int = _AT_ONCE) -> int:
 
 def parts_of(samples: int, elements: int) -> int:
     """Parts of a leaf's samples whose weight gradients, of so many elements, are added afterwards."""
-    return max(1, min(samples, _ELEMENTS // elements))
+    return min(samples, max(1, _ELEMENTS // elements))
 
 
 @functools.cache
