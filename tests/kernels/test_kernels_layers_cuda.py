@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_cases import JOINED, assembled, code_of, need_a_compiler, simulated
-from quick_simulator import short_turns
 
 from dpsim.comm.cuda.available import why_no_gpu
 from dpsim.kernels.registers_simulated import fused
@@ -24,20 +23,6 @@ pytestmark = pytest.mark.skipif(
 def test_kernels_of_layers_in_the_simulator_have_the_bits_of_the_reference(python: Callable[..., Any]) -> None:
     results = simulated(python, "simulate_cuda_layers.py", timeout_s=200)
     assert results == {"cases": 8 * 2 + 6 * 2 * 2 + 3 * 2, "wrong": []}
-
-
-def test_threads_of_a_block_that_ask_at_the_same_time_get_one_shared_array() -> None:
-    from numba.cuda.simulator.kernelapi import FakeCUDAShared
-
-    class AskedAtOnce(dict[Any, Any]):
-        def get(self, *_: Any) -> None:
-            """Find nothing, as a thread does while another makes the array."""
-
-    with short_turns():
-        shared = FakeCUDAShared(0)
-        shared._allocations = AskedAtOnce()
-        first, second = (shared.array(3, np.float64) for _ in range(2))
-        assert first is second and shared.array(3, np.float64) is not first
 
 
 @pytest.mark.gpu

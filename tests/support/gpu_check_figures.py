@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quick_simulator import short_turns
-
 from dpsim.experiments.gpu_check import training
 from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.record import TARGETS
@@ -29,5 +27,4 @@ class Other:
 
 
 if __name__ == "__main__":
-    with short_turns():
-        keep(Path(sys.argv[1]), [training.measure(name, Other) for name in TARGETS])
+    keep(Path(sys.argv[1]), [training.measure(name, Other) for name in TARGETS])

@@ -78,7 +78,7 @@ class ReferenceKernels:
         samples, rows, columns, _ = grad.shape
         parts = parts_of(samples, out.size)
         totals = np.zeros((parts, *out.shape), np.float32)
-        inside = np.ones((1, *x.shape[1:3], 1), np.float32)
+        inside = np.ones((*x.shape[:3], 1), np.float32)
         taps = [(i, j, pixels) for i, j, pixels in windows(x, size, stride, rows, columns)]
         exist = [pixels[0, :, :, 0] for _, _, pixels in windows(inside, size, stride, rows, columns)]
         for part, (i, j, pixels), exists in (

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
+from numba_cuda.numba.cuda.simulator.kernelapi import FakeCUDAShared
 
 
 @contextlib.contextmanager
 def short_turns() -> Iterator[None]:
-    """While it is open, all threads of a block get the same shared array; numba's own may give each another."""
-    from numba.cuda.simulator.kernelapi import FakeCUDAShared  # ``numba_cuda.numba`` has another, which nothing uses
+    """While it is open, threads ask for a kernel's one shared array in turn: else two of them may get one each."""
+    make, lock, interval_s = FakeCUDAShared.array, threading.Lock(), sys.getswitchinterval()
 
-    def array(self: Any, shape: int, dtype: Any) -> Any:
-        asking = sys._getframe(1)
-        place = (asking.f_code.co_filename, asking.f_lineno)
-        return self._allocations.setdefault(place, np.empty(shape, dtype))
+    def array(self: Any, *given: Any, **settings: Any) -> Any:
+        with lock:
+            return make(self, *given, **settings)
 
-    interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
         with mock.patch.object(FakeCUDAShared, "array", array):

@@ -41,7 +41,9 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict
     """All that the tests ask of ranks, in one job: see the functions below. A simulated device is a late one."""
     if not simulating():
         return ran(comm, argument)
-    with late_devices():
+    from quick_simulator import short_turns
+
+    with late_devices(), short_turns():
         return ran(comm, argument)
 
 

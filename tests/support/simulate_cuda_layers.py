@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from layer_reference import ReferenceKernels
-from quick_simulator import short_turns
 
 from dpsim.comm.cuda.memory import DeviceMemory
 
@@ -121,6 +120,8 @@ def checks(memory: Any) -> Iterator[Callable[[], str | None]]:
 
 
 if __name__ == "__main__":
+    from quick_simulator import short_turns
+
     from dpsim.comm.cuda.simulator import SimulatedDevice
 
     with short_turns():
