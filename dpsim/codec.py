@@ -254,8 +254,8 @@ def read(path: Path, kind: type[T], what: str, schema: str) -> T:
         kind_of_file, _, version = schema.partition("/")
         if isinstance(schema_found, str) and schema_found.startswith(f"{kind_of_file}/"):
             raise FileFormatError(
-                f"{path} is a {what} file of version {schema_found.partition('/')[2][:20]}",
-                allowed=f"version {version}, which this version of dpsim writes",
+                f"{path} has version {schema_found.partition('/')[2][:20]} of the format of {what} files",
+                allowed=f"version {version}, schema = {schema!r}",
                 remedy="make it again with this version of dpsim, or read it with the one that wrote it",
             )
         raise FileFormatError(

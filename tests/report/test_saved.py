@@ -337,7 +337,7 @@ def test_a_file_of_a_sweep_loads_its_folder() -> None:
         ({"reproduce.json": ""}, "is not valid JSON"),
         (
             {"predictions.json": '{"schema": "dpsim.predictions/1"}', "results.json": "{}"},
-            "is a predictions file of version 1\n  allowed: version 2",
+            "has version 1 of the format of predictions files\n  allowed: version 2",
         ),
     ],
 )
