@@ -222,6 +222,9 @@ def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_refused(tempo
 def test_a_process_of_a_folder_within_a_scratch_folder_ends_with_it() -> None:
     with scratch("test") as folder:
         started = subprocess.Popen(["sleep", "600"], env=os.environ | environment(folder / "a"))
+        deadline = time.monotonic() + 60
+        while not Path(f"/proc/{started.pid}/environ").read_bytes():  # it has none while its program is being loaded
+            assert time.monotonic() < deadline
         assert scratch_keeper.started_for(str(folder)) == [started.pid]
         assert scratch_keeper.started_for(str(folder)[:-1]) == []
     assert started.wait(5) == -signal.SIGKILL
