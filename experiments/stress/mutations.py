@@ -122,6 +122,7 @@ def run_tests(tree: Path, arguments: Sequence[str], limit_s: float) -> Outcome:
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTEST_ADDOPTS", "DPSIM_CACHE_DIR")
     }
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # byte code is taken for that of any file of the same second and size
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         command,
