@@ -1,12 +1,14 @@
-"""What a field of a configuration decides, declared on the field itself: what identifies a training follows from it.
+"""``Field``: all that is said of a field of a configuration, declared once, on the field itself.
 
-``devices: Annotated[int, Decides.SHARES | Decides.STEP_TIME]`` declares a field. Which fields make another training,
-which need a profile or a calibration of their own, and what a resumed run may change are derived: nobody lists fields
-by hand, so that a new one belongs to all of these as soon as it is declared.
+``devices: Annotated[int, Field(Decides.SHARES | Decides.STEP_TIME, "Number of devices.")]`` declares a field. Which
+fields make another training, which need a profile or a calibration of their own, what a resumed run may change, and
+the flags of the command line with their help (``dpsim.cli.flags``) are derived: nobody lists fields by hand, so that a
+new one belongs to all of these as soon as it is declared. A field without a flag declares what it decides alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 from typing import Any, get_type_hints
@@ -33,22 +35,46 @@ class Decides(enum.Flag):
     """When operations run and how large they are: priced from the same profile and calibration."""
 
 
-@functools.cache
-def declared(kind: type[msgspec.Struct], *others: type[msgspec.Struct]) -> dict[str, Decides]:
-    """Return what each field of a struct decides; one that ``others`` have too decides what is declared there.
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A declaration: what the field decides, and the help of its flag, with one value and with ``several``.
 
-    Raises ``TypeError`` for a field that declares nothing.
+    ``kind`` is the field's type. The flag of a field of ``Literal`` type refuses other words by itself, unless
+    commands take some beside the values (``more_words``).
     """
-    known = {name: value for other in others for name, value in declared(other).items()}
-    found: dict[str, Decides] = {}
+
+    decides: Decides
+    text: str = ""
+    several: str = ""
+    more_words: bool = False
+    kind: Any = None
+
+
+@functools.cache
+def fields(kind: type[msgspec.Struct], *others: type[msgspec.Struct]) -> dict[str, Field]:
+    """Return the declaration of each field of a struct; of one that declares nothing, that of ``others``.
+
+    Raises ``TypeError`` for a field that nobody declares.
+    """
+    known = {name: field for other in others for name, field in fields(other).items()}
+    plain, found = get_type_hints(kind), dict[str, Field]()
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name not in kind.__struct_fields__:
             continue
-        own = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Decides)]
-        if not own and name not in known:
-            raise TypeError(f"{kind.__name__}.{name} does not declare what it decides (dpsim.fields.Decides)")
-        found[name] = own[0] if own else known[name]
+        said = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Field | Decides)]
+        if not said and name not in known:
+            raise TypeError(f"{kind.__name__}.{name} does not declare what it decides (dpsim.fields.Field)")
+        if said:
+            field = said[0] if isinstance(said[0], Field) else Field(said[0])
+            found[name] = dataclasses.replace(field, kind=plain[name])
+        else:
+            found[name] = known[name]
     return found
+
+
+def declared(kind: type[msgspec.Struct], *others: type[msgspec.Struct]) -> dict[str, Decides]:
+    """Return what each field of a struct decides; see ``fields``."""
+    return {name: field.decides for name, field in fields(kind, *others).items()}
 
 
 def deciding(what: Decides, kind: type[msgspec.Struct], *others: type[msgspec.Struct]) -> tuple[str, ...]:

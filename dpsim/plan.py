@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, get_args
 
-from dpsim.algorithms import ALGORITHMS
+from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.collective import Collective
 from dpsim.compute_dtype import COMPUTE_DTYPES, ComputeDtype
 from dpsim.errors import ConfigError, unknown
-from dpsim.fields import Decides, declared
+from dpsim.fields import Decides, Field, declared
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.layout import check_hierarchy, check_layout, node_counts
 from dpsim.optimizer import Optimizer, Sgd
+from dpsim.registry import listed
 from dpsim.sharded import check_shards
 from dpsim.wire_dtype import WireDtype, check_compression
 
@@ -53,21 +54,99 @@ class Plan(Noun, frozen=True):
     is what the operands of matrix products and convolutions are rounded to (``dpsim.compute_dtype``).
     """
 
-    devices: Annotated[int, Decides.SHARES | Decides.STEP_TIME]
-    global_batch: Annotated[int, Decides.BITS | Decides.STEP_TIME]
-    accumulate: Annotated[int, Decides.SHARES | Decides.STEP_TIME] = 1
-    fusion_rule: Annotated[str, Decides.ORDER | Decides.STEP_TIME] = "tarantella"
-    fusion_threshold_bytes: Annotated[float | None, Decides.ORDER | Decides.STEP_TIME] = None
-    cycle_s: Annotated[float, Decides.ORDER | Decides.STEP_TIME] = 1e-3
-    algorithm: Annotated[str, Decides.ORDER | Decides.STEP_TIME] = "auto"
-    overlap: Annotated[Overlap, Decides.STEP_TIME] = "off"
-    batch_norm: Annotated[BatchNormMode, Decides.BITS | Decides.COMPUTE_TIME | Decides.STEP_TIME] = "local"
-    optimizer: Annotated[Optimizer, Decides.BITS | Decides.COMPUTE_TIME] = Sgd()
-    wire_dtype: Annotated[WireDtype | None, Decides.BITS | Decides.NETWORK_TIME] = None
-    strategy: Annotated[Strategy, Decides.STEP_TIME] = "data-parallel"
+    devices: Annotated[
+        int,
+        Field(
+            Decides.SHARES | Decides.STEP_TIME,
+            "Number of devices (MPI ranks), or a layout: 2x4 is 2 nodes with 4 each.",
+            several="Numbers of devices: 1,2,4, or layouts: 2x4.",
+        ),
+    ]
+    global_batch: Annotated[
+        int,
+        Field(
+            Decides.BITS | Decides.STEP_TIME,
+            "Samples per step, over all devices.",
+            several="Numbers of samples per step, over all devices: 64,128,256.",
+        ),
+    ]
+    accumulate: Annotated[int, Field(Decides.SHARES | Decides.STEP_TIME, "Micro-batches per step on each device.")] = 1
+    fusion_rule: Annotated[
+        str,
+        Field(
+            Decides.ORDER | Decides.STEP_TIME,
+            f"Rule that forms buckets: {listed(FUSION_RULES)} (tarantella).",
+            several=f"List of {listed(FUSION_RULES)} (tarantella).",
+        ),
+    ] = "tarantella"
+    fusion_threshold_bytes: Annotated[
+        float | None,
+        Field(
+            Decides.ORDER | Decides.STEP_TIME,
+            "Bytes to fuse, like 64KiB or 25MB; 0: one bucket per tensor; inf: one per step.",
+            several="Bytes to fuse, like 0,32KiB,1MiB,inf; 0: one bucket per tensor; inf: one per step.",
+        ),
+    ] = None
+    cycle_s: Annotated[
+        float,
+        Field(Decides.ORDER | Decides.STEP_TIME, "Horovod's cycle, with --fusion-rule horovod, like 5ms (1ms)."),
+    ] = 1e-3
+    algorithm: Annotated[
+        str,
+        Field(
+            Decides.ORDER | Decides.STEP_TIME,
+            f"{listed(algorithms_in(*RUNNABLE))}. Default: auto on a node (in shared memory, by size), otherwise ring.",
+            several=f"List of {listed(algorithms_in(*RUNNABLE))}.",
+        ),
+    ] = "auto"
+    overlap: Annotated[
+        Overlap,
+        Field(
+            Decides.STEP_TIME,
+            "Overlap of communication with backward: auto, off, inline, poll or thread.",
+            more_words=True,
+        ),
+    ] = "off"
+    batch_norm: Annotated[
+        BatchNormMode,
+        Field(
+            Decides.BITS | Decides.COMPUTE_TIME | Decides.STEP_TIME,
+            "Samples that statistics are taken over: a device's, a leaf's, or the whole batch.",
+        ),
+    ] = "local"
+    optimizer: Annotated[Optimizer, Field(Decides.BITS | Decides.COMPUTE_TIME, "sgd (the default), adamw or lars.")] = (
+        Sgd()
+    )
+    wire_dtype: Annotated[
+        WireDtype | None,
+        Field(
+            Decides.BITS | Decides.NETWORK_TIME,
+            "Number format of gradients in messages; default: the tensor's own. Sums use float32.",
+        ),
+    ] = None
+    strategy: Annotated[
+        Strategy,
+        Field(
+            Decides.STEP_TIME,
+            "data-parallel (the default), or zero1: a device updates a shard, and has optimizer state for it alone.",
+        ),
+    ] = "data-parallel"
     layout: Annotated[str, Decides.ORDER | Decides.STEP_TIME] = ""
-    leaves: Annotated[int, Decides.BITS | Decides.COMPUTE_TIME] = 0
-    compute_dtype: Annotated[ComputeDtype, Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME] = "float32"
+    leaves: Annotated[
+        int,
+        Field(
+            Decides.BITS | Decides.COMPUTE_TIME,
+            "Parts of a global batch whose gradients are added in a fixed order (8 with --reproducible).",
+        ),
+    ] = 0
+    compute_dtype: Annotated[
+        ComputeDtype,
+        Field(
+            Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME,
+            "Number format that operands of matrix products and convolutions are rounded to: float32 (the default) or"
+            " bfloat16. Sums, parameters and gradients are float32.",
+        ),
+    ] = "float32"
 
     def __post_init__(self) -> None:
         rule = FUSION_RULES.find(self.fusion_rule)

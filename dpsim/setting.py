@@ -11,7 +11,7 @@ import msgspec
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, DpsimError, unknown
-from dpsim.fields import Decides, deciding
+from dpsim.fields import Decides, Field, deciding, fields
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.layout import parse_devices
 from dpsim.machine import NODE, Network, check_algorithm
@@ -25,6 +25,15 @@ MOST_SETTINGS = 10_000
 """The largest grid. More settings would not be measured in a day, and are usually a mistake."""
 Compute = Literal["real", "emulated"]
 COMPUTES: tuple[Compute, ...] = ("real", "emulated")
+DataSet = Annotated[
+    str,
+    Field(
+        Decides.BITS,
+        "digits, digits:noise=SD,samples=N, synthetic:HxWxC,classes=K,train=N, cifar10:DIR, mnist:DIR,"
+        " fashion-mnist:DIR, npz:FILE or npy:X.npy,Y.npy.",
+    ),
+]
+Seed = Annotated[int, Field(Decides.BITS, "Seed of initialisation and shuffling.")]
 _ORDER = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch")
 
 
@@ -39,10 +48,31 @@ class Setting(Noun, frozen=True):
     """
 
     plan: Annotated[Plan, Decides.NOTHING]
-    model: Annotated[str, Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME]
-    network: Annotated[str, Decides.NETWORK_TIME] = NODE
+    model: Annotated[
+        str,
+        Field(
+            Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME,
+            "cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
+            "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5. "
+            "Or your own: FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION, which returns a Replica.",
+        ),
+    ]
+    network: Annotated[
+        str,
+        Field(
+            Decides.NETWORK_TIME,
+            "node (this machine), or an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit.",
+            several="Networks to compare: node,paced:50us,1gbit.",
+        ),
+    ] = NODE
     repeat: Annotated[int, Decides.NOTHING] = 0
-    compute: Annotated[Compute, Decides.BITS | Decides.NETWORK_TIME] = "real"
+    compute: Annotated[
+        Compute,
+        Field(
+            Decides.BITS | Decides.NETWORK_TIME,
+            "real, or emulated: ranks wait for the profiled times, so that they may outnumber the cores.",
+        ),
+    ] = "real"
     runtime: Annotated[Runtime, Decides.NETWORK_TIME] = "dpsim"
 
     def __post_init__(self) -> None:
@@ -138,8 +168,14 @@ class Setting(Noun, frozen=True):
         return f"{devices} on {self.where}, {size}, {plan.algorithm}, overlap {plan.overlap}"
 
 
-_OF_SETTING = ("model", "network", "compute", "runtime")
-FIELDS = (*Plan.__struct_fields__, "local_batch", *_OF_SETTING)
+_OF_SETTING = {name: field for name, field in fields(Setting).items() if name not in ("plan", "repeat")}
+_LOCAL_BATCH = Field(
+    Decides.NOTHING,
+    "Samples on a device at once.",
+    several="Numbers of samples on a device at once: 8,16,32.",
+    kind=int,
+)
+FIELDS = fields(Plan) | {"local_batch": _LOCAL_BATCH} | _OF_SETTING
 """What a grid may vary: every field of ``Plan``, the model, the network, whether computation is real or emulated, who
 trains, and ``local_batch`` for weak scaling."""
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
 from dpsim.cli.machine import bus_bandwidths, link_sentence, print_tables, print_times
 from dpsim.errors import ConfigError
+from dpsim.registry import listed
 from dpsim.units import parse_bandwidth
 
 EXAMPLES = """\
@@ -24,20 +26,27 @@ Examples:
   srun -l osu_allreduce | dpsim calibrate --from - --devices 8"""
 
 
-def calibrate(
-    *,
-    network: flags.Network = None,
-    devices: flags.DevicesList = None,
-    algorithm: flags.PricedAlgorithms = None,
-    overlap: Annotated[str | None, Parameter(help="Overlap modes to calibrate: poll,thread (both).")] = None,
+class CollectiveFlags(
+    flags.Flags,
+    of="network devices... algorithm... overlap... model dataset local_batch wire_dtype strategy",
+):
+    """The flags of what is calibrated."""
+
+    algorithm: Annotated[str | None, Parameter(help=f"List of {listed(ALGORITHMS)}.")] = None
+    overlap: Annotated[str | None, Parameter(help="Overlap modes to calibrate: poll,thread (both).")] = None
     model: Annotated[
         str | None,
         Parameter(help="Measure overlap with this model's backward instead of a stand-in; named as for dpsim profile."),
-    ] = None,
-    dataset: flags.DataSet = None,
-    local_batch: Annotated[int, Parameter(help="With --model: samples on a device at once.")] = 32,
-    wire_dtype: flags.WireDtype = None,
-    strategy: flags.StrategyName = None,
+    ] = None
+    local_batch: Annotated[int, Parameter(help="With --model: samples on a device at once.")] = 32
+
+
+_COLLECTIVES = CollectiveFlags()
+
+
+def calibrate(
+    *,
+    of: CollectiveFlags = _COLLECTIVES,
     budget: Annotated[
         str | None,
         Parameter(help="Time to spend on measuring, like 10s or 2min (4s); up to twice as long if the speed changes."),
@@ -73,33 +82,34 @@ def calibrate(
 ) -> None:
     """Measure the allreduces of this machine, or import measurements; writes a machine file."""
     if from_ is not None:
-        measuring = flags.provided(
-            overlap=overlap, model=model, dataset=dataset, wire_dtype=wire_dtype, strategy=strategy, budget=budget
+        fields = of.values()
+        del fields["local_batch"]
+        imported = flags.provided(
+            network=fields.pop("network", None),
+            devices=fields.pop("devices", None),
+            algorithms=fields.pop("algorithm", None),
+            format=format,
+            out_of_place=out_of_place,
         )
-        _refuse(measuring, "with --from nothing is measured")
+        _refuse(fields | flags.provided(budget=budget), "with --from nothing is measured")
         rate = None if line_rate is None else parse_bandwidth(line_rate)
-        _import(",".join(from_), format, network, devices, algorithm, out_of_place, rate, output, json, verbose)
+        _import(",".join(from_), imported, rate, output, json, verbose)
         return
     importing = flags.provided(format=format, out_of_place=out_of_place or None, line_rate=line_rate)
     _refuse(importing, "without --from nothing is imported")
     from dpsim import codec
     from dpsim.harness.calibrate import calibrate as harness
     from dpsim.harness.machines import points as points_of
+    from dpsim.machine import Network
 
     flags.writable(output)
-    algorithm = flags.default_algorithm(algorithm, network, wire_dtype)
-    fields = flags.provided(
-        network=network,
-        devices=flags.listed("--devices", devices, flags.devices_or_layout),
-        algorithms=flags.listed("--algorithm", algorithm, str),
-        overlaps=flags.listed("--overlap", overlap, str),
-        model=model,
-        dataset=dataset,
-        local_batch=local_batch,
-        wire_dtype=wire_dtype,
-        strategy=strategy,
-        seconds=flags.budget(budget),
-    )
+    fields = of.values()
+    if "network" in fields and "algorithm" not in fields:
+        fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
+    for name in ("algorithm", "overlap"):
+        if name in fields:
+            fields[f"{name}s"] = fields.pop(name)
+    fields |= flags.provided(seconds=flags.budget(budget))
     with show.progress() as progress:
         machine = harness.calibrate(harness.CalibrateConfig(**fields), progress)
     codec.write(output, machine)
@@ -118,11 +128,7 @@ def calibrate(
 
 def _import(
     files: str,
-    format: Literal["nccl-tests", "osu", "imb"] | None,
-    network: str | None,
-    devices: str | None,
-    algorithm: str | None,
-    out_of_place: bool,
+    fields: dict[str, Any],
     line_rate: float | None,
     output: Path,
     json: bool,
@@ -132,16 +138,8 @@ def _import(
     from dpsim.harness.imports import ImportConfig, import_machine
     from dpsim.harness.machines import points as points_of
 
-    fields = flags.provided(
-        files=flags.listed("--from", files, str),
-        format=format,
-        network=network,
-        devices=flags.listed("--devices", devices, flags.devices_or_layout),
-        algorithms=flags.listed("--algorithm", algorithm, str),
-        out_of_place=out_of_place,
-    )
     replaced = _replaceable(output)
-    machine, tables = import_machine(ImportConfig(**fields))
+    machine, tables = import_machine(ImportConfig(files=flags.listed("--from", files, str) or (), **fields))
     codec.write(output, machine)
     points = points_of(machine)
     imported = [

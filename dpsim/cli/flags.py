@@ -2,120 +2,146 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    ForwardRef,
+    Literal,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 from cyclopts import App, Parameter
 
-from dpsim import backend, compute_dtype
-from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.cli.outputs import writable as writable
 from dpsim.errors import ConfigError
-from dpsim.fusion_rules import FUSION_RULES
-from dpsim.registry import listed as named
+
+if TYPE_CHECKING:
+    from dpsim.fields import Field
 
 T = TypeVar("T")
 _MOST_DIGITS = 18
-_RUNNABLE = algorithms_in(*RUNNABLE)
+_SEVERAL = "..."
 
-Model = Annotated[
-    str | None,
-    Parameter(
-        help="cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
-        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5. "
-        "Or your own: FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION, which returns a Replica."
-    ),
-]
-DataSet = Annotated[
-    str | None,
-    Parameter(
-        name="--dataset",
-        help="digits, digits:noise=SD,samples=N, synthetic:HxWxC,classes=K,train=N, cifar10:DIR, mnist:DIR,"
-        " fashion-mnist:DIR, npz:FILE or npy:X.npy,Y.npy.",
-    ),
-]
-Devices = Annotated[
-    str | None, Parameter(help="Number of devices (MPI ranks), or a layout: 2x4 is 2 nodes with 4 each.")
-]
-DevicesList = Annotated[str | None, Parameter(help="Numbers of devices: 1,2,4, or layouts: 2x4.")]
-GlobalBatch = Annotated[int | None, Parameter(help="Samples per step, over all devices.")]
-GlobalBatches = Annotated[
-    str | None, Parameter(name="--global-batch", help="Numbers of samples per step, over all devices: 64,128,256.")
-]
-LocalBatch = Annotated[int | None, Parameter(help="Samples on a device at once.")]
-LocalBatches = Annotated[
-    str | None, Parameter(name="--local-batch", help="Numbers of samples on a device at once: 8,16,32.")
-]
-Accumulate = Annotated[int | None, Parameter(help="Micro-batches per step on each device.")]
-FusionRule = Annotated[str | None, Parameter(help=f"Rule that forms buckets: {named(FUSION_RULES)} (tarantella).")]
-FusionRules = Annotated[
-    str | None, Parameter(name="--fusion-rule", help=f"List of {named(FUSION_RULES)} (tarantella).")
-]
-Cycle = Annotated[str | None, Parameter(help="Horovod's cycle, with --fusion-rule horovod, like 5ms (1ms).")]
-Threshold = Annotated[
-    str | None,
-    Parameter(
-        name="--fusion-threshold",
-        help="Bytes to fuse, like 64KiB or 25MB; 0: one bucket per tensor; inf: one per step.",
-    ),
-]
-Thresholds = Annotated[
-    str | None,
-    Parameter(
-        name="--fusion-threshold",
-        help="Bytes to fuse, like 0,32KiB,1MiB,inf; 0: one bucket per tensor; inf: one per step.",
-    ),
-]
-Algorithm = Annotated[
-    str | None,
-    Parameter(help=f"{named(_RUNNABLE)}. Default: auto on a node (in shared memory, by size), otherwise ring."),
-]
-Algorithms = Annotated[str | None, Parameter(name="--algorithm", help=f"List of {named(_RUNNABLE)}.")]
-PricedAlgorithms = Annotated[str | None, Parameter(name="--algorithm", help=f"List of {named(ALGORITHMS)}.")]
-Overlap = Annotated[
-    str | None, Parameter(help="Overlap of communication with backward: auto, off, inline, poll or thread.")
-]
-WireDtype = Annotated[
-    Literal["float32", "float64", "float16", "bfloat16"] | None,
-    Parameter(
-        name="--wire-dtype", help="Number format of gradients in messages; default: the tensor's own. Sums use float32."
-    ),
-]
-ComputeDtype = Annotated[
-    compute_dtype.ComputeDtype | None,
-    Parameter(
-        name="--compute-dtype",
-        help="Number format that operands of matrix products and convolutions are rounded to: float32 (the default) or"
-        " bfloat16. Sums, parameters and gradients are float32.",
-    ),
-]
-Network = Annotated[
-    str | None,
-    Parameter(help="node (this machine), or an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit."),
-]
-Networks = Annotated[str | None, Parameter(name="--network", help="Networks to compare: node,paced:50us,1gbit.")]
-Compute = Annotated[
-    Literal["real", "emulated"] | None,
-    Parameter(help="real, or emulated: ranks wait for the profiled times, so that they may outnumber the cores."),
-]
-Steps = Annotated[int | None, Parameter(help="Steps to train, instead of epochs.")]
-Epochs = Annotated[int | None, Parameter(help="Passes over the training samples (20, unless --steps is given).")]
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Flags:
+    """Flags of a command, after the names of the fields that they set: ``class Run(Flags, of="model devices...")``.
+
+    Type and help of a flag are those of the field (``dpsim.fields``), and with ``...`` the flag takes a list. Flags of
+    the body of a class are the command's alone, or have a help of their own; help pages have them at the end, or where
+    ``of`` names them. Everything that is declared is loaded only when a command with such flags runs or shows its help.
+    """
+
+    _several: ClassVar[dict[str, bool]] = {}
+
+    def __init_subclass__(cls, of: str = "") -> None:
+        named = {word.removesuffix(_SEVERAL): word.endswith(_SEVERAL) for word in of.split()}
+        own = inspect.get_annotations(cls)
+        for name in named.keys() - own.keys():
+            setattr(cls, name, None)
+        derived = {
+            name: ForwardRef(f"annotation_of_flag({name!r}, {several})", module=__name__)
+            for name, several in named.items()
+        }
+        cls.__annotations__ = derived | own
+        cls._several = cls._several | named
+        Parameter(name="*")(dataclass(frozen=True, kw_only=True)(cls))
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the flags that are fields, in the order of the help."""
+        return tuple(cls._several)
+
+    def values(self) -> dict[str, Any]:
+        """Return the values of the fields whose flags are given, of one ``devices`` its ``layout`` too.
+
+        Raises ``ConfigError``.
+        """
+        known, values = known_fields(), dict[str, Any]()
+        for name, several in self._several.items():
+            given = getattr(self, name)
+            if given is None or name not in known:
+                continue
+            if several:
+                values[name] = _list(name, known[name], given)
+            elif name == "devices":
+                values["devices"], values["layout"] = layout(given)
+            else:
+                values[name] = _reader(name)(given) if isinstance(given, str) else given
+        return values
+
+
+def known_fields() -> dict[str, Field]:
+    """Return the declarations of all fields that flags may set."""
+    from dpsim.fields import fields
+    from dpsim.harness.train.config import TrainConfig
+    from dpsim.plan import Plan
+    from dpsim.setting import FIELDS, Setting
+
+    return fields(TrainConfig, Plan, Setting) | FIELDS
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field, whose unit is part of its value: ``--cycle`` of ``cycle_s``."""
+    return f"--{re.sub('(_s|_bytes)$', '', name).replace('_', '-')}"
+
+
+def annotation_of_flag(name: str, several: bool) -> Any:
+    """Return the annotation of a flag as cyclopts reads it."""
+    field = known_fields()[name]
+    kind, flag = _plain(field), flag_of(name)
+    read_by_cyclopts = kind in (int, float, bool) or get_origin(kind) is Literal
+    has_unit = flag.replace("-", "_") != f"__{name}"
+    if several or has_unit or field.more_words or name == "devices" or not read_by_cyclopts:
+        kind = str
+    negative, text = "" if kind is bool else None, field.several if several else field.text
+    return Annotated[kind | None, Parameter(name=flag, negative=negative, help=text)]
+
+
+def _plain(field: Field) -> Any:
+    """Return the type of a field without ``None``."""
+    kinds = [kind for kind in get_args(field.kind) if kind is not type(None)]
+    return kinds[0] if len(kinds) == 1 else field.kind
+
+
+def _reader(name: str) -> Callable[[str], Any]:
+    """Return the function that reads a value of a field whose flag is a text."""
+    from dpsim.units import parse_duration
+
+    return parse_duration if name.endswith("_s") else threshold if name.endswith("_bytes") else str
+
+
+def _list(name: str, field: Field, text: str) -> tuple[Any, ...] | None:
+    if name == "network":
+        return networks(text)
+    flag = flag_of(name)
+    if name == "devices":
+        return listed(flag, text, devices_or_layout)
+    return listed(flag, text, whole(flag) if _plain(field) is int else _reader(name))
+
+
 TorchModule = Annotated[
     str | None,
     Parameter(
         name="--torch-module", help="In place of --torch-script: a module, as python -m runs it, like package.train."
     ),
 ]
-Seed = Annotated[int | None, Parameter(help="Seed of initialisation and shuffling.")]
 LearningRate = Annotated[float | None, Parameter(help="Learning rate (sgd 0.05, adamw 0.001, lars 1).")]
 Momentum = Annotated[float | None, Parameter(help="SGD's and LARS's momentum (0.9).")]
 WeightDecay = Annotated[
     float | None, Parameter(help="Weight decay; AdamW's is decoupled (sgd 0.001, adamw 0.01, lars 0.0005).")
 ]
-Optimizer = Annotated[str | None, Parameter(help="sgd (the default), adamw or lars.")]
 TrustCoefficient = Annotated[
     float | None,
     Parameter(help="LARS's trust: a tensor's step is about this share of its norm, times the rate (0.001)."),
@@ -138,49 +164,13 @@ WarmupEpochs = Annotated[
 ReferenceBatch = Annotated[
     int | None, Parameter(help="Multiply the learning rate by the global batch divided by this number of samples.")
 ]
-StrategyName = Annotated[
-    Literal["data-parallel", "zero1"] | None,
-    Parameter(
-        name="--strategy",
-        help="data-parallel (the default), or zero1: a device updates a shard, and has optimizer state for it alone.",
-    ),
-]
 StallAfter = Annotated[
     float | None, Parameter(help="Seconds of waiting after which a stall is reported (60); 0 or inf: never.")
-]
-LabelSmoothing = Annotated[
-    float | None, Parameter(help="Share of each target that is spread evenly over all classes, like 0.1 (0).")
-]
-Reproducible = Annotated[
-    bool | None,
-    Parameter(negative="", help="Compute the same bits on any number of devices, up to the number of leaves."),
-]
-Leaves = Annotated[
-    int | None,
-    Parameter(help="Parts of a global batch whose gradients are added in a fixed order (8 with --reproducible)."),
-]
-BatchNorm = Annotated[
-    Literal["local", "leaf", "global"] | None,
-    Parameter(
-        name="--batch-norm", help="Samples that statistics are taken over: a device's, a leaf's, or the whole batch."
-    ),
-]
-Norms = Annotated[
-    str | None,
-    Parameter(
-        name="--batch-norm",
-        help="Norms to compare: batch norm's local, leaf, global; or none, group, instance, layer in its place.",
-    ),
-]
-Elastic = Annotated[
-    bool | None,
-    Parameter(negative="", help="When ranks are killed, resume from the last checkpoint on the remaining ones."),
 ]
 CheckpointFolder = Annotated[
     Path | None,
     Parameter(name="--checkpoint", help="Folder for checkpoints. One is written at the end; the last two are kept."),
 ]
-CheckpointEvery = Annotated[int | None, Parameter(help="Steps between two checkpoints.")]
 Resume = Annotated[
     Path | None,
     Parameter(
@@ -191,13 +181,6 @@ Resume = Annotated[
 Hostfile = Annotated[
     Path | None, Parameter(help="File of hosts to start ranks on, with lines like node1:4 or node1 slots=4.")
 ]
-Backend = Annotated[
-    backend.Backend | None,
-    Parameter(
-        help="Where training runs: cpu, or cuda (the ranks' GPUs; LARS and models of your own compute on the CPU). cuda"
-        " also takes --algorithm nccl."
-    ),
-]
 ScriptMayWrite = Annotated[
     bool | None,
     Parameter(negative="", help="Let the script change your files; otherwise what it writes is discarded."),
@@ -206,6 +189,28 @@ AllTables = Annotated[bool, Parameter(name="--verbose", negative="", help="Show 
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
 ]
+
+
+class LeafFlags(Flags, of="reproducible leaves"):
+    """Whether training is reproducible, and by how many leaves."""
+
+    reproducible: Annotated[
+        bool | None,
+        Parameter(negative="", help="Compute the same bits on any number of devices, up to the number of leaves."),
+    ] = None
+
+    def values(self) -> dict[str, Any]:
+        """Return the leaves that are given, or those of reproducible training. Raises ``ConfigError``."""
+        from dpsim.plan import DEFAULT_LEAVES
+
+        values = super().values()
+        if self.reproducible and values.get("leaves") == 0:
+            raise ConfigError(
+                "--reproducible with --leaves 0: sums would depend on the number of devices",
+                allowed="--leaves of 1 or more with --reproducible",
+                remedy="leave --leaves out for 8 leaves, or leave --reproducible out",
+            )
+        return {"leaves": DEFAULT_LEAVES} | values if self.reproducible else values
 
 
 def group(name: str, help: str, examples: str) -> App:
@@ -234,16 +239,6 @@ def whole(flag: str) -> Callable[[str], int]:
     return read
 
 
-def reproducible_leaves(reproducible: bool | None, leaves: int | None) -> None:
-    """Raises ``ConfigError`` for reproducible training without leaves, which would not be reproducible."""
-    if reproducible and leaves == 0:
-        raise ConfigError(
-            "--reproducible with --leaves 0: sums would depend on the number of devices",
-            allowed="--leaves of 1 or more with --reproducible",
-            remedy="leave --leaves out for 8 leaves, or leave --reproducible out",
-        )
-
-
 def threshold(text: str) -> float:
     """A fusion threshold in bytes; warns of a bare number that is hardly meant in bytes. Raises ``ConfigError``."""
     from dpsim.units import parse_size
@@ -258,16 +253,13 @@ def threshold(text: str) -> float:
     return size_bytes
 
 
-def duration(text: str | None) -> float | None:
-    """The seconds of a duration like ``5ms``; None stays None. Raises ``ConfigError``."""
-    from dpsim.units import parse_duration
-
-    return None if text is None else parse_duration(text)
-
-
 def budget(text: str | None) -> float | None:
     """The seconds of a budget like ``90s`` or ``2min``; a bare number is in seconds. Raises ``ConfigError``."""
-    return duration(f"{text}s" if text is not None and text.strip().isdecimal() else text)
+    from dpsim.units import parse_duration
+
+    if text is None:
+        return None
+    return parse_duration(f"{text}s" if text.strip().isdecimal() else text)
 
 
 def layout(text: str) -> tuple[int, str]:
@@ -284,15 +276,6 @@ def devices_or_layout(text: str) -> int | str:
     """A value of ``--devices`` as a number, or as a layout of several nodes; for ``listed``."""
     devices, node_layout = layout(text)
     return node_layout or devices
-
-
-def default_algorithm(algorithm: str | None, network: str | None, wire_dtype: str | None) -> str | None:
-    """``algorithm`` if it is named; otherwise the default of a named network with these messages."""
-    from dpsim.machine import Network
-
-    return (
-        algorithm if algorithm is not None or network is None else Network.parse(network).default_algorithm(wire_dtype)
-    )
 
 
 def networks(text: str | None) -> tuple[str, ...] | None:

@@ -25,56 +25,69 @@ Examples:
     --communication mpi --runtime torch-ddp,dpsim"""
 
 
-def measure(
-    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
+class ScriptFlags(
+    flags.Flags,
+    of="torch_script torch_module workload machine ranks bucket_cap local_batch... communication network... runtime"
+    " predict_only script_may_write budget seed",
+):
+    """The flags of a script that is measured."""
+
     torch_script: Annotated[
         str | None,
         Parameter(name="--torch-script", help="Your own PyTorch script, which trains with DistributedDataParallel."),
-    ] = None,
-    torch_module: flags.TorchModule = None,
+    ] = None
+    torch_module: flags.TorchModule = None
     workload: Annotated[
         Path | None,
         Parameter(help="Predict from this profile of the script (profiled now if left out)."),
-    ] = None,
+    ] = None
     machine: Annotated[
         Path | None,
         Parameter(help="With nccl: a machine with its times, from dpsim calibrate --format nccl-tests."),
-    ] = None,
-    devices: Annotated[str | None, Parameter(help="Numbers of ranks, all on this machine: 2, or 1,2 (2).")] = None,
+    ] = None
+    ranks: Annotated[
+        str | None, Parameter(name="--devices", help="Numbers of ranks, all on this machine: 2, or 1,2 (2).")
+    ] = None
     bucket_cap: Annotated[
         str | None,
         Parameter(help="List of sizes for DDP's bucket_cap_mb: 0,1MiB,25MiB,inf (up to seven that matter)."),
-    ] = None,
+    ] = None
     local_batch: Annotated[
         str | None,
         Parameter(help="List of batch sizes for the script's data loaders: 8,16,32 (its own)."),
-    ] = None,
+    ] = None
     communication: Annotated[
         str | None,
         Parameter(
             help="How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both (default); or "
             "nccl (a GPU a rank)."
         ),
-    ] = None,
-    network: flags.Networks = None,
+    ] = None
     runtime: Annotated[
         str | None,
         Parameter(help="torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."),
-    ] = None,
+    ] = None
     predict_only: Annotated[
         bool, Parameter(negative="", show_default=False, help="Print and write the predictions, and measure later.")
-    ] = False,
-    script_may_write: flags.ScriptMayWrite = None,
+    ] = False
+    script_may_write: flags.ScriptMayWrite = None
     budget: Annotated[
         str | None,
         Parameter(
             help="Time for which DDP trains, like 60s (45s); 6 rounds in any case. Profiles and calibration before "
             "it take one to three times as long, which is announced."
         ),
-    ] = None,
-    seed: flags.Seed = None,
-    output: Annotated[Path | None, Parameter(help="Folder of the report [reports/ddp-NAME].")] = None,
-    json: flags.Json = False,
+    ] = None
+    output: Annotated[Path | None, Parameter(help="Folder of the report [reports/ddp-NAME].")] = None
+    json: flags.Json = False
+
+
+_DEFAULTS = ScriptFlags()
+
+
+def measure(
+    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
+    given: ScriptFlags = _DEFAULTS,
 ) -> None:
     """Predict and measure your own PyTorch script under DDP, unchanged.
 
@@ -90,39 +103,39 @@ def measure(
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.result import points_json, summary_json
 
-    script = flags.program(torch_script, torch_module)
+    script = flags.program(given.torch_script, given.torch_module)
+    fields = given.values()
+    plural = {f"{name}s": fields.pop(name) for name in ("local_batch", "network") if name in fields}
     config = DdpConfig(
         script=script,
         arguments=arguments,
+        **(fields | plural),
         **flags.provided(
-            devices=flags.listed("--devices", devices, flags.whole("--devices")),
-            caps_bytes=flags.listed("--bucket-cap", bucket_cap, flags.threshold),
-            local_batches=flags.listed("--local-batch", local_batch, flags.whole("--local-batch")),
-            communication=flags.listed("--communication", communication, str),
-            networks=flags.networks(network),
-            runtimes=flags.listed("--runtime", runtime, str),
-            budget_s=flags.budget(budget),
-            seed=seed,
-            script_may_write=script_may_write,
+            devices=flags.listed("--devices", given.ranks, flags.whole("--devices")),
+            caps_bytes=flags.listed("--bucket-cap", given.bucket_cap, flags.threshold),
+            communication=flags.listed("--communication", given.communication, str),
+            runtimes=flags.listed("--runtime", given.runtime, str),
+            budget_s=flags.budget(given.budget),
+            script_may_write=given.script_may_write,
         ),
     )
-    folder = output or Path("reports") / f"ddp-{script if is_module(script) else Path(script).stem}"
+    folder = given.output or Path("reports") / f"ddp-{script if is_module(script) else Path(script).stem}"
     flags.writable(folder, folder=True)
     known = harness.Known(
-        workload=None if workload is None else workloads.read(workload),
-        machine=None if machine is None else machines.read(machine),
+        workload=None if given.workload is None else workloads.read(given.workload),
+        machine=None if given.machine is None else machines.read(given.machine),
     )
     with show.progress() as progress:
-        if predict_only:
+        if given.predict_only:
             predictions = harness.predict(config, known, folder, progress)
         else:
             measured = harness.measure(config, known, folder, progress)
-    if predict_only:
-        _print_predictions(predictions, folder, json=json)
+    if given.predict_only:
+        _print_predictions(predictions, folder, json=given.json)
         return
     errors = sorted(map(abs, measured.ready_errors))
     ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
-    if json:
+    if given.json:
         show.print_json("measure", points_json(measured.comparison), summary_json(measured.comparison) | ready)
         return
     show.rich(for_terminal(measured.comparison))

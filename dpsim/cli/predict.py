@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
+from dpsim.registry import listed
 
 _NEARLY = 0.9
 """The share of the most samples per second from which a batch is large enough."""
@@ -26,6 +28,32 @@ Examples:
     --fusion-rule ddp,horovod,mg-wfbp --overlap thread"""
 
 
+class PlanFlags(
+    flags.Flags,
+    of="global_batch... local_batch... accumulate fusion_rule... fusion_threshold_bytes... cycle_s algorithm... overlap"
+    " batch_norm... wire_dtype strategy",
+):
+    """The flags of the plans that are predicted."""
+
+    global_batch: Annotated[
+        str | None, Parameter(help="Samples per step over all devices, one number or a list: strong scaling.")
+    ] = None
+    local_batch: Annotated[
+        str | None,
+        Parameter(help="Samples per step on each device, one number or a list: weak scaling (the largest profiled)."),
+    ] = None
+    algorithm: Annotated[str | None, Parameter(help=f"List of {listed(ALGORITHMS)}.")] = None
+    batch_norm: Annotated[
+        str | None,
+        Parameter(
+            help="local (each device's own statistics), global (synchronised over all devices), or both: local,global."
+        ),
+    ] = None
+
+
+_PLANS = PlanFlags()
+
+
 def predict(
     *,
     workload: Annotated[Path, Parameter(help="A workload file from dpsim profile.")],
@@ -36,28 +64,7 @@ def predict(
         ),
     ],
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8, or layouts: 2x4.")],
-    global_batch: Annotated[
-        str | None, Parameter(help="Samples per step over all devices, one number or a list: strong scaling.")
-    ] = None,
-    local_batch: Annotated[
-        str | None,
-        Parameter(help="Samples per step on each device, one number or a list: weak scaling (the largest profiled)."),
-    ] = None,
-    accumulate: flags.Accumulate = None,
-    fusion_rule: flags.FusionRules = None,
-    fusion_threshold: flags.Thresholds = None,
-    cycle: flags.Cycle = None,
-    algorithm: flags.PricedAlgorithms = None,
-    overlap: flags.Overlap = None,
-    batch_norm: Annotated[
-        str | None,
-        Parameter(
-            name="--batch-norm",
-            help="local (each device's own statistics), global (synchronised over all devices), or both: local,global.",
-        ),
-    ] = None,
-    wire_dtype: flags.WireDtype = None,
-    strategy: flags.StrategyName = None,
+    plans: PlanFlags = _PLANS,
     target_loss: Annotated[
         float | None, Parameter(help="A training loss to reach: also predict the time to it, with --convergence.")
     ] = None,
@@ -84,21 +91,9 @@ def predict(
     flags.writable(output, inputs=tuple(path for path in (workload, *files, convergence) if path))
     profiled, known = workloads.read(workload), {str(path): machines.read(path) for path in files}
     calibrated = next(iter(known.values()))
-    whole = flags.whole("--global-batch"), flags.whole("--local-batch")
-    fields = flags.provided(
-        rule=flags.listed("--fusion-rule", fusion_rule, str),
-        algorithm=flags.listed("--algorithm", algorithm, str),
-        global_batch=flags.listed("--global-batch", global_batch, whole[0]),
-        local_batch=flags.listed("--local-batch", local_batch, whole[1]),
-        overlap=overlap,
-        accumulate=accumulate,
-        wire_dtype=wire_dtype,
-        cycle_s=flags.duration(cycle),
-        strategy=strategy,
-        batch_norm=flags.listed("--batch-norm", batch_norm, str),
-    )
+    fields = plans.values()
     counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
-    thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold) or ()
+    thresholds, rule = fields.pop("fusion_threshold_bytes", ()), fields.pop("fusion_rule", None)
     fit = _convergence(target_loss, convergence)
     if not jit.keeps():
         print(
@@ -107,9 +102,9 @@ def predict(
             file=sys.stderr,
         )
     if len(known) > 1:
-        points, summary = predict_on_machines(profiled, known, counts, thresholds, **fields)
+        points, summary = predict_on_machines(profiled, known, counts, thresholds, rule, **fields)
     else:
-        points, summary = predict_points(profiled, calibrated, counts, thresholds, **fields)
+        points, summary = predict_points(profiled, calibrated, counts, thresholds, rule, **fields)
     if fit is not None:
         add_time_to_target(points, summary, fit)
     summary |= {"workload": str(workload), "machine": machine, "machine_name": calibrated.name}

@@ -24,14 +24,16 @@ Examples:
   dpsim profile --from rank0.pt.trace.json.gz --local-batch 32"""
 
 
+class ModelFlags(flags.Flags, of="model dataset local_batch... seed optimizer compute_dtype"):
+    """The flags of a model of dpsim's."""
+
+
+_MODEL = ModelFlags()
+
+
 def profile(
     *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
-    model: flags.Model = None,
-    dataset: flags.DataSet = None,
-    local_batch: flags.LocalBatches = None,
-    seed: flags.Seed = None,
-    optimizer: flags.Optimizer = None,
-    compute_dtype: flags.ComputeDtype = None,
+    of: ModelFlags = _MODEL,
     torch_script: Annotated[
         str | None,
         Parameter(
@@ -73,7 +75,8 @@ def profile(
 
     flags.writable(output, inputs=() if from_ is None else (from_,))
     sources = flags.provided(torch_script=torch_script, torch_module=torch_module, torch=torch, from_=from_)
-    of_model = flags.provided(model=model, dataset=dataset, seed=seed, optimizer=optimizer, compute_dtype=compute_dtype)
+    of_model = of.values()
+    local_batches = of_model.pop("local_batch", ())
     of_script = flags.provided(
         arguments=arguments or None, devices=devices, steps=steps, script_may_write=script_may_write
     )
@@ -81,15 +84,15 @@ def profile(
         raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")
     if not sources:
         _refuse(of_script, "without --torch-script", "name the script, or leave them out")
-        workload = _of_model(of_model | flags.provided(local_batch=local_batch))
+        workload = _of_model(of_model, local_batches)
     elif from_ is not None:
         _refuse(of_model | of_script, "with --from", "leave them out: the trace says what it was recorded of")
-        workload = _of_trace(from_, local_batch)
+        workload = _of_trace(from_, local_batches)
     else:
         (source,) = map(_flag, sources)
         _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
         script = "" if torch else flags.program(torch_script, torch_module)
-        workload = _of_script(script, torch or "", local_batch, of_script)
+        workload = _of_script(script, torch or "", local_batches, of_script)
     codec.write(output, workload)
     _print(workload, output, json=json)
 
@@ -103,41 +106,39 @@ def _refuse(unused: dict[str, Any], reason: str, remedy: str) -> None:
         raise ConfigError(f"{', '.join(map(_flag, unused))} {reason}", remedy=remedy)
 
 
-def _of_model(given: dict[str, Any]) -> Workload:
+def _of_model(given: dict[str, Any], local_batches: tuple[int, ...]) -> Workload:
     import msgspec
 
     from dpsim.harness.profile import profile as harness
     from dpsim.optimizer import changed
 
-    batches = flags.listed("--local-batch", given.pop("local_batch", None), flags.whole("--local-batch"))
     optimizer = given.pop("optimizer", None)
-    config = harness.ProfileConfig(
-        **given, **flags.provided(local_batches=None if batches is None else tuple(sorted(set(batches))))
-    )
+    if local_batches:
+        given["local_batches"] = tuple(sorted(set(local_batches)))
+    config = harness.ProfileConfig(**given)
     config = msgspec.structs.replace(config, optimizer=changed(config.optimizer, optimizer, {}))
     with show.progress() as progress:
         return harness.profile(config, progress)
 
 
-def _of_script(script: str, function: str, local_batch: str | None, given: dict[str, Any]) -> Workload:
+def _of_script(script: str, function: str, local_batches: tuple[int, ...], given: dict[str, Any]) -> Workload:
     from dpsim.torch_ddp.profile_script import profile_script
     from dpsim.torch_ddp.request import ScriptRequest
 
-    batches = flags.listed("--local-batch", local_batch, flags.whole("--local-batch")) or ()
-    return profile_script(ScriptRequest(script=script, function=function, **({"devices": 8} | given)), batches)
+    return profile_script(ScriptRequest(script=script, function=function, **({"devices": 8} | given)), local_batches)
 
 
-def _of_trace(path: Path, local_batch: str | None) -> Workload:
+def _of_trace(path: Path, local_batches: tuple[int, ...]) -> Workload:
     from dpsim.torch_ddp.kineto.workload import read_trace
 
-    batches = flags.listed("--local-batch", local_batch, flags.whole("--local-batch")) or ()
-    if len(batches) != 1:
+    if len(local_batches) != 1:
+        given = ",".join(map(str, local_batches))
         raise ConfigError(
-            f"--from with --local-batch {local_batch}" if batches else "--from without --local-batch",
+            f"--from with --local-batch {given}" if given else "--from without --local-batch",
             allowed="the number of samples that each rank trained on at once: --local-batch 32",
             remedy="the trace does not say it, and its times are of one batch",
         )
-    return read_trace(path, batches[0])
+    return read_trace(path, local_batches[0])
 
 
 def _print(workload: Workload, output: Path, *, json: bool) -> None:

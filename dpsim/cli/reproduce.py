@@ -22,48 +22,53 @@ Examples:
   dpsim reproduce --output saved; dpsim reproduce --against saved"""
 
 _ALL = "all"
+_PLURAL = {
+    "fusion_threshold_bytes": "fusion_thresholds_bytes",
+    "algorithm": "algorithms",
+    "overlap": "overlaps",
+    "batch_norm": "batch_norms",
+    "accumulate": "accumulates",
+    "strategy": "strategies",
+}
 _MOST_SHOWN = 40
 
 
-def reproduce(
-    *,
-    model: flags.Model = None,
-    dataset: flags.DataSet = None,
-    devices: flags.DevicesList = None,
-    fusion_threshold: flags.Thresholds = None,
-    algorithm: Annotated[
-        str | None, Parameter(name="--algorithm", help="all, or a list of dpsim's algorithms (auto).")
-    ] = None,
-    overlap: Annotated[str | None, Parameter(help="all, or a list of off, inline, poll and thread (off).")] = None,
+class ReproduceFlags(
+    flags.Flags,
+    of="model dataset devices... fusion_threshold_bytes... algorithm... overlap... batch_norm... steps leaves"
+    " global_batch accumulate... optimizer learning_rate seed against across_machines output wire_dtype compute_dtype"
+    " strategy...",
+):
+    """The flags of what is compared, and of the record."""
+
+    algorithm: Annotated[str | None, Parameter(help="all, or a list of dpsim's algorithms (auto).")] = None
+    overlap: Annotated[str | None, Parameter(help="all, or a list of off, inline, poll and thread (off).")] = None
     batch_norm: Annotated[
-        str | None,
-        Parameter(name="--batch-norm", help="List of leaf, global and local (leaf); local is trained without leaves."),
-    ] = None,
-    steps: Annotated[int | None, Parameter(help="Steps to train in each run (50).")] = None,
+        str | None, Parameter(help="List of leaf, global and local (leaf); local is trained without leaves.")
+    ] = None
+    steps: Annotated[int | None, Parameter(help="Steps to train in each run (50).")] = None
     leaves: Annotated[
         int | None,
         Parameter(help="Parts of a global batch whose gradients are added in a fixed order (8); 0: plain training."),
-    ] = None,
-    global_batch: flags.GlobalBatch = None,
-    accumulate: Annotated[str | None, Parameter(help="List of numbers of micro-batches a device and step (1).")] = None,
-    optimizer: flags.Optimizer = None,
-    learning_rate: flags.LearningRate = None,
-    seed: flags.Seed = None,
+    ] = None
+    accumulate: Annotated[str | None, Parameter(help="List of numbers of micro-batches a device and step (1).")] = None
+    learning_rate: flags.LearningRate = None
     against: Annotated[
         Path | None, Parameter(help="Compare with the record in this folder, from an earlier dpsim reproduce.")
-    ] = None,
+    ] = None
     across_machines: Annotated[
         bool,
         Parameter(negative="", show_default=False, help="With --against: allow a record from another type of machine."),
-    ] = False,
-    output: Annotated[Path | None, Parameter(help="Folder for the record with all digests, and the report.")] = None,
-    wire_dtype: flags.WireDtype = None,
-    compute_dtype: flags.ComputeDtype = None,
-    strategy: Annotated[
-        str | None, Parameter(name="--strategy", help="all, or a list of data-parallel (the default) and zero1.")
-    ] = None,
-    json: flags.Json = False,
-) -> int:
+    ] = False
+    output: Annotated[Path | None, Parameter(help="Folder for the record with all digests, and the report.")] = None
+    strategy: Annotated[str | None, Parameter(help="all, or a list of data-parallel (the default) and zero1.")] = None
+    json: flags.Json = False
+
+
+_DEFAULTS = ReproduceFlags()
+
+
+def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:
     """Train in every combination, and compare the bits with those on one device.
 
     Reports that they are identical, or the first step, tensor and element that
@@ -80,31 +85,21 @@ def reproduce(
     from dpsim.plan import OVERLAPS, STRATEGIES
     from dpsim.records.reproduce import RECORD, Reproduction
 
+    against, output = given.against, given.output
     flags.writable(output, folder=True)
-    settings = flags.provided(learning_rate=learning_rate)
-    fields = flags.provided(
-        model=model,
-        dataset=dataset,
-        devices=flags.listed("--devices", devices, flags.devices_or_layout),
-        fusion_thresholds_bytes=flags.listed("--fusion-threshold", fusion_threshold, flags.threshold),
-        algorithms=algorithms_in(*RUNNABLE) if algorithm == _ALL else flags.listed("--algorithm", algorithm, str),
-        overlaps=OVERLAPS if overlap == _ALL else flags.listed("--overlap", overlap, str),
-        batch_norms=flags.listed("--batch-norm", batch_norm, str),
-        steps=steps,
-        leaves=leaves,
-        global_batch=global_batch,
-        accumulates=flags.listed("--accumulate", accumulate, flags.whole("--accumulate")),
-        seed=seed,
-        wire_dtype=wire_dtype,
-        compute_dtype=compute_dtype,
-        strategies=STRATEGIES if strategy == _ALL else flags.listed("--strategy", strategy, str),
+    fields = given.values()
+    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": STRATEGIES}
+    fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}
+    if fields.get("leaves") == 0:
+        fields.setdefault("batch_norm", ("local",))
+    optimizer = changed(
+        Reproduction().optimizer, fields.pop("optimizer", None), flags.provided(learning_rate=given.learning_rate)
     )
-    if leaves == 0:
-        fields.setdefault("batch_norms", ("local",))
-    reproduction = Reproduction(**fields, optimizer=changed(Reproduction().optimizer, optimizer, settings))
+    fields = {_PLURAL.get(name, name): value for name, value in fields.items()}
+    reproduction = Reproduction(**fields, optimizer=optimizer)
     saved = None
     if against is not None:
-        saved = check_comparable(against, reproduction, across_machines=across_machines)
+        saved = check_comparable(against, reproduction, across_machines=given.across_machines)
     with locked(output):
         with show.progress() as progress:
             record = measure(reproduction, output, progress)
@@ -112,7 +107,7 @@ def reproduce(
             record = compare_with_saved(record, saved, against)
         if output is not None:
             codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
-        show_record(record, output, json=json, command="reproduce")
+        show_record(record, output, json=given.json, command="reproduce")
     return 0 if record.kept_promises else 1
 
 

@@ -8,17 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from dpsim.cli import flags
-from dpsim.cli.sweep_flags import (
-    DEFAULTS,
-    OneOverlap,
-    Overlap,
-    Scaling,
-    SweepFlags,
-    batches,
-    declared,
-    run,
-    strong_or_weak,
-)
+from dpsim.cli.sweep_flags import Overlap, Scaling, SweepFlags, batches, declared, run, strong_or_weak
 
 EXAMPLES = """\
 Examples:
@@ -69,16 +59,19 @@ def group() -> App:
     return app
 
 
-def fusion_threshold(
-    *,
-    common: SweepFlags = DEFAULTS,
-    global_batch: flags.GlobalBatch = None,
-    fusion_threshold: flags.Thresholds = None,
+class ThresholdFlags(SweepFlags, of="global_batch fusion_threshold_bytes... overlap"):
+    """The flags of a sweep over the fusion threshold."""
+
     overlap: Annotated[
         str | None,
         Parameter(help="auto: measure the predicted-best mode and one alternative; or all, off, inline, poll, thread."),
-    ] = None,
-) -> None:
+    ] = None
+
+
+_THRESHOLD = ThresholdFlags()
+
+
+def fusion_threshold(*, given: ThresholdFlags = _THRESHOLD) -> None:
     """Which fusion threshold makes a step fastest, and does the model predict it?
 
     Profiles the model and calibrates the network, writes its predictions down,
@@ -87,23 +80,25 @@ def fusion_threshold(
     """
     from dpsim.harness.sweep.questions import check_question
 
-    flags.writable(common.output, folder=True)
-    base = declared("fusion_threshold", common.experiment)
+    flags.writable(given.output, folder=True)
+    base = declared("fusion_threshold", given.experiment)
     check_question(base, "fusion-threshold")
-    thresholds = flags.listed("--fusion-threshold", fusion_threshold, flags.threshold)
-    of_flags = flags.provided(global_batch=global_batch, fusion_threshold_bytes=thresholds, overlap=overlap)
-    run(common.changed(base, **of_flags), common, command="sweep fusion-threshold")
+    run(given.changed(base, given.values()), given, command="sweep fusion-threshold")
+
+
+class DevicesFlags(SweepFlags, of="global_batch fusion_threshold_bytes overlap batch_norm"):
+    """The flags of a sweep over the devices that set fields of its settings."""
+
+    overlap: Overlap = None
+
+
+_DEVICES, _LEAVES = DevicesFlags(), flags.LeafFlags()
 
 
 def devices(
     *,
-    common: SweepFlags = DEFAULTS,
-    global_batch: flags.GlobalBatch = None,
-    fusion_threshold: flags.Threshold = None,
-    overlap: Overlap = None,
-    batch_norm: flags.BatchNorm = None,
-    reproducible: flags.Reproducible = None,
-    leaves: flags.Leaves = None,
+    given: DevicesFlags = _DEVICES,
+    leaves: flags.LeafFlags = _LEAVES,
     scaling: Scaling = None,
     local_batch: Annotated[int | None, Parameter(help="Samples per step on each device, under weak scaling.")] = None,
     steps: Annotated[
@@ -119,41 +114,39 @@ def devices(
     import msgspec
 
     from dpsim.harness.sweep.questions import check_question
-    from dpsim.plan import DEFAULT_LEAVES
     from dpsim.records.checks import check_steps
 
-    flags.writable(common.output, folder=True)
-    base = declared("devices", common.experiment)
+    flags.writable(given.output, folder=True)
+    base = declared("devices", given.experiment)
     check_question(base, "devices")
-    flags.reproducible_leaves(reproducible, leaves)
-    if reproducible and leaves is None:
-        leaves = DEFAULT_LEAVES
-    thresholds = None if fusion_threshold is None else (flags.threshold(fusion_threshold),)
-    values = flags.provided(fusion_threshold_bytes=thresholds, overlap=overlap, batch_norm=batch_norm, leaves=leaves)
-    if leaves is not None and batch_norm is None:
-        values["batch_norm"] = None  # the default for this number of leaves
-    values |= strong_or_weak(base, scaling, local_batch, global_batch)
-    experiment = common.changed(base, **values)
+    values = given.values() | leaves.values()
+    if "leaves" in values:
+        values.setdefault("batch_norm", None)  # the default for this number of leaves
+    values |= strong_or_weak(base, scaling, local_batch, values.get("global_batch"))
+    experiment = given.changed(base, values)
     if steps is not None:
         check_steps(steps)
         experiment = msgspec.structs.replace(experiment, steps=steps)
-    comparison = run(experiment, common, command="sweep devices")
+    comparison = run(experiment, given, command="sweep devices")
     return 1 if comparison.identical is False else 0
 
 
-def local_batch(
-    *,
-    common: SweepFlags = DEFAULTS,
-    local_batch: flags.LocalBatches = None,
-    global_batch: flags.GlobalBatches = None,
-    scaling: Scaling = None,
-    fusion_threshold: flags.Threshold = None,
-    overlap: Overlap = None,
-    batch_norm: flags.BatchNorm = None,
+class LocalBatchFlags(
+    SweepFlags, of="local_batch... global_batch... scaling fusion_threshold_bytes overlap batch_norm"
+):
+    """The flags of a sweep over the local batch."""
+
+    scaling: Scaling = None
+    overlap: Overlap = None
     target_loss: Annotated[
         float | None, Parameter(help="Train to this loss on the training set too: how many steps, how much time?")
-    ] = None,
-) -> None:
+    ] = None
+
+
+_LOCAL_BATCH = LocalBatchFlags()
+
+
+def local_batch(*, given: LocalBatchFlags = _LOCAL_BATCH) -> None:
     """How fast is training at each local batch, and when is a device busy?
 
     Profiles every other batch, predicts all of them, and only then measures.
@@ -164,34 +157,40 @@ def local_batch(
 
     from dpsim.harness.sweep.questions import check_question
 
-    flags.writable(common.output, folder=True)
-    base = declared("local_batch", common.experiment)
+    flags.writable(given.output, folder=True)
+    base = declared("local_batch", given.experiment)
     check_question(base, "local-batch")
-    values = flags.provided(
-        fusion_threshold_bytes=None if fusion_threshold is None else (flags.threshold(fusion_threshold),),
-        overlap=overlap,
-        batch_norm=batch_norm,
-    )
-    values |= batches(base, scaling, local_batch, global_batch)
-    experiment = common.changed(base, **values)
-    experiment = msgspec.structs.replace(experiment, **flags.provided(target_loss=target_loss))
-    run(experiment, common, command="sweep local-batch")
+    values = given.values()
+    experiment = given.changed(base, values | batches(base, given.scaling, values))
+    experiment = msgspec.structs.replace(experiment, **flags.provided(target_loss=given.target_loss))
+    run(experiment, given, command="sweep local-batch")
 
 
-def batch_norm(
-    *,
-    common: SweepFlags = DEFAULTS,
-    batch_norm: flags.Norms = None,
-    local_batch: flags.LocalBatches = None,
-    global_batch: flags.GlobalBatches = None,
-    scaling: Scaling = None,
-    overlap: OneOverlap = None,
+class BatchNormFlags(SweepFlags, of="norms local_batch... global_batch... scaling overlap"):
+    """The flags of a sweep over batch norm."""
+
+    norms: Annotated[
+        str | None,
+        Parameter(
+            name="--batch-norm",
+            help="Norms to compare: batch norm's local, leaf, global; or none, group, instance, layer in its place.",
+        ),
+    ] = None
+    scaling: Scaling = None
+    overlap: Annotated[
+        str | None, Parameter(help="auto: measure the predicted-best mode; or off, inline, poll, thread.")
+    ] = None
     seeds: Annotated[
         int | None,
         Parameter(help="Also train from so many seeds (10 or more; 0: train nothing): what do small batches do?"),
-    ] = None,
-    epochs: Annotated[int | None, Parameter(help="Epochs of these trainings (8).")] = None,
-) -> None:
+    ] = None
+    epochs: Annotated[int | None, Parameter(help="Epochs of these trainings (8).")] = None
+
+
+_BATCH_NORM = BatchNormFlags()
+
+
+def batch_norm(*, given: BatchNormFlags = _BATCH_NORM) -> None:
     """What does batch norm cost, with whose statistics, and what do other norms cost?
 
     Predicts, then measures the step with each norm, at each local batch and on
@@ -203,18 +202,25 @@ def batch_norm(
     from dpsim.harness.sweep.norms import norm_cases
     from dpsim.harness.sweep.questions import check_question
 
-    flags.writable(common.output, folder=True)
-    base = declared("batch_norm", common.experiment)
+    flags.writable(given.output, folder=True)
+    base = declared("batch_norm", given.experiment)
     check_question(base, "batch-norm")
-    values = flags.provided(overlap=overlap) | batches(base, scaling, local_batch, global_batch)
-    experiment = common.changed(base, **values)
-    norms = flags.listed("--batch-norm", batch_norm, str)
+    values = given.values()
+    experiment = given.changed(base, values | batches(base, given.scaling, values))
+    norms = flags.listed("--batch-norm", given.norms, str)
     if norms is not None:
         cases = norm_cases(experiment, norms)
         cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
         experiment = msgspec.structs.replace(experiment, **(cleared | {"cases": cases}))
-    experiment = msgspec.structs.replace(experiment, **flags.provided(seeds=seeds, epochs=epochs))
-    run(experiment, common, command="sweep batch-norm")
+    experiment = msgspec.structs.replace(experiment, **flags.provided(seeds=given.seeds, epochs=given.epochs))
+    run(experiment, given, command="sweep batch-norm")
+
+
+class FileFlags(SweepFlags, of="global_batch"):
+    """The flags of a sweep that a file declares."""
+
+
+_FILE = FileFlags()
 
 
 def _of_file(
@@ -223,8 +229,7 @@ def _of_file(
     ] = None,
     /,
     *,
-    common: SweepFlags = DEFAULTS,
-    global_batch: flags.GlobalBatch = None,
+    given: FileFlags = _FILE,
 ) -> int:
     """Which of the settings in FILE trains fastest, and does the model predict it?
 
@@ -239,13 +244,13 @@ def _of_file(
         return 0
     if not file.suffix and not file.exists():
         raise unknown("command", file, COMMANDS, remedy="or give a file that declares a sweep")
-    if common.experiment is not None:
+    if given.experiment is not None:
         raise ConfigError(
-            f"two experiments, {file} and --experiment {common.experiment}",
+            f"two experiments, {file} and --experiment {given.experiment}",
             allowed="one",
             remedy="leave --experiment out",
         )
-    flags.writable(common.output, folder=True, inputs=(file,))
-    experiment = common.changed(read_experiment(file), **flags.provided(global_batch=global_batch))
-    comparison = run(experiment, common, command="sweep")
+    flags.writable(given.output, folder=True, inputs=(file,))
+    experiment = given.changed(read_experiment(file), given.values())
+    comparison = run(experiment, given, command="sweep")
     return 1 if comparison.identical is False else 0

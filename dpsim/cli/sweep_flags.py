@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,21 +15,12 @@ if TYPE_CHECKING:
     from dpsim.records.sweep import Experiment
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class SweepFlags:
+class SweepFlags(
+    flags.Flags,
+    of="model dataset devices... fusion_rule algorithm... network... compute seed wire_dtype compute_dtype",
+):
     """The flags that every sweep has."""
 
-    model: flags.Model = None
-    dataset: flags.DataSet = None
-    devices: flags.DevicesList = None
-    fusion_rule: flags.FusionRule = None
-    algorithm: flags.Algorithms = None
-    network: flags.Networks = None
-    compute: flags.Compute = None
-    seed: flags.Seed = None
-    wire_dtype: flags.WireDtype = None
-    compute_dtype: flags.ComputeDtype = None
     budget: Annotated[
         str | None,
         Parameter(
@@ -46,28 +37,20 @@ class SweepFlags:
     json: flags.Json = False
     verbose: flags.AllTables = False
 
-    def changed(self, base: Experiment, **values: Any) -> Experiment:
-        """``base`` with these flags, and with other ``values`` of its settings. Raises ``ConfigError``."""
+    def changed(self, base: Experiment, values: dict[str, Any]) -> Experiment:
+        """Return ``base`` with other values of its fields and its settings', and with its budget."""
         import msgspec
 
-        of_settings = flags.provided(
-            model=self.model,
-            devices=flags.listed("--devices", self.devices, flags.devices_or_layout),
-            fusion_rule=self.fusion_rule,
-            algorithm=flags.listed("--algorithm", self.algorithm, str),
-            network=flags.networks(self.network),
-            compute=self.compute,
-            wire_dtype=self.wire_dtype,
-            compute_dtype=self.compute_dtype,
-        )
-        of_run = flags.provided(dataset=self.dataset, seed=self.seed, budget_s=flags.budget(self.budget))
-        return msgspec.structs.replace(base, **base.changed(**(of_settings | values)), **of_run)
+        from dpsim.setting import FIELDS
+
+        if isinstance(values.get("fusion_threshold_bytes"), float):
+            values["fusion_threshold_bytes"] = (values["fusion_threshold_bytes"],)
+        of_settings = {name: value for name, value in values.items() if name in FIELDS}
+        of_run = {name: value for name, value in values.items() if name not in FIELDS}
+        of_run |= flags.provided(budget_s=flags.budget(self.budget))
+        return msgspec.structs.replace(base, **base.changed(**of_settings), **of_run)
 
 
-DEFAULTS = SweepFlags()
-OneOverlap = Annotated[
-    str | None, Parameter(name="--overlap", help="auto: measure the predicted-best mode; or off, inline, poll, thread.")
-]
 Overlap = Annotated[
     str | None, Parameter(help="auto: measure the predicted-best mode; or all, off, inline, poll, thread.")
 ]
@@ -99,20 +82,17 @@ def strong_or_weak(
     return {"local_batch": batch, "global_batch": None} if weak else {"local_batch": None, "global_batch": batch}
 
 
-def batches(
-    base: Experiment, scaling: str | None, local_batches: str | None, global_batches: str | None
-) -> dict[str, tuple[int, ...] | None]:
+def batches(base: Experiment, scaling: str | None, given: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
     """The local batches under weak scaling, the global ones under strong scaling. Raises ``ConfigError``."""
     from dpsim.errors import ConfigError
 
-    local = flags.listed("--local-batch", local_batches, flags.whole("--local-batch"))
-    whole = flags.listed("--global-batch", global_batches, flags.whole("--global-batch"))
+    local, whole = given.get("local_batch"), given.get("global_batch")
     if scaling is None:
         scaling = "weak" if local or (base.weak and not whole) else "strong"
     if (local and whole) or (local and scaling == "strong") or (whole and scaling == "weak"):
-        given = " and ".join(name for name, there in (("--local-batch", local), ("--global-batch", whole)) if there)
+        names = " and ".join(name for name, there in (("--local-batch", local), ("--global-batch", whole)) if there)
         raise ConfigError(
-            f"{given} under {scaling} scaling",
+            f"{names} under {scaling} scaling",
             allowed="--local-batch under weak scaling, --global-batch under strong scaling",
             remedy="give one of the two, or leave --scaling out",
         )

@@ -20,16 +20,18 @@ Examples:
   dpsim trace reports/fusion-threshold --fusion-threshold inf"""
 
 
+class PointFlags(flags.Flags, of="network devices local_batch batch_norm fusion_threshold_bytes overlap"):
+    """The flags that choose a point of a sweep."""
+
+
+_ANY = PointFlags()
+
+
 def trace(
     folder: Annotated[Path, Parameter(help="The folder of a sweep.")],
     /,
     *,
-    network: flags.Network = None,
-    devices: flags.Devices = None,
-    local_batch: flags.LocalBatch = None,
-    batch_norm: flags.BatchNorm = None,
-    fusion_threshold: flags.Threshold = None,
-    overlap: flags.Overlap = None,
+    point: PointFlags = _ANY,
     source: Annotated[
         Literal["measured", "predicted", "both"],
         Parameter(help="Which timeline to export; both are shown one above the other."),
@@ -46,16 +48,9 @@ def trace(
     from dpsim.timeline import Timeline
 
     flags.writable(output, inputs=(folder / "results.json", folder / "predictions.json"))
-    threshold = None if fusion_threshold is None else flags.threshold(fusion_threshold)
-    token = None if devices is None else str(flags.devices_or_layout(devices))
-    conditions = flags.provided(
-        network=network,
-        devices=token,
-        local_batch=local_batch,
-        batch_norm=batch_norm,
-        fusion_threshold_bytes=threshold,
-        overlap=overlap,
-    )
+    conditions = point.values()
+    if "devices" in conditions:
+        conditions["devices"] = conditions.pop("layout") or str(conditions["devices"])
     points: list[MeasuredPoint | PredictedPoint] = []
     _check_sweep(folder)
     if source != "predicted":
@@ -128,10 +123,9 @@ def _first(points: list[MeasuredPoint | PredictedPoint], conditions: dict[str, o
         if all(setting.value(name) == value for name, value in conditions.items()):
             return setting
     names = {"fusion_threshold_bytes": "threshold"}
-    fields = ("network", "devices", "local_batch", "batch_norm", "fusion_threshold_bytes", "overlap")
     present = {
         names.get(field, field.replace("_", " ")): dict.fromkeys(setting.text(field) for setting in settings)
-        for field in fields
+        for field in PointFlags.names()
     }
     raise ConfigError(
         "no setting of this sweep has timelines"

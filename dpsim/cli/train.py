@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -29,50 +29,17 @@ Examples:
   mpiexec -n 2 dpsim train --devices 2"""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class RunFlags:
+class RunFlags(
+    flags.Flags,
+    of="model dataset devices global_batch accumulate cycle_s fusion_rule fusion_threshold_bytes algorithm overlap"
+    " wire_dtype network steps epochs seed checkpoint_every label_smoothing backend batch_norm elastic strategy"
+    " compute_dtype",
+):
     """The flags that set fields of ``TrainConfig``."""
 
-    model: flags.Model = None
-    dataset: flags.DataSet = None
-    devices: flags.Devices = None
-    global_batch: flags.GlobalBatch = None
-    accumulate: flags.Accumulate = None
-    cycle: flags.Cycle = None
-    fusion_rule: flags.FusionRule = None
-    fusion_threshold: flags.Threshold = None
-    algorithm: flags.Algorithm = None
-    overlap: flags.Overlap = None
-    wire_dtype: flags.WireDtype = None
-    network: flags.Network = None
-    steps: flags.Steps = None
-    epochs: flags.Epochs = None
-    seed: flags.Seed = None
-    checkpoint_every: flags.CheckpointEvery = None
-    label_smoothing: flags.LabelSmoothing = None
-    backend: flags.Backend = None
-    batch_norm: flags.BatchNorm = None
-    elastic: flags.Elastic = None
-    strategy: flags.StrategyName = None
-    compute_dtype: flags.ComputeDtype = None
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of ``TrainConfig`` that these flags set. Raises ``ConfigError``."""
-        fields = asdict(self)
-        if self.devices is not None:
-            fields["devices"], fields["layout"] = flags.layout(self.devices)
-        threshold = fields.pop("fusion_threshold")
-        fields["cycle_s"] = flags.duration(fields.pop("cycle"))
-        fields["fusion_threshold_bytes"] = None if threshold is None else flags.threshold(threshold)
-        fields["algorithm"] = flags.default_algorithm(self.algorithm, self.network, self.wire_dtype)
-        return flags.provided(**fields)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class OptimizerFlags:
-    """The flags that set the fields of the optimizer with the same names."""
+class OptimizerFlags(flags.Flags, of="optimizer"):
+    """The flags that choose the optimizer, and set its fields with the same names."""
 
     learning_rate: flags.LearningRate = None
     momentum: flags.Momentum = None
@@ -81,14 +48,13 @@ class OptimizerFlags:
     trust_coefficient: flags.TrustCoefficient = None
 
 
-_RUN, _OPTIMIZER = RunFlags(), OptimizerFlags()
+_RUN, _OPTIMIZER, _LEAVES = RunFlags(), OptimizerFlags(), flags.LeafFlags()
 
 
 def train(
     *,
     run: RunFlags = _RUN,
-    optimizer: flags.Optimizer = None,
-    settings: OptimizerFlags = _OPTIMIZER,
+    optimizer: OptimizerFlags = _OPTIMIZER,
     schedule: flags.RateDecay = None,
     warmup_epochs: flags.WarmupEpochs = None,
     reference_batch: flags.ReferenceBatch = None,
@@ -97,8 +63,7 @@ def train(
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     stall_after: flags.StallAfter = None,
     hostfile: flags.Hostfile = None,
-    reproducible: flags.Reproducible = None,
-    leaves: flags.Leaves = None,
+    leaves: flags.LeafFlags = _LEAVES,
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured.
@@ -113,21 +78,20 @@ def train(
     from dpsim.harness.train.resume import configured
     from dpsim.launch import hosts
     from dpsim.learning_rate import parse_decay
-    from dpsim.plan import DEFAULT_LEAVES
+    from dpsim.machine import Network
     from dpsim.records.train import identity
 
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
-    flags.reproducible_leaves(reproducible, leaves)
-    fields = run.fields() | flags.provided(
-        checkpoint=None if checkpoint is None else str(checkpoint),
-        stall_after_s=stall_after,
-        leaves=DEFAULT_LEAVES if reproducible and leaves is None else leaves,
-    )
+    fields = run.values() | leaves.values()
+    fields |= flags.provided(checkpoint=None if checkpoint is None else str(checkpoint), stall_after_s=stall_after)
+    if "algorithm" not in fields and "network" in fields:
+        fields["algorithm"] = Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype"))
     decay = None if schedule is None else parse_decay(schedule)
     rate = flags.provided(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
+    settings = flags.provided(**asdict(optimizer))
     with hosts.hostfile(hostfile), show.progress() as progress:
-        config = configured(resume, fields, optimizer, flags.provided(**asdict(settings)), rate, progress)
+        config = configured(resume, fields, settings.pop("optimizer", None), settings, rate, progress)
         result = harness.train(config, progress)
     if output is not None:
         record = {"schema": show.SCHEMA, "command": "train"} | identity(config) | codec.to_builtins(result)

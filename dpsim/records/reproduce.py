@@ -35,6 +35,7 @@ from dpsim.plan import (
 from dpsim.records.checks import check_distinct, check_steps
 from dpsim.records.sweep import Environment
 from dpsim.rng import check_seed
+from dpsim.setting import DataSet, Seed
 from dpsim.units import format_size
 from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype
 
@@ -90,7 +91,7 @@ class Reproduction(Noun, frozen=True):
     """
 
     model: str = "cnn"
-    dataset: Annotated[str, Decides.BITS] = "digits"
+    dataset: DataSet = "digits"
     devices: tuple[int | str, ...] = (1, 2, 3, 4)
     fusion_thresholds_bytes: Annotated[tuple[float, ...], Decides.ORDER | Decides.STEP_TIME] = (0.0, 65536.0, math.inf)
     algorithms: Annotated[tuple[str, ...], Decides.ORDER | Decides.STEP_TIME] = ("auto",)
@@ -100,7 +101,7 @@ class Reproduction(Noun, frozen=True):
     leaves: int = DEFAULT_LEAVES
     global_batch: int = 64
     optimizer: Optimizer = Sgd(weight_decay=1e-3)
-    seed: Annotated[int, Decides.BITS] = 0
+    seed: Seed = 0
     fusion_rule: str = "tarantella"
     wire_dtype: WireDtype | None = None
     strategies: Annotated[tuple[Strategy, ...], Decides.STEP_TIME] = ("data-parallel",)

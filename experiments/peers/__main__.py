@@ -27,7 +27,7 @@ def peers(
     rounds: Annotated[int | None, Parameter(help="Rounds at most, in each of which every system is timed.")] = None,
     steps: Annotated[int | None, Parameter(help="Steps of a visit that count at most, after two that do not.")] = None,
     local_batch: Annotated[int | None, Parameter(help="Samples on a rank.")] = None,
-    seed: flags.Seed = None,
+    seed: Annotated[int | None, Parameter(help="Seed of initialisation and shuffling.")] = None,
     output: Annotated[Path | None, Parameter(help="Also write the JSON object to this file.")] = None,
     json: flags.Json = False,
 ) -> None:

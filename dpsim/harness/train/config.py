@@ -9,15 +9,13 @@ from dpsim.backend import Backend, check_backend
 from dpsim.codec import Noun
 from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError, unknown
-from dpsim.fields import Decides, declared, shared
+from dpsim.fields import Decides, Field, declared, shared
 from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
-from dpsim.nn.losses import check_label_smoothing
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import BatchNormMode, Overlap, Plan, Strategy
-from dpsim.rng import check_seed
 from dpsim.runtime.stall import check_stall_after
-from dpsim.setting import Setting
+from dpsim.setting import DataSet, Seed, Setting
 from dpsim.wire_dtype import WireDtype
 
 _EPOCHS = 20
@@ -38,14 +36,16 @@ class TrainConfig(Noun, frozen=True):
     """
 
     model: str = "cnn"
-    dataset: Annotated[str, Decides.BITS] = "digits"
+    dataset: DataSet = "digits"
     devices: int = 1
     layout: str = ""
     wire_dtype: WireDtype | None = None
     global_batch: int = 64
-    epochs: Annotated[int | None, Decides.NOTHING] = None
-    steps: Annotated[int | None, Decides.NOTHING] = None
-    seed: Annotated[int, Decides.BITS] = 0
+    epochs: Annotated[
+        int | None, Field(Decides.NOTHING, "Passes over the training samples (20, unless --steps is given).")
+    ] = None
+    steps: Annotated[int | None, Field(Decides.NOTHING, "Steps to train, instead of epochs.")] = None
+    seed: Seed = 0
     network: str = "node"
     algorithm: str = "auto"
     fusion_rule: str = "tarantella"
@@ -55,20 +55,35 @@ class TrainConfig(Noun, frozen=True):
     optimizer: Optimizer = Sgd(weight_decay=1e-3)
     rate_schedule: Annotated[RateSchedule, Decides.BITS] = RateSchedule()
     stall_after_s: Annotated[float, Decides.NOTHING] = 60.0
-    label_smoothing: Annotated[float, Decides.BITS] = 0.0
+    label_smoothing: Annotated[
+        float, Field(Decides.BITS, "Share of each target that is spread evenly over all classes, like 0.1 (0).")
+    ] = 0.0
     checkpoint: Annotated[str | None, Decides.NOTHING] = None
-    checkpoint_every: Annotated[int | None, Decides.NOTHING] = None
+    checkpoint_every: Annotated[int | None, Field(Decides.NOTHING, "Steps between two checkpoints.")] = None
     resume: Annotated[str | None, Decides.NOTHING] = None
     selection: Annotated[Selection | None, Decides.ORDER] = None
-    backend: Annotated[Backend, Decides.ORDER] = "cpu"
+    backend: Annotated[
+        Backend,
+        Field(
+            Decides.ORDER,
+            "Where training runs: cpu, or cuda (the ranks' GPUs; LARS and models of your own compute on the CPU). cuda"
+            " also takes --algorithm nccl.",
+        ),
+    ] = "cpu"
     leaves: int = 0
     batch_norm: BatchNormMode | None = None
     strategy: Strategy = "data-parallel"
-    elastic: Annotated[bool, Decides.NOTHING] = False
+    elastic: Annotated[
+        bool,
+        Field(Decides.NOTHING, "When ranks are killed, resume from the last checkpoint on the remaining ones."),
+    ] = False
     compute_dtype: ComputeDtype = "float32"
     cycle_s: float = 1e-3
 
     def __post_init__(self) -> None:
+        from dpsim.nn.losses import check_label_smoothing  # loads NumPy, which help pages need not
+        from dpsim.rng import check_seed
+
         check_seed(self.seed)
         if self.epochs is not None and self.epochs < 1:
             raise ConfigError(f"epochs is {self.epochs}", allowed="1 or more")
