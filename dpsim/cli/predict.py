@@ -31,7 +31,7 @@ Examples:
 class PlanFlags(
     flags.Flags,
     of="global_batch... local_batch... accumulate fusion_rule... fusion_threshold_bytes... cycle_s algorithm... overlap"
-    " batch_norm... wire_dtype strategy",
+    " batch_norm... wire_dtype strategy optimizer",
 ):
     """The flags of the plans that are predicted."""
 
@@ -46,12 +46,13 @@ class PlanFlags(
     batch_norm: Annotated[
         str | None,
         Parameter(
-            help="local (each device's own statistics), global (synchronised over all devices), or both: local,global."
+            help="Samples that statistics are taken over: a device's (local), a leaf's (leaf, with leaves) or the whole"
+            " batch (global); or two of them: local,global."
         ),
     ] = None
 
 
-_PLANS = PlanFlags()
+_PLANS, _LEAVES = PlanFlags(), flags.LeafFlags()
 
 
 def predict(
@@ -65,6 +66,7 @@ def predict(
     ],
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8, or layouts: 2x4.")],
     plans: PlanFlags = _PLANS,
+    leaves: flags.LeafFlags = _LEAVES,
     target_loss: Annotated[
         float | None, Parameter(help="A training loss to reach: also predict the time to it, with --convergence.")
     ] = None,
@@ -84,6 +86,7 @@ def predict(
     from dpsim import codec, jit
     from dpsim import machine as machines
     from dpsim import workload as workloads
+    from dpsim.optimizer import Sgd, changed
     from dpsim.predict import predict_on_machines, predict_points
     from dpsim.predict.time_to_target import add_time_to_target
 
@@ -91,7 +94,9 @@ def predict(
     flags.writable(output, inputs=tuple(path for path in (workload, *files, convergence) if path))
     profiled, known = workloads.read(workload), {str(path): machines.read(path) for path in files}
     calibrated = next(iter(known.values()))
-    fields = plans.values()
+    fields = plans.values() | leaves.values()
+    if "optimizer" in fields:
+        fields["optimizer"] = changed(Sgd(), fields["optimizer"], {})
     counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
     thresholds, rule = fields.pop("fusion_threshold_bytes", ()), fields.pop("fusion_rule", None)
     fit = _convergence(target_loss, convergence)

@@ -14,14 +14,14 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
-from dpsim.plan import BATCH_NORM_MODES, OVERLAPS, BatchNormMode, Plan, Strategy, overlap_of
+from dpsim.plan import OVERLAPS, Plan, overlap_of
 from dpsim.predict.cautions import cautions
 from dpsim.predict.compare import choose_overlap
 from dpsim.predict.interval import LEVEL, Interval, equally_fast, predict, predict_with_interval, ratio_interval
 from dpsim.predict.memory import memory
 from dpsim.predict.step import Prediction
 from dpsim.units import format_size
-from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype
+from dpsim.wire_dtype import SIXTEEN_BITS
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
@@ -38,8 +38,8 @@ def predict_points(
 ) -> tuple[list[Record], Record]:
     """Return (points, summary) of every device count or layout with every threshold, rule, algorithm and batch.
 
-    ``settings`` are ``global_batch``, ``local_batch``, ``algorithm``, ``overlap``, ``accumulate``, ``wire_dtype``,
-    ``cycle_s``, ``strategy`` and ``batch_norm``. ``global_batch`` is the same on any device count (strong scaling);
+    ``settings`` are fields of ``dpsim.Plan`` and ``local_batch``; each but ``overlap`` may have several values.
+    ``global_batch`` is the same on any device count (strong scaling);
     with ``local_batch`` the global batch grows with the devices (weak scaling). Without either, weak scaling with the
     workload's largest profiled local batch is predicted. Without ``algorithm`` it is ``default_algorithm``. One
     device has no threshold and is predicted once; no ``thresholds`` means the rule's default, and where rules are
@@ -78,7 +78,7 @@ def predict_on_machines(
     """
     points: list[Record] = []
     summary: Record = {}
-    fastest: dict[str, dict[tuple[Any, ...], tuple[Record, _Predicted]]] = {}
+    fastest: dict[str, dict[tuple[object, ...], tuple[Record, _Predicted]]] = {}
     for name, machine in machines.items():
         planned = _planned(workload, machine, devices, thresholds, rule, **settings)
         groups = _predicted(workload, machine, planned)
@@ -92,9 +92,10 @@ def predict_on_machines(
             summary["cautions"] += [each for each in its_cautions if each not in summary["cautions"]]
         else:
             summary = its_summary
-        for (variant, layout), rows in groups.items():
+        for (single, layout), rows in groups.items():
             row = min(rows, key=lambda item: item[1][0].step_s)
-            key = (layout, variant.batch, variant.fusion_rule, variant.batch_norm)
+            fields = msgspec.structs.asdict(single)
+            key = (layout, *(value for field, value in fields.items() if field != "algorithm"))
             before = fastest.setdefault(name, {}).get(key)
             if before is None or row[1][0].step_s < before[1][0].step_s:
                 fastest[name][key] = row
@@ -126,13 +127,14 @@ def _upgrade(name: str, before: tuple[Record, _Predicted], after: tuple[Record, 
 def _predicted(
     workload: Workload, machine: Machine, planned: _Planned
 ) -> dict[_Group, list[tuple[Record, _Predicted]]]:
-    """Return the points of each variant and layout."""
+    """Return the points of each plan of one device and layout."""
     groups: dict[_Group, list[tuple[Record, _Predicted]]] = {}
-    singles = {variant: predict_with_interval(workload, machine, plan) for variant, plan in planned.singles.items()}
-    for plan, variant in planned.plans.items():
+    singles = dict.fromkeys(planned.plans.values())
+    alone = {single: predict_with_interval(workload, machine, single) for single in singles}
+    for plan, single in planned.plans.items():
         predicted = predict_with_interval(workload, machine, plan)
-        point = _point(workload, machine, plan, singles[variant], predicted)
-        groups.setdefault((variant, point["layout"]), []).append((point, predicted))
+        point = _point(workload, machine, plan, alone[single], predicted)
+        groups.setdefault((single, point["layout"]), []).append((point, predicted))
     return groups
 
 
@@ -143,12 +145,16 @@ def _summed_up(
     points = [point for rows in groups.values() for point, _ in rows]
     return points, {
         "scaling": "weak" if planned.weak else "strong",
-        "wire_dtype": planned.told.wire_dtype,
+        "wire_dtype": next(iter(planned.plans)).wire_dtype,
         "best": [_best(rows) for rows in groups.values()],
         "interval_level": LEVEL,
         "extrapolated": any(point["extrapolated"] for point in points),
         "from_script": planned.told.sentence,
-        "cautions": [*planned.told.unpriced, *cautions(machine, list(planned.plans), workload)],
+        "cautions": [
+            *planned.told.unpriced,
+            *cautions(machine, list(planned.plans), workload),
+            *([_WITHOUT_LEAVES] if any(plan.leaves for plan in planned.plans) else []),
+        ],
     }
 
 
@@ -181,10 +187,9 @@ def predict_one(
 
 
 class _Planned(NamedTuple):
-    """The plans of all points with what they vary, the plan of one device of each variant, and the settings told."""
+    """The plans of all points, each with that of one device which it is compared with, and the settings told."""
 
-    plans: dict[Plan, _Variant]
-    singles: dict[_Variant, Plan]
+    plans: dict[Plan, Plan]
     told: _Told
     weak: bool
 
@@ -195,149 +200,116 @@ def _planned(
     devices: Sequence[int | str],
     thresholds: Sequence[float],
     rule: str | Sequence[str] | None = None,
-    *,
-    global_batch: int | Sequence[int] | None = None,
-    local_batch: int | Sequence[int] | None = None,
-    algorithm: str | Sequence[str] | None = None,
-    overlap: str = "auto",
-    accumulate: int | None = None,
-    wire_dtype: WireDtype | None = None,
-    cycle_s: float = 1e-3,
-    strategy: Strategy = "data-parallel",
-    batch_norm: BatchNormMode | Sequence[BatchNormMode] | None = None,
+    **settings: Any,
 ) -> _Planned:
     """Return the plans that ``predict_points`` predicts, and ``dpsim.predict`` one of. Raises ``ConfigError``."""
-    _check(overlap, global_batch, local_batch)
-    weak = global_batch is None
-    batches = _several(workload.local_batches[-1] if weak and local_batch is None else local_batch or global_batch)
-    told = _told(workload, rule, thresholds, algorithm, accumulate, wire_dtype, batch_norm)
-    micro_batches, sent = told.accumulate, told.wire_dtype
-    variants = [
-        _Variant(name, chosen or default_algorithm(machine, sent), batch, norm)
-        for batch, name, chosen, norm in itertools.product(batches, told.rules, _several(algorithm), told.norms)
-    ]
-    plans: dict[Plan, _Variant] = {}
-    singles: dict[_Variant, Plan] = {}
-
-    def plan_of(variant: _Variant, count: int, threshold: float | None, layout: str = "") -> Plan:
-        return Plan(
-            devices=count,
-            layout=layout,
-            global_batch=variant.batch * micro_batches * count if weak else variant.batch,
-            accumulate=micro_batches,
-            fusion_rule=variant.fusion_rule,
-            fusion_threshold_bytes=threshold,
-            algorithm=variant.algorithm,
-            wire_dtype=sent,
-            cycle_s=cycle_s,
-            strategy=strategy,
-            batch_norm=variant.batch_norm,
-        )
-
-    for variant in variants:
-        takes_threshold = FUSION_RULES.find(variant.fusion_rule).default_threshold_bytes is not None
-        compared = thresholds and (takes_threshold or len(told.rules) == 1)
-        otherwise = told.bucket_cap_bytes if variant.fusion_rule == "ddp" else None
-        singles[variant] = plan_of(variant, 1, None)
-        for count, layout in map(parse_devices, devices):
+    given = {name: value for name, value in settings.items() if value is not None}
+    if rule is not None:
+        given["fusion_rule"] = rule
+    overlap = given.pop("overlap", "auto")
+    _check(overlap, given)
+    weak = "global_batch" not in given
+    told = _told(workload, given, thresholds)
+    fields = {_BATCH: workload.local_batches[-1]} if weak else {"global_batch": given["global_batch"]}
+    fields |= told.fields
+    counts = [parse_devices(each) for each in devices]
+    plans: dict[Plan, Plan] = {}
+    for values in itertools.product(*map(_several, fields.values())):
+        variant = dict(zip(fields, values, strict=True))
+        variant.setdefault("algorithm", default_algorithm(machine, variant.get("wire_dtype")))
+        variant.setdefault("batch_norm", Plan.default_batch_norm(variant.get("leaves", 0)))
+        takes_threshold = FUSION_RULES.find(variant["fusion_rule"]).default_threshold_bytes is not None
+        compared = thresholds and (takes_threshold or len(_several(fields["fusion_rule"])) == 1)
+        otherwise = told.bucket_cap_bytes if variant["fusion_rule"] == "ddp" else None
+        single = _plan(variant, 1, "", None)
+        for count, layout in counts:
             for threshold in thresholds if compared and count > 1 else [otherwise if count > 1 else None]:
-                plans[plan_of(variant, count, threshold, layout)] = variant
+                plans[_plan(variant, count, layout, threshold)] = single
     mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap_of(overlap)
-    under = {msgspec.structs.replace(plan, overlap=mechanism): variant for plan, variant in plans.items()}
-    return _Planned(under, singles, told, weak)
+    return _Planned(
+        {msgspec.structs.replace(plan, overlap=mechanism): single for plan, single in plans.items()}, told, weak
+    )
+
+
+def _plan(variant: Mapping[str, Any], devices: int, layout: str, threshold: float | None) -> Plan:
+    fields = dict(variant)
+    if _BATCH in fields:
+        fields["global_batch"] = fields.pop(_BATCH) * fields.get("accumulate", 1) * devices
+    return Plan(devices=devices, layout=layout, fusion_threshold_bytes=threshold, **fields)
 
 
 class _Told(NamedTuple):
     """The settings that hold where a script may have told DDP some: its words, and what it told that has no price."""
 
-    rules: tuple[str, ...]
-    accumulate: int
-    wire_dtype: WireDtype | None
-    norms: tuple[BatchNormMode, ...]
+    fields: dict[str, Any]
     bucket_cap_bytes: float | None = None
     sentence: str = ""
     unpriced: tuple[str, ...] = ()
 
 
-def _told(
-    workload: Workload,
-    rule: str | Sequence[str] | None,
-    thresholds: Sequence[float],
-    algorithm: str | Sequence[str] | None,
-    accumulate: int | None,
-    wire_dtype: WireDtype | None,
-    batch_norm: BatchNormMode | Sequence[BatchNormMode] | None,
-) -> _Told:
-    """Return what was given; for the rest what the workload's script told DDP, or the defaults of ``Plan``."""
-    ddp, norms = workload.ddp, _several(batch_norm or "local")
+def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]) -> _Told:
+    """Return what was given; for the rest what the workload's script told DDP, or a default."""
+    ddp, fields = workload.ddp, {name: given[name] for name in _FIRST if name in given}
     normalises = any(layer.batch_norm_channels for layer in workload.layers)
-    for norm in norms:
-        if norm not in ("local", "global"):
-            raise unknown("batch norm", norm, [mode for mode in BATCH_NORM_MODES if mode != "leaf"])
-    if "global" in norms and not normalises:
+    if "global" in _several(given.get("batch_norm", ())) and not normalises:
         raise ConfigError(
             f"batch norm global for {workload.name}, in which no layer states batch_norm_channels",
             allowed="a workload whose layers with batch norm state their number of channels, as dpsim profile does",
             remedy="add batch_norm_channels to those layers, or leave --batch-norm out",
         )
     if ddp is None:
-        return _Told(_several(rule or "tarantella"), accumulate or 1, wire_dtype, norms)
-    rules = _several(rule or ("ddp" if thresholds else ddp.fusion_rule))
-    taken = [] if rule else [f"rule {rules[0]}"]
-    cap = None if thresholds else ddp.bucket_cap_bytes
-    if cap is not None and "ddp" in rules:
+        return _Told({"fusion_rule": "tarantella"} | fields | given)
+    taken, cap, sent = list[str](), None if thresholds else ddp.bucket_cap_bytes, ddp.wire_dtype
+    told: dict[str, Any] = {"fusion_rule": "ddp" if thresholds else ddp.fusion_rule}
+    if "fusion_rule" not in given:
+        taken.append(f"rule {told['fusion_rule']}")
+    if cap is not None and "ddp" in _several(given.get("fusion_rule", told["fusion_rule"])):
         taken.append(f"buckets of {format_size(cap)}")
-    if accumulate is None and ddp.accumulate > 1:
+    if "accumulate" not in given and ddp.accumulate > 1:
+        told["accumulate"] = ddp.accumulate
         taken.append(f"{ddp.accumulate} micro-batches a step")
-    if batch_norm is None and ddp.sync_batch_norm and normalises:
-        norms = ("global",)
+    if "batch_norm" not in given and ddp.sync_batch_norm and normalises:
+        told["batch_norm"] = "global"
         taken.append("batch norm over all devices")
     unpriced = ddp.unpriced(batch_norm=normalises)
-    sent = wire_dtype
-    if wire_dtype is None and ddp.wire_dtype is not None:
-        able = all(name is None or ALGORITHMS.find(name).sixteen_bits for name in _several(algorithm))
-        if able:
-            sent = ddp.wire_dtype
+    if "wire_dtype" not in given and sent is not None:
+        if all(ALGORITHMS.find(name).sixteen_bits for name in _several(given.get("algorithm", ()))):
+            told["wire_dtype"] = sent
             taken.append(f"gradients sent as {sent}")
         else:
-            unpriced += (f"the script's {ddp.communication_hook} sends {ddp.wire_dtype}, which this algorithm cannot",)
-    return _Told(
-        rules,
-        ddp.accumulate if accumulate is None else accumulate,
-        sent,
-        norms,
-        cap,
-        f"as the script told DDP: {', '.join(taken)}; a flag overrides it" if taken else "",
-        unpriced,
-    )
+            unpriced += (f"the script's {ddp.communication_hook} sends {sent}, which this algorithm cannot",)
+    words = f"as the script told DDP: {', '.join(taken)}; a flag overrides it" if taken else ""
+    return _Told(told | fields | given, cap, words, unpriced)
 
 
-def _check(overlap: str, global_batch: object, local_batch: object) -> None:
+def _check(overlap: str, given: Mapping[str, Any]) -> None:
     if overlap != "auto" and overlap not in OVERLAPS:
         raise unknown("overlap", overlap, ("auto", *OVERLAPS))
-    if global_batch is not None and local_batch is not None:
+    for name in given:
+        if name not in _SETTINGS:
+            raise unknown("setting of a prediction", name, _SETTINGS)
+    if "global_batch" in given and _BATCH in given:
         raise ConfigError(
-            f"a global batch of {global_batch} and a local batch of {local_batch}",
+            f"a global batch of {given['global_batch']} and a local batch of {given[_BATCH]}",
             allowed="one of the two",
             remedy="a global batch for strong scaling, a local batch for weak scaling",
         )
 
 
-class _Variant(NamedTuple):
-    """What is compared on every device count; ``batch`` is the global batch, or under weak scaling the local one."""
-
-    fusion_rule: str
-    algorithm: str
-    batch: int
-    batch_norm: BatchNormMode
-
-
-_Group = tuple[_Variant, str]
+_WITHOUT_LEAVES = (
+    "layer times are the workload file's, and dpsim profile measures without leaves: computing leaf by leaf takes"
+    " longer, most with few samples a leaf; dpsim sweep profiles it"
+)
+_BATCH = "local_batch"
+_FIRST = ("global_batch", _BATCH, "fusion_rule", "algorithm", "batch_norm")
+"""The order of points."""
+_SETTINGS = (*(set(Plan.__struct_fields__) - {"devices", "layout", "fusion_threshold_bytes"}), _BATCH)
+_Group = tuple[Plan, str]
 
 
 def _several(values: Any) -> tuple[Any, ...]:
     """Return one value or a sequence of values as a tuple."""
-    return (values,) if values is None or isinstance(values, (str, int)) else tuple(values)
+    return tuple(values) if isinstance(values, (tuple, list)) else (values,)
 
 
 def _best(rows: Sequence[tuple[Record, _Predicted]]) -> Record:
@@ -404,6 +376,8 @@ def _point(workload: Workload, machine: Machine, plan: Plan, single: _Predicted,
         "buckets": predicted.buckets,
         "algorithm": plan.algorithm,
         "batch_norm": plan.batch_norm,
+        "leaves": plan.leaves,
+        "optimizer": plan.optimizer.__struct_config__.tag,
         "overlap": plan.overlap,
         "strategy": plan.strategy,
         "network": machine.network,

@@ -36,8 +36,8 @@ SURFACE = {
     "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
     " --wire-dtype --strategy --from --format --out-of-place --line-rate --verbose",
     "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
-    " --fusion-threshold --cycle --algorithm --overlap --batch-norm --wire-dtype --strategy --target-loss --convergence"
-    " --output --json",
+    " --fusion-threshold --cycle --algorithm --overlap --batch-norm --wire-dtype --strategy --optimizer --reproducible"
+    " --leaves --target-loss --convergence --output --json",
     "measure": "ARGUMENTS --torch-script --torch-module --workload --machine --devices --bucket-cap --local-batch"
     " --communication --network --runtime --predict-only --script-may-write --budget --seed --output --json",
     "report": "FOLDER --output --format --json --verbose",

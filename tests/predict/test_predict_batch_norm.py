@@ -14,10 +14,11 @@ from predict_cases import machines, workloads
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering import lower
-from dpsim.machine import AllreduceCost, Machine
+from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.nn import build_model
+from dpsim.optimizer import AdamW, Lars
 from dpsim.plan import OVERLAPS, Plan
-from dpsim.predict import predict, predict_points, timeline
+from dpsim.predict import memory, predict, predict_points, timeline
 from dpsim.runtime.describe import describe
 from dpsim.schedule import SYNCHRONISE_EVENT
 from dpsim.workload import Layer, Tensor, Workload
@@ -136,7 +137,7 @@ def test_points_of_both_norms_are_the_plans_of_both_and_a_scripts_own_norm_is_ta
         ("local", expected[0].step_s),
         ("global", expected[1].step_s),
     ]
-    with pytest.raises(ConfigError, match="unknown batch norm 'leaf'"):
+    with pytest.raises(ConfigError, match="batch_norm is leaf, and there are no leaves"):
         predict_points(workload, machine, [2], [], batch_norm="leaf")
     with pytest.raises(ConfigError, match="no layer states batch_norm_channels"):
         predict_points(plain, machine, [2], [], batch_norm="global")
@@ -145,3 +146,38 @@ def test_points_of_both_norms_are_the_plans_of_both_and_a_scripts_own_norm_is_ta
         (point,), summary = predict_points(msgspec.structs.replace(trained, ddp=ddp), machine, [2], [])
         assert (point["batch_norm"], any("SyncBatchNorm" in text for text in summary["cautions"])) == (norm, noted)
         assert ("batch norm over all devices" in summary["from_script"]) == (not noted)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"batch_norm": "global", "leaves": 8},
+        {"leaves": 8},
+        {"strategy": "zero1", "optimizer": Lars()},
+        {"batch_norm": "global", "compute_dtype": "bfloat16"},
+        {"optimizer": AdamW(), "wire_dtype": "float64", "cycle_s": 5e-3, "fusion_rule": "horovod"},
+    ],
+)
+def test_a_prediction_has_every_field_of_its_plan(fields: dict[str, Any]) -> None:
+    layer = Layer(name="a", forward_s=(1.0,), backward_s=(2.0,), tensors=(Tensor(name="wa", shape=(30, 40)),))
+    workload = with_batch_norm(Workload(name="w", local_batches=(8,), layers=(layer,), update_s=1.0))
+    machine = Machine(name="m", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e3))
+    (point,), _ = predict_points(workload, machine, [2], [], algorithm="ring", global_batch=16, overlap="off", **fields)
+    norm = {"batch_norm": "leaf"} if "leaves" in fields else {}
+    plan = Plan(devices=2, global_batch=16, algorithm="ring", **norm | fields)
+    step = predict(workload, machine, plan)
+    needed = memory(workload, plan, machine)
+    assert point["predicted_step_s"] == step.step_s
+    assert point["memory_bytes"]["optimizer_state"] == needed.optimizer_state
+    without = predict(workload, machine, Plan(devices=2, global_batch=16, algorithm="ring"))
+    assert step != without or "compute_dtype" in fields or "optimizer" in fields
+
+
+def test_a_prediction_refuses_a_setting_that_is_none_and_says_what_leaves_cost() -> None:
+    layer = Layer(name="a", forward_s=(1.0,), backward_s=(2.0,), tensors=(Tensor(name="wa", shape=(30, 40)),))
+    workload = Workload(name="w", local_batches=(8,), layers=(layer,), update_s=1.0)
+    machine = Machine(name="m", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e3))
+    with pytest.raises(ConfigError, match="did you mean 'leaves'"):
+        predict_points(workload, machine, [2], [], leafs=8)
+    cautions = [predict_points(workload, machine, [2], [], leaves=leaves)[1]["cautions"] for leaves in (0, 8)]
+    assert ["leaf by leaf" in " ".join(each) for each in cautions] == [False, True]
