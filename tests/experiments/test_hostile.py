@@ -9,7 +9,7 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.experiments.stress.hostile import kills
+from dpsim.experiments.stress.hostile import kills, user_files
 from dpsim.experiments.stress.hostile.__main__ import attack
 from dpsim.experiments.stress.hostile.killed_commands import COMMANDS
 from dpsim.experiments.stress.hostile.kills import Attack
@@ -46,6 +46,20 @@ def test_a_signal_as_soon_as_there_is_the_process_leaves_nothing_and_is_told(
 def test_every_kind_of_process_of_every_command_gets_signals() -> None:
     drawn = {(attack.command, attack.kind) for attack in (kills.drawn(number, 0) for number in range(2000))}
     assert drawn == {(name, kind) for name, command in COMMANDS.items() for kind in command.kinds}
+
+
+def test_a_user_s_file_that_was_changed_or_removed_is_named_but_for_outputs(tmp_path: Path) -> None:
+    user_files.add_notes(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "record.json").write_text("{}")
+    before = user_files.contents(tmp_path)
+    (tmp_path / "out" / "record.json").write_text("[]")
+    (tmp_path / "new.txt").touch()
+    assert user_files.changes(before, tmp_path, ["out"]) == ""
+    (tmp_path / "notes.txt").unlink()
+    assert user_files.changes(before, tmp_path) == (
+        "removed of the user's files: notes.txt; changed of the user's files: out/record.json"
+    )
 
 
 def test_an_interrupted_part_goes_on_where_it_was(tmp_path: Path) -> None:

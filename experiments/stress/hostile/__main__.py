@@ -2,8 +2,9 @@
 
 ``python -m dpsim.experiments.stress.hostile [--parts kills,readers,commands,connections] [--cases 50] [--seed 0]
 [--output FOLDER]``. Without ``--cases``: 200 signals to processes of every kind of eleven commands, 20,000 damaged
-inputs for the readers, 1,000 for the command line, and 1,000 connections to the port of running jobs. With ``--output``
-the counts are kept there as JSON, and an interrupted part continues from them. Exits with 1 if anything went wrong.
+inputs for the readers, 1,000 for the command line, and 1,000 connections to the port of running jobs. A file of the
+user's that was changed or removed counts as wrong, too. With ``--output`` the counts are kept there as JSON, and an
+interrupted part continues from them. Exits with 1 if anything went wrong.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
+from dpsim.experiments.stress.hostile import user_files
 from dpsim.experiments.stress.hostile.damage import damaged
 from dpsim.experiments.stress.hostile.readers import HANG_S, IDLE_S, MEMORY_BYTES
 from dpsim.experiments.stress.hostile.tally import Outcome
@@ -48,6 +50,7 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
     ("doctor", "--help"),
     ("--version",),
 )
+_WRITTEN = ("--output", "--checkpoint")
 _COMPILING = 5
 """So many of the commands, as they stand, do all the compiling there is."""
 _STRANGE = (
@@ -97,6 +100,7 @@ def prepared(folder: Path) -> None:
     for name in ("predictions.json", "results.json", "drift.json"):
         shutil.copyfile(_ROOT / "reports/devices" / name, folder / "sweep" / name)
     (folder / "hosts.txt").write_text("localhost:2\n", encoding="utf-8")
+    user_files.add_notes(folder)
 
 
 def _command(moments: random.Random) -> list[str]:
@@ -138,6 +142,7 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
     if number % 4 == 0:
         _damage_a_file(place, moments)
         words = list(moments.choice(_COMMANDS))
+    before = user_files.contents(place)
     output = place / "said.txt"
     with output.open("wb") as file:
         variables = {**os.environ, **scratch.environment(place), "PYTHONPATH": str(_ROOT)}
@@ -157,10 +162,18 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
         wrong = "traceback: " + text.strip().splitlines()[-1][:200]
     if not wrong and process.returncode not in _CODES:
         wrong = f"exit code {process.returncode}"
+    wrong = wrong or user_files.changes(before, place, _outputs(words))
     became = "went wrong" if wrong else f"exit code {process.returncode}"
     shutil.rmtree(place)
     shown = " ".join(word if len(word) < 60 else f"{word[:40]!r}... ({len(word)})" for word in words)
     return Outcome(case=f"{number}: {shown}".encode("utf-8", "replace").decode(), became=became, wrong=wrong)
+
+
+def _outputs(words: list[str]) -> set[str]:
+    """What a command line names as the file or folder to write, which may then be there already."""
+    given = {word for flag, word in pairwise(words) if flag in _WRITTEN}
+    given |= {word.partition("=")[2] for word in words if word.startswith(tuple(f"{flag}=" for flag in _WRITTEN))}
+    return {os.path.normpath(word).partition("/")[0] for word in given}
 
 
 def _watched(process: subprocess.Popen[bytes]) -> str:

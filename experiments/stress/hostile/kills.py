@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from dpsim.experiments.stress.hostile import user_files
 from dpsim.experiments.stress.hostile.killed_commands import COMMANDS, TURNS, Command, in_python, prepare
 from dpsim.experiments.stress.hostile.tally import Outcome
 from dpsim.harness.bench import turns
@@ -68,6 +69,8 @@ class _Run:
         for each in (self.marked, self.folder, self.temporary):
             each.mkdir()
         prepare(self.folder)
+        user_files.add_notes(self.folder)
+        self._files = user_files.contents(self.folder)
         self._before = {*os.listdir(_SHARED), *scratch_keeper.abandoned_topologies()}
         own = {"PYTHONPATH": _ROOT, "TMPDIR": str(self.temporary)} | scratch.environment(self.marked)
         self.environment = {**os.environ, **own}
@@ -121,7 +124,7 @@ class _Run:
         return self.process.wait(_REPORTS_S)
 
     def left(self) -> str:
-        """What is left of the run though it should be gone; empty: nothing."""
+        """What is left of the run though it should be gone, or which of the user's files changed; empty: nothing."""
         until = time.monotonic() + _GONE_WITHIN_S
         while True:
             self.process.poll()
@@ -130,7 +133,7 @@ class _Run:
             left += [path.name for path in self.temporary.iterdir() if not path.name.startswith(_OF_PYTORCH)]
             left += sorted(_unused({*os.listdir(_SHARED), *scratch_keeper.abandoned_topologies()} - self._before))
             if not left:
-                return ""
+                return user_files.changes(self._files, self.folder)
             if time.monotonic() > until:
                 return f"left after {_GONE_WITHIN_S:.0f} s: {', '.join(left)}"
             time.sleep(0.05)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 
@@ -228,10 +229,22 @@ def case(number: int, seed: int, readers: list[Reader], whole: dict[Path, bytes]
     reader = moments.choice(readers)
     path = moments.choice(reader.files)
     path.write_bytes(damaged(whole[path], moments))
+    before = {each: _state(each) for each in whole}
     try:
-        return _outcome(f"{number} {reader.name}", reader.read)
+        outcome = _outcome(f"{number} {reader.name}", reader.read)
+        if written := [each.name for each, state in before.items() if _state(each) != state]:
+            outcome = msgspec.structs.replace(outcome, wrong=f"it wrote {', '.join(written)} {outcome.wrong}")
+        return outcome
     finally:
         path.write_bytes(whole[path])
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What differs if a file was written, replaced or (then it is empty) removed."""
+    if not path.exists():
+        return ()
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _outcome(name: str, read: Callable[[], object]) -> Outcome:
