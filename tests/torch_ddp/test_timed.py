@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from torch import distributed  # noqa: E402
 
 from dpsim.errors import ConfigError  # noqa: E402
-from dpsim.harness.torch_ddp.measure_on_ranks import _Samples as Samples  # noqa: E402
+from dpsim.harness.torch_ddp.measure_on_ranks import ScriptSetting  # noqa: E402
 from dpsim.plan import Plan  # noqa: E402
 from dpsim.setting import Setting  # noqa: E402
 from dpsim.torch_ddp import process_group, timed  # noqa: E402
@@ -162,24 +162,24 @@ def test_communication_is_exposed_for_the_rank_that_waits_least(
 ) -> None:
     """Inside a hook where it waits there; by DDP's own times elsewhere."""
     plan = Plan(devices=2, global_batch=16, fusion_rule="ddp", algorithm="mpi", overlap="thread")
-    samples = Samples(Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi"), [])
+    measured = ScriptSetting(Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi"), [], None)
     visits = [visited(*[8] * 5) for _ in in_a_hook_s]
     for visit, waited_s in zip(visits, in_a_hook_s, strict=True):
         visit.waited_s = [waited_s] * 5
         visit.logged_s["communication"], visit.logged_s["overlap"] = [logged_s[0]] * 5, [logged_s[1]] * 5
-    samples._add(visits, number=0)
-    assert samples.exposed_s == [expected_s] * 3
+    measured._add(visits, number=0)
+    assert measured.point().exposed_communication_s == (expected_s,) * 3
 
 
 def test_short_batches_at_the_end_of_an_epoch_do_not_count() -> None:
     plan = Plan(devices=2, global_batch=16, fusion_rule="ddp", algorithm="mpi", overlap="thread")
     setting = Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi")
-    samples = Samples(setting, [])
-    samples._add([visited(8, 8, 8, 3, 8)] * 2, number=0)
-    assert samples.step_s == [3.0, 5.0] and samples.ready_s == [[3.0]] * 2 + [[5.0]] * 2
-    assert samples.forward_s == pytest.approx([0.3, 0.5])
+    measured = ScriptSetting(setting, [], None)
+    measured._add([visited(8, 8, 8, 3, 8)] * 2, number=0)
+    assert measured.samples.step_s == [3.0, 5.0] and measured.ready_s == [[3.0]] * 2 + [[5.0]] * 2
+    assert measured.point().forward_s == pytest.approx((0.3, 0.5))
     with pytest.raises(ConfigError, match="trains on 3 samples at once, and was profiled with 8"):
-        Samples(setting, [])._add([visited(*[3] * 5)] * 2, number=0)
+        ScriptSetting(setting, [], None)._add([visited(*[3] * 5)] * 2, number=0)
 
 
 def test_a_second_model_is_refused() -> None:

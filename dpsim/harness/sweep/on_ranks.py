@@ -12,17 +12,15 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import DpsimError
 from dpsim.harness import models
-from dpsim.harness.measurement.loop import LEAST_ROUNDS, StopRule, rounds
 from dpsim.harness.measurement.reference import reference_s
-from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
-from dpsim.harness.sweep.emulation import EmulationLog, Watch, Watched, machine_cores
-from dpsim.harness.sweep.samples import MeasureTask, Samples
+from dpsim.harness.sweep.emulation import Watch, Watched, machine_cores
+from dpsim.harness.sweep.samples import MeasureTask
+from dpsim.harness.sweep.visits import SettingSamples, measure
 from dpsim.machine import Network
 from dpsim.predict import scheduled
 from dpsim.progress import Progress
@@ -32,8 +30,6 @@ from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, timeline
 from dpsim.runtime.trainer import Trainer
 
-_REPORT_S = 5.0
-_WARM_UP_ROUNDS = 2
 _ONE_DEVICE_VISITS = 3
 """Visits a round to the setting of one device. It is a single one, where several settings share each other count."""
 _LOSS_TOLERANCE = 0.02
@@ -49,14 +45,9 @@ class _Point:
     def __init__(self, comm: MPI.Intracomm, task: MeasureTask, index: int, dataset: Dataset) -> None:
         self.setting = task.settings[index]
         plan = self.setting.plan
+        self._comm = comm
         self.group = first_ranks(comm, plan.devices)
-        earlier = task.before.of(self.setting)
-        self.step_s = list(earlier.step_s) if earlier else []
-        self.exposed_s = list(earlier.exposed_communication_s) if earlier else []
-        self.round = list(earlier.round) if earlier else []
-        self.losses = list(earlier.losses) if earlier else []
-        self.reference_s = list(earlier.reference_s) if earlier else []
-        self.emulation = EmulationLog(earlier.emulation if earlier else None)
+        self.samples = SettingSamples(self.setting, task.before.of(self.setting))
         self.typical: tuple[float, list[StepMarks]] | None = None
         self.new_losses: list[float] = []
         self.memory_bytes = 0
@@ -84,17 +75,20 @@ class _Point:
             selection=machine.selected(plan.devices),
         )
 
-    def visit(self, round_number: int, *, counted: bool) -> None:
-        """Train a few steps. The first two and steps with a short batch do not count."""
-        if self.group is None:
-            return
-        if self.emulated is not None:
-            self._visit_emulated(self.group, self.emulated, round_number, counted=counted)
-            return
-        before_s = reference_s(self.group)
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """See ``Visitor``. The first two steps and those with a short batch do not count."""
+        quiet_barrier(self._comm)
+        if self.group is not None and self.emulated is not None:
+            self._visit_emulated(self.group, self.emulated, number, counted=counted)
+        elif self.group is not None:
+            self._visit(self.group, number, counted=counted)
+        return True
+
+    def _visit(self, group: MPI.Intracomm, round_number: int, *, counted: bool) -> None:
+        before_s = reference_s(group)
         steps = [self._step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
-        speed_s = statistics.mean((before_s, reference_s(self.group)))
-        self._add(self.group.gather((steps, self.trainer.memory_bytes)), round_number, speed_s, counted=counted)
+        speed_s = statistics.mean((before_s, reference_s(group)))
+        self._add(group.gather((steps, self.trainer.memory_bytes)), round_number, speed_s, counted=counted)
 
     def _visit_emulated(
         self, group: MPI.Intracomm, replica: EmulatedReplica, round_number: int, *, counted: bool
@@ -105,12 +99,12 @@ class _Point:
             gathered = group.gather(self._watched_steps(group, replica))
             if gathered is not None:
                 watched = [of_rank for _, of_rank in gathered]
-                again = counted and self.emulation.repeats(watched, machine_cores(), attempt)
+                again = counted and self.samples.emulation.repeats(watched, machine_cores(), attempt)
             attempt, again = attempt + 1, group.bcast(again)
         if gathered is None:
             return
         if counted:
-            self.emulation.visited(watched, machine_cores())
+            self.samples.emulation.visited(watched, machine_cores())
         self._add([(of_rank, 0) for of_rank, _ in gathered], round_number, None, counted=counted)
 
     def _watched_steps(self, group: MPI.Intracomm, replica: EmulatedReplica) -> tuple[list[_Step], Watched]:
@@ -149,22 +143,21 @@ class _Point:
     def _keep(
         self, round_number: int, step_s: float, loss: float, marks: list[StepMarks], speed_s: float | None
     ) -> None:
-        self.step_s.append(step_s)
-        self.exposed_s.append(min(map(exposed_s, marks)))  # that of the rank that was ready last
-        self.round.append(round_number)
+        last_s = min(map(exposed_s, marks))  # of the rank that was ready last
+        values = {"step_s": step_s, "exposed_communication_s": last_s, "round": round_number, "losses": loss}
         if speed_s is not None:
-            self.reference_s.append(speed_s)
-        self.losses.append(loss)
+            values["reference_s"] = speed_s
+        self.samples.add(values)
         self._keep_typical(step_s, marks)
 
     def _keep_typical(self, step_s: float, marks: list[StepMarks]) -> None:
         """Keep the marks of the step nearest to the median so far, which the report draws."""
-        middle = float(np.median(self.step_s))
+        middle = float(np.median(self.samples.step_s))
         if self.typical is None or abs(step_s - middle) < abs(self.typical[0] - middle):
             self.typical = (step_s, marks)
 
-    def measured(self) -> MeasuredPoint:
-        """The samples so far, on rank 0."""
+    def point(self) -> MeasuredPoint:
+        """See ``Visitor``."""
         emulated = Network.parse(self.setting.network).emulated
         record = None
         if self.typical:
@@ -175,25 +168,12 @@ class _Point:
                 emulated_network=emulated,
                 emulated_compute=self.setting.emulated_compute,
             ).to_record()
-        return MeasuredPoint(
-            setting=self.setting,
+        return self.samples.point(
             buckets=self.buckets,
-            step_s=tuple(self.step_s),
-            exposed_communication_s=tuple(self.exposed_s),
-            round=tuple(self.round),
-            losses=tuple(self.losses),
             events_per_step=self.typical[1][0].events if self.typical else 0,
             timeline=record,
-            reference_s=tuple(self.reference_s) if len(self.reference_s) == len(self.step_s) else (),
             memory_bytes=self.memory_bytes,
-            emulation=self.emulation.result(),
         )
-
-    def narrow(self, interval: float) -> bool:
-        """Whether the median's 95 % interval is within +- ``interval`` of it."""
-        if len(self.step_s) < LEAST_ROUNDS:
-            return False
-        return median_interval(self.step_s, resamples=200).relative_half_width <= interval
 
 
 def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
@@ -208,42 +188,18 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     gc.collect()
     gc.freeze()
     one_device = [point for point in points if point.setting.plan.devices == 1]
-    visits = points + one_device * (_ONE_DEVICE_VISITS - 1)
-    samples: Samples | None = None
-    narrow, event_s, reported_s = 0, seconds_per_event(), 0.0
-    measuring = rounds(
-        StopRule(least_rounds=LEAST_ROUNDS, most_s=experiment.budget_s),
-        suffice=lambda: narrow == len(points),
-        warm_up=_WARM_UP_ROUNDS,  # caches, buffers made when first used, the first access to every page
+    samples = measure(
+        points,
+        msgspec.structs.replace(task.before, recording_s_per_event=seconds_per_event()),
+        Path(task.save_to),
+        report,
+        budget_s=experiment.budget_s,
+        interval=experiment.interval,
         seed=experiment.seed,
-        first=task.before.next_round,
-        spent_s=task.before.spent_s,
+        often=one_device * (_ONE_DEVICE_VISITS - 1),
+        check=lambda: check_losses(points),
         comm=comm,
-        report=report,
     )
-    for current in measuring:
-        for point in current.order(visits):
-            quiet_barrier(comm)
-            point.visit(current.number, counted=current.counted)
-        if comm.rank or not current.counted:
-            continue
-        check_losses(points)
-        samples = msgspec.structs.replace(
-            task.before,
-            points=tuple(point.measured() for point in points),
-            spent_s=current.spent_s(),
-            recording_s_per_event=event_s,
-        )
-        codec.write(Path(task.save_to), samples)
-        for point in points:
-            point.emulation.check(point.setting, point.step_s)
-        narrow = sum(point.narrow(experiment.interval) for point in points)
-        if now() - reported_s > _REPORT_S:
-            reported_s = now()
-            report(
-                f"round {current.number + 1}: {narrow} of {len(points)} settings have intervals within "
-                f"{experiment.interval:.0%}; {samples.spent_s:.0f} s used, budget {experiment.budget_s:.0f} s"
-            )
     for point in points:
         if point.group is not None:
             point.trainer.close()

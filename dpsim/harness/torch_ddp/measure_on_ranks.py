@@ -9,24 +9,21 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.loop import LEAST_ROUNDS, StopRule, rounds
-from dpsim.harness.measurement.statistics import median_interval
+from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
-from dpsim.harness.sweep.emulation import EmulationLog, Watched, machine_cores
+from dpsim.harness.sweep.emulation import Watched, machine_cores
 from dpsim.harness.sweep.samples import Samples
+from dpsim.harness.sweep.visits import WARM_UP_ROUNDS, SettingSamples, measure
 from dpsim.harness.torch_ddp.own_runtime import emulated_workload
 from dpsim.harness.torch_ddp.own_runtime_on_ranks import wait_in_turns
 from dpsim.harness.torch_ddp.task import MeasureTask
@@ -34,8 +31,6 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.torch_ddp.visit import CONTROL, Visit
-
-_WARM_UP_ROUNDS, _REPORT_S = 2, 5.0
 
 
 def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
@@ -91,56 +86,37 @@ def _check_trains(visit: Visit, rounds_done: int) -> None:
     if visit.ended:
         raise ConfigError(
             f"the script ended after {rounds_done} rounds of {WARM_UP_STEPS + COUNTED_STEPS} training steps",
-            allowed=f"at least {_WARM_UP_ROUNDS + LEAST_ROUNDS} rounds: dpsim ends the script itself",
+            allowed=f"at least {WARM_UP_ROUNDS + LEAST_ROUNDS} rounds: dpsim ends the script itself",
             remedy="let it train longer, or on more data",
         )
 
 
-@dataclass
-class _Samples:
-    """What was measured of a setting so far."""
+class ScriptSetting:
+    """A setting whose ranks wait for their turns behind ``connections``, and what was measured of it so far.
 
-    setting: Setting
-    connections: list[Connection[int, Visit]]
-    step_s: list[float] = field(default_factory=list)
-    exposed_s: list[float] = field(default_factory=list)
-    round: list[int] = field(default_factory=list)
-    logged_s: dict[str, list[float]] = field(default_factory=dict)
-    bucket_bytes: tuple[int, ...] = ()
-    ready_s: list[list[float]] = field(default_factory=list)
-    forward_s: list[float] = field(default_factory=list)
-    emulation: EmulationLog = field(default_factory=EmulationLog)
+    Of when buckets were ready before an interruption only the medians are known.
+    """
 
-    @classmethod
-    def continued(
-        cls, setting: Setting, connections: list[Connection[int, Visit]], before: MeasuredPoint | None
-    ) -> _Samples:
-        """The samples from before an interruption. Of when buckets were ready only their medians are known."""
-        if before is None:
-            return cls(setting, connections)
-        rows = len(before.step_s) * setting.plan.devices if before.bucket_ready_s else 0
-        return cls(
-            setting,
-            connections,
-            step_s=list(before.step_s),
-            exposed_s=list(before.exposed_communication_s),
-            round=list(before.round),
-            logged_s={name: list(values) for name, values in before.logged_s.items()},
-            bucket_bytes=before.bucket_bytes,
-            ready_s=[list(before.bucket_ready_s)] * rows,
-            forward_s=list(before.forward_s),
-            emulation=EmulationLog(before.emulation),
-        )
+    def __init__(
+        self, setting: Setting, connections: list[Connection[int, Visit]], earlier: MeasuredPoint | None
+    ) -> None:
+        self.setting, self.connections = setting, connections
+        self.samples = SettingSamples(setting, earlier)
+        self.bucket_bytes: tuple[int, ...] = earlier.bucket_bytes if earlier else ()
+        self.ready_s: list[list[float]] = []
+        if earlier and earlier.bucket_ready_s:
+            self.ready_s = [list(earlier.bucket_ready_s)] * (len(earlier.step_s) * setting.plan.devices)
 
     def visit(self, number: int, *, counted: bool) -> bool:
-        """Let the setting train a few steps; return whether its script goes on."""
+        """See ``Visitor``. Raises ``ConfigError`` where the script ends too early."""
         for attempt in itertools.count():
             for connection in self.connections:
                 connection.send(WARM_UP_STEPS + COUNTED_STEPS)
             visits = [connection.recv() for connection in self.connections]
             if any(visit.ended for visit in visits):
+                _check_trains(Visit(ended=number < LEAST_ROUNDS), number + WARM_UP_ROUNDS)
                 return False
-            if not counted or not self.emulation.repeats(_watched(visits), machine_cores(), attempt):
+            if not counted or not self.samples.emulation.repeats(_watched(visits), machine_cores(), attempt):
                 break
         if counted:
             self._add(visits, number)
@@ -148,8 +124,7 @@ class _Samples:
 
     def _add(self, visits: list[Visit], number: int) -> None:
         if watched := _watched(visits):
-            self.emulation.visited(watched, machine_cores())
-            self.emulation.check(self.setting, self.step_s)
+            self.samples.emulation.visited(watched, machine_cores())
         times_s = step_times_s([visit.moments_s[1:] for visit in visits])
         if self.bucket_bytes not in ((), visits[0].bucket_bytes):
             raise ConfigError(
@@ -162,13 +137,11 @@ class _Samples:
         for step, step_s in self._of_the_batch(visits, list(enumerate(times_s, WARM_UP_STEPS))):
             self.ready_s += [visit.ready_s[step] for visit in visits if visit.ready_s]
             last = min(visits, key=lambda visit: _exposed_s(visit, step))  # the rank that was ready last
-            self.step_s.append(step_s)
-            self.exposed_s.append(_exposed_s(last, step) if self.setting.plan.devices > 1 else 0.0)
-            self.round.append(number)
+            exposed_s = _exposed_s(last, step) if self.setting.plan.devices > 1 else 0.0
+            values = {"step_s": step_s, "exposed_communication_s": exposed_s, "round": number}
             if last.forward_s:
-                self.forward_s.append(statistics.mean(visit.forward_s[step] for visit in visits))
-            for name, values in last.logged_s.items():
-                self.logged_s.setdefault(name, []).append(values[step])
+                values["forward_s"] = statistics.mean(visit.forward_s[step] for visit in visits)
+            self.samples.add(values, {name: logged[step] for name, logged in last.logged_s.items()})
 
     def _of_the_batch(self, visits: list[Visit], steps: list[tuple[int, float]]) -> list[tuple[int, float]]:
         """The steps on as many samples as the setting has: the last batch of an epoch may be shorter."""
@@ -178,7 +151,7 @@ class _Samples:
             for step, step_s in steps
             if all(not visit.local_batches or visit.local_batches[step] == wanted for visit in visits)
         ]
-        if not kept and not self.step_s:
+        if not kept and not self.samples.step_s:
             raise ConfigError(
                 f"{self.setting.describe()}: the script trains on {visits[0].local_batches[-1]} samples at once, "
                 f"and was profiled with {wanted}",
@@ -187,23 +160,11 @@ class _Samples:
             )
         return kept
 
-    def narrow(self, interval: float) -> bool:
-        """Whether the median's 95 % interval is within +- ``interval`` of it."""
-        return median_interval(self.step_s, resamples=200).relative_half_width <= interval
-
     def point(self) -> MeasuredPoint:
-        several = self.setting.plan.devices > 1
-        return MeasuredPoint(
-            setting=self.setting,
-            buckets=len(self.bucket_bytes) if several else 0,
-            step_s=tuple(self.step_s),
-            exposed_communication_s=tuple(self.exposed_s),
-            round=tuple(self.round),
-            losses=(),
-            logged_s={name: tuple(values) for name, values in self.logged_s.items()},
+        """See ``Visitor``."""
+        return self.samples.point(
+            buckets=len(self.bucket_bytes) if self.setting.plan.devices > 1 else 0,
             bucket_bytes=self.bucket_bytes,
-            forward_s=tuple(self.forward_s) if len(self.forward_s) == len(self.step_s) else (),
-            emulation=self.emulation.result(),
             bucket_ready_s=tuple(np.median(self.ready_s, axis=0).tolist()) if self.ready_s else (),
         )
 
@@ -227,41 +188,19 @@ def _exposed_s(visit: Visit, step: int) -> float:
 def _measured(task: MeasureTask, ranks: list[list[Connection[int, Visit]]], report: Progress) -> Samples:
     """Visit every setting in every round, until all intervals are narrow or the budget is spent."""
     settings = [
-        _Samples.continued(setting, connections, task.before.of(setting))
+        ScriptSetting(setting, connections, task.before.of(setting))
         for setting, connections in zip(task.settings, ranks, strict=True)
     ]
-    stop = StopRule(least_rounds=LEAST_ROUNDS, most_s=task.budget_s)
-    samples, reported_s = task.before, now()
-
-    def narrow() -> int:
-        return sum(each.narrow(task.interval) for each in settings)
-
-    for current in rounds(
-        stop,
-        suffice=lambda: narrow() == len(settings),
-        warm_up=_WARM_UP_ROUNDS,
+    samples = measure(
+        settings,
+        task.before,
+        Path(task.save_to),
+        report,
+        budget_s=task.budget_s,
+        interval=task.interval,
         seed=task.seed,
-        first=samples.next_round,
-        spent_s=samples.spent_s,
-        report=report,
-    ):
-        order = current.order(range(len(settings)))
-        if not all([settings[index].visit(current.number, counted=current.counted) for index in order]):
-            _check_trains(Visit(ended=current.number < LEAST_ROUNDS), current.number + _WARM_UP_ROUNDS)
-            break
-        if not current.counted:
-            continue
-        samples = msgspec.structs.replace(
-            samples, points=tuple(each.point() for each in settings), spent_s=current.spent_s()
-        )
-        codec.write(Path(task.save_to), samples)
-        if now() - reported_s > _REPORT_S:
-            reported_s = now()
-            report(
-                f"round {current.number + 1}: {narrow()} of {len(settings)} settings have intervals within "
-                f"{task.interval:.0%}; {samples.spent_s:.0f} s used, budget {task.budget_s:.0f} s"
-            )
+    )
     for each in settings:
         for connection in each.connections:
             connection.send(0)
-    return samples
+    return samples or task.before
