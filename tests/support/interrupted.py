@@ -23,7 +23,7 @@ def killed_once_it_exists(saved: Path, arguments: Sequence[str | Path]) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + 180
         while not saved.exists():
             assert process.poll() is None and time.monotonic() < until_s, "it never came to measure"
             time.sleep(0.002)

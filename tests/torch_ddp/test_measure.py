@@ -240,7 +240,7 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_path: Path) -> None:
     folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
     config = DdpConfig(
@@ -273,7 +273,7 @@ def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_p
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_ranks_read_the_checkpoint_that_one_of_them_writes_and_no_file_changes(dpsim: Dpsim, tmp_path: Path) -> None:
     script, output, checkpoint = a_script(tmp_path, CHECKPOINT), tmp_path / "report", tmp_path / "ck.pt"
     checkpoint.write_text("the best so far")
