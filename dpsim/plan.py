@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.collective import Collective
+from dpsim.columns import Column
 from dpsim.compute_dtype import COMPUTE_DTYPES, ComputeDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import Decides, Field, declared
@@ -61,6 +62,7 @@ class Plan(Noun, frozen=True):
             "Number of devices (MPI ranks), or a layout: 2x4 is 2 nodes with 4 each.",
             several="Numbers of devices: 1,2,4, or layouts: 2x4.",
         ),
+        Column("count", "The number of devices; each is one rank."),
     ]
     global_batch: Annotated[
         int,
@@ -69,8 +71,13 @@ class Plan(Noun, frozen=True):
             "Samples per step, over all devices.",
             several="Numbers of samples per step, over all devices: 64,128,256.",
         ),
+        Column("count", "The samples of one step, over all devices."),
     ]
-    accumulate: Annotated[int, Field(Decides.SHARES | Decides.STEP_TIME, "Micro-batches per step on each device.")] = 1
+    accumulate: Annotated[
+        int,
+        Field(Decides.SHARES | Decides.STEP_TIME, "Micro-batches per step on each device."),
+        Column("count", "The micro-batches of a step on each device."),
+    ] = 1
     fusion_rule: Annotated[
         str,
         Field(
@@ -78,6 +85,7 @@ class Plan(Noun, frozen=True):
             f"Rule that forms buckets: {listed(FUSION_RULES)} (tarantella).",
             several=f"List of {listed(FUSION_RULES)} (tarantella).",
         ),
+        Column("name", "The rule that forms buckets."),
     ] = "tarantella"
     fusion_threshold_bytes: Annotated[
         float | None,
@@ -98,6 +106,7 @@ class Plan(Noun, frozen=True):
             f"{listed(algorithms_in(*RUNNABLE))}. Default: auto on a node (in shared memory, by size), otherwise ring.",
             several=f"List of {listed(algorithms_in(*RUNNABLE))}.",
         ),
+        Column("name", "The allreduce algorithm."),
     ] = "auto"
     overlap: Annotated[
         Overlap,
@@ -106,6 +115,7 @@ class Plan(Noun, frozen=True):
             "Overlap of communication with backward: auto, off, inline, poll or thread.",
             more_words=True,
         ),
+        Column("name", "How communication runs beside backward; `off` is not at all."),
     ] = "off"
     batch_norm: Annotated[
         BatchNormMode,
@@ -113,6 +123,7 @@ class Plan(Noun, frozen=True):
             Decides.BITS | Decides.COMPUTE_TIME | Decides.STEP_TIME,
             "Samples that statistics are taken over: a device's, a leaf's, or the whole batch.",
         ),
+        Column("name", "Whose statistics batch norm uses: those of each device, leaf, or all."),
     ] = "local"
     optimizer: Annotated[Optimizer, Field(Decides.BITS | Decides.COMPUTE_TIME, "sgd (the default), adamw or lars.")] = (
         Sgd()
@@ -123,6 +134,7 @@ class Plan(Noun, frozen=True):
             Decides.BITS | Decides.NETWORK_TIME,
             "Number format of gradients in messages; default: the tensor's own. Sums use float32.",
         ),
+        Column("name", "What gradients are sent as; missing where it is their own data type."),
     ] = None
     strategy: Annotated[
         Strategy,
@@ -130,6 +142,7 @@ class Plan(Noun, frozen=True):
             Decides.STEP_TIME,
             "data-parallel (the default), or zero1: a device updates a shard, and has optimizer state for it alone.",
         ),
+        Column("name", "The strategy: plain data parallelism, or ZeRO-1."),
     ] = "data-parallel"
     layout: Annotated[str, Decides.ORDER | Decides.STEP_TIME] = ""
     leaves: Annotated[
@@ -138,6 +151,7 @@ class Plan(Noun, frozen=True):
             Decides.BITS | Decides.COMPUTE_TIME,
             "Parts of a global batch whose gradients are added in a fixed order (8 with --reproducible).",
         ),
+        Column("count", "The leaves of a global batch in reproducible training; 0 is without leaves."),
     ] = 0
     compute_dtype: Annotated[
         ComputeDtype,
@@ -146,6 +160,7 @@ class Plan(Noun, frozen=True):
             "Number format that operands of matrix products and convolutions are rounded to: float32 (the default) or"
             " bfloat16. Sums, parameters and gradients are float32.",
         ),
+        Column("name", "What operands of products and convolutions are rounded to."),
     ] = "float32"
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from dpsim.codec import Noun
+from dpsim.columns import Column
 from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.fields import Decides, Field, deciding, fields
 from dpsim.fusion_rules import FUSION_RULES
@@ -56,6 +57,7 @@ class Setting(Noun, frozen=True):
             "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5. "
             "Or your own: FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION, which returns a Replica.",
         ),
+        Column("name", "The model that was trained."),
     ]
     network: Annotated[
         str,
@@ -64,8 +66,13 @@ class Setting(Noun, frozen=True):
             "node (this machine), or an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit.",
             several="Networks to compare: node,paced:50us,1gbit.",
         ),
+        Column("name", "`node`, the machine as it is, or an emulated link `paced:...`."),
     ] = NODE
-    repeat: Annotated[int, Decides.NOTHING] = 0
+    repeat: Annotated[
+        int,
+        Decides.NOTHING,
+        Column("count", "0, or 1 for the second run of a setting that was run twice to see the noise."),
+    ] = 0
     compute: Annotated[
         Compute,
         Field(
@@ -73,7 +80,15 @@ class Setting(Noun, frozen=True):
             "real, or emulated: ranks wait for the profiled times, so that they may outnumber the cores.",
         ),
     ] = "real"
-    runtime: Annotated[Runtime, Decides.NETWORK_TIME] = "dpsim"
+    runtime: Annotated[
+        Runtime,
+        Decides.NETWORK_TIME,
+        Column(
+            "name",
+            "Who trained: `dpsim`, or PyTorch's DDP by gloo (`torch-ddp-gloo`), by a hook over MPI (`torch-ddp-mpi`) "
+            "or by NCCL (`torch-ddp-nccl`).",
+        ),
+    ] = "dpsim"
 
     def __post_init__(self) -> None:
         if self.runtime not in RUNTIMES:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dpsim.columns import UNITS, AnyColumn
 from dpsim.experiments.generated import rewrite, with_parts
 from dpsim.harness.load import load
 from dpsim.records.columns import FRAMES
-from dpsim.records.columns.column import UNITS, Column
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -61,7 +61,7 @@ def columns() -> str:
     return "\n".join(sections)
 
 
-def _table(of_table: Sequence[Column]) -> str:
+def _table(of_table: Sequence[AnyColumn]) -> str:
     rows = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.text.replace('|', chr(92) + '|')} |\n" for c in of_table]
     return "".join(["| column | type | unit | meaning |\n|---|---|---|---|\n", *rows])
 

@@ -1,117 +1,297 @@
 """``Comparison``: measured and predicted side by side, as flat points and as scores. Reports of sweeps render it.
 
-``dpsim.harness.sweep.compare`` derives it from the records; nothing is computed in this module.
+``dpsim.harness.sweep.compare`` derives it from the records. A new column of a point is one entry of ``ComparedPoint``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
 from dpsim.codec import Noun
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.columns import Column, Row, Unit, columns_of
+from dpsim.machine import NODE, Machine
+from dpsim.plan import Plan
 from dpsim.records.coverage import StratumCoverage
 from dpsim.records.quality_results import QualityResults
-from dpsim.records.sweep import Experiment
+from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, Trajectory
+from dpsim.records.sweep import Emulation, Experiment, MeasuredPoint, PredictedPoint
 from dpsim.setting import Setting
 
 ALL_NETWORKS = "all"
+SLOW = 1.5
+"""A sample is slow above so many times the median."""
+T = TypeVar("T")
+_FIELDS = columns_of(Plan) | columns_of(Setting)
 
 
-class ComparedPoint(Noun, frozen=True):
+class _Column(Column["ComparedPoint", T]):
+    """A column of a compared point that follows from its sources."""
+
+
+class Given(Column["ComparedPoint", T]):
+    """A column of a compared point that is known when the point is made, or becomes known by the points beside it."""
+
+
+class OfSetting(Column["ComparedPoint", T]):
+    """A column that follows from the setting alone; its unit and its text are those of the setting's field."""
+
+    def __init__(self, of_setting: Callable[[Setting], T], unit: Unit | None = None, text: str = "") -> None:
+        super().__init__(unit or "name", text, lambda point: of_setting(point.setting))
+        self.of_setting = of_setting
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        if not self.text:
+            field = _FIELDS[name]
+            self.unit, self.text, self.dtype = field.unit, field.text, field.dtype
+        super().__set_name__(owner, name)
+
+
+class ComparedPoint(Row):
     """One configuration: what was measured (both runs of an A/A pair pooled), and what was predicted before.
 
-    - ``error`` = predicted / measured - 1. ``noise`` is the A/A difference of the point's network and device count
-      (``None``: no pair was run). ``repeat`` counts the pooled runs.
-    - ``slow_samples`` is the share of samples above 1.5 times the median.
-    - ``scored`` marks the points of the main table, which have the chosen overlap; the others only show what overlap
-      does.
-    - In a sweep over the number of devices, ``measured_drift`` = |w_n - w_1| / |w_1| after some steps (0 where the bits
-      are the same), and the statistics' drift is that of local batch norm's means (``dpsim.records.reproduce``); each
-      is ``None`` where it was not measured. ``digest`` is the digest of the trained state.
-    - Where the machine's speed changed, ``measured_step_s`` is the median of steps that were scaled to the mean speed
-      of the run, by the times of the reference computation. ``error_at_equal_speed`` is the median over the samples of
-      the prediction for the speed of the sample's visit / the sample - 1, and ``predicted_at_run_speed_s`` the measured
-      step with that error (``None`` in records that did not observe the speed). Where DDP trains, they are of what is
-      predicted if all computation were slower than predicted by as much as its forward passes were.
-    - ``memory_bytes`` is what the device with the most has allocated, without communication buffers (``None``: not
-      known).
-    - Where computation is emulated, ``deadline_lateness`` is how late layers ended (median), relative to the step, and
-      ``free_cores`` the share of the cores' time in which no rank ran (``dpsim.records.sweep.Emulation``).
-    - ``predicted_low_s`` to ``predicted_high_s`` is to hold the measured step with a probability of ``interval_level``
-      (``None``: a band that was assumed). ``predicted_communication_cost_s`` is the predicted step - the one on a
-      network where collectives take no time.
-    - ``group`` names the group in which the point is compared with others, and ``setting`` is the whole setting.
-    - ``dpsim_step_s`` is the median step of dpsim's own runtime with the same plan on the same network, where PyTorch's
-      DDP was measured beside it, and ``dpsim_exposed_communication_s`` its exposed communication. Its ranks wait for
-      the profiled times instead of computing (``None``: not measured).
-    - ``runtime`` says who trained (``dpsim.training_runtime``). Where that is PyTorch's DDP,
-      ``exposed_communication_s`` is what a communication hook made backward wait, or DDP's own logged time.
+    Its sources: ``runs`` are the measured runs, whose samples are scaled to the mean speed of the sweep where the
+    machine's speed changed, and ``machine`` is what the prediction was made from. ``alone`` is the point on one device
+    that its speedup is over, ``own_run`` that of dpsim's own runtime with the same plan on the same network where
+    PyTorch's DDP was measured beside it, and ``trajectory`` the outcome of its training, with the divergence from one
+    device; each is ``None`` where it was not measured.
     """
 
-    devices: int
-    layout: str
-    global_batch: int
-    local_batch: float
-    fusion_rule: str
-    fusion_threshold_bytes: float
-    buckets: int
-    network: str
-    emulated_compute: bool
-    emulated_network: bool
-    measured_step_s: float
-    measured_low_s: float
-    measured_high_s: float
-    predicted_step_s: float
-    predicted_low_s: float
-    predicted_high_s: float
-    exposed_communication_s: float
-    predicted_exposed_communication_s: float
-    error: float
-    noise: float | None
-    calibrated_on: str
-    extrapolated: bool
-    algorithm: str
-    overlap: str
-    samples: int
-    repeat: int
-    measured_speedup: float | None
-    predicted_speedup: float | None
-    efficiency: float | None
-    is_best_measured: bool
-    is_best_predicted: bool
-    scored: bool
-    predicted_buckets: int
-    slow_samples: float
-    null_step_s: dict[str, float]
-    null_exposed_s: dict[str, float]
     setting: Setting
-    measured_drift: float | None = None
-    predicted_drift: float | None = None
-    measured_statistics_drift: float | None = None
-    predicted_statistics_drift: float | None = None
-    digest: str = ""
-    predicted_at_run_speed_s: float | None = None
-    error_at_equal_speed: float | None = None
-    model: str = ""
-    accumulate: int = 1
-    batch_norm: str = "local"
-    leaves: int = 0
-    strategy: str = "data-parallel"
-    wire_dtype: str | None = None
-    compute_dtype: ComputeDtype = "float32"
-    group: str = ""
-    memory_bytes: int | None = None
-    predicted_memory_bytes: int | None = None
-    deadline_lateness: float | None = None
-    free_cores: float | None = None
-    interval_level: float | None = None
-    predicted_communication_cost_s: float | None = None
-    runtime: str = "dpsim"
-    dpsim_step_s: float | None = None
-    dpsim_exposed_communication_s: float | None = None
+    predicted: PredictedPoint
+    runs: tuple[MeasuredPoint, ...]
+    machine: Machine
+    alone: ComparedPoint | None = None
+    own_run: MeasuredPoint | None = None
+    trajectory: Trajectory | None = None
+    divergence: MeasuredDrift | None = None
+    predicted_divergence: PredictedDrift | None = None
+
+    devices = OfSetting(lambda s: s.plan.devices)
+    layout = OfSetting(
+        lambda s: s.devices_token, "name", "The devices as a layout: `2x4` is 2 nodes with 4 each, `8` is 8 on one."
+    )
+    global_batch = OfSetting(lambda s: s.plan.global_batch)
+    local_batch = _Column(
+        "count",
+        "The samples of one step on one device, on average.",
+        lambda p: p.global_batch / p.devices,
+        dtype="float64",
+    )
+    fusion_rule = OfSetting(lambda s: s.plan.fusion_rule)
+    fusion_threshold_bytes = OfSetting(
+        lambda s: s.plan.threshold_bytes,
+        "bytes",
+        "The fusion threshold: 0 is one bucket per tensor, inf is one per step. One device has none (NaN).",
+    )
+    buckets = _Column(
+        "count", "The buckets (allreduces) of a step, as the run formed them.", lambda p: p.runs[0].buckets
+    )
+    network = OfSetting(lambda s: s.network)
+    emulated_compute = OfSetting(
+        lambda s: s.emulated_compute, "yes or no", "Whether computation was emulated: ranks waited for profiled times."
+    )
+    emulated_network = _Column(
+        "yes or no",
+        "Whether the network was emulated.",
+        lambda p: p.setting.network != NODE or p.machine.emulated_network,
+    )
+    measured_step_s = Given[float](
+        "s",
+        "The measured time of a step: the median over all samples. Where the machine's speed changed, they are first "
+        "scaled to its mean speed.",
+    )
+    measured_low_s = Given[float]("s", "The lower end of its 95 % bootstrap interval.")
+    measured_high_s = Given[float]("s", "The upper end of its 95 % bootstrap interval.")
+    predicted_step_s = _Column(
+        "s", "The time of a step that was predicted before the measurement.", lambda p: p.predicted.step_s
+    )
+    predicted_low_s = _Column(
+        "s", "The lower end of the predicted interval, or of an assumed band.", lambda p: p.predicted.low_s
+    )
+    predicted_high_s = _Column(
+        "s", "The upper end of the predicted interval, or of an assumed band.", lambda p: p.predicted.high_s
+    )
+    exposed_communication_s = _Column(
+        "s",
+        "Measured time of a step in which communication is not hidden by computation: the median over all samples.",
+        lambda p: _median(s for run in p.runs for s in run.exposed_communication_s),
+    )
+    predicted_exposed_communication_s = _Column(
+        "s", "The same as it was predicted.", lambda p: p.predicted.exposed_communication_s
+    )
+    error = _Column(
+        "ratio",
+        "The error of the prediction: predicted_step_s / measured_step_s - 1.",
+        lambda p: p.predicted_step_s / p.measured_step_s - 1,
+    )
+    noise = Given[float | None](
+        "ratio",
+        "The relative difference of two runs of one setting, for this network and number of devices; NaN if none ran.",
+    )
+    calibrated_on = _Column(
+        "text", "The processor, network and time of the calibration.", lambda p: p.machine.calibrated_on
+    )
+    extrapolated = _Column(
+        "yes or no",
+        "Whether the prediction lies outside the range of the calibration.",
+        lambda p: p.predicted.extrapolated,
+    )
+    algorithm = OfSetting(lambda s: s.plan.algorithm)
+    overlap = OfSetting(lambda s: s.plan.overlap)
+    samples = _Column(
+        "count", "The measured steps, over all runs of the setting.", lambda p: sum(len(run.step_s) for run in p.runs)
+    )
+    repeat = _Column(
+        "count", "How many runs of the setting are pooled here: 1, or 2 for a repeated one.", lambda p: len(p.runs)
+    )
+    measured_speedup = _Column(
+        "ratio",
+        "Measured samples/s over those of one device; NaN if that is missing.",
+        lambda p: None if p.alone is None else p.alone.measured_s_per_sample / p.measured_s_per_sample,
+    )
+    predicted_speedup = _Column(
+        "ratio",
+        "Predicted samples/s over those of one device.",
+        lambda p: (
+            None
+            if p.alone is None
+            else p.global_batch / p.alone.global_batch * p.alone.predicted_step_s / p.predicted_step_s
+        ),
+    )
+    efficiency = _Column(
+        "ratio",
+        "The scaling efficiency: measured_speedup / devices.",
+        lambda p: None if p.measured_speedup is None else p.measured_speedup / p.devices,
+    )
+    is_best_measured = _Column("yes or no", "Whether this point was the fastest of its group.", lambda p: False)
+    is_best_predicted = _Column(
+        "yes or no", "Whether this point was predicted to be the fastest of its group.", lambda p: False
+    )
+    scored = Given[bool](
+        "yes or no",
+        "Whether the point is scored: it has the overlap that the sweep chose. The others show what overlap does.",
+    )
+    predicted_buckets = _Column(
+        "count", "The buckets of a step, as the model formed them.", lambda p: p.predicted.buckets
+    )
+    slow_samples = _Column(
+        "ratio",
+        f"The share of the samples above {SLOW} times the median.",
+        lambda p: sum(s > SLOW * p.measured_step_s for run in p.runs for s in run.step_s) / p.samples,
+    )
+    null_step_s = _Column(
+        "s",
+        "The time of a step by a simple guess that the model has to beat, with the name of the guess after the dot.",
+        lambda p: dict[str, float](),
+        each=True,
+    )
+    null_exposed_s = _Column(
+        "s", "The exposed communication of a step by the same guess.", lambda p: dict[str, float](), each=True
+    )
+    measured_drift = _Column(
+        "ratio",
+        "The relative distance |w_n - w_1| / |w_1| of the trained parameters from those on one device; NaN if not "
+        "measured.",
+        lambda p: None if p.divergence is None else p.divergence.parameters,
+    )
+    predicted_drift = _Column(
+        "ratio",
+        "The same as it was predicted.",
+        lambda p: None if p.predicted_divergence is None else p.predicted_divergence.parameters,
+    )
+    measured_statistics_drift = _Column(
+        "ratio",
+        "The difference of a device's batch-norm means from the whole batch's, in standard deviations.",
+        lambda p: None if p.divergence is None else p.divergence.statistics,
+    )
+    predicted_statistics_drift = _Column(
+        "ratio",
+        "The same as it was predicted.",
+        lambda p: None if p.predicted_divergence is None else p.predicted_divergence.statistics,
+    )
+    digest = _Column(
+        "text",
+        "The SHA-256 of the trained state; empty where none was trained.",
+        lambda p: "" if p.trajectory is None else p.trajectory.digest,
+    )
+    predicted_at_run_speed_s = Given[float | None](
+        "s",
+        "The prediction for the speeds that the machine had during the run (of DDP: by its forward passes); NaN where "
+        "they were not observed.",
+    )
+    error_at_equal_speed = _Column(
+        "ratio",
+        "The error at those speeds: the median over the samples, each against the prediction for its visit's speed.",
+        lambda p: None if p.predicted_at_run_speed_s is None else p.predicted_at_run_speed_s / p.measured_step_s - 1,
+    )
+    model = OfSetting(lambda s: s.model)
+    accumulate = OfSetting(lambda s: s.plan.accumulate)
+    batch_norm = OfSetting(lambda s: s.plan.batch_norm)
+    leaves = OfSetting(lambda s: s.plan.leaves)
+    strategy = OfSetting(lambda s: s.plan.strategy)
+    wire_dtype = OfSetting(lambda s: s.plan.wire_dtype)
+    compute_dtype = OfSetting(lambda s: s.plan.compute_dtype)
+    group = Given[str](
+        "text", "The network and the other values that its settings share; only they compete.", dtype="category"
+    )
+    memory_bytes = _Column(
+        "bytes",
+        "What the device with the most has allocated: parameters, gradients, optimizer state, activations; NaN if not "
+        "known.",
+        lambda p: max(run.memory_bytes for run in p.runs) or None,
+    )
+    predicted_memory_bytes = _Column(
+        "bytes", "The same as it was predicted; NaN if not known.", lambda p: p.predicted.memory_bytes or None
+    )
+    deadline_lateness = _Column(
+        "ratio",
+        "Where computation is emulated, how late layers ended (median), relative to the step; else NaN.",
+        lambda p: max((e.lateness_s / p.measured_step_s for e in p.emulations), default=None),
+    )
+    free_cores = _Column(
+        "ratio",
+        "Where computation is emulated, the share of the cores' time in which no rank ran; else NaN.",
+        lambda p: min((emulation.free_cores for emulation in p.emulations), default=None),
+    )
+    interval_level = _Column(
+        "ratio",
+        "The probability with which the predicted interval is to hold the measured step; NaN for an assumed band.",
+        lambda p: p.predicted.interval_level,
+    )
+    predicted_communication_cost_s = _Column(
+        "s",
+        "The predicted step minus the one on a network where collectives take no time; NaN in earlier records.",
+        lambda p: p.predicted.communication_cost_s,
+    )
+    runtime = OfSetting(lambda s: s.runtime)
+    dpsim_step_s = _Column(
+        "s",
+        "Where PyTorch's DDP trained, the step of dpsim's own runtime with the same plan, whose ranks waited for the "
+        "profiled times instead of computing; NaN if not measured.",
+        lambda p: None if p.own_run is None else _median(p.own_run.step_s),
+    )
+    dpsim_exposed_communication_s = _Column(
+        "s",
+        "Its exposed communication; NaN if not measured.",
+        lambda p: None if p.own_run is None else _median(p.own_run.exposed_communication_s),
+    )
 
     @property
     def measured_s_per_sample(self) -> float:
         """Measured seconds per sample."""
         return self.measured_step_s / self.global_batch
+
+    @property
+    def emulations(self) -> tuple[Emulation, ...]:
+        """How well the ranks kept their times, in each run in which they waited instead of computing."""
+        return tuple(run.emulation for run in self.runs if run.emulation is not None)
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
 
 
 class Score(Noun, frozen=True):

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dpsim.columns import AnyColumn, ColumnDtype
 from dpsim.errors import FileFormatError
-from dpsim.records.columns.column import Column, ColumnDtype
 
 Row = Mapping[str, Any]
 
 
-def table(rows: Sequence[Row], columns: Sequence[Column]) -> pd.DataFrame:
+def table(rows: Sequence[Row], columns: Sequence[AnyColumn]) -> pd.DataFrame:
     """Return a row for each of ``rows``, with exactly the declared columns and data types.
 
     Rows are plain values as in ``--json``: infinity is ``"inf"``, and a field of a nested object becomes a column with
@@ -33,7 +33,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> pd.DataFrame:
 
 
 def repeated(
-    rows: Sequence[Row], lengths: Sequence[int], values: Mapping[str, Any], columns: Sequence[Column]
+    rows: Sequence[Row], lengths: Sequence[int], values: Mapping[str, Any], columns: Sequence[AnyColumn]
 ) -> pd.DataFrame:
     """Return each of ``rows`` as many times as its length, beside ``values``: one entry for each row of the result.
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from dpsim.errors import ConfigError
@@ -160,8 +159,7 @@ def test_a_device_is_busy_where_the_curve_stays_near_its_best_and_hides_where_li
     points = curve.members(curve.groups[1])
     steps, exposed = (1.0, 1.5, 2.0, 3.8), (0.5, 0.3, 0.1, 0.1)
     members = [
-        msgspec.structs.replace(
-            point,
+        point.replaced(
             measured_step_s=step,
             predicted_step_s=point.global_batch / 10,
             exposed_communication_s=waiting,

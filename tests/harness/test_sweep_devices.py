@@ -146,7 +146,7 @@ def test_the_report_and_a_trace_come_again_from_the_folder(done: Done, dpsim: Dp
 def test_a_sweep_says_why_the_drift_of_parameters_is_not_predicted_for_bfloat16(done: Done) -> None:
     comparison = compare(done.predictions, done.results, read_drift(done.predictions, done.folder))
     unpredicted = {"compute_dtype": "bfloat16", "measured_statistics_drift": None, "predicted_statistics_drift": None}
-    points = tuple(msgspec.structs.replace(point, **unpredicted) for point in comparison.points)
+    points = tuple(point.replaced(**unpredicted) for point in comparison.points)
     text = drift_sentence(msgspec.structs.replace(comparison, points=points))
     assert text is not None and "not predicted for bfloat16: " in text
     text = drift_sentence(comparison)

@@ -107,7 +107,7 @@ def test_time_to_target_is_steps_times_step_and_names_the_devices_that_pay() -> 
         momentum=0.9,
     )
     alone, together = (
-        [msgspec.structs.replace(p, measured_step_s=s, predicted_step_s=s, global_batch=b, local_batch=b / p.devices)]
+        [p.replaced(measured_step_s=s, predicted_step_s=s, global_batch=b)]
         for p, s, b in zip(
             (next(p for p in comparison.scored if p.devices == d) for d in (1, 2)), (1.0, 0.5), (100, 100), strict=True
         )
@@ -115,9 +115,9 @@ def test_time_to_target_is_steps_times_step_and_names_the_devices_that_pay() -> 
     text = sentence("node", [*alone, *together], convergence)
     assert "training to loss 0.5 is fastest with local batch 50 on 2 devices: 20 steps, 10 s" in text
     assert "goodput 100 of 200 samples/s" in text and "All 2 devices pay (predicted: 2)" in text
-    slow = [msgspec.structs.replace(together[0], measured_step_s=0.99)]
+    slow = [together[0].replaced(measured_step_s=0.99)]
     assert "Beyond 1 device more do not pay (predicted: 2)" in sentence("node", [*alone, *slow], convergence)
-    large = [msgspec.structs.replace(together[0], global_batch=400, measured_step_s=0.1)]
+    large = [together[0].replaced(global_batch=400, measured_step_s=0.1)]
     assert "global batch 400 is outside the batches" in sentence("node", [*alone, *large], convergence)
 
 

@@ -16,7 +16,7 @@ def _kinds(comparison: Comparison) -> set[str]:
 
 
 def _point(**changes: Any) -> Comparison:
-    first = msgspec.structs.replace(CLEAN.points[-1], **changes)
+    first = CLEAN.points[-1].replaced(**changes)
     return msgspec.structs.replace(CLEAN, points=(*CLEAN.points[:-1], first))
 
 

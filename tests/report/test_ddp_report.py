@@ -29,8 +29,8 @@ def of_ddp() -> Comparison:
     comparison = compare(predictions, msgspec.structs.replace(results, other_points=tuple(others)))
     experiment = msgspec.structs.replace(comparison.experiment, script="/somewhere/train.py")
     of_runtime = {
-        name: tuple(msgspec.structs.replace(each, runtime="torch-ddp-mpi") for each in getattr(comparison, name))
-        for name in ("points", "groups")
+        "points": tuple(each.replaced(runtime="torch-ddp-mpi") for each in comparison.points),
+        "groups": tuple(msgspec.structs.replace(each, runtime="torch-ddp-mpi") for each in comparison.groups),
     }
     return msgspec.structs.replace(comparison, experiment=experiment, **of_runtime)
 
@@ -63,9 +63,7 @@ def test_the_figure_shows_dpsims_own_runtime_as_emulated(of_ddp: Comparison) -> 
 
 
 def test_doubts_say_by_what_ddp_communicated(of_ddp: Comparison) -> None:
-    few = msgspec.structs.replace(
-        of_ddp, points=tuple(msgspec.structs.replace(point, samples=3) for point in of_ddp.points)
-    )
+    few = msgspec.structs.replace(of_ddp, points=tuple(point.replaced(samples=3) for point in of_ddp.points))
     (doubt,) = (warning for warning in warnings(few) if warning.kind == "few-samples")
     assert f"{PACED} (emulated), PyTorch DDP by an MPI hook, 2 devices" in doubt.text
 
@@ -90,7 +88,7 @@ def test_forward_passes_tell_the_speed_that_the_machine_had(slower: float, warne
         assert compared.predicted_at_run_speed_s == pytest.approx(expected_s)
         assert compared.error_at_equal_speed == pytest.approx(expected_s / compared.measured_step_s - 1)
         assert (expected_s > compared.predicted_step_s) == (slower > 1)
-    of_ddp = tuple(msgspec.structs.replace(point, runtime="torch-ddp-mpi") for point in comparison.points)
+    of_ddp = tuple(point.replaced(runtime="torch-ddp-mpi") for point in comparison.points)
     texts = [each.text for each in warnings(msgspec.structs.replace(comparison, points=of_ddp))]
     passes = [text for text in texts if "forward passes were" in text]
     assert len(passes) == warned and all(("slower" if slower > 1 else "faster") in text for text in passes)

@@ -223,7 +223,7 @@ def test_step_times_are_drawn_from_zero_with_the_labels_of_two_best_points_on_di
         step_s = point.predicted_step_s * ratio
         unmarked = {"is_best_measured": False, "is_best_predicted": False}
         interval = {"measured_low_s": step_s, "measured_high_s": step_s}
-        return msgspec.structs.replace(point, measured_step_s=step_s, **interval, **unmarked | marks)
+        return point.replaced(measured_step_s=step_s, **interval, **unmarked | marks)
 
     first, second, *rest = [p for p in compare(*sweep(networks=("node",))).scored if p.devices > 1]
     best_measured = measured(first, 1.1, is_best_measured=True)

@@ -29,8 +29,7 @@ def changed(network: str, speedup: float | None = None, **group: Any) -> str:
     old = next(one for one in CLEAN.groups if one.network == network)
     new = msgspec.structs.replace(old, **group)
     points = tuple(
-        msgspec.structs.replace(p, measured_speedup=speedup) if speedup and p.network == network else p
-        for p in CLEAN.points
+        p.replaced(measured_speedup=speedup) if speedup and p.network == network else p for p in CLEAN.points
     )
     groups = tuple(new if one is old else one for one in CLEAN.groups)
     comparison: Comparison = msgspec.structs.replace(CLEAN, points=points, groups=groups)
@@ -76,9 +75,7 @@ def test_the_cost_of_the_choice_is_that_of_the_numbers_beside_it() -> None:
     group = next(one for one in CLEAN.groups if one.network == PACED)
     points = [p for p in CLEAN.members(group) if not p.is_best_measured]
     slowest = max(points, key=lambda point: point.measured_step_s)
-    other = tuple(
-        msgspec.structs.replace(p, is_best_predicted=p == slowest) if p.network == PACED else p for p in CLEAN.points
-    )
+    other = tuple(p.replaced(is_best_predicted=p == slowest) if p.network == PACED else p for p in CLEAN.points)
     text = answer(msgspec.structs.replace(CLEAN, points=other), msgspec.structs.replace(group, regret=-0.004))
     assert "slower than the best" in text and "regret" not in text
 
@@ -121,7 +118,7 @@ def test_verdicts_that_do_not_fit_are_told_in_a_short_line_for_each_group() -> N
 
 def test_the_error_at_equal_speed_is_told_where_it_is_the_smaller_one() -> None:
     for at_equal_speed, told in ((0.0, True), (9.0, False)):
-        points = tuple(msgspec.structs.replace(p, error_at_equal_speed=at_equal_speed) for p in CLEAN.points)
+        points = tuple(p.replaced(error_at_equal_speed=at_equal_speed) for p in CLEAN.points)
         assert ("when corrected" in shown(msgspec.structs.replace(CLEAN, points=points))) == told
 
 
@@ -139,8 +136,7 @@ def test_the_ends_of_the_thresholds_are_named_by_their_buckets(best: float, text
         fastest = point.devices > 1 and point.fusion_threshold_bytes == best
         factor = 0.5 if fastest else 1.0
         points.append(
-            msgspec.structs.replace(
-                point,
+            point.replaced(
                 measured_step_s=0.004 * factor if point.devices > 1 else point.measured_step_s,
                 is_best_measured=fastest,
             )
@@ -164,6 +160,6 @@ def test_skill_is_written_so_that_it_means_something(skill: float | None, text: 
 
 def test_one_of_a_kind_has_no_plural() -> None:
     assert [counted(1, "point"), counted(2, "point"), devices_name(1)] == ["1 point", "2 points", "1 device"]
-    first = msgspec.structs.replace(CLEAN.points[0], samples=3)
+    first = CLEAN.points[0].replaced(samples=3)
     (actual,) = warnings(msgspec.structs.replace(CLEAN, points=(first, *CLEAN.points[1:])))
     assert actual.text.startswith("1 point with fewer than 10 samples") and "1 devices" not in actual.text

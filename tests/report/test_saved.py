@@ -23,11 +23,11 @@ from matplotlib.axes import Axes
 from report_factory import sweep
 
 from dpsim import codec, entry
+from dpsim.columns import UNITS, AnyColumn, column
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
 from dpsim.harness.load import load
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.columns import FRAMES
-from dpsim.records.columns.column import UNITS, Column
 from dpsim.records.sweep import read_predictions
 from dpsim.report.frames import table
 from dpsim.report.saved import SavedBench, SavedReproduction, SavedResult, SavedSweep
@@ -134,24 +134,24 @@ def test_every_column_of_every_table_is_declared_and_has_its_data_type(saved: Sa
         assert len(frame) > 0
         order = []
         for title in frame.columns:
-            column = declared(title, saved.columns(name))
-            assert frame[title].dtype == column.dtype, (name, title)
-            order.append(column)
+            declaration = declared(title, saved.columns(name))
+            assert frame[title].dtype == declaration.dtype, (name, title)
+            order.append(declaration)
         assert list(dict.fromkeys(order)) == [c for c in saved.columns(name) if c in order or not c.prefix]
 
 
-def declared(title: str, columns: Sequence[Column]) -> Column:
+def declared(title: str, columns: Sequence[AnyColumn]) -> AnyColumn:
     """The declaration of a column of a table."""
-    (column,) = [c for c in columns if c.name == title or (c.prefix and title.startswith(c.prefix))]
-    return column
+    (found,) = [c for c in columns if c.name == title or (c.prefix and title.startswith(c.prefix))]
+    return found
 
 
 @pytest.mark.parametrize("kind", FRAMES)
 def test_every_column_has_a_description_and_a_unit(kind: str) -> None:
     for columns in FRAMES[kind].values():
-        assert len({column.name for column in columns}) == len(columns)
-        for column in columns:
-            assert column.text.endswith(".") and column.unit in UNITS and not column.text[0].islower()
+        assert len({each.name for each in columns}) == len(columns)
+        for each in columns:
+            assert each.text.endswith(".") and each.unit in UNITS and not each.text[0].islower()
 
 
 def test_a_column_whose_name_states_another_unit_is_refused() -> None:
@@ -162,7 +162,7 @@ def test_a_column_whose_name_states_another_unit_is_refused() -> None:
         ("busbw_bytes_per_s", "s"),
     ):
         with pytest.raises(ConfigError, match=f"column {re.escape(name)} in {unit}"):
-            Column(name, "float64", unit, "A text.")  # type: ignore[arg-type]
+            column(name, unit, "A text.")  # type: ignore[arg-type]
 
 
 def test_tables_come_back_from_parquet_as_they_were(saved: SavedResult, tmp_path: Path) -> None:
@@ -188,13 +188,13 @@ def test_tables_come_back_from_csv_where_it_can_hold_them(saved: SavedResult, tm
 
 
 COLUMNS = (
-    Column("devices", "int64", "count", "A count."),
-    Column("threshold_bytes", "float64", "bytes", "A threshold."),
-    Column("ulps", "Int64", "count", "A count, or nothing."),
-    Column("scored", "boolean", "yes or no", "A choice, or nothing."),
-    Column("network", "category", "name", "A word, or nothing."),
-    Column("digest", "string", "text", "A text, or nothing."),
-    Column("null_s.*", "float64", "s", "Times."),
+    column("devices", "count", "A count."),
+    column("threshold_bytes", "bytes", "A threshold."),
+    column("ulps", "count", "A count, or nothing.", "Int64"),
+    column("scored", "yes or no", "A choice, or nothing."),
+    column("network", "name", "A word, or nothing."),
+    column("digest", "text", "A text, or nothing."),
+    column("null_s.*", "s", "Times."),
 )
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0", exclude_categories=["C"]), min_size=1)
 POINTS = st.fixed_dictionaries(

@@ -18,7 +18,7 @@ def test_the_map_has_a_cell_for_every_setting_and_marks_the_best() -> None:
     halves = []
     for point, overlap in zip(members, ["poll", "off"] * len(members), strict=False):
         plan = msgspec.structs.replace(point.setting.plan, overlap=overlap)
-        halves.append(msgspec.structs.replace(point, setting=msgspec.structs.replace(point.setting, plan=plan)))
+        halves.append(point.replaced(setting=msgspec.structs.replace(point.setting, plan=plan)))
     joint = msgspec.structs.replace(joint, points=tuple(halves))
     assert setting_map.fields(joint) == ("fusion_threshold_bytes", "overlap")
     figure = setting_map.draw(joint, narrow=True)

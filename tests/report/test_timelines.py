@@ -107,9 +107,7 @@ def test_the_step_is_drawn_of_the_point_that_trains_fastest_and_named_with_its_b
     predictions, results = sweep(networks=("node",), rounds=4)
     comparison = compare(predictions, results)
     slowest = max((p for p in comparison.scored if p.devices > 1), key=lambda p: p.measured_step_s)
-    points = tuple(
-        msgspec.structs.replace(p, global_batch=p.global_batch * 100) if p == slowest else p for p in comparison.points
-    )
+    points = tuple(p.replaced(global_batch=p.global_batch * 100) if p == slowest else p for p in comparison.points)
     figure = timeline_figure.draw(
         msgspec.structs.replace(comparison, points=points), Timelines.of(predictions, results)
     )

@@ -6,7 +6,6 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 import numpy as np
 
 from dpsim.errors import FileFormatError
@@ -23,7 +22,6 @@ from dpsim.harness.sweep.equal_speed import (
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
 from dpsim.harness.sweep.related import with_related
-from dpsim.machine import NODE
 from dpsim.plan import Plan
 from dpsim.predict import recommended
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
@@ -31,8 +29,6 @@ from dpsim.records.quality_results import QualityResults
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
 from dpsim.setting import Setting
-
-SLOW = 1.5
 
 
 def compare(
@@ -165,7 +161,7 @@ def _points(
     for number, item in enumerate(everyone):
         if item in several:
             step, exposed = scores.nulls_of(scored, item, nulls_of[item.setting])
-            points[number] = msgspec.structs.replace(points[number], null_step_s=step, null_exposed_s=exposed)
+            points[number] = points[number].replaced(null_step_s=step, null_exposed_s=exposed)
     marks: tuple[tuple[str, Callable[[ComparedPoint], float]], ...] = (
         ("is_best_measured", lambda p: p.measured_s_per_sample),
         ("is_best_predicted", lambda p: p.predicted_step_s / p.global_batch),
@@ -173,7 +169,7 @@ def _points(
     if several:
         for mark, time in marks:
             best = min((i for i, p in enumerate(points) if p.scored), key=lambda i: time(points[i]))
-            points[best] = msgspec.structs.replace(points[best], **{mark: True})
+            points[best] = points[best].replaced(**{mark: True})
     return points
 
 
@@ -184,66 +180,23 @@ def _nulls_of(plan: Plan, question: Question) -> tuple[str, ...]:
 def _point(
     item: Pair, group: str, scored: bool, noise: float | None, predictions: Predictions, raw: Pair
 ) -> ComparedPoint:
-    setting, predicted, samples = item.setting, item.predicted, item.samples()
-    plan, machine = setting.plan, predictions.machines[predicted.machine]
-    step = median_interval(samples)
+    setting, predicted = item.setting, item.predicted
+    workload, machine = predictions.workloads[predicted.workload], predictions.machines[predicted.machine]
+    step = median_interval(item.samples())
     at_run_speed_s = predicted_at_run_speed_s(raw, machine, step.median)
     if at_run_speed_s is None:
-        at_run_speed_s = predicted_at_forward_speed_s(raw, predictions.workloads[predicted.workload], machine)
-    emulations = [run.emulation for run in item.runs if run.emulation is not None]
+        at_run_speed_s = predicted_at_forward_speed_s(raw, workload, machine)
     return ComparedPoint(
-        devices=plan.devices,
-        layout=setting.devices_token,
-        global_batch=plan.global_batch,
-        local_batch=plan.global_batch / plan.devices,
-        fusion_rule=plan.fusion_rule,
-        fusion_threshold_bytes=plan.threshold_bytes,
-        buckets=item.runs[0].buckets,
-        network=setting.network,
-        emulated_compute=predictions.workloads[predicted.workload].emulated_compute,
-        emulated_network=setting.network != NODE or machine.emulated_network,
+        setting=setting,
+        predicted=predicted,
+        runs=item.runs,
+        machine=machine,
+        emulated_compute=workload.emulated_compute,
         measured_step_s=step.median,
         measured_low_s=step.low,
         measured_high_s=step.high,
-        predicted_step_s=predicted.step_s,
-        predicted_low_s=predicted.low_s,
-        predicted_high_s=predicted.high_s,
-        interval_level=predicted.interval_level,
-        predicted_communication_cost_s=predicted.communication_cost_s,
-        exposed_communication_s=float(np.median(item.exposed())),
-        predicted_exposed_communication_s=predicted.exposed_communication_s,
-        error=predicted.step_s / step.median - 1,
         noise=noise,
-        calibrated_on=machine.calibrated_on,
-        extrapolated=predicted.extrapolated,
-        algorithm=plan.algorithm,
-        overlap=plan.overlap,
-        samples=len(samples),
-        repeat=len(item.runs),
-        measured_speedup=None,
-        predicted_speedup=None,
-        efficiency=None,
-        is_best_measured=False,
-        is_best_predicted=False,
         scored=scored,
-        predicted_buckets=predicted.buckets,
-        slow_samples=float(np.mean(np.array(samples) > SLOW * step.median)),
-        null_step_s={},
-        null_exposed_s={},
         predicted_at_run_speed_s=at_run_speed_s,
-        error_at_equal_speed=at_run_speed_s / step.median - 1 if at_run_speed_s is not None else None,
-        model=setting.model,
-        accumulate=plan.accumulate,
-        batch_norm=plan.batch_norm,
-        leaves=plan.leaves,
-        strategy=plan.strategy,
-        wire_dtype=plan.wire_dtype,
-        compute_dtype=plan.compute_dtype,
         group=group,
-        memory_bytes=max(run.memory_bytes for run in item.runs) or None,
-        predicted_memory_bytes=predicted.memory_bytes or None,
-        setting=setting,
-        deadline_lateness=max(each.lateness_s for each in emulations) / step.median if emulations else None,
-        free_cores=min(each.free_cores for each in emulations) if emulations else None,
-        runtime=setting.runtime,
     )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dpsim.columns import AnyColumn
 from dpsim.records.columns import bench, quality, reproduce, sweep, train
-from dpsim.records.columns.column import Column
 
-FRAMES: Mapping[str, Mapping[str, tuple[Column, ...]]] = {
+FRAMES: Mapping[str, Mapping[str, tuple[AnyColumn, ...]]] = {
     "sweep": {"points": sweep.POINTS, "samples": sweep.SAMPLES, "timeline": sweep.TIMELINE},
     "bench": {"points": bench.POINTS, "samples": bench.SAMPLES},
     "reproduce": {"points": reproduce.POINTS, "samples": reproduce.SAMPLES},

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dpsim.records.columns.column import Column
+from dpsim.columns import column
 
-_MODEL = Column("model", "category", "name", "The model that was trained.")
-_DATASET = Column("dataset", "category", "name", "The data set, with its settings.")
-_GLOBAL_BATCH = Column("global_batch", "int64", "count", "The samples of a step.")
-_TARGET_LOSS = Column("target_loss", "float64", "ratio", "The loss at which training ends; NaN where it has no target.")
+_MODEL = column("model", "name", "The model that was trained.")
+_DATASET = column("dataset", "name", "The data set, with its settings.")
+_GLOBAL_BATCH = column("global_batch", "count", "The samples of a step.")
+_TARGET_LOSS = column("target_loss", "ratio", "The loss at which training ends; NaN where it has no target.")
 
 POINTS = (
-    Column(
+    column(
         "measure",
-        "category",
         "name",
         "What was predicted: `gap` of batch norm, in the log of the training loss; RMS `divergence` of a statistic; or "
         "`steps_to_target`.",
@@ -20,31 +19,29 @@ POINTS = (
     _MODEL,
     _DATASET,
     _GLOBAL_BATCH,
-    Column("local_batch", "Int64", "count", "The samples of a device; missing for steps to a target."),
+    column("local_batch", "count", "The samples of a device; missing for steps to a target.", "Int64"),
     _TARGET_LOSS,
-    Column("layer", "category", "name", "The batch norm whose statistic diverges; missing for other measures."),
-    Column("statistic", "category", "name", "Which of its statistics, mean or variance; missing for other measures."),
-    Column("held_out", "boolean", "yes or no", "Whether it was predicted before it was measured, not fitted."),
-    Column("predicted", "float64", "ratio", "The prediction, or the fitted curve; NaN where there is none."),
-    Column("measured", "float64", "ratio", "What was measured: the mean gap, the RMS, or the median number of steps."),
-    Column("error", "float64", "ratio", "The relative error: predicted / measured - 1."),
+    column("layer", "name", "The batch norm whose statistic diverges; missing for other measures."),
+    column("statistic", "name", "Which of its statistics, mean or variance; missing for other measures."),
+    column("held_out", "yes or no", "Whether it was predicted before it was measured, not fitted."),
+    column("predicted", "ratio", "The prediction, or the fitted curve; NaN where there is none."),
+    column("measured", "ratio", "What was measured: the mean gap, the RMS, or the median number of steps."),
+    column("error", "ratio", "The relative error: predicted / measured - 1."),
 )
 
 SAMPLES = (
     _MODEL,
     _DATASET,
     _GLOBAL_BATCH,
-    Column("local_batch", "int64", "count", "The samples of a leaf, which stands for a device."),
-    Column("batch_norm", "category", "name", "The mode of batch norm."),
-    Column("learning_rate", "float64", "ratio", "The learning rate."),
-    Column("momentum", "float64", "ratio", "The momentum."),
-    Column("seed", "int64", "count", "The seed of the training."),
-    Column("steps", "int64", "count", "The most steps that it may take."),
+    column("local_batch", "count", "The samples of a leaf, which stands for a device."),
+    column("batch_norm", "name", "The mode of batch norm."),
+    column("learning_rate", "ratio", "The learning rate."),
+    column("momentum", "ratio", "The momentum."),
+    column("seed", "count", "The seed of the training."),
+    column("steps", "count", "The most steps that it may take."),
     _TARGET_LOSS,
-    Column("final_loss", "float64", "ratio", "The mean training loss of the last epoch, with batch statistics."),
-    Column(
-        "training_set_loss", "float64", "ratio", "The loss on the training set at the end, with running statistics."
-    ),
-    Column("test_loss", "float64", "ratio", "The loss on the test set at the end."),
-    Column("test_accuracy", "float64", "ratio", "The accuracy on the test set at the end."),
+    column("final_loss", "ratio", "The mean training loss of the last epoch, with batch statistics."),
+    column("training_set_loss", "ratio", "The loss on the training set at the end, with running statistics."),
+    column("test_loss", "ratio", "The loss on the test set at the end."),
+    column("test_accuracy", "ratio", "The accuracy on the test set at the end."),
 )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from dpsim.records.columns.column import Column
+    from dpsim.columns import AnyColumn
 
 
 class SavedResult(ABC):
@@ -61,7 +61,7 @@ class SavedResult(ABC):
         """The names of the tables that this result has."""
         return tuple(FRAMES[self.kind])
 
-    def columns(self, name: str) -> tuple[Column, ...]:
+    def columns(self, name: str) -> tuple[AnyColumn, ...]:
         """Return the columns of one of the tables."""
         return FRAMES[self.kind][name]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from dpsim.errors import ConfigError
-from dpsim.fusion_rules import FUSION_RULES
-from dpsim.records.columns.sweep import TRAINING
+from dpsim.records.columns.sweep import run_values
 from dpsim.records.comparison import Comparison
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
@@ -18,29 +17,11 @@ from dpsim.report.saved.result import SavedResult
 from dpsim.report.sweep.result import points_json
 from dpsim.report.words import counted
 from dpsim.schedule import KINDS, LANE_NAMES
-from dpsim.setting import Setting
 from dpsim.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-
-
-def setting_columns(setting: Setting) -> dict[str, Any]:
-    """Return the setting of a run under the names of the columns; one device has no threshold."""
-    plan = setting.plan
-    names = ("devices", "global_batch", "fusion_rule", "algorithm", "overlap", *TRAINING)
-    has_threshold = plan.devices > 1 and FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is not None
-    return {
-        **{name: getattr(plan, name) for name in names},
-        "layout": setting.devices_token,
-        "fusion_threshold_bytes": plan.threshold_bytes if has_threshold else None,
-        "network": setting.network,
-        "emulated_compute": setting.emulated_compute,
-        "model": setting.model,
-        "runtime": setting.runtime,
-        "repeat": setting.repeat,
-    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -86,7 +67,7 @@ class SavedSweep(SavedResult):
             "loss": _joined([_filled(run.losses, len(run.step_s)) for run in runs]),
             "reference_s": _joined([_filled(run.reference_s, len(run.step_s)) for run in runs]),
         }
-        return repeated([setting_columns(run.setting) for run in runs], lengths, values, self.columns("samples"))
+        return repeated([run_values(run.setting) for run in runs], lengths, values, self.columns("samples"))
 
     def timeline(self) -> pd.DataFrame:
         """Return a row for each event of the timelines that were kept, measured and predicted."""
@@ -95,7 +76,7 @@ class SavedSweep(SavedResult):
         points: list[MeasuredPoint | PredictedPoint] = [*self.results.points, *self.predictions.points]
         kept = [(point.setting, Timeline.from_record(point.timeline)) for point in points if point.timeline is not None]
         rows = [
-            setting_columns(setting)
+            run_values(setting)
             | {"source": timeline.source, "emulated_network": timeline.emulated_network, "clock": timeline.clock}
             for setting, timeline in kept
         ]

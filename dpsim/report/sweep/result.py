@@ -7,24 +7,18 @@ from typing import Any
 import msgspec
 
 from dpsim.codec import to_builtins
-from dpsim.fusion_rules import FUSION_RULES
+from dpsim.records.columns.sweep import without_threshold
 from dpsim.records.comparison import Comparison
 
 
 def points_json(comparison: Comparison) -> list[dict[str, Any]]:
     """Return the points of ``--json``. Without a threshold it is null, as on one device; infinity is ``"inf"``."""
-    points: list[dict[str, Any]] = to_builtins(comparison.points)
-    for point, of in zip(points, comparison.points, strict=True):
-        del point["setting"]  # all of it that differs stands in the other fields
-        takes_threshold = FUSION_RULES.find(of.fusion_rule).default_threshold_bytes is not None
-        if of.devices == 1 or not takes_threshold:
-            point["fusion_threshold_bytes"] = None
-    return points
+    return [to_builtins(without_threshold(point.values(), point.setting)) for point in comparison.points]
 
 
 def summary_json(comparison: Comparison) -> dict[str, Any]:
     """Return the summary of ``--json``: the overall scores, then those of the parts."""
-    parts: dict[str, Any] = to_builtins(msgspec.structs.replace(comparison, quality=None))
+    parts: dict[str, Any] = to_builtins(msgspec.structs.replace(comparison, points=(), quality=None))
     overall: dict[str, Any] = parts["overall"] or {}
     step: dict[str, Any] = overall.get("step", {})
     names = [
