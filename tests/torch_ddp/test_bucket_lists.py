@@ -57,6 +57,7 @@ def sizes(ddp: Any, buckets: Buckets) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_predicted_lists_are_those_that_ddp_logs(architecture: str, name: str) -> None:
     if (architecture, name) in FAILS_IN_DDP:
