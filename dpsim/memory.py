@@ -45,6 +45,74 @@ class CodedProducts(Protocol):
         """Bytes of the memory that it has taken so far."""
 
 
+class LayerKernels(Protocol):
+    """Operations of layers, each in one or two kernels, on contiguous arrays of float32: see ``dpsim.nn.ops.Ops``.
+
+    A sum over a window, over the rows of a group or over samples has an order that depends on how many there are alone.
+    ``rectified``: what comes out is max(., 0); in backward the ``rectifier`` is (scale_GC, shift_C) of that forward
+    pass, and the gradient counts where its result was > 0. ``local``: of one group, with all that batch norm needs.
+    """
+
+    def conv2d(self, x: Array, weight: Array, stride: int, out: Array) -> None: ...
+
+    def conv2d_input_gradient(self, grad: Array, flipped: Array, stride: int, out: Array) -> None:
+        """``flipped``: the weights turned around in both directions of the picture, [K, K, outputs, inputs]."""
+
+    def conv2d_weight_gradient(self, x: Array, grad: Array, stride: int, out: Array) -> None: ...
+
+    def moments(self, x: Array, mean_GC: Array, squares_GC: Array) -> None: ...
+
+    def local_moments(
+        self,
+        x: Array,
+        gamma: Array,
+        running: tuple[Array, Array],
+        momentum: float,
+        epsilon: float,
+        results_1C: tuple[Array, Array, Array],
+    ) -> None:
+        """Results: mean, inverse_std = (var + epsilon)**-0.5 and gamma inverse_std.
+
+        ``running`` are the mean and the unbiased variance, which move by ``momentum`` towards those of x.
+        """
+
+    def normalise(
+        self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array, rectified: bool
+    ) -> None: ...
+
+    def sums(
+        self, grad: Array, x: Array, mean_GC: Array, dot_GC: Array, sum_GC: Array, rectifier: tuple[Array, Array] | None
+    ) -> None: ...
+
+    def local_gradients(
+        self,
+        grad: Array,
+        x: Array,
+        statistics_1C: tuple[Array, Array, Array],
+        rectifier: tuple[Array, Array] | None,
+        results_C: tuple[Array, Array, Array, Array],
+    ) -> None:
+        """Results: d_gamma, d_beta, and b and c of ``normalise_backward`` with a = gamma inverse_std.
+
+        ``statistics_1C`` are the results of ``local_moments``.
+        """
+
+    def normalise_backward(
+        self, grad: Array, x: Array, mean_GC: Array, a_GC: Array, b_GC: Array, c_GC: Array, shift_C: Array | None
+    ) -> None:
+        """With ``shift_C`` the gradient counts where a (x - mean) + shift is > 0."""
+
+    def rectified_sum(self, a: Array, b: Array, out: Array) -> None:
+        """out = max(a + b, 0)."""
+
+    def both_gradients(self, grad: Array, y: Array, copy: Array) -> None:
+        """grad = copy = grad where y > 0, else 0."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the memory that it has taken so far."""
+
+
 class Memory(Protocol):
     """The arrays that a replica, its gradients and the optimizer's state live in.
 
@@ -89,6 +157,9 @@ class Memory(Protocol):
 
     def coded_products(self) -> CodedProducts | None:
         """Products in bfloat16, the same object each time; None where they are those of ``xp`` on rounded numbers."""
+
+    def layer_kernels(self) -> LayerKernels | None:
+        """Kernels of layers, the same object each time; None where all is computed by ``xp``."""
 
 
 class HostMark:
@@ -144,6 +215,9 @@ class HostMemory:
         return int(array.ctypes.data)
 
     def coded_products(self) -> CodedProducts | None:
+        return None
+
+    def layer_kernels(self) -> LayerKernels | None:
         return None
 
 

@@ -19,7 +19,7 @@ from dpsim import rng
 from dpsim.choices import Choices
 from dpsim.compute_dtype import ComputeDtype
 from dpsim.kernels.allreduce.reference import from_bfloat16, round_to_bfloat16, rounded
-from dpsim.memory import HOST, Memory
+from dpsim.memory import HOST, LayerKernels, Memory
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
@@ -63,6 +63,9 @@ class ArrayOps:
     def __init__(self, xp: Any) -> None:
         self.xp = xp
         self.compute_dtype: ComputeDtype = "float32"
+
+    def layer_kernels(self, dtype: DTypeLike) -> LayerKernels | None:
+        return None
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         zeros: Array = self.xp.zeros(shape, dtype)

@@ -8,6 +8,7 @@ import math
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dpsim.memory import LayerKernels
 from dpsim.nn.initial import ones, zeros
 from dpsim.nn.layer import Layer, Shape, leaf_ranges, slot_parts, tree_sum
 from dpsim.nn.ops import Ops
@@ -28,12 +29,16 @@ class BatchNorm(Layer):
     samples, when ``update_statistics`` is called. ``global``: all ranks' samples, through ``ordered_sum`` of sums in
     float64, [1 + 2 C] a slot in forward and [2 C] in backward.
 
+    Where there are kernels of whole layers, ``local`` is computed by them. With ``rectifies`` they compute max(y, 0)
+    and its gradient, in every mode; the rectifier that follows leaves both alone.
+
     Legend: G groups, L leaves, C channels.
     """
 
     kind = "batch-norm"
     epsilon = 1e-5
     momentum = 0.1
+    rectifies = False
 
     def __init__(self, name: str, ops: Ops, shape: Shape, dtype: DTypeLike) -> None:
         channels = shape[-1]
@@ -62,9 +67,16 @@ class BatchNorm(Layer):
         y = self.buffers.take("y", x.shape)
         if not training:
             scale = gamma * (self.running_var + self.epsilon) ** -0.5
-            self.ops.channel_normalise(x, self.running_mean, scale, beta, out=y)
+            self._normalise(x, self.running_mean, scale, beta, y)
             return y
         self._x, whole = x, (0, len(x))
+        if (kernels := self._local_kernels()) is not None:
+            mean, inverse_std, scale = (self._of_channels(name) for name in ("mean", "inverse std", "scale"))
+            self._local = (mean, inverse_std, scale)
+            running = (self.running_mean, self.running_var)
+            kernels.local_moments(x, gamma, running, self.momentum, self.epsilon, self._local)
+            self._normalise(x, mean, scale, beta, y)
+            return y
         self._parts = list(leaf_ranges(whole if self.mode == "local" else leaves))
         self._blocks = _blocks(self._parts)
         self._mean_GC, self._var_GC, self._rows_G1 = self._moments(x)
@@ -76,8 +88,22 @@ class BatchNorm(Layer):
         self._inverse_std_GC = (self._var_GC + self.epsilon) ** -0.5
         scale_GC = gamma * self._inverse_std_GC
         for groups, (start, stop) in self._groups:
-            self.ops.channel_normalise(x[start:stop], self._mean_GC[groups], scale_GC[groups], beta, out=y[start:stop])
+            self._normalise(x[start:stop], self._mean_GC[groups], scale_GC[groups], beta, y[start:stop])
         return y
+
+    def _local_kernels(self) -> LayerKernels | None:
+        """Kernels for mode ``local``; none where gradients are rounded."""
+        return self.ops.layer_kernels(self.dtype) if self.mode == "local" and self.rounding is None else None
+
+    def _of_channels(self, name: str) -> Array:
+        return self.buffers.take(name, (1, self.batch_norm_channels))
+
+    def _normalise(self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
+        kernels = self.ops.layer_kernels(self.dtype)
+        if self.rectifies and kernels is not None:
+            kernels.normalise(x, mean_GC, scale_GC, shift_C, out, rectified=True)
+        else:
+            self.ops.channel_normalise(x, mean_GC, scale_GC, shift_C, out=out)
 
     @property
     def _groups(self) -> list[_Block]:
@@ -140,13 +166,24 @@ class BatchNorm(Layer):
 
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         # input_gradient needs these sums of this rank, and by then the bound arrays may hold those of all ranks.
+        if (kernels := self._local_kernels()) is not None:
+            self._slope, self._shift = self._of_channels("slope"), self._of_channels("shift")
+            results = (self.gradients["gamma"], self.gradients["beta"], self._slope, self._shift)
+            rectifier = (self._local[2], self.parameters["beta"]) if self.rectifies else None
+            kernels.local_gradients(grad, self._x, self._local, rectifier, results)
+            return
         shape = (len(self._parts), len(self.parameters["gamma"]))
         self._d_gamma, self._d_beta = self.buffers.take("d_gamma", shape), self.buffers.take("d_beta", shape)
-        mean = self.ops.xp.repeat(self._mean_GC, len(self._parts), axis=0) if self.mode == "global" else self._mean_GC
+        mean, inverse_std = self._mean_GC, self._inverse_std_GC
+        if self.mode == "global":
+            mean, inverse_std = (self.ops.xp.repeat(of_all, len(self._parts), axis=0) for of_all in (mean, inverse_std))
         for parts, (start, stop) in self._blocks:
-            self.ops.channel_normalise_sums(
-                grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts]
-            )
+            given = (grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts])
+            kernels = self.ops.layer_kernels(self.dtype)
+            if self.rectifies and kernels is not None:
+                kernels.sums(*given, (self.parameters["gamma"] * inverse_std[parts], self.parameters["beta"]))
+            else:
+                self.ops.channel_normalise_sums(*given)
         self._d_gamma *= self._inverse_std_GC
         for role, sums_L in (("gamma", self._d_gamma), ("beta", self._d_beta)):
             for gradients, slot in zip(self.slots, self._slot_parts(sums_L), strict=True):
@@ -163,6 +200,12 @@ class BatchNorm(Layer):
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         """dx = a (g - dbeta/M - (x - mean) inverse_std dgamma/M), a = gamma inverse_std, M rows; in place of g."""
+        kernels = self.ops.layer_kernels(self.dtype)
+        shift_C = self.parameters["beta"] if self.rectifies else None
+        if kernels is not None and self._local_kernels() is not None:
+            mean, _, scale = self._local
+            kernels.normalise_backward(grad, self._x, mean, scale, self._slope, self._shift, shift_C)
+            return grad
         d_gamma_GC, d_beta_GC = self._d_gamma, self._d_beta
         if self.mode == "global":
             both = self.ops.xp.hstack([d_gamma_GC, d_beta_GC])
@@ -172,8 +215,11 @@ class BatchNorm(Layer):
         per_row = scale / self._rows_G1
         slope, shift = -per_row * self._inverse_std_GC * d_gamma_GC, -per_row * d_beta_GC
         for groups, (start, stop) in self._groups:
-            constants = (values[groups] for values in (self._mean_GC, scale, slope, shift))
-            self.ops.channel_normalise_backward(grad[start:stop], self._x[start:stop], *constants)
+            mean, a, b, c = (values[groups] for values in (self._mean_GC, scale, slope, shift))
+            if kernels is not None:
+                kernels.normalise_backward(grad[start:stop], self._x[start:stop], mean, a, b, c, shift_C)
+            else:
+                self.ops.channel_normalise_backward(grad[start:stop], self._x[start:stop], mean, a, b, c)
         return grad
 
 

@@ -1,7 +1,9 @@
 """``DeviceOps``: the operations in a device's memory, where they are written otherwise than for NumPy.
 
 With CuPy's arrays products are cuBLAS's in float32 (TF32 where CUPY_TF32=1 asks for it) or of bfloat16 operands, added
-in float32, and all else is CuPy's own code. The same runs on NumPy's arrays, where it is tested.
+in float32. Convolutions and batch norm in float32 are kernels of this project (``dpsim.memory.LayerKernels``), which
+copy no windows and round nothing to bfloat16; all else is CuPy's own code. Without kernels everything is written with
+functions of the array module: in float64, in bfloat16 a convolution, and on NumPy's arrays, where that is tested.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from dpsim.memory import Memory
+from dpsim.memory import LayerKernels, Memory
 from dpsim.nn.array_ops import ArrayOps, Place, grouped
-from dpsim.nn.ops import Ops
-from dpsim.replica import Array, BatchSums, DeferredSums
+from dpsim.nn.ops import Ops, Workspace
+from dpsim.replica import Array, BatchSums, DeferredSums, Leaves
 
 _PLACE_BYTES = 256
 """cuBLAS chooses its code by how operands are aligned, up to this many bytes."""
@@ -28,6 +31,10 @@ class DeviceOps(ArrayOps):
         super().__init__(memory.xp)
         self.memory = memory
         self._coded = memory.coded_products()
+        self._kernels = memory.layer_kernels()
+
+    def layer_kernels(self, dtype: DTypeLike) -> LayerKernels | None:
+        return self._kernels if dtype == np.float32 else None
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         """A device warns of nothing; NumPy in its place would."""
@@ -40,7 +47,7 @@ class DeviceOps(ArrayOps):
 
     @property
     def work_bytes(self) -> int:
-        return self._coded.size_bytes if self._coded is not None else 0
+        return sum(held.size_bytes for held in (self._coded, self._kernels) if held is not None)
 
     def operand(self, place: Place, x: Array) -> Any:
         if self._coded is None or self.compute_dtype == "float32":
@@ -67,6 +74,54 @@ class DeviceOps(ArrayOps):
         rows, t = grouped(x)
         products = rows * y.reshape(rows.shape)
         self.xp.add.reduce(self.xp.add.reduce(products, axis=0).reshape(t, -1), axis=0, out=out)
+
+    def conv2d(
+        self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bhwo: Array, work: Workspace
+    ) -> None:
+        if (kernels := self._conv_kernels(x_bHWi)) is None:
+            return super().conv2d(x_bHWi, weight_KKio, stride, leaves, out_bhwo, work)
+        kernels.conv2d(x_bHWi, weight_KKio, stride, out_bhwo)
+
+    def conv2d_weight_gradient(
+        self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
+    ) -> None:
+        if (kernels := self._conv_kernels(x_bHWi)) is None:
+            return super().conv2d_weight_gradient(x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)
+        start, stop = leaves
+        kernels.conv2d_weight_gradient(x_bHWi[start:stop], grad_bhwo[start:stop], stride, out_KKio)
+
+    def conv2d_input_gradient(
+        self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
+    ) -> None:
+        if (kernels := self._conv_kernels(grad_bhwo)) is None:
+            return super().conv2d_input_gradient(grad_bhwo, weight_KKio, stride, leaves, out_bHWi, work)
+        flipped = weight_KKio[::-1, ::-1].transpose(0, 1, 3, 2).copy()
+        kernels.conv2d_input_gradient(grad_bhwo, flipped, stride, out_bHWi)
+
+    def _conv_kernels(self, x: Array) -> LayerKernels | None:
+        return self.layer_kernels(x.dtype) if self.compute_dtype == "float32" else None
+
+    def channel_moments(self, x: Array, mean_GC: Array, squares_GC: Array) -> None:
+        if (kernels := self.layer_kernels(x.dtype)) is None:
+            return super().channel_moments(x, mean_GC, squares_GC)
+        kernels.moments(x, mean_GC, squares_GC)
+
+    def channel_normalise(self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
+        if (kernels := self.layer_kernels(x.dtype)) is None:
+            return super().channel_normalise(x, mean_GC, scale_GC, shift_C, out)
+        kernels.normalise(x, mean_GC, scale_GC, shift_C, out, rectified=False)
+
+    def channel_normalise_sums(self, grad: Array, x: Array, mean_GC: Array, dot_GC: Array, sum_GC: Array) -> None:
+        if (kernels := self.layer_kernels(x.dtype)) is None:
+            return super().channel_normalise_sums(grad, x, mean_GC, dot_GC, sum_GC)
+        kernels.sums(grad, x, mean_GC, dot_GC, sum_GC, rectifier=None)
+
+    def channel_normalise_backward(
+        self, grad: Array, x: Array, mean_GC: Array, a_GC: Array, b_GC: Array, c_GC: Array
+    ) -> None:
+        if (kernels := self.layer_kernels(x.dtype)) is None:
+            return super().channel_normalise_backward(grad, x, mean_GC, a_GC, b_GC, c_GC)
+        kernels.normalise_backward(grad, x, mean_GC, a_GC, b_GC, c_GC, shift_C=None)
 
     def _group_sums(self, rows_nRI: Array, others_nRI: Array | None, channels: int, groups: int) -> Array:
         xp, n = self.xp, len(rows_nRI)

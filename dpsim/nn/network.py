@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from dpsim.nn.leaf_check import leaf_difference
 from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
 from dpsim.nn.observe import observe
 from dpsim.nn.ops import Ops
+from dpsim.nn.relu import ReLU
+from dpsim.nn.residual import Join
 from dpsim.nn.timing import Timing
 from dpsim.replica import (
     Array,
@@ -139,6 +142,13 @@ class Network:
         self.buffers = Buffers(self.ops, self.dtype)
         for layer in self.chain:
             layer.compute_with(self.ops)
+        self._join_rectifiers(ops.layer_kernels(self.dtype) is not None)
+
+    def _join_rectifiers(self, joined: bool) -> None:
+        """Let norms and sums of branches compute the rectifier that follows them, in the same kernels."""
+        for layer, after in itertools.pairwise(self.chain):
+            if isinstance(layer, BatchNorm | Join) and isinstance(after, ReLU):
+                layer.rectifies = after.done_before = joined
 
     def leaf_difference(self, batch: Batch) -> str | None:
         """See ``DeviceReplica``."""

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpsim.choices import Choices
 from dpsim.compute_dtype import ComputeDtype
-from dpsim.memory import Memory
+from dpsim.memory import LayerKernels, Memory
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
 
@@ -42,6 +42,9 @@ class Ops(Protocol):
     @property
     def memory(self) -> Memory:
         """The memory of the arrays."""
+
+    def layer_kernels(self, dtype: DTypeLike) -> LayerKernels | None:
+        """Kernels that do several of these operations at once on arrays of a dtype, where there are any."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 

@@ -81,18 +81,29 @@ class Join(_Marker):
     """y = x + what waited, into an array of its own: the layers before it may need their outputs in backward.
 
     Both branches get its gradient, one of them a copy, since a layer may overwrite the gradient it is given.
+    ``rectifies``: y is max(y, 0), in one kernel with the sum; the rectifier that follows leaves it and its gradient
+    alone.
     """
 
     kind = "join"
+    rectifies = False
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        y = self.buffers.take("y", x.shape)
-        self.ops.add(x, self._branch.waiting, out=y)
+        y = self._y = self.buffers.take("y", x.shape)
+        kernels = self.ops.layer_kernels(self.dtype)
+        if self.rectifies and kernels is not None:
+            kernels.rectified_sum(x, self._branch.waiting, y)
+        else:
+            self.ops.add(x, self._branch.waiting, out=y)
         return y
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         self._branch.waiting = self.buffers.take("copy", grad.shape)
-        self._branch.waiting[...] = grad
+        kernels = self.ops.layer_kernels(self.dtype)
+        if self.rectifies and kernels is not None:
+            kernels.both_gradients(grad, self._y, self._branch.waiting)
+        else:
+            self._branch.waiting[...] = grad
         return grad
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import cuda_cases as cases
 import numpy as np
 import pytest
+from cuda_cases import assembled
 
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum
@@ -82,24 +83,6 @@ def compiled() -> Callable[[cases.Case, str], str]:
             return str(ptx)
 
         yield compile_one
-
-
-def assembled(ptx: str, architecture: str) -> tuple[bytes, str]:
-    """(cubin, what ptxas says about it)."""
-    from cuda.bindings import nvjitlink
-
-    handle = nvjitlink.create(3, [f"-arch={architecture}", "-verbose", "-Xptxas=-v"])
-    try:
-        code = ptx.encode() + b"\0"
-        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, code, len(code), "kernel")
-        nvjitlink.complete(handle)
-        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
-        nvjitlink.get_linked_cubin(handle, cubin)
-        said = bytearray(nvjitlink.get_info_log_size(handle))
-        nvjitlink.get_info_log(handle, said)
-        return bytes(cubin), said.decode()
-    finally:
-        nvjitlink.destroy(handle)
 
 
 def vector_accesses(ptx: str, direction: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cases import Host, need_a_compiler, simulated
+from cuda_cases import JOINED, Host, code_of, need_a_compiler, simulated
 
 from dpsim.comm.cuda.available import why_no_gpu
 
@@ -45,28 +45,6 @@ def test_a_small_grid_is_no_warning() -> None:
     from dpsim.kernels.allreduce.cuda.kernels import THREADS
 
     update_cuda._sgd("float32", False, False)[(1, 1), THREADS, 0]
-
-
-JOINED = re.compile(r"\bfma\.|\bmad\.\w+\.f|\bmul\.f|\bftz\b|approx|\.full\.")
-"""Instructions that round otherwise than one operation at a time."""
-
-
-def code_of(kernel: Any, given: tuple[Any, ...]) -> str:
-    """The PTX of a kernel for arguments."""
-    from numba import cuda
-
-    from dpsim.kernels.allreduce.cuda import prepare
-
-    ptx, _ = cuda.compile(
-        kernel.py_func,
-        prepare.signature(given),
-        cc=(8, 0),
-        device=False,
-        abi="numba",
-        output="ptx",
-        launch_bounds=kernel.targetoptions["launch_bounds"],
-    )
-    return str(ptx)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import mmap
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -273,6 +274,46 @@ def stub_driver(folder: Path) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "0",
         "NUMBA_ENABLE_CUDASIM": "0",
     }
+
+
+JOINED = re.compile(r"\bfma\.|\bmad\.\w+\.f|\bmul\.f|\bftz\b|approx|\.full\.")
+"""Instructions that round otherwise than one operation at a time."""
+
+
+def code_of(kernel: Any, given: tuple[Any, ...]) -> str:
+    """The PTX of a kernel for arguments."""
+    from numba import cuda
+
+    from dpsim.kernels.allreduce.cuda import prepare
+
+    ptx, _ = cuda.compile(
+        kernel.py_func,
+        prepare.signature(given),
+        cc=(8, 0),
+        device=False,
+        abi="numba",
+        output="ptx",
+        launch_bounds=kernel.targetoptions["launch_bounds"],
+    )
+    return str(ptx)
+
+
+def assembled(ptx: str, architecture: str) -> tuple[bytes, str]:
+    """(cubin, what ptxas says about it)."""
+    from cuda.bindings import nvjitlink
+
+    handle = nvjitlink.create(3, [f"-arch={architecture}", "-verbose", "-Xptxas=-v"])
+    try:
+        code = ptx.encode() + b"\0"
+        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, code, len(code), "kernel")
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        said = bytearray(nvjitlink.get_info_log_size(handle))
+        nvjitlink.get_info_log(handle, said)
+        return bytes(cubin), said.decode()
+    finally:
+        nvjitlink.destroy(handle)
 
 
 def simulated(python: Callable[..., Any], script: str, *arguments: str, timeout_s: float = 60) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from quick_simulator import short_turns
+
 from dpsim.experiments.gpu_check import training
 from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.record import TARGETS
@@ -27,4 +29,5 @@ class Other:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), [training.measure(name, Other) for name in TARGETS])
+    with short_turns():
+        keep(Path(sys.argv[1]), [training.measure(name, Other) for name in TARGETS])

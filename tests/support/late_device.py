@@ -29,6 +29,7 @@ from unittest import mock
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
+from quick_simulator import short_turns
 
 import dpsim.comm.cuda
 from dpsim.comm.cuda import simulator
@@ -513,7 +514,7 @@ def late_devices() -> Iterator[None]:
     """While it is open, the simulator's device is a late one, and nothing of CuPy is imported before one is opened."""
     before = _without_cupy()
     try:
-        with mock.patch.object(simulator, "SimulatedDevice", LateDevice), _launches_in_streams():
+        with mock.patch.object(simulator, "SimulatedDevice", LateDevice), _launches_in_streams(), short_turns():
             yield
     finally:
         _without_cupy()

@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 from late_device import LateDevice, Stream, late_devices
+from layer_reference import TwinMemory
 from mpi4py import MPI
 from ranks_cuda import Nobody
 from ranks_runtime import open_trainer
@@ -26,7 +27,6 @@ from dpsim.comm.cuda.reproducible import DEFAULTS, REQUIRED
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, NotFiniteError
-from dpsim.memory import HOST
 from dpsim.nn import Network
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.progress import Progress
@@ -39,7 +39,9 @@ from dpsim.timeline import Timeline
 
 def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """All that the tests ask of ranks, in one job: see the functions below. A simulated device is a late one."""
-    with late_devices() if simulating() else contextlib.nullcontext():
+    if not simulating():
+        return ran(comm, argument)
+    with late_devices():
         return ran(comm, argument)
 
 
@@ -47,11 +49,11 @@ def ran(comm: MPI.Intracomm, argument: dict[str, Any]) -> dict[str, Any]:
     return {
         "trained": {case["name"]: trained(comm, case, argument["steps"]) for case in argument["cases"]},
         "resumed": resumed(comm, argument["cases"][0]),
-        "not_finite": comm.allgather(not_finite(comm, argument["cases"][0])),
+        "not_finite": comm.allgather(not_finite(comm, argument["quick"])),
         "refused": comm.allgather(refused(comm, argument["cases"][0])),
         "settings": comm.allgather({name: os.environ.get(name) for name in {**REQUIRED, **DEFAULTS}}),
         "other_settings": comm.allgather(other_settings(comm, argument["cases"][0])),
-        "faults": comm.allgather(faults(comm, argument["cases"][0])) if simulating() else [],
+        "faults": comm.allgather(faults(comm, argument["quick"])) if simulating() else [],
     }
 
 
@@ -69,7 +71,7 @@ def flags(comm: MPI.Intracomm, wanted: bool) -> Any:
 
 def opened(comm: MPI.Intracomm, case: dict[str, Any], where: str, dataset: Any = None) -> Trainer:
     """A trainer of a case: on the ``device``, its ``twin`` of the same operations on the host, or as on the ``cpu``."""
-    ops = DeviceOps(HOST) if where == "twin" else None
+    ops = DeviceOps(TwinMemory()) if where == "twin" else None
     backend = "cuda" if where == "device" else "cpu"
     hidden = (
         mock.patch.object(trainer_module, "DeviceReplica", Nobody) if case["own_model"] else contextlib.nullcontext()

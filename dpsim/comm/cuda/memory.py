@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpsim.comm.cuda.device import Device, DeviceArray, Event
 from dpsim.comm.cuda.products import DeviceProducts
+from dpsim.kernels.layers_cuda import LayerKernels
 from dpsim.memory import Mark
 
 _HOST_COPIES = 2
@@ -41,6 +42,7 @@ class DeviceMemory:
         self._uploads: dict[str, _Upload] = {}
         self._fetched: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._products = DeviceProducts(device, self.stream)
+        self._layers = LayerKernels(self.stream.launch, device.memory)
         self.use()
 
     def use(self) -> None:
@@ -104,3 +106,6 @@ class DeviceMemory:
 
     def coded_products(self) -> DeviceProducts:
         return self._products
+
+    def layer_kernels(self) -> LayerKernels:
+        return self._layers
