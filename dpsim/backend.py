@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Literal, get_args
 
 from dpsim.algorithms import NCCL
@@ -31,6 +32,21 @@ Between GPUs that do not reach each other's memory there is one, whatever the na
 SIXTEEN_BIT_VERSION = "two-shot"
 """The version that sends gradients as 16 bits."""
 
+LAYERS_VARIABLE = "DPSIM_GPU_LAYERS"
+"""With ``cupy`` in it the layers of a network are computed on GPUs by CuPy alone, without kernels of this project."""
+
+
+def layers_by_kernels() -> bool:
+    """Return whether kernels of this project compute layers on GPUs. Raises ``ConfigError`` for an unknown value."""
+    value = os.environ.get(LAYERS_VARIABLE, "")
+    if value not in ("", "cupy"):
+        raise ConfigError(
+            f"{LAYERS_VARIABLE}={value}",
+            allowed="cupy; without the variable, kernels of dpsim compute convolutions and batch norms on GPUs",
+            remedy=f"{LAYERS_VARIABLE}=cupy, or unset {LAYERS_VARIABLE}",
+        )
+    return not value
+
 
 def check_backend(
     backend: str,
@@ -45,6 +61,7 @@ def check_backend(
         raise unknown("backend", backend, BACKENDS)
     if backend == "cpu":
         return
+    layers_by_kernels()
     if network.emulated:
         raise ConfigError(
             f"backend 'cuda' on {network.token}: its kernels use the memory of GPUs, not an emulated network",

@@ -4,9 +4,12 @@ compute is tried before training begins.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from mpi4py import MPI
 
+from dpsim.backend import LAYERS_VARIABLE, layers_by_kernels
 from dpsim.comm.cuda.agreement import raise_on_all
 from dpsim.comm.cuda.reproducible import fix_libraries, settings
 from dpsim.comm.transport import Transport
@@ -43,8 +46,16 @@ def fix_libraries_on_all(comm: MPI.Intracomm) -> None:
     Raises ``ConfigError`` on all ranks if one of them has other settings. Collective.
     """
     error = None
+    of_first = comm.bcast(layers_by_kernels())
     try:
         fix_libraries()
+        if layers_by_kernels() != of_first:
+            own = os.environ.get(LAYERS_VARIABLE, "")
+            raise ConfigError(
+                f"{LAYERS_VARIABLE}={own}, which rank 0 has otherwise, in reproducible training on GPUs",
+                allowed="the same on every rank, since it decides bits",
+                remedy=f"set or unset {LAYERS_VARIABLE} for all ranks",
+            )
     except ConfigError as refused:
         error = refused
     raise_on_all(comm, error)

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 from late_device import LateDevice, late_devices
 
+from dpsim.backend import LAYERS_VARIABLE
 from dpsim.comm.cuda.available import open_device, why_no_gpu
 from dpsim.comm.cuda.memory import DeviceMemory
+from dpsim.errors import ConfigError
+from dpsim.harness.measurement.environment import environment
+from dpsim.harness.train.config import TrainConfig
 from dpsim.memory import HOST, Memory, aligned_bytes
 
 WHERE = ["host", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
@@ -128,3 +132,25 @@ def test_memory_of_the_host_is_what_it_was() -> None:
     assert array.tolist() == [0, 0, 0] and HOST.stream is None and not HOST.deferred
     assert aligned_bytes(7).ctypes.data % 64 == 0
     HOST.use()
+
+
+@pytest.mark.parametrize("where", WHERE[1:])
+def test_a_variable_leaves_the_kernels_of_layers_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAYERS_VARIABLE, "cupy")
+    assert opened(where, monkeypatch).layer_kernels() is None
+    monkeypatch.delenv(LAYERS_VARIABLE)
+    memory = opened(where, monkeypatch)
+    assert memory.layer_kernels() is memory.layer_kernels() is not None
+
+
+def test_another_word_in_that_variable_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAYERS_VARIABLE, "numpy")
+    assert TrainConfig().backend == "cpu"
+    with pytest.raises(ConfigError, match="DPSIM_GPU_LAYERS=numpy") as error:
+        TrainConfig(backend="cuda")
+    assert "allowed: cupy" in str(error.value) and "unset DPSIM_GPU_LAYERS" in str(error.value)
+
+
+def test_the_environment_of_a_record_has_that_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAYERS_VARIABLE, "cupy")
+    assert environment().variables[LAYERS_VARIABLE] == "cupy"

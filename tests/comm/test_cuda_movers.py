@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from python_path import extended_path
 
-from dpsim.backend import check_backend
+from dpsim.backend import LAYERS_VARIABLE, check_backend
 from dpsim.comm.cuda.reproducible import REQUIRED
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.train.config import TrainConfig
@@ -71,7 +71,8 @@ TRAININGS = [
 def ran(ranks: int) -> dict[str, Any]:
     """What ``ranks`` ranks came to, in one job in numba's simulator."""
     support = extended_path(Path(__file__).parents[1] / "support")
-    env = {"PYTHONPATH": support, "NUMBA_ENABLE_CUDASIM": "1", **REQUIRED}  # sums open the device before training does
+    env = {"PYTHONPATH": support, "NUMBA_ENABLE_CUDASIM": "1", LAYERS_VARIABLE: "cupy"}
+    env |= REQUIRED  # sums open the device before training does
     argument = {"sums": SUMS, "trainings": TRAININGS}
     return jobs.on_ranks("ranks_cuda_movers:run", argument, devices=ranks, timeout_s=100, env=env)  # type: ignore[no-any-return]
 

@@ -23,12 +23,21 @@ from dpsim.timeline import Timeline, TimelineRecord
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 DATA = "synthetic:5x5x1,classes=3,train=32,test=7"
+FEW_PIXELS = "synthetic:2x3x1,classes=3,train=18,test=3"
+"""For kernels of layers, which the simulator runs pixel by pixel; some leaves of the third batch have no samples."""
 STEPS = 3
 
 
 def case(
-    name: str, where: str, model: str = "mlp:4", flags: bool = False, own_model: bool = False, **plan: Any
+    name: str,
+    where: str,
+    model: str = "mlp:4",
+    flags: bool = False,
+    own_model: bool = False,
+    kernels: bool = False,
+    **plan: Any,
 ) -> dict[str, Any]:
+    """A training; with ``kernels`` those of this project compute its layers, else the device's library."""
     common = {"global_batch": 16, "algorithm": "auto", "fusion_threshold_bytes": 60.0, "overlap": "poll"}
     return {
         "name": name,
@@ -36,7 +45,8 @@ def case(
         "flags": flags,
         "own_model": own_model,
         "model": model,
-        "dataset": DATA,
+        "kernels": kernels,
+        "dataset": FEW_PIXELS if kernels else DATA,
         "plan": common | plan,
     }
 
@@ -56,10 +66,13 @@ CASES = [
     case("bfloat16", "cpu twin device", "mlp:4", compute_dtype="bfloat16"),
     case("leaves, in bfloat16", "twin device", "cnn:2", compute_dtype="bfloat16", overlap="thread", **LEAVES),
     case("own model", "cpu device", own_model=True),
+    case("kernels, a batch norm a rank", "twin device", "cnn:2", kernels=True, global_batch=8),
+    case("kernels, leaves", "twin device", "cnn:2", kernels=True, global_batch=8, overlap="thread", **LEAVES),
+    case("kernels, global batch norm", "twin device", "cnn:2", kernels=True, global_batch=8, batch_norm="global"),
 ]
 RANKS = [1, 2, 3]
 RANKS_BY_SPEED = [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))]
-LIMIT_S = {"simulator": 280, "gpu": 280}
+LIMIT_S = {"simulator": 100, "gpu": 280}
 """Of one job; on a GPU it may compile each kernel that it uses for the first time."""
 on_gpus = [
     pytest.mark.gpu,
@@ -77,7 +90,7 @@ def ran(ranks: int, where: str) -> dict[str, Any]:
         pytest.skip(reason)
     return jobs.on_ranks(  # type: ignore[no-any-return]
         "ranks_cuda_training:run",
-        {"cases": CASES, "quick": case("quick", "device", **LEAVES), "steps": STEPS},
+        {"cases": CASES, "steps": STEPS},
         devices=ranks,
         timeout_s=LIMIT_S[where],
         env={
@@ -105,7 +118,7 @@ def test_training_on_devices_has_the_bits_of_the_same_operations_on_the_host(ran
         else:
             for mine, theirs in zip(other["losses"], first["losses"], strict=True):
                 np.testing.assert_allclose([sum(of) for of, _ in mine], [sum(of) for of, _ in theirs], rtol=1e-3)
-    assert len(set(places["device"]["digests"])) == 1
+    assert len(set(places["device"]["digests"])) == (ranks if name.endswith("a batch norm a rank") else 1)
     assert places["device"]["on_device"] == (name != "own model")
 
 
@@ -206,6 +219,7 @@ def test_ranks_that_train_leaves_have_the_settings_of_libraries_which_are_record
     assert (
         "numba-cuda " in libraries and "CUBLAS_WORKSPACE_CONFIG=:4096:8, CUPY_ACCELERATORS=, CUPY_TF32=0" in libraries
     )
+    assert libraries.endswith("DPSIM_GPU_LAYERS=cupy")
     own_model, _ = trained(ranks, where, "own model")["device"]["recorded"]
     assert own_model.startswith("gradients are computed on the host and reduced on ")
     assert trained(ranks, where, "leaves")["twin"]["recorded"] == ["", ""]
@@ -216,6 +230,13 @@ def test_ranks_that_train_leaves_have_the_settings_of_libraries_which_are_record
 def test_all_ranks_refuse_leaves_where_one_has_other_settings_of_libraries(ranks: int, where: str) -> None:
     text = f"rank {ranks - 1}: CUBLAS_WORKSPACE_CONFIG=:16:8 in reproducible training on GPUs"
     assert all(said.startswith(text) for said in ran(ranks, where)["other_settings"])
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
+def test_all_ranks_refuse_leaves_where_one_computes_layers_by_other_code(ranks: int, where: str) -> None:
+    text = f"rank {ranks - 1}: DPSIM_GPU_LAYERS=, which rank 0 has otherwise" if ranks > 1 else "nothing"
+    assert all(said.startswith(text) for said in ran(ranks, where)["other_layers"])
 
 
 @pytest.mark.parametrize("ranks", RANKS_BY_SPEED)

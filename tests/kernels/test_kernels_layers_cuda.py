@@ -6,11 +6,13 @@ import importlib.util
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cases import JOINED, assembled, code_of, need_a_compiler, simulated
+from cuda_cases import JOINED, assembled, code_of, need_a_compiler, simulated, stub_driver
+from python_path import extended_path
 from quick_simulator import short_turns
 
 from dpsim.comm.cuda.available import why_no_gpu
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_kernels_of_layers_in_the_simulator_have_the_bits_of_the_reference(python: Callable[..., Any]) -> None:
     results = simulated(python, "simulate_cuda_layers.py", timeout_s=200)
-    assert results == {"cases": 8 * 2 + 6 * 2 * 2 + 3 * 2, "wrong": []}
+    assert results == {"cases": 9 * 2 + 6 * 2 * 2 + 3 * 2, "wrong": []}
 
 
 def test_threads_of_a_block_that_ask_at_the_same_time_get_one_shared_array() -> None:
@@ -134,3 +136,16 @@ def test_kernels_of_layers_compile_without_spilling_and_join_no_operations_but_t
 
 def test_every_kernel_is_compiled() -> None:
     assert sorted(NAMES) == sorted(kernels())
+
+
+def test_the_real_numba_launches_every_kernel_of_layers_in_the_stream_of_the_memory(
+    python: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A line of the driver: kind, grid, threads, stream, the first two arguments."""
+    here = Path(__file__).parents[1] / "support"
+    variables = stub_driver(tmp_path) | {"PYTHONPATH": extended_path(here.parents[1], here)}
+    done = python(str(here / "launch_layers_on_stub.py"), "4096", env=variables, timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    launches = [line.split() for line in (tmp_path / "launches").read_text().splitlines()]
+    assert len(launches) == 2 + 2 + 2 * 2 + 1 + 2 * 2 + 1 + 2  # sums of blocks or parts are added in a second kernel
+    assert {(kind, threads, stream) for kind, _, _, threads, stream, *_ in launches} == {("plain", "512", "4096")}

@@ -9,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 from late_device import late_devices
-from layer_reference import TwinMemory
 from mpi4py import MPI
 from nccl_by_mpi import NcclByMpi
 from ranks_runtime import open_trainer
@@ -24,6 +23,7 @@ from dpsim.comm.transport import SummationOrder
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference, tree
 from dpsim.kernels.allreduce.cuda import prepare
+from dpsim.memory import HOST
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.progress import Progress
 
@@ -126,7 +126,7 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any]) -> dict[str, Any]:
     """Digests and losses after two steps by a mover in the memory of devices, and by its twin on the host."""
     results = {}
     for where in ("twin", case["path"]):
-        ops = DeviceOps(TwinMemory()) if where == "twin" else None
+        ops = DeviceOps(HOST) if where == "twin" else None
         with mock.patch.object(transport_module, "find_path", lambda *_: Path(name=case["path"])):
             backend = "cpu" if where == "twin" else "cuda"
             trainer = open_trainer(comm, case | {"backend": backend}, None, ops)

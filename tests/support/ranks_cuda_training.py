@@ -18,6 +18,7 @@ from ranks_cuda import Nobody
 from ranks_runtime import open_trainer
 
 from dpsim import codec
+from dpsim.backend import LAYERS_VARIABLE
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.available import simulating
@@ -27,6 +28,7 @@ from dpsim.comm.cuda.reproducible import DEFAULTS, REQUIRED
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.memory import HOST
 from dpsim.nn import Network
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.progress import Progress
@@ -39,9 +41,7 @@ from dpsim.timeline import Timeline
 
 def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:
     """All that the tests ask of ranks, in one job: see the functions below. A simulated device is a late one."""
-    if not simulating():
-        return ran(comm, argument)
-    with late_devices():
+    with late_devices() if simulating() else contextlib.nullcontext():
         return ran(comm, argument)
 
 
@@ -49,11 +49,12 @@ def ran(comm: MPI.Intracomm, argument: dict[str, Any]) -> dict[str, Any]:
     return {
         "trained": {case["name"]: trained(comm, case, argument["steps"]) for case in argument["cases"]},
         "resumed": resumed(comm, argument["cases"][0]),
-        "not_finite": comm.allgather(not_finite(comm, argument["quick"])),
+        "not_finite": comm.allgather(not_finite(comm, argument["cases"][0])),
         "refused": comm.allgather(refused(comm, argument["cases"][0])),
         "settings": comm.allgather({name: os.environ.get(name) for name in {**REQUIRED, **DEFAULTS}}),
         "other_settings": comm.allgather(other_settings(comm, argument["cases"][0])),
-        "faults": comm.allgather(faults(comm, argument["quick"])) if simulating() else [],
+        "other_layers": comm.allgather(other_layers(comm, argument["cases"][0])),
+        "faults": comm.allgather(faults(comm, argument["cases"][0])) if simulating() else [],
     }
 
 
@@ -71,11 +72,12 @@ def flags(comm: MPI.Intracomm, wanted: bool) -> Any:
 
 def opened(comm: MPI.Intracomm, case: dict[str, Any], where: str, dataset: Any = None) -> Trainer:
     """A trainer of a case: on the ``device``, its ``twin`` of the same operations on the host, or as on the ``cpu``."""
-    ops = DeviceOps(TwinMemory()) if where == "twin" else None
+    ops = DeviceOps(TwinMemory() if case["kernels"] else HOST) if where == "twin" else None
     backend = "cuda" if where == "device" else "cpu"
     hidden = (
         mock.patch.object(trainer_module, "DeviceReplica", Nobody) if case["own_model"] else contextlib.nullcontext()
     )
+    os.environ[LAYERS_VARIABLE] = "" if case["kernels"] else "cupy"
     with flags(comm, case["flags"]), hidden:
         return open_trainer(comm, case | {"backend": backend}, dataset, ops)
 
@@ -186,10 +188,15 @@ def refused(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
     """What this rank says where a leaf has other bits alone than amid others, on the last rank."""
     differs = "the forward pass" if comm.rank == comm.size - 1 else None
     with mock.patch.object(Network, "leaf_difference", lambda *_: differs):
-        try:
-            opened(comm, case, "device").close()
-        except ConfigError as error:
-            return str(error)
+        return refusal(comm, case)
+
+
+def refusal(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
+    """What this rank says where a training on the device is refused."""
+    try:
+        opened(comm, case, "device").close()
+    except ConfigError as error:
+        return str(error)
     return "nothing"
 
 
@@ -197,11 +204,12 @@ def other_settings(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
     """What this rank says where the last rank has a variable that cuBLAS reads, of another value."""
     other = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"} if comm.rank == comm.size - 1 else {}
     with mock.patch.dict(os.environ, other):
-        try:
-            opened(comm, case, "device").close()
-        except ConfigError as error:
-            return str(error)
-    return "nothing"
+        return refusal(comm, case)
+
+
+def other_layers(comm: MPI.Intracomm, case: dict[str, Any]) -> str:
+    """What this rank says where the last rank alone computes layers by this project's kernels."""
+    return refusal(comm, case | {"kernels": comm.rank == comm.size - 1})
 
 
 def faults(comm: MPI.Intracomm, case: dict[str, Any]) -> list[str]:

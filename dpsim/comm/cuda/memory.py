@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.backend import layers_by_kernels
 from dpsim.comm.cuda.device import Device, DeviceArray, Event
 from dpsim.comm.cuda.products import DeviceProducts
 from dpsim.kernels.layers_cuda import LayerKernels
@@ -42,7 +43,7 @@ class DeviceMemory:
         self._uploads: dict[str, _Upload] = {}
         self._fetched: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._products = DeviceProducts(device, self.stream)
-        self._layers = LayerKernels(self.stream.launch, device.memory)
+        self._layers = LayerKernels(self.stream.launch, device.memory) if layers_by_kernels() else None
         self.use()
 
     def use(self) -> None:
@@ -107,5 +108,5 @@ class DeviceMemory:
     def coded_products(self) -> DeviceProducts:
         return self._products
 
-    def layer_kernels(self) -> LayerKernels:
+    def layer_kernels(self) -> LayerKernels | None:
         return self._layers

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Container, MutableMapping
 
+from dpsim.backend import LAYERS_VARIABLE
 from dpsim.errors import ConfigError
 
 REQUIRED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUPY_ACCELERATORS": ""}
@@ -44,6 +45,6 @@ def fix_libraries(environment: MutableMapping[str, str] = os.environ, imported: 
 
 
 def settings(environment: MutableMapping[str, str] = os.environ) -> str:
-    """The variables as they are, for a record."""
-    names = (*REQUIRED, *DEFAULTS)
+    """The variables as they are, for a record, and that which says what computes layers."""
+    names = (*REQUIRED, *DEFAULTS, LAYERS_VARIABLE)
     return ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
