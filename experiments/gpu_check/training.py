@@ -20,13 +20,16 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
+from dpsim.backend import layers_by_kernels
 from dpsim.comm.clock import now
-from dpsim.comm.cuda.available import simulating
+from dpsim.comm.cuda.available import open_device, simulating
+from dpsim.comm.cuda.memory import DeviceMemory
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.compute_dtype import ComputeDtype
 from dpsim.data import load_dataset
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check.journal import keep
+from dpsim.experiments.gpu_check.layers import check_layers
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.optimizer import Sgd
@@ -37,7 +40,7 @@ from dpsim.runtime.recorder import seconds_per_event, timeline
 from dpsim.runtime.trainer import Trainer
 
 CLASSES = 10
-MLP_SHAPE, PICTURES = (28, 28, 1), (32, 32, 3)
+MLP_SHAPE = (28, 28, 1)
 _RATE, _MOMENTUM = 0.01, 0.9
 _MARKS = 1000
 
@@ -66,6 +69,7 @@ class Effort:
     mlp: str = "mlp:4096,4096,4096,4096"
     bfloat16_mlp: str = "mlp:8192,8192,8192,8192"
     pictures: str = "resnet20"
+    picture_shape: tuple[int, int, int] = (32, 32, 3)
     mlp_batch: int = 1024
     picture_batch: int = 512
     reproducible_batch: int = 2048
@@ -77,8 +81,9 @@ TOY = Effort(
     mlp="mlp:4,4",
     bfloat16_mlp="mlp:4,4",
     pictures="cnn:2",
+    picture_shape=(4, 4, 1),
     mlp_batch=8,
-    picture_batch=8,
+    picture_batch=4,
     reproducible_batch=16,
     rounds=2,
     counted=1,
@@ -90,7 +95,7 @@ def measure(name: str, peer: Callable[..., Peer] | None = None) -> r.Training:
     effort, other = TOY if simulating() else Effort(), peer or _torch_model
     mlp = (effort.mlp, MLP_SHAPE, effort.mlp_batch)
     bfloat16_mlp = (effort.bfloat16_mlp, MLP_SHAPE, effort.mlp_batch)
-    pictures = (effort.pictures, PICTURES, effort.picture_batch)
+    pictures = (effort.pictures, effort.picture_shape, effort.picture_batch)
     figures: dict[str, Callable[[], r.Training]] = {
         r.MLP_SPEED: lambda: _against(r.MLP_SPEED, effort, other, *mlp),
         r.PICTURE_SPEED: lambda: _against(r.PICTURE_SPEED, effort, other, *pictures),
@@ -105,12 +110,14 @@ def measure(name: str, peer: Callable[..., Peer] | None = None) -> r.Training:
 
 @contextlib.contextmanager
 def _training(token: str, shape: tuple[int, int, int], batch: int, **plan: Any) -> Iterator[Trainer]:
-    """A trainer on this process's GPU."""
+    """A trainer on this process's GPU, where this project's kernels of its layers have been held against NumPy."""
     height, width, channels = shape
     dataset = load_dataset(f"synthetic:{height}x{width}x{channels},classes={CLASSES},train={2 * batch},test={CLASSES}")
     optimizer = Sgd(learning_rate=_RATE, momentum=_MOMENTUM)
     asked = Plan(devices=1, global_batch=batch, optimizer=optimizer, **plan)
     replica = build_model(token, dataset.input_shape, dataset.classes)
+    if layers_by_kernels():
+        check_layers(replica, batch, lambda: DeviceMemory(open_device(0)))
     if token.startswith("mlp:"):
         replica.initial_parameters = functools.partial(_initial, replica)  # type: ignore[method-assign]
     trainer = Trainer(replica, dataset, asked, MPI.COMM_SELF, Network(), backend="cuda")
@@ -195,7 +202,7 @@ def _reproducible(effort: Effort) -> r.Training:
 def _timelines(effort: Effort) -> r.Training:
     """Steps whose Timelines are made, and what recording their events cost added; and steps alone."""
     token, batch = effort.pictures, effort.picture_batch
-    with _training(token, PICTURES, batch) as trainer:
+    with _training(token, effort.picture_shape, batch) as trainer:
         marks = trainer.step().marks.settle()
         recording_s = marks.events * (seconds_per_event() + _seconds_per_mark(trainer))
 

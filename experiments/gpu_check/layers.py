@@ -1,0 +1,137 @@
+"""Holds this project's kernels of layers against NumPy, at the sizes of a training, before the training is timed.
+
+Every different convolution and batch norm of a network, with the rectifier and the sum of branches that follow it, runs
+forward and backward once on random numbers: in the memory of a GPU, and by NumPy on the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from dpsim.backend import LAYERS_VARIABLE
+from dpsim.memory import HOST, Memory
+from dpsim.nn import Network
+from dpsim.nn.array_ops import NumpyOps
+from dpsim.nn.batch_norm import BatchNorm
+from dpsim.nn.conv import Conv2D
+from dpsim.nn.layer import Layer
+from dpsim.nn.relu import ReLU
+from dpsim.nn.residual import residual
+from dpsim.replica import Array
+
+TOLERANCE = 1e-3
+"""Between an element and the right one, as a part of the right ones' root mean square: rounding makes 1e-5 of it."""
+_NEAR_ZERO = 1e-2
+"""A rectifier whose operand is nearer to zero gets the gradient 0: rounding may decide whether another one counts."""
+
+
+def check_layers(network: Network, samples: int, memory: Callable[[], Memory]) -> None:
+    """Raise ``ArithmeticError`` with the first difference between the layers in a new ``memory`` and NumPy's."""
+    parts = parts_of(network)
+    where = memory() if parts else HOST
+    for text, make in parts.items():
+        if differs := difference(make, samples, where):
+            raise ArithmeticError(
+                f"{differs} of {text} at {samples} samples is not NumPy's: {LAYERS_VARIABLE}=cupy computes layers"
+                " without this project's kernels"
+            )
+
+
+def parts_of(network: Network) -> dict[str, Callable[[], Network]]:
+    """Return networks with one convolution or one norm each, and with what follows it, by a description."""
+    parts: dict[str, Callable[[], Network]] = {}
+    for layer, after in itertools.pairwise(network.chain):
+        if isinstance(layer, Conv2D):
+            size = f"{layer.kernel}x{layer.kernel}"
+            text = f"a convolution {size} of {layer.input_shape} to {layer.output_shape}"
+            parts[text] = lambda layer=layer: _network(_convolution(layer))  # type: ignore[misc]
+        elif isinstance(layer, BatchNorm):
+            rectified = isinstance(after, ReLU)
+            text = f"a batch norm of {layer.input_shape} with its {'rectifier' if rectified else 'branch'}"
+            parts[text] = lambda layer=layer, rectified=rectified: _network(_norm(layer, rectified))  # type: ignore[misc]
+    return parts
+
+
+def _network(layers: Iterator[Layer]) -> Network:
+    return Network(list(layers), NumpyOps())
+
+
+def _convolution(like: Conv2D) -> Iterator[Layer]:
+    outputs = like.output_shape[-1]
+    yield Conv2D("conv", NumpyOps(), like.input_shape, outputs, like.dtype, like.kernel, like.stride)
+
+
+def _norm(like: BatchNorm, rectified: bool) -> Iterator[Layer]:
+    """A norm, alone or beside its own operand, and a rectifier."""
+    norm = BatchNorm("norm", NumpyOps(), like.input_shape, like.dtype)
+    yield from [norm] if rectified else residual("branch", [norm])
+    yield ReLU("relu", NumpyOps(), like.input_shape, like.dtype)
+
+
+def difference(make: Callable[[], Network], samples: int, memory: Memory) -> str:
+    """Return the name of the first result of a network that is not NumPy's in ``memory``, or nothing."""
+    right, own = make(), make()
+    own.compute_in(memory)
+    random = np.random.Generator(np.random.SFC64(0))
+
+    def numbers(shape: tuple[int, ...]) -> Array:
+        return random.standard_normal(shape, np.float32)
+
+    parameters = {tensor.name: numbers(tensor.shape) for spec in right.layers for tensor in spec.tensors}
+    x = numbers((samples, *right.input_shape)) + np.float32(0.5)
+    grad = numbers((samples, *right.chain[-1].output_shape))
+    if isinstance(right.chain[-1], ReLU):
+        grad[_near_zero(make(), parameters, x)] = 0
+    expected, actual = (results(of, at, parameters, x, grad) for of, at in ((right, HOST), (own, memory)))
+    return next((name for name, value in expected.items() if not _close(actual[name], value)), "")
+
+
+def _near_zero(network: Network, parameters: Mapping[str, Array], x: Array) -> Array:
+    """Where the operand of the last layer is near zero."""
+    _bind(network, HOST, parameters)
+    *before, _ = network.chain
+    for layer in before:
+        x = layer.forward(x, (0, len(x)), training=True)
+    near: Array = np.abs(x) < _NEAR_ZERO
+    return near
+
+
+def results(
+    network: Network, memory: Memory, parameters: Mapping[str, Array], x: Array, grad: Array
+) -> dict[str, Array]:
+    """Return output, gradients and state of a network after forward and backward on these arrays of the host."""
+    gradients = _bind(network, memory, parameters)
+    leaves, value = (0, len(x)), _placed(memory, x)
+    for layer in network.chain:
+        value = layer.forward(value, leaves, training=True)
+    passed = _placed(memory, grad)
+    for layer in reversed(network.chain):
+        if layer.tensors:
+            layer.write_gradients(passed, leaves)
+        passed = layer.input_gradient(passed, leaves)
+    named = {"the output": value, "the input gradient": passed}
+    named |= {f"the gradient of {name}": array for name, array in gradients.items()} | network.state()
+    return dict(zip(named, memory.fetch(list(named.values())), strict=True))
+
+
+def _bind(network: Network, memory: Memory, parameters: Mapping[str, Array]) -> dict[str, Array]:
+    """Give a network its parameters; the arrays for their gradients."""
+    gradients = {name: _placed(memory, np.zeros_like(value)) for name, value in parameters.items()}
+    network.bind({name: _placed(memory, value) for name, value in parameters.items()}, gradients)
+    return gradients
+
+
+def _placed(memory: Memory, host: Array) -> Array:
+    """A copy in ``memory``."""
+    array: Array = memory.zeros(host.nbytes).view(host.dtype).reshape(host.shape)
+    memory.write(array, host)
+    return array
+
+
+def _close(actual: Array, right: Array) -> bool:
+    """Whether no element is further away than rounding explains; NaN is."""
+    size = np.sqrt(np.mean(np.square(right, dtype=np.float64)))
+    return bool((np.abs(actual - right) <= TOLERANCE * size).all())
