@@ -139,3 +139,6 @@ def test_several_machines_become_one_with_a_link_fitted_to_all(files: list[Path]
     code, _, err = dpsim("machine", "merge", files[0], files[2], "--output", path)
     assert code == 2 and "two allreduce tables of mpi, 2, float32" in err
     assert dpsim("machine", "merge", files[0], "--output", path)[0] == 2
+    before = files[0].read_bytes()
+    code, _, err = dpsim("machine", "merge", files[0], files[1], "--output", files[0])
+    assert code == 2 and "this command reads it" in err and files[0].read_bytes() == before
