@@ -59,6 +59,13 @@ class BatchJob(Noun, frozen=True):
             )
         if self.runs_script:
             check_script(self.command[0])
+        if self.command[0] == "measure" and self.nodes > 1:
+            raise ConfigError(
+                f"measure on {self.nodes} nodes",
+                allowed="one node: measure lets DDP train on ranks of one machine",
+                remedy="give a number of devices such as --devices 8; for several nodes predict from a log of their "
+                "allreduces (dpsim calibrate --from)",
+            )
 
     @property
     def nodes(self) -> int:

@@ -182,6 +182,14 @@ def test_a_job_that_no_scheduler_takes_is_a_mistake(field: str, value: object) -
     assert "nodes=1\n" in job_script(BatchJob(scheduler="slurm", command=("train",), devices="8"))
 
 
+def test_measure_on_several_nodes_is_refused_before_a_job_is_submitted(schedulers: Path, dpsim: Dpsim) -> None:
+    words = ("--", "measure", "--torch-script", "train.py")
+    code, _, err = dpsim("launch", "slurm", "--devices", "8x1", *words)
+    assert code == 2 and "measure on 8 nodes" in err and "calibrate --from" in err
+    assert not (schedulers / "sbatch").exists() and not (schedulers / "srun").exists()
+    assert dpsim("launch", "slurm", "--devices", "8", "--dry-run", *words)[0] == 0
+
+
 def test_an_unknown_command_is_a_mistake(dpsim: Dpsim) -> None:
     code, _, err = dpsim("launch", "slurm", "--dry-run", "--", "trian")
     assert (code, "did you mean 'train'" in err) == (2, True)
