@@ -29,6 +29,8 @@ UNITS: dict[Unit, str] = {
     "text": "any text",
 }
 """The units, and what each means."""
+Form = Literal["", "ms", "percent", "signed percent", "times", "digits", "size", "short"]
+"""How tables of reports write a value (``dpsim.report.words.FORMS``); without a form it is written as it is."""
 _DTYPES: dict[Unit, ColumnDtype] = {"count": "int64", "yes or no": "boolean", "name": "category", "text": "string"}
 """The pandas data types of units; other units are float64."""
 _SUFFIXES: tuple[tuple[str, Unit], ...] = (
@@ -49,7 +51,7 @@ class Column(Generic[R, T]):
     Without ``of`` the value is given. ``dtype`` is the pandas data type where it is not that of the unit; ``Int64`` are
     whole numbers of which some may be missing. The value may be a dictionary (``each``): the name then ends in ``.*``
     and stands for a column of each name that the rows have there, in alphabetical order. A name that states a unit
-    (``_s``) must have that unit.
+    (``_s``) must have that unit. Tables of reports show the value as ``form`` says, under ``head``.
     """
 
     def __init__(
@@ -60,8 +62,11 @@ class Column(Generic[R, T]):
         *,
         dtype: ColumnDtype | None = None,
         each: bool = False,
+        head: str = "",
+        form: Form = "",
     ) -> None:
         self.name, self.unit, self.text, self.of, self._each = "", unit, text, of, each
+        self.head, self.form = head, form
         self.dtype = dtype or _DTYPES.get(unit, "float64")
 
     def __set_name__(self, owner: type[Any], name: str) -> None:

@@ -102,11 +102,17 @@ class ComparedPoint(Row):
         "s",
         "The measured time of a step: the median over all samples. Where the machine's speed changed, they are first "
         "scaled to its mean speed.",
+        head="measured ms",
+        form="ms",
     )
     measured_low_s = Given[float]("s", "The lower end of its 95 % bootstrap interval.")
     measured_high_s = Given[float]("s", "The upper end of its 95 % bootstrap interval.")
     predicted_step_s = _Column(
-        "s", "The time of a step that was predicted before the measurement.", lambda p: p.predicted.step_s
+        "s",
+        "The time of a step that was predicted before the measurement.",
+        lambda p: p.predicted.step_s,
+        head="predicted ms",
+        form="ms",
     )
     predicted_low_s = _Column(
         "s", "The lower end of the predicted interval, or of an assumed band.", lambda p: p.predicted.low_s
@@ -118,14 +124,21 @@ class ComparedPoint(Row):
         "s",
         "Measured time of a step in which communication is not hidden by computation: the median over all samples.",
         lambda p: _median(s for run in p.runs for s in run.exposed_communication_s),
+        head="exposed ms",
+        form="ms",
     )
     predicted_exposed_communication_s = _Column(
-        "s", "The same as it was predicted.", lambda p: p.predicted.exposed_communication_s
+        "s",
+        "The same as it was predicted.",
+        lambda p: p.predicted.exposed_communication_s,
+        head="predicted exposed",
+        form="ms",
     )
     error = _Column(
         "ratio",
         "The error of the prediction: predicted_step_s / measured_step_s - 1.",
         lambda p: p.predicted_step_s / p.measured_step_s - 1,
+        form="signed percent",
     )
     noise = Given[float | None](
         "ratio",
@@ -151,6 +164,8 @@ class ComparedPoint(Row):
         "ratio",
         "Measured samples/s over those of one device; NaN if that is missing.",
         lambda p: None if p.alone is None else p.alone.measured_s_per_sample / p.measured_s_per_sample,
+        head="speedup",
+        form="times",
     )
     predicted_speedup = _Column(
         "ratio",
@@ -160,11 +175,13 @@ class ComparedPoint(Row):
             if p.alone is None
             else p.global_batch / p.alone.global_batch * p.alone.predicted_step_s / p.predicted_step_s
         ),
+        form="times",
     )
     efficiency = _Column(
         "ratio",
         "The scaling efficiency: measured_speedup / devices.",
         lambda p: None if p.measured_speedup is None else p.measured_speedup / p.devices,
+        form="percent",
     )
     is_best_measured = _Column("yes or no", "Whether this point was the fastest of its group.", lambda p: False)
     is_best_predicted = _Column(
@@ -196,26 +213,34 @@ class ComparedPoint(Row):
         "The relative distance |w_n - w_1| / |w_1| of the trained parameters from those on one device; NaN if not "
         "measured.",
         lambda p: None if p.divergence is None else p.divergence.parameters,
+        head="drift",
+        form="digits",
     )
     predicted_drift = _Column(
         "ratio",
         "The same as it was predicted.",
         lambda p: None if p.predicted_divergence is None else p.predicted_divergence.parameters,
+        form="digits",
     )
     measured_statistics_drift = _Column(
         "ratio",
         "The difference of a device's batch-norm means from the whole batch's, in standard deviations.",
         lambda p: None if p.divergence is None else p.divergence.statistics,
+        head="batch-norm means",
+        form="digits",
     )
     predicted_statistics_drift = _Column(
         "ratio",
         "The same as it was predicted.",
         lambda p: None if p.predicted_divergence is None else p.predicted_divergence.statistics,
+        head="predicted means",
+        form="digits",
     )
     digest = _Column(
         "text",
         "The SHA-256 of the trained state; empty where none was trained.",
         lambda p: "" if p.trajectory is None else p.trajectory.digest,
+        form="short",
     )
     predicted_at_run_speed_s = Given[float | None](
         "s",
@@ -226,6 +251,7 @@ class ComparedPoint(Row):
         "ratio",
         "The error at those speeds: the median over the samples, each against the prediction for its visit's speed.",
         lambda p: None if p.predicted_at_run_speed_s is None else p.predicted_at_run_speed_s / p.measured_step_s - 1,
+        form="signed percent",
     )
     model = OfSetting(lambda s: s.model)
     accumulate = OfSetting(lambda s: s.plan.accumulate)
@@ -242,9 +268,15 @@ class ComparedPoint(Row):
         "What the device with the most has allocated: parameters, gradients, optimizer state, activations; NaN if not "
         "known.",
         lambda p: max(run.memory_bytes for run in p.runs) or None,
+        head="memory",
+        form="size",
     )
     predicted_memory_bytes = _Column(
-        "bytes", "The same as it was predicted; NaN if not known.", lambda p: p.predicted.memory_bytes or None
+        "bytes",
+        "The same as it was predicted; NaN if not known.",
+        lambda p: p.predicted.memory_bytes or None,
+        head="predicted memory",
+        form="size",
     )
     deadline_lateness = _Column(
         "ratio",
@@ -272,6 +304,8 @@ class ComparedPoint(Row):
         "Where PyTorch's DDP trained, the step of dpsim's own runtime with the same plan, whose ranks waited for the "
         "profiled times instead of computing; NaN if not measured.",
         lambda p: None if p.own_run is None else _median(p.own_run.step_s),
+        head="dpsim's runtime (emulated computation) ms",
+        form="ms",
     )
     dpsim_exposed_communication_s = _Column(
         "s",

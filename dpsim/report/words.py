@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from dpsim.columns import Form
 from dpsim.units import format_size
 
+SHORT = 8
+"""The first digits of a digest, by which people tell it from others."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 EMULATED_COMPUTE = " (emulated computation)"
 _RUNTIMES = {
@@ -60,6 +64,18 @@ def percent(share: float, *, sign: bool = False) -> str:
 def digits(value: float | None, count: int) -> str:
     """Return a number with this many significant digits, or nothing for ``None``."""
     return "" if value is None else f"{value:.{count}g}"
+
+
+FORMS: dict[Form, Callable[[Any], str]] = {
+    "": lambda value: f"{value:g}" if isinstance(value, float) else str(value),
+    "percent": percent,
+    "signed percent": functools.partial(percent, sign=True),
+    "times": lambda value: f"{value:.2f}x",
+    "digits": functools.partial(digits, count=2),
+    "size": lambda value: format_size(float(f"{value:.3g}")),
+    "short": lambda value: value[:SHORT],
+}
+"""How a value is written, by the form that its column declares; milliseconds depend on the largest of a table."""
 
 
 def network_name(item: OnNetwork) -> str:

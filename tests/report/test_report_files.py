@@ -18,8 +18,7 @@ from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.figures import step_time, where_time_goes
 from dpsim.report.figures.style import NARROW_IN, WIDE_IN, heading, setting_label
-from dpsim.report.sweep.content import for_terminal
-from dpsim.report.sweep.threshold import answers, tiles
+from dpsim.report.sweep.content import answers, for_terminal, tiles
 from dpsim.report.sweep.write import write_report
 from dpsim.report.table import Column, narrowed, table
 from dpsim.report.words import enumerated, percent

@@ -15,8 +15,8 @@ from rich.console import Console
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import Comparison, SpeedRecord
 from dpsim.records.sweep import read_predictions, read_results
+from dpsim.report.sweep.content import answer
 from dpsim.report.sweep.summary import Summary
-from dpsim.report.sweep.threshold import answer
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.words import counted, devices_name, skill_text
 

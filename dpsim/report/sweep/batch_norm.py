@@ -7,22 +7,13 @@ from typing import TYPE_CHECKING
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
-from dpsim.report.sweep.cells import (
-    PointCells,
-    best_marks,
-    error,
-    is_best,
-    samples_per_s,
-)
+from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.question import QuestionReport
-from dpsim.report.sweep.reliability import disturbance, nothing_said
 from dpsim.report.sweep.tables import (
     LEGEND,
-    errors_sentence,
     group_title,
-    score_tiles,
 )
-from dpsim.report.table import Column, Table, table
+from dpsim.report.table import Column, Table
 from dpsim.report.words import milliseconds, percent
 
 if TYPE_CHECKING:
@@ -54,14 +45,8 @@ def _question(comparison: Comparison) -> str:
     )
 
 
-def _answers(comparison: Comparison) -> tuple[str, ...]:
-    return tuple(_answer(comparison, group) for group in comparison.groups)
-
-
 def _answer(comparison: Comparison, group: Group) -> str:
     members = comparison.members(group)
-    if nothing := nothing_said(comparison, group):
-        return f"On {group_title(group)}, {nothing}"
     best = comparison.best_measured(group)
     fastest = (
         f"On {group_title(group)}, a step takes "
@@ -73,7 +58,6 @@ def _answer(comparison: Comparison, group: Group) -> str:
             f"Statistics of the whole batch make it {percent(costs[0], sign=True)} longer than those of each device "
             f"(predicted {percent(costs[1], sign=True)})."
         )
-    sentences.append(errors_sentence(group))
     return " ".join(sentences)
 
 
@@ -85,43 +69,37 @@ def global_cost(members: tuple[ComparedPoint, ...]) -> tuple[float, float] | Non
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     members, best = comparison.members(group), comparison.best_measured(group)
-    if disturbance(comparison, group):
-        return (Tile(value="disturbed", label="nothing can be said; run the sweep again"), *score_tiles(group))
     tiles = [Tile(value=norm_name(best), label=f"fastest norm, {milliseconds(best.measured_step_s)} ms per step")]
     for point in members:
         costs = cost(members, point) if norm_name(point) == GLOBAL else None
         if costs is not None:
             label = f"added by global statistics; predicted {percent(costs[1], sign=True)}"
             tiles.append(Tile(value=percent(costs[0], sign=True), label=label))
-    return (*tiles, *score_tiles(group))
+    return tuple(tiles)
 
 
 def _points(comparison: Comparison) -> Table:
-    cells = PointCells.of(comparison)
+    show = PointColumns(comparison=comparison)
     members = {group.name: comparison.members(group) for group in comparison.groups}
 
     def added(point: ComparedPoint, *, predicted: bool) -> str:
         costs = cost(members[point.group], point)
         return "" if costs is None else percent(costs[predicted], sign=True)
 
-    return table(
-        title="Measured and predicted",
+    return points_table(
+        comparison,
         columns=(
             Column(head="norm", cell=norm_name, left=True),
-            Column(head="samples/s", cell=samples_per_s, dispensable=3),
-            Column(head="measured ms", cell=cells.measured),
-            Column(head="95% interval", cell=cells.interval, left=True, dispensable=4),
-            Column(head="predicted ms", cell=cells.predicted),
-            Column(head="error", cell=error),
+            show.samples_per_s(3),
+            show("measured_step_s"),
+            show.interval(4),
+            show("predicted_step_s"),
+            show("error"),
             Column(head="over local", cell=lambda point: added(point, predicted=False)),
             Column(head="predicted over local", cell=lambda point: added(point, predicted=True), dispensable=1),
-            Column(head="exposed ms", cell=cells.exposed, dispensable=2),
-            Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=2),
-            Column(head="samples", cell=lambda point: str(point.samples), dispensable=5),
-            Column(head="best", cell=best_marks, left=True),
+            *show.exposed(2, 2),
+            *show.last(5),
         ),
-        sections={group_title(group): list(members[group.name]) for group in comparison.groups},
-        strong=is_best,
         note=f"{LEGEND}. Norms: batch norm with the statistics of each device's samples (local), of each leaf (leaf), "
         "of the whole batch (global), or a model without batch norm: no norm (none), or a norm of each sample (group, "
         "instance, layer). Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1. "
@@ -138,7 +116,7 @@ def _figure(comparison: Comparison, narrow: bool) -> Figure:
 
 REPORT = QuestionReport(
     question=_question,
-    answers=_answers,
+    answer=_answer,
     tiles=_tiles,
     points=_points,
     figure=_figure,

@@ -1,76 +1,27 @@
-"""The cells and columns of a point that the tables of several questions have."""
+"""The columns of the tables of points: those that ``ComparedPoint`` declares, as tables show them, and a few more."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from dpsim.columns import columns_of
 from dpsim.records.comparison import ComparedPoint, Comparison
-from dpsim.report.table import Column
-from dpsim.report.words import milliseconds_to, percent
+from dpsim.report.sweep.tables import band_name, group_title
+from dpsim.report.table import Column, Table, table
+from dpsim.report.words import FORMS, milliseconds_to
 
-
-def is_best(point: ComparedPoint) -> bool:
-    """Return whether a point was measured or predicted to be the fastest of its group."""
-    return point.is_best_measured or point.is_best_predicted
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointCells:
-    """Cells with the times of a point; ``largest_s`` is the longest step of the table."""
-
-    largest_s: float
-
-    @classmethod
-    def of(cls, comparison: Comparison) -> PointCells:
-        """The cells of a table with points of this comparison."""
-        return cls(largest_s=max(point.measured_step_s for point in comparison.points))
-
-    def measured(self, point: ComparedPoint) -> str:
-        return milliseconds_to(point.measured_step_s, self.largest_s)
-
-    def interval(self, point: ComparedPoint) -> str:
-        low, high = (milliseconds_to(s, self.largest_s) for s in (point.measured_low_s, point.measured_high_s))
-        return f"{low} to {high}"
-
-    def predicted(self, point: ComparedPoint) -> str:
-        return milliseconds_to(point.predicted_step_s, self.largest_s) + "*" * point.extrapolated
-
-    def predicted_interval(self, point: ComparedPoint) -> str:
-        low, high = (milliseconds_to(s, self.largest_s) for s in (point.predicted_low_s, point.predicted_high_s))
-        return f"{low} to {high}"
-
-    def own_runtime(self, point: ComparedPoint) -> str:
-        return "" if point.dpsim_step_s is None else milliseconds_to(point.dpsim_step_s, self.largest_s)
-
-    def exposed(self, point: ComparedPoint) -> str:
-        return milliseconds_to(point.exposed_communication_s, self.largest_s) if point.devices > 1 else ""
-
-    def predicted_exposed(self, point: ComparedPoint) -> str:
-        return milliseconds_to(point.predicted_exposed_communication_s, self.largest_s) if point.devices > 1 else ""
-
-
-def error(point: ComparedPoint) -> str:
-    return percent(point.error, sign=True)
-
-
-def algorithm(point: ComparedPoint) -> str:
-    return point.algorithm if point.devices > 1 else ""
-
-
-def speedup(point: ComparedPoint) -> str:
-    return _times(point, point.measured_speedup)
-
-
-def predicted_speedup(point: ComparedPoint) -> str:
-    return _times(point, point.predicted_speedup)
-
-
-def _times(point: ComparedPoint, value: float | None) -> str:
-    return "" if value is None or point.devices == 1 else f"{value:.2f}x"
-
-
-def best_marks(point: ComparedPoint) -> str:
-    return "★" * point.is_best_measured + "◆" * point.is_best_predicted
+_OF_SEVERAL = {
+    "algorithm",
+    "buckets",
+    "exposed_communication_s",
+    "predicted_exposed_communication_s",
+    "measured_speedup",
+    "predicted_speedup",
+    "efficiency",
+}
+"""Columns that say nothing about one device."""
 
 
 def samples_per_s(point: ComparedPoint) -> str:
@@ -78,14 +29,90 @@ def samples_per_s(point: ComparedPoint) -> str:
     return f"{float(f'{point.global_batch / point.measured_step_s:.3g}'):,.0f}"
 
 
-def efficiency(point: ComparedPoint) -> str:
-    """Return speedup over devices; nothing on one device."""
-    if point.devices == 1 or point.measured_speedup is None:
-        return ""
-    return percent(point.measured_speedup / point.devices)
+@dataclass(frozen=True, kw_only=True)
+class PointColumns:
+    """The columns of a table of points of this comparison. Times have the decimals that the longest step needs."""
+
+    comparison: Comparison
+
+    @property
+    def largest_s(self) -> float:
+        """The longest measured step."""
+        return max(point.measured_step_s for point in self.comparison.points)
+
+    def __call__(self, name: str, dispensable: int = 0, *, head: str = "", shown: bool = True) -> Column[ComparedPoint]:
+        """Return a declared column, dispensable in narrow terminals as ``report.table`` has it."""
+        declared, largest_s = columns_of(ComparedPoint)[name], self.largest_s
+
+        def written(value: Any) -> str:
+            return milliseconds_to(value, largest_s) if declared.form == "ms" else FORMS[declared.form](value)
+
+        def cell(point: ComparedPoint) -> str:
+            value = getattr(point, name)
+            if value is None or (point.devices == 1 and name in _OF_SEVERAL):
+                return ""
+            return written(value) + "*" * (name == "predicted_step_s" and point.extrapolated)
+
+        return Column(
+            head=head or declared.head or name.replace("_", " "),
+            cell=cell,
+            left=declared.unit in ("name", "text") and name != "layout",
+            dispensable=dispensable,
+            shown=shown,
+        )
+
+    def interval(self, dispensable: int = 0) -> Column[ComparedPoint]:
+        """Return the column of measured intervals."""
+        return self._span("95% interval", "measured", dispensable)
+
+    def predicted_interval(self) -> Column[ComparedPoint]:
+        """Return the column of predicted intervals."""
+        return self._span(f"predicted {band_name(self.comparison)}", "predicted", 8)
+
+    def _span(self, head: str, source: str, dispensable: int) -> Column[ComparedPoint]:
+        largest_s = self.largest_s
+
+        def cell(point: ComparedPoint) -> str:
+            ends = (getattr(point, f"{source}_{end}_s") for end in ("low", "high"))
+            return " to ".join(milliseconds_to(end_s, largest_s) for end_s in ends)
+
+        return Column(head=head, cell=cell, left=True, dispensable=dispensable)
+
+    def exposed(self, dispensable: int, predicted: int) -> tuple[Column[ComparedPoint], ...]:
+        """Return the columns of exposed communication, measured and predicted, with how dispensable each is."""
+        return (
+            self("exposed_communication_s", dispensable),
+            self("predicted_exposed_communication_s", predicted),
+        )
+
+    def own_runtime(self) -> Column[ComparedPoint]:
+        """Return the column of dpsim's own runtime, shown where that was measured beside PyTorch's DDP."""
+        return self("dpsim_step_s", shown=any(p.dpsim_step_s is not None for p in self.comparison.scored))
+
+    def samples_per_s(self, dispensable: int = 0) -> Column[ComparedPoint]:
+        """Return the column of measured samples per second."""
+        return Column(head="samples/s", cell=samples_per_s, dispensable=dispensable)
+
+    def last(self, dispensable: int) -> tuple[Column[ComparedPoint], ...]:
+        """Return what each table ends with: the number of samples, and the marks of the best points."""
+        marks = Column[ComparedPoint](
+            head="best", cell=lambda p: "★" * p.is_best_measured + "◆" * p.is_best_predicted, left=True
+        )
+        return self("samples", dispensable), marks
 
 
-def own_runtime_column(comparison: Comparison, cells: PointCells) -> Column[ComparedPoint]:
-    """Return the column of dpsim's own runtime, shown where that was measured beside PyTorch's DDP."""
-    measured = any(point.dpsim_step_s is not None for point in comparison.scored)
-    return Column(head="dpsim's runtime (emulated computation) ms", cell=cells.own_runtime, shown=measured)
+def points_table(
+    comparison: Comparison,
+    columns: Sequence[Column[ComparedPoint]],
+    note: str,
+    sections: Mapping[str, Sequence[ComparedPoint]] | None = None,
+) -> Table:
+    """Return the table of points, a section for each group unless others are given."""
+    of_groups = {group_title(group): comparison.members(group) for group in comparison.groups}
+    return table(
+        title="Measured and predicted",
+        columns=columns,
+        sections=of_groups if sections is None else sections,
+        strong=lambda point: point.is_best_measured or point.is_best_predicted,
+        note=note,
+    )

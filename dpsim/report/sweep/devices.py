@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dpsim.predict.drift import unpredictable_drift
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
-from dpsim.report.sweep.cells import (
-    PointCells,
-    algorithm,
-    best_marks,
-    efficiency,
-    error,
-    is_best,
-    predicted_speedup,
-    speedup,
-)
+from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.question import QuestionReport
-from dpsim.report.sweep.reliability import cost_of_choice, disturbance, nothing_said, uncertainty, unsure
+from dpsim.report.sweep.reliability import cost_of_choice, uncertainty, unsure
 from dpsim.report.sweep.tables import (
     ALONE,
     LEGEND,
-    band_name,
     by_network,
-    errors_sentence,
-    score_tiles,
 )
-from dpsim.report.table import Column, Table, table
+from dpsim.report.table import Column, Table
 from dpsim.report.words import (
+    SHORT,
     devices_name,
-    digits,
     milliseconds,
     network_name,
     percent,
@@ -40,7 +28,6 @@ from dpsim.report.words import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DIGITS = 8
 RULES = (
     "After the timing, every device count trained the same steps from the same start, on this machine's own network: "
     "an emulated network changes times, not bits. The drift was predicted from the run on one device, and the "
@@ -61,9 +48,9 @@ def question(comparison: Comparison) -> str:
     )
 
 
-def answers(comparison: Comparison) -> tuple[str, ...]:
-    """Return an answer for each network, and what the number of devices does to the training."""
-    sentences = [_answer(comparison, group) for group in comparison.groups]
+def _more_answers(comparison: Comparison) -> tuple[str, ...]:
+    """Return the error on one device, and what the number of devices does to the training."""
+    sentences = []
     median = comparison.single_device_median_abs_error
     if median is not None:
         sentences.append(f"{ALONE}: error {percent(median)}.")
@@ -75,8 +62,6 @@ def answers(comparison: Comparison) -> tuple[str, ...]:
 def _answer(comparison: Comparison, group: Group) -> str:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
     where = network_name(group)
-    if nothing := nothing_said(comparison, group):
-        return f"On {where}, {nothing}"
     if unsure(group) and not group.below_noise:
         text = f"On {where}, no number of devices is surely fastest: {uncertainty(group)}"
     elif group.below_noise:
@@ -94,7 +79,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
             f"; the model chose {devices_name(predicted.devices)}{_layout(predicted)}, {_speed(predicted)}, "
             f"{cost_of_choice(comparison, group)}"
         )
-    return f"{text}. {errors_sentence(group)}"
+    return f"{text}."
 
 
 def _layout(point: ComparedPoint) -> str:
@@ -122,7 +107,7 @@ def drift_sentence(comparison: Comparison) -> str | None:
         verdict = "the same to the bit as" if comparison.identical else "NOT THE SAME, as promised, as"
         return (
             f"The training is {verdict} on one device {after} and {points[0].leaves} leaves, on {counts} devices: "
-            f"digest {points[0].digest[:DIGITS]}."
+            f"digest {points[0].digest[:SHORT]}."
         )
     parameters = _each((point.layout, point.measured_drift, point.predicted_drift) for point in several)
     text = f"Drift from one device {after}: parameters {parameters}"
@@ -152,13 +137,10 @@ def _each(drifts: Iterable[tuple[str, float | None, float | None]]) -> str:
     )
 
 
-def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
+def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     """Return the numbers of a network that are worth seeing at first sight."""
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
     most = max(comparison.members(group), key=lambda point: point.devices)
-    if disturbance(comparison, group):
-        disturbed = Tile(value="disturbed", label="nothing can be said; run the sweep again")
-        return (disturbed, *score_tiles(group), *_drift_tiles(comparison, most))
     tiles = [
         Tile(value=devices_name(best.devices), label=f"fastest, {milliseconds(best.measured_step_s)} ms per step"),
         Tile(value=devices_name(predicted.devices), label="predicted fastest"),
@@ -166,77 +148,59 @@ def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     if most.measured_speedup is not None and most.predicted_speedup is not None:
         label = f"speedup on {devices_name(most.devices)}, predicted {most.predicted_speedup:.2f}x"
         tiles.append(Tile(value=f"{most.measured_speedup:.2f}x", label=label))
-    return (*tiles, *score_tiles(group), *_drift_tiles(comparison, most))
+    return tuple(tiles)
 
 
-def _drift_tiles(comparison: Comparison, most: ComparedPoint) -> Iterator[Tile]:
+def _drift_tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
+    most = max(comparison.members(group), key=lambda point: point.devices)
     if comparison.identical is not None:
         value = "same bits" if comparison.identical else "OTHER BITS"
-        yield Tile(value=value, label=f"digest {most.digest[:DIGITS]}")
-    elif most.measured_statistics_drift is not None and most.predicted_statistics_drift is not None:
-        yield Tile(
-            value=f"{most.measured_statistics_drift:.2g}",
-            label=f"error of a device's batch-norm mean on {devices_name(most.devices)}, in standard deviations; "
-            f"predicted {most.predicted_statistics_drift:.2g}",
+        return (Tile(value=value, label=f"digest {most.digest[:SHORT]}"),)
+    if most.measured_statistics_drift is not None and most.predicted_statistics_drift is not None:
+        label = (
+            f"error of a device's batch-norm mean on {devices_name(most.devices)}, in standard deviations; "
+            f"predicted {most.predicted_statistics_drift:.2g}"
         )
-    elif most.measured_drift is not None:
+        return (Tile(value=f"{most.measured_statistics_drift:.2g}", label=label),)
+    if most.measured_drift is not None:
         label = f"drift of the parameters on {devices_name(most.devices)}"
-        yield Tile(value=f"{most.measured_drift:.2g}", label=label)
+        return (Tile(value=f"{most.measured_drift:.2g}", label=label),)
+    return ()
 
 
-def points_table(comparison: Comparison) -> Table:
+def _points(comparison: Comparison) -> Table:
     """Return a row for each network and device count: step, speedup and drift, measured and predicted."""
     points = comparison.scored
-    cells = PointCells.of(comparison)
+    show = PointColumns(comparison=comparison)
     trained = any(point.digest for point in points)
     drift_predicted = any(point.predicted_drift is not None for point in points)
     means = any(point.measured_statistics_drift is not None for point in points)
-    columns: tuple[Column[ComparedPoint], ...] = (
-        Column(head="devices", cell=lambda point: point.layout),
-        Column(
-            head="algorithm",
-            cell=algorithm,
-            left=True,
-            dispensable=3,
-            shown=len({point.algorithm for point in points}) > 1,
+    return points_table(
+        comparison,
+        columns=(
+            show("layout", head="devices"),
+            show("algorithm", 3, shown=len({point.algorithm for point in points}) > 1),
+            show("measured_step_s"),
+            show.interval(7),
+            show("predicted_step_s"),
+            show.predicted_interval(),
+            show("error"),
+            show("measured_speedup"),
+            show("predicted_speedup"),
+            Column(head="speedup error", cell=_speedup_error, dispensable=2),
+            show("efficiency", 2),
+            *show.exposed(4, 8),
+            show("measured_drift", shown=trained),
+            show("predicted_drift", shown=drift_predicted),
+            show("measured_statistics_drift", 1, shown=means),
+            show("predicted_statistics_drift", 1, shown=means),
+            show("digest", 5, shown=trained),
+            *show.last(9),
         ),
-        Column(head="measured ms", cell=cells.measured),
-        Column(head="95% interval", cell=cells.interval, left=True, dispensable=7),
-        Column(head="predicted ms", cell=cells.predicted),
-        Column(head=f"predicted {band_name(comparison)}", cell=cells.predicted_interval, left=True, dispensable=8),
-        Column(head="error", cell=error),
-        Column(head="speedup", cell=speedup),
-        Column(head="predicted speedup", cell=predicted_speedup),
-        Column(head="speedup error", cell=_speedup_error, dispensable=2),
-        Column(head="efficiency", cell=efficiency, dispensable=2),
-        Column(head="exposed ms", cell=cells.exposed, dispensable=4),
-        Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=8),
-        Column(head="drift", cell=lambda point: digits(point.measured_drift, 2), shown=trained),
-        Column(head="predicted drift", cell=lambda point: digits(point.predicted_drift, 2), shown=drift_predicted),
-        Column(
-            head="batch-norm means",
-            cell=lambda point: digits(point.measured_statistics_drift, 2),
-            dispensable=1,
-            shown=means,
-        ),
-        Column(
-            head="predicted means",
-            cell=lambda point: digits(point.predicted_statistics_drift, 2),
-            dispensable=1,
-            shown=means,
-        ),
-        Column(head="digest", cell=lambda point: point.digest[:DIGITS], left=True, dispensable=5, shown=trained),
-        Column(head="samples", cell=lambda point: str(point.samples), dispensable=9),
-        Column(head="best", cell=best_marks, left=True),
-    )
-    return table(
-        title="Measured and predicted",
-        columns=columns,
         sections={
             f"{network}, overlap {comparison.chosen_overlap.get(members[0].setting.where, 'off')}": members
             for network, members in by_network(points).items()
         },
-        strong=is_best,
         note=_note(comparison, trained=trained, means=means),
     )
 
@@ -257,7 +221,7 @@ def _note(comparison: Comparison, *, trained: bool, means: bool) -> str:
     if trained:
         text += (
             f" Drift = |w_n - w_1| / |w_1| of all parameters after {comparison.experiment.steps} steps; 0 means "
-            f"the same bits. Digest: the first {DIGITS} digits of the trained state's SHA-256."
+            f"the same bits. Digest: the first {SHORT} digits of the trained state's SHA-256."
         )
     if means:
         text += (
@@ -276,9 +240,11 @@ def _figure(comparison: Comparison, narrow: bool) -> Figure:
 
 REPORT = QuestionReport(
     question=question,
-    answers=answers,
-    tiles=tiles,
-    points=points_table,
+    answer=_answer,
+    more_answers=_more_answers,
+    tiles=_tiles,
+    more_tiles=_drift_tiles,
+    points=_points,
     figure=_figure,
     figure_name="speedup",
     figure_title="Speedup",

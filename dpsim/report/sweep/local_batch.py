@@ -8,30 +8,15 @@ from typing import TYPE_CHECKING
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
 from dpsim.report.sweep.busy import BUSY, HIDDEN, Measured, busy_from, hidden_from
-from dpsim.report.sweep.cells import (
-    PointCells,
-    best_marks,
-    efficiency,
-    error,
-    is_best,
-    own_runtime_column,
-    predicted_speedup,
-    samples_per_s,
-    speedup,
-)
+from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
 from dpsim.report.sweep.question import QuestionReport
-from dpsim.report.sweep.reliability import disturbance, nothing_said
 from dpsim.report.sweep.tables import (
     LEGEND,
-    errors_sentence,
     group_title,
     own_runtime_note,
-    own_runtime_sentence,
-    score_tiles,
 )
-from dpsim.report.table import Column, Table, table
+from dpsim.report.table import Column, Table
 from dpsim.report.words import enumerated, percent
-from dpsim.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,14 +32,8 @@ def _question(comparison: Comparison) -> str:
     )
 
 
-def _answers(comparison: Comparison) -> tuple[str, ...]:
-    return tuple(_answer(comparison, group) for group in comparison.groups)
-
-
 def _answer(comparison: Comparison, group: Group) -> str:
     points = comparison.members(group)
-    if nothing := nothing_said(comparison, group):
-        return f"On {group_title(group)}, {nothing}"
     best = comparison.best_measured(group)
     sentences = [
         f"On {group_title(group)}, local batch {best.local_batch:g} reached "
@@ -63,8 +42,7 @@ def _answer(comparison: Comparison, group: Group) -> str:
     ]
     if best.devices > 1:
         sentences.append(_hiding(points))
-    sentences.append(errors_sentence(group))
-    return " ".join(sentences) + own_runtime_sentence(points)
+    return " ".join(sentences)
 
 
 def _batch(batch: Measured) -> str:
@@ -94,8 +72,6 @@ def _hiding(points: Sequence[ComparedPoint]) -> str:
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     points, best = comparison.members(group), comparison.best_measured(group)
     busy = busy_from(points)
-    if disturbance(comparison, group):
-        return (Tile(value="disturbed", label="nothing can be said; run the sweep again"), *score_tiles(group))
     tiles = [
         Tile(value=samples_per_s(best), label=f"samples/s at local batch {best.local_batch:g}, the best"),
         Tile(
@@ -104,16 +80,12 @@ def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
             + ("none" if busy.predicted is None else f"{busy.predicted:g}"),
         ),
     ]
-    return (*tiles, *score_tiles(group))
+    return tuple(tiles)
 
 
 def _share_exposed(point: ComparedPoint) -> str:
     """Return the share of the step that is exposed communication; nothing on one device."""
     return percent(point.exposed_communication_s / point.measured_step_s) if point.devices > 1 else ""
-
-
-def _memory(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else format_size(float(f"{size_bytes:.3g}"))
 
 
 def _profiled(comparison: Comparison) -> str:
@@ -125,39 +97,30 @@ def _profiled(comparison: Comparison) -> str:
 
 def _points(comparison: Comparison) -> Table:
     points = comparison.scored
-    cells = PointCells.of(comparison)
+    show = PointColumns(comparison=comparison)
     expected = any(point.predicted_memory_bytes is not None for point in points)
     sized = any(point.memory_bytes is not None for point in points)
     scaled = any(point.measured_speedup for point in points if point.devices > 1)
-    return table(
-        title="Measured and predicted",
+    return points_table(
+        comparison,
         columns=(
-            Column(head="local batch", cell=lambda point: f"{point.local_batch:g}"),
-            Column(head="global batch", cell=lambda point: str(point.global_batch), dispensable=6),
-            Column(head="samples/s", cell=samples_per_s),
-            Column(head="measured ms", cell=cells.measured),
-            Column(head="95% interval", cell=cells.interval, left=True, dispensable=5),
-            Column(head="predicted ms", cell=cells.predicted),
-            Column(head="error", cell=error),
-            own_runtime_column(comparison, cells),
-            Column(head="exposed ms", cell=cells.exposed, dispensable=3),
-            Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
+            show("local_batch"),
+            show("global_batch", 6),
+            show.samples_per_s(),
+            show("measured_step_s"),
+            show.interval(5),
+            show("predicted_step_s"),
+            show("error"),
+            show.own_runtime(),
+            *show.exposed(3, 4),
             Column(head="exposed share", cell=_share_exposed, dispensable=1),
-            Column(head="speedup", cell=speedup, shown=scaled),
-            Column(head="predicted speedup", cell=predicted_speedup, dispensable=2, shown=scaled),
-            Column(head="efficiency", cell=efficiency, shown=scaled, dispensable=2),
-            Column(head="memory", cell=lambda point: _memory(point.memory_bytes), dispensable=2, shown=sized),
-            Column(
-                head="predicted memory",
-                cell=lambda point: _memory(point.predicted_memory_bytes),
-                dispensable=4,
-                shown=expected,
-            ),
-            Column(head="samples", cell=lambda point: str(point.samples), dispensable=7),
-            Column(head="best", cell=best_marks, left=True),
+            show("measured_speedup", shown=scaled),
+            show("predicted_speedup", 2, shown=scaled),
+            show("efficiency", 2, shown=scaled),
+            show("memory_bytes", 2, shown=sized),
+            show("predicted_memory_bytes", 4, shown=expected),
+            *show.last(7),
         ),
-        sections={group_title(group): list(comparison.members(group)) for group in comparison.groups},
-        strong=is_best,
         note=f"{LEGEND}, by samples/s. Median step and the 95% bootstrap interval of the median. Error = predicted / "
         "measured - 1. "
         + _profiled(comparison)
@@ -177,7 +140,7 @@ def _figure(comparison: Comparison, narrow: bool) -> Figure:
 
 REPORT = QuestionReport(
     question=_question,
-    answers=_answers,
+    answer=_answer,
     tiles=_tiles,
     points=_points,
     figure=_figure,

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 class QuestionReport:
     """The parts of a report that a question decides.
 
-    ``question`` and ``answers`` are sentences, ``tiles`` the numbers of a group worth seeing at first sight, and
-    ``points`` the table of all settings. ``figure`` draws the main figure, wide or narrow, named ``figure_name`` and
-    explained by ``caption``, where ``{band}`` stands for what the predicted intervals are. ``rules`` are added to those
-    of every sweep where the divergence was measured.
+    ``question`` is a sentence, ``answer`` what can be said of a group beside the errors of its predictions, ``tiles``
+    the numbers of a group worth seeing at first sight, and ``points`` the table of all settings. ``more_answers`` and
+    ``more_tiles`` also stand where nothing can be said of the step times of a group. ``figure`` draws the main figure,
+    wide or narrow, named ``figure_name`` and explained by ``caption``, where ``{band}`` stands for what the predicted
+    intervals are. ``rules`` are added to those of every sweep where the divergence was measured.
     ``constant`` and ``effect`` complete sentences under the table of scores: the constant baseline is the median of the
     measured steps of ..., the effect is that of the worst ... over the best.
     """
 
     question: Callable[[Comparison], str]
-    answers: Callable[[Comparison], tuple[str, ...]]
+    answer: Callable[[Comparison, Group], str]
     tiles: Callable[[Comparison, Group], tuple[Tile, ...]]
     points: Callable[[Comparison], Table]
     figure: Callable[[Comparison, bool], Figure]
@@ -37,3 +38,5 @@ class QuestionReport:
     constant: str
     effect: str
     rules: tuple[str, ...] = ()
+    more_answers: Callable[[Comparison], tuple[str, ...]] = lambda comparison: ()
+    more_tiles: Callable[[Comparison, Group], tuple[Tile, ...]] = lambda comparison, group: ()

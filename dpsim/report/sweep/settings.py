@@ -6,35 +6,20 @@ from typing import TYPE_CHECKING
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
-from dpsim.report.sweep.cells import (
-    PointCells,
-    best_marks,
-    error,
-    is_best,
-    own_runtime_column,
-    predicted_speedup,
-    samples_per_s,
-    speedup,
-)
+from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import (
     as_fast,
     cost_of_choice,
-    disturbance,
-    nothing_said,
     uncertainty,
     unsure,
 )
 from dpsim.report.sweep.tables import (
     LEGEND,
-    band_name,
-    errors_sentence,
     group_title,
     own_runtime_note,
-    own_runtime_sentence,
-    score_tiles,
 )
-from dpsim.report.table import Column, Table, table
+from dpsim.report.table import Column, Table
 from dpsim.report.words import counted, enumerated, field_name, milliseconds, percent
 
 if TYPE_CHECKING:
@@ -56,15 +41,9 @@ def _question(comparison: Comparison) -> str:
     )
 
 
-def _answers(comparison: Comparison) -> tuple[str, ...]:
-    return tuple(_answer(comparison, group) for group in comparison.groups)
-
-
 def _answer(comparison: Comparison, group: Group) -> str:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
     where = group_title(group)
-    if nothing := nothing_said(comparison, group):
-        return f"On {where}, {nothing}"
     if unsure(group) and not group.below_noise:
         text = f"On {where}, no setting is surely best: {uncertainty(group)}."
     elif group.below_noise:
@@ -87,13 +66,11 @@ def _answer(comparison: Comparison, group: Group) -> str:
                 f"{cost_of_choice(comparison, group)}."
             )
         )
-    return f"{text} {errors_sentence(group)}" + own_runtime_sentence(comparison.members(group))
+    return text
 
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    if disturbance(comparison, group):
-        return (Tile(value="disturbed", label="nothing can be said; run the sweep again"), *score_tiles(group))
     tiles = []
     if group.below_noise:
         tiles.append(Tile(value="no effect", label=f"{percent(group.effect)} is within the uncertainty"))
@@ -103,12 +80,13 @@ def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
             value=samples_per_s(predicted), label=f"samples/s as predicted best: {setting_name(comparison, predicted)}"
         ),
     ]
-    return (*tiles, *score_tiles(group))
+    return tuple(tiles)
 
 
 def _points(comparison: Comparison) -> Table:
     points = comparison.scored
-    cells = PointCells.of(comparison)
+    show = PointColumns(comparison=comparison)
+    scaled = any(point.measured_speedup for point in points)
 
     def value(name: str) -> Column[ComparedPoint]:
         return Column(
@@ -117,31 +95,22 @@ def _points(comparison: Comparison) -> Table:
             left=name != "devices",
         )
 
-    return table(
-        title="Measured and predicted",
+    return points_table(
+        comparison,
         columns=(
             *(value(name) for name in comparison.compared),
-            Column(head="samples/s", cell=samples_per_s),
-            Column(head="measured ms", cell=cells.measured),
-            Column(head="95% interval", cell=cells.interval, left=True, dispensable=3),
-            Column(head="predicted ms", cell=cells.predicted),
-            Column(head=f"predicted {band_name(comparison)}", cell=cells.predicted_interval, left=True, dispensable=8),
-            Column(head="error", cell=error),
-            own_runtime_column(comparison, cells),
-            Column(head="exposed ms", cell=cells.exposed, dispensable=1),
-            Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
-            Column(head="speedup", cell=speedup, shown=any(point.measured_speedup for point in points)),
-            Column(
-                head="predicted speedup",
-                cell=predicted_speedup,
-                dispensable=2,
-                shown=any(point.measured_speedup for point in points),
-            ),
-            Column(head="samples", cell=lambda point: str(point.samples), dispensable=5),
-            Column(head="best", cell=best_marks, left=True),
+            show.samples_per_s(),
+            show("measured_step_s"),
+            show.interval(3),
+            show("predicted_step_s"),
+            show.predicted_interval(),
+            show("error"),
+            show.own_runtime(),
+            *show.exposed(1, 4),
+            show("measured_speedup", shown=scaled),
+            show("predicted_speedup", 2, shown=scaled),
+            *show.last(5),
         ),
-        sections={group_title(group): list(comparison.members(group)) for group in comparison.groups},
-        strong=is_best,
         note=f"{LEGEND}, by samples/s. Median step and the 95% bootstrap interval of the median. Error = predicted / "
         "measured - 1. Exposed: communication not hidden by computation. Speedup over one device at the same batch, "
         "where one device was measured." + own_runtime_note(comparison),
@@ -156,7 +125,7 @@ def _figure(comparison: Comparison, narrow: bool) -> Figure:
 
 REPORT = QuestionReport(
     question=_question,
-    answers=_answers,
+    answer=_answer,
     tiles=_tiles,
     points=_points,
     figure=_figure,

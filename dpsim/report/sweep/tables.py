@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
-from dpsim.report.content import Tile
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import MOST_NOISE
 from dpsim.report.table import Column, Table, table
@@ -74,12 +73,6 @@ def errors_sentence(group: Group) -> str:
             f"{percent(shape.null_median_abs_error)} (skill {skill_text(shape.skill)})"
         )
     return f"{text}."
-
-
-def score_tiles(group: Group) -> tuple[Tile, ...]:
-    """Return the model's error, with the best baseline's."""
-    baseline = f"the best baseline's is {percent(group.step.null_median_abs_error)}"
-    return (Tile(value=percent(group.step.median_abs_error), label=f"median error; {baseline}"),)
 
 
 def score_tables(comparison: Comparison, report: QuestionReport) -> tuple[Table, ...]:

@@ -6,35 +6,20 @@ from typing import TYPE_CHECKING
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
-from dpsim.report.sweep.cells import (
-    PointCells,
-    algorithm,
-    best_marks,
-    error,
-    is_best,
-    own_runtime_column,
-    predicted_speedup,
-    speedup,
-)
+from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import (
     as_fast,
     cost_of_choice,
-    disturbance,
-    nothing_said,
     uncertainty,
     unsure,
 )
 from dpsim.report.sweep.tables import (
     LEGEND,
-    band_name,
     by_network,
-    errors_sentence,
     own_runtime_note,
-    own_runtime_sentence,
-    score_tiles,
 )
-from dpsim.report.table import Column, Table, table
+from dpsim.report.table import Column, Table
 from dpsim.report.words import (
     counted,
     devices_name,
@@ -66,22 +51,17 @@ def question(comparison: Comparison) -> str:
     )
 
 
-def answers(comparison: Comparison) -> tuple[str, ...]:
-    """Return the answer of every group, or one sentence when nothing ran on more than one device."""
-    sentences = tuple(answer(comparison, group) for group in comparison.groups)
-    return sentences or ("Only one device was run: there is no threshold to choose.",)
+def _one_device(comparison: Comparison) -> tuple[str, ...]:
+    """Return a sentence when nothing ran on more than one device."""
+    return () if comparison.groups else ("Only one device was run: there is no threshold to choose.",)
 
 
-def answer(comparison: Comparison, group: Group) -> str:
-    """Return the verdict on one network and device count, with the numbers that support it."""
-    if nothing := nothing_said(comparison, group):
-        return f"On {network_name(group)}, {devices_name(group.devices)}, {nothing}"
+def _answer(comparison: Comparison, group: Group) -> str:
+    """Return the verdict on one network and device count."""
     verdicts = [_slower_than_one(group, comparison.best_measured(group)), _choice(comparison, group)]
     if not unsure(group):
         verdicts.append(_model(comparison, group))
-    return " ".join(text for text in (*verdicts, errors_sentence(group)) if text) + own_runtime_sentence(
-        comparison.members(group)
-    )
+    return " ".join(text for text in verdicts if text)
 
 
 def _slower_than_one(group: Group, best: ComparedPoint) -> str:
@@ -138,11 +118,9 @@ def gain(comparison: Comparison, group: Group) -> tuple[float, str] | None:
     return None
 
 
-def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
+def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     """Return the numbers of a group that are worth seeing at first sight."""
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    if disturbance(comparison, group):
-        return (Tile(value="disturbed", label="nothing can be said; run the sweep again"), *score_tiles(group))
     noun = threshold_noun(group.runtime)
     tiles = []
     if unsure(group):
@@ -159,51 +137,39 @@ def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
             label=f"predicted best, {milliseconds(predicted.measured_step_s)} ms measured",
         )
     )
-    return (*tiles, *score_tiles(group))
+    return tuple(tiles)
 
 
-def points_table(comparison: Comparison) -> Table:
+def _points(comparison: Comparison) -> Table:
     """Return every scored point, measured and predicted."""
     points = comparison.scored
     runtime = points[0].runtime
     compared_to_one = any(point.measured_speedup is not None for point in points if point.devices > 1)
-    cells = PointCells.of(comparison)
+    show = PointColumns(comparison=comparison)
     at_equal_speed = any(point.error_at_equal_speed is not None for point in points)
     emulated = " Computation is emulated." if any(p.emulated_compute for p in comparison.points) else ""
-    return table(
-        title="Measured and predicted",
+    return points_table(
+        comparison,
         columns=(
-            Column(head="devices", cell=lambda point: point.layout),
+            show("layout", head="devices"),
             Column(head=field_name("fusion_threshold_bytes", runtime), cell=_threshold, left=True),
-            Column(
-                head="algorithm",
-                cell=algorithm,
-                left=True,
-                shown=len({point.algorithm for point in points if point.devices > 1}) > 1,
-            ),
-            Column(
-                head="buckets",
-                cell=lambda point: str(point.buckets) if point.devices > 1 else "",
-                dispensable=3,
-            ),
-            Column(head="measured ms", cell=cells.measured),
-            Column(head="95% interval", cell=cells.interval, left=True),
-            Column(head="predicted ms", cell=cells.predicted),
-            Column(head=f"predicted {band_name(comparison)}", cell=cells.predicted_interval, left=True, dispensable=8),
-            Column(head="error", cell=error),
-            own_runtime_column(comparison, cells),
-            Column(head="error at equal speed", cell=_error_at_equal_speed, dispensable=6, shown=at_equal_speed),
-            Column(head="exposed ms", cell=cells.exposed, dispensable=1),
-            Column(head="predicted exposed", cell=cells.predicted_exposed, dispensable=4),
-            Column(head="speedup", cell=speedup, shown=compared_to_one),
-            Column(head="predicted speedup", cell=predicted_speedup, dispensable=2, shown=compared_to_one),
-            Column(head="samples", cell=lambda point: str(point.samples), dispensable=5),
-            Column(head="best", cell=best_marks, left=True),
+            show("algorithm", shown=len({point.algorithm for point in points if point.devices > 1}) > 1),
+            show("buckets", 3),
+            show("measured_step_s"),
+            show.interval(),
+            show("predicted_step_s"),
+            show.predicted_interval(),
+            show("error"),
+            show.own_runtime(),
+            show("error_at_equal_speed", 6, shown=at_equal_speed),
+            *show.exposed(1, 4),
+            show("measured_speedup", shown=compared_to_one),
+            show("predicted_speedup", 2, shown=compared_to_one),
+            *show.last(5),
         ),
         sections={
             _section_title(comparison, network, members): members for network, members in by_network(points).items()
         },
-        strong=is_best,
         note=f"{LEGEND}. Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1"
         + ("; at equal speed: of what is predicted for the speeds that the run had. " if at_equal_speed else ". ")
         + "Exposed: communication not hidden by computation. "
@@ -222,11 +188,6 @@ def _threshold(point: ComparedPoint) -> str:
     return format_size(point.fusion_threshold_bytes) if point.devices > 1 else ""
 
 
-def _error_at_equal_speed(point: ComparedPoint) -> str:
-    value = point.error_at_equal_speed
-    return "" if value is None else percent(value, sign=True)
-
-
 def _figure(comparison: Comparison, narrow: bool) -> Figure:
     from dpsim.report.figures import step_time
 
@@ -235,9 +196,10 @@ def _figure(comparison: Comparison, narrow: bool) -> Figure:
 
 REPORT = QuestionReport(
     question=question,
-    answers=answers,
-    tiles=tiles,
-    points=points_table,
+    answer=_answer,
+    more_answers=_one_device,
+    tiles=_tiles,
+    points=_points,
     figure=_figure,
     figure_name="step_time",
     figure_title="Step time",
