@@ -12,9 +12,11 @@ import pytest
 from report_factory import PACED, sweep
 from rich.console import Console
 
+from dpsim.columns import columns_of
 from dpsim.harness.sweep.compare import compare
-from dpsim.records.comparison import Comparison, SpeedRecord
+from dpsim.records.comparison import ComparedPoint, Comparison, SpeedRecord
 from dpsim.records.sweep import read_predictions, read_results
+from dpsim.report.sweep.cells import PointColumns
 from dpsim.report.sweep.content import answer
 from dpsim.report.sweep.summary import Summary
 from dpsim.report.sweep.warnings import warnings
@@ -163,3 +165,13 @@ def test_one_of_a_kind_has_no_plural() -> None:
     first = CLEAN.points[0].replaced(samples=3)
     (actual,) = warnings(msgspec.structs.replace(CLEAN, points=(first, *CLEAN.points[1:])))
     assert actual.text.startswith("1 point with fewer than 10 samples") and "1 devices" not in actual.text
+
+
+def test_every_declared_column_of_a_point_can_be_shown_in_a_table() -> None:
+    show = PointColumns(comparison=CLEAN)
+    names = [name for name, column in columns_of(ComparedPoint).items() if not column.prefix]
+    shown = {name: [show(name).cell(point) for point in CLEAN.scored] for name in names}
+    assert all(isinstance(cell, str) for cells in shown.values() for cell in cells)
+    (alone,) = (i for i, p in enumerate(CLEAN.scored) if p.devices == 1 and p.network == CLEAN.scored[0].network)
+    assert shown["measured_speedup"][alone] == "" and any(cell.endswith("x") for cell in shown["measured_speedup"])
+    assert show("error_at_equal_speed").head == "error at equal speed" and show("measured_step_s").head == "measured ms"
