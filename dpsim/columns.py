@@ -134,14 +134,22 @@ def column(name: str, unit: Unit, text: str, dtype: ColumnDtype | None = None) -
     return AnyColumn(unit, text, dtype=dtype).named(name)
 
 
+def nested(kind: type[msgspec.Struct], name: str) -> tuple[AnyColumn, ...]:
+    """Return the columns of the fields of a nested object ``name``, which may be missing, so that numbers may be."""
+    columns = [each.named(f"{name}.{field}") for field, each in columns_of(kind).items()]
+    for each in columns:
+        each.dtype = "Int64" if each.dtype == "int64" else each.dtype
+    return tuple(columns)
+
+
 def columns_of(kind: type[Row | msgspec.Struct]) -> dict[str, AnyColumn]:
     """Return the columns that a class declares, by its attributes: those of a row, or on the fields of a struct."""
     if issubclass(kind, Row):
         return {name: item for name, item in vars(kind).items() if isinstance(item, Column)}
     hints = get_type_hints(kind, include_extras=True)
     return {
-        name: item.named(name)
-        for name in kind.__struct_fields__
+        written: item.named(written)
+        for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
         for item in getattr(hints[name], "__metadata__", ())
         if isinstance(item, Column)
     }

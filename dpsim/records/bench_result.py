@@ -5,43 +5,60 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from dpsim.codec import Noun
+from dpsim.columns import Column
 
 
 class BenchPoint(Noun, frozen=True):
     """One algorithm of one system at one size. Times are those of the slowest rank.
 
-    ``time_s`` is the median over rounds of each round's median, with its 95 % interval; ``p50_s`` and ``p99_s`` are
-    percentiles of all calls. ``fraction_of_bound`` = time of in-place scaling in the same rounds / ``time_s``, which is
-    the bandwidth for 2 n S bytes over the bandwidth of scaling. It is ``None`` at sizes too small for it to mean
-    anything. All times are ``None`` where ``wrong`` elements were not the sum. ``bytes_moved`` is what all ranks
-    together read and write, where the algorithm states it. ``simulated`` marks numba's CUDA simulator; its times mean
-    nothing.
+    All times are ``None`` where ``wrong`` elements were not the sum. ``fraction_of_bound`` is the bandwidth for 2 n S
+    bytes over the bandwidth of scaling in the same rounds.
     """
 
-    size_bytes: int
-    count: int
-    dtype: str
-    devices: int
-    system: str
-    peer: str
-    algorithm: str
-    default: bool
-    in_place: bool
-    cached: bool
-    time_s: float | None
-    time_low_s: float | None
-    time_high_s: float | None
-    p50_s: float | None
-    p99_s: float | None
-    algbw_bytes_per_s: float | None
-    busbw_bytes_per_s: float | None
-    fraction_of_bound: float | None
-    wrong: int
-    samples: int
-    bytes_moved: float | None
-    redop: str = "sum"
-    simulated: bool = False
+    size_bytes: Annotated[int, Column("bytes", "The size of the buffer of each rank.", dtype="int64")]
+    count: Annotated[int, Column("count", "The elements of the buffer.")]
+    dtype: Annotated[str, Column("name", "The number format of the elements.")]
+    devices: Annotated[int, Column("count", "The number of devices; each is one rank.")]
+    system: Annotated[str, Column("name", "Who did it: `dpsim`, or a peer in one of its modes.")]
+    peer: Annotated[str, Column("name", "The library of the system; its modes share this name.")]
+    algorithm: Annotated[str, Column("name", "The allreduce algorithm.")]
+    default: Annotated[bool, Column("yes or no", "Whether dpsim uses this algorithm by itself at this size.")]
+    in_place: Annotated[bool, Column("yes or no", "Whether the sum replaces the buffer.")]
+    cached: Annotated[bool, Column("yes or no", "Whether the buffers were left in the cache between the calls.")]
+    time_s: Annotated[
+        float | None,
+        Column(
+            "s",
+            "The time of a call on the slowest rank: the median over rounds of each round's "
+            "median. NaN where a sum was wrong.",
+        ),
+    ]
+    time_low_s: Annotated[float | None, Column("s", "The lower end of its 95 % interval.")]
+    time_high_s: Annotated[float | None, Column("s", "The upper end of its 95 % interval.")]
+    p50_s: Annotated[float | None, Column("s", "The median of all calls.")]
+    p99_s: Annotated[float | None, Column("s", "The 99th percentile of all calls.")]
+    algbw_bytes_per_s: Annotated[float | None, Column("bytes/s", "The algorithm bandwidth: size_bytes / time_s.")]
+    busbw_bytes_per_s: Annotated[
+        float | None, Column("bytes/s", "The bus bandwidth: algbw_bytes_per_s times 2 (devices - 1) / devices.")
+    ]
+    fraction_of_bound: Annotated[
+        float | None,
+        Column(
+            "ratio", "The time of scaling the same bytes in place / time_s; NaN at small sizes, where it means nothing."
+        ),
+    ]
+    wrong: Annotated[int, Column("count", "The elements that were not the exact sum.")]
+    samples: Annotated[int, Column("count", "The calls that were timed.")]
+    bytes_moved: Annotated[
+        float | None, Column("bytes", "What all ranks together read and write, where the algorithm states it.")
+    ]
+    redop: Annotated[str, Column("name", "The reduction, which is `sum`.")] = "sum"
+    simulated: Annotated[
+        bool, Column("yes or no", "Whether it ran in a simulator of a GPU; its times then mean nothing.")
+    ] = False
 
 
 class Ratio(Noun, frozen=True):

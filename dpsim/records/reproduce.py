@@ -15,6 +15,7 @@ import msgspec
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
+from dpsim.columns import Column
 from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import Decides, shared
@@ -203,31 +204,33 @@ class Run(Noun, frozen=True):
 
 
 class Difference(Noun, frozen=True):
-    """Where one trajectory first differs from another.
+    """Where one trajectory first differs from another. A step makes tensors in one order, in which one is the first.
 
-    In ``step`` (from 1), ``tensor`` is the first one that differs, in the order in which a step makes them. Its first
-    differing ``element`` has ``value`` instead of ``reference_value``, ``ulps`` floating-point numbers apart.
-    ``max_ulps`` and ``max_relative`` (over the tensor's largest number) are the largest in that tensor.
-    ``values_known`` is false where only digests are known, as of a saved run. ``evidence`` says why ``cause`` is the
-    cause.
+    ``values_known`` is false where only digests are known, as of a saved run.
     """
 
-    step: int
-    tensor: str
-    tensors_differing: int
-    tensors: int
-    cause: Cause | None = None
-    evidence: str = ""
-    values_known: bool = msgspec.field(default=False, name="kept")
-    element: tuple[int, ...] = ()
-    value: float = 0.0
-    reference_value: float = 0.0
-    ulps: int = 0
-    relative: float = 0.0
-    elements_differing: int = 0
-    elements: int = 0
-    max_ulps: int = 0
-    max_relative: float = 0.0
+    step: Annotated[int, Column("count", "The step, from 1, in which a tensor first differs from one device.")]
+    tensor: Annotated[str, Column("name", "The first tensor that differs in that step.")]
+    tensors_differing: Annotated[int, Column("count", "The tensors that differ after that step.")]
+    tensors: Annotated[int, Column("count", "The tensors that were compared.")]
+    cause: Annotated[Cause | None, Column("name", "The cause of the difference.")] = None
+    evidence: Annotated[str, Column("text", "Why this is the cause.")] = ""
+    values_known: Annotated[bool, Column("yes or no", "Whether the values are known, and not only their digests.")] = (
+        msgspec.field(default=False, name="kept")
+    )
+    element: Annotated[
+        tuple[int, ...], Column("text", "The index of the tensor's first differing element: `[3, 0]`.")
+    ] = ()
+    value: Annotated[float, Column("ratio", "The value of that element.")] = 0.0
+    reference_value: Annotated[float, Column("ratio", "Its value on one device.")] = 0.0
+    ulps: Annotated[int, Column("count", "How many floating-point numbers the two are apart.")] = 0
+    relative: Annotated[float, Column("ratio", "The relative difference of the two.")] = 0.0
+    elements_differing: Annotated[int, Column("count", "The elements of the tensor that differ.")] = 0
+    elements: Annotated[int, Column("count", "The elements of the tensor.")] = 0
+    max_ulps: Annotated[int, Column("count", "The most floating-point numbers that two elements are apart.")] = 0
+    max_relative: Annotated[
+        float, Column("ratio", "The largest difference of two elements, over the largest number of the tensor.")
+    ] = 0.0
 
 
 class PredictedDrift(Noun, frozen=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dpsim.columns import column
+from dpsim.columns import column, nested
 from dpsim.records.columns.sweep import SETTING
+from dpsim.records.reproduce import Difference
 
 LEAVES = column("leaves", "count", "The parts of a batch whose gradients are added in a fixed order; 0: plain.")
 ACCUMULATE = column("accumulate", "count", "The micro-batches in which a device computes its share of a step.")
@@ -26,30 +27,7 @@ POINTS = (
     column("losses_digest", "text", "The SHA-256 of the losses of all steps."),
     column("final_loss", "ratio", "The training loss of the last step."),
     column("identical", "yes or no", "Whether all ranks ended with the bits of one device."),
-    column(
-        "first_difference.step", "count", "The step, from 1, in which a tensor first differs from one device.", "Int64"
-    ),
-    column("first_difference.tensor", "name", "The first tensor that differs in that step."),
-    column("first_difference.tensors_differing", "count", "The tensors that differ after that step.", "Int64"),
-    column("first_difference.tensors", "count", "The tensors that were compared.", "Int64"),
-    column("first_difference.cause", "name", "The cause of the difference."),
-    column("first_difference.evidence", "text", "Why this is the cause."),
-    column("first_difference.kept", "yes or no", "Whether the values are known, and not only their digests."),
-    column("first_difference.element", "text", "The index of the tensor's first differing element: `[3, 0]`."),
-    column("first_difference.value", "ratio", "The value of that element."),
-    column("first_difference.reference_value", "ratio", "Its value on one device."),
-    column("first_difference.ulps", "count", "How many floating-point numbers the two are apart.", "Int64"),
-    column("first_difference.relative", "ratio", "The relative difference of the two."),
-    column("first_difference.elements_differing", "count", "The elements of the tensor that differ.", "Int64"),
-    column("first_difference.elements", "count", "The elements of the tensor.", "Int64"),
-    column(
-        "first_difference.max_ulps", "count", "The most floating-point numbers that two elements are apart.", "Int64"
-    ),
-    column(
-        "first_difference.max_relative",
-        "ratio",
-        "The largest difference of two elements, over the largest number of the tensor.",
-    ),
+    *nested(Difference, "first_difference"),
     column("parameter_drift", "ratio", "The relative distance |w_n - w_1| / |w_1| after the last step."),
     column("loss_drift", "ratio", "The relative difference of the last step's loss from one device's."),
     column(
