@@ -111,12 +111,14 @@ def _of_model(given: dict[str, Any], local_batches: tuple[int, ...]) -> Workload
 
     from dpsim.harness.profile import profile as harness
     from dpsim.optimizer import changed
+    from dpsim.plan import Plan
 
-    optimizer = given.pop("optimizer", None)
+    plan = harness.ProfileConfig().plan
+    given["optimizer"] = changed(plan.optimizer, given.get("optimizer"), {})
+    computation = {name: given.pop(name) for name in Plan.__struct_fields__ if name in given}
     if local_batches:
         given["local_batches"] = tuple(sorted(set(local_batches)))
-    config = harness.ProfileConfig(**given)
-    config = msgspec.structs.replace(config, optimizer=changed(config.optimizer, optimizer, {}))
+    config = harness.ProfileConfig(**given, plan=msgspec.structs.replace(plan, **computation))
     with show.progress() as progress:
         return harness.profile(config, progress)
 

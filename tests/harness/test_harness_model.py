@@ -168,8 +168,8 @@ def test_a_profile_needs_the_announcements_of_every_layer(own: str) -> None:
 
 @pytest.mark.parametrize("leaves", [0, 4])
 def test_a_model_of_the_users_own_is_profiled(own: str, leaves: int) -> None:
-    batch_norm = Plan.default_batch_norm(leaves)
-    config = ProfileConfig(model=own, local_batches=(4, 8), seconds=0.1, leaves=leaves, batch_norm=batch_norm)
+    plan = Plan(devices=1, global_batch=8, leaves=leaves, batch_norm=Plan.default_batch_norm(leaves))
+    config = ProfileConfig(model=own, local_batches=(4, 8), seconds=0.1, plan=plan)
     workload = profile(config, lambda _: None)
     assert [tensor.name for tensor in workload.tensors] == ["w"]
     assert all(seconds > 0 for layer in workload.layers for seconds in layer.backward_s)

@@ -21,6 +21,7 @@ from dpsim.harness.profile.profile import Profile, ProfileConfig, profile
 from dpsim.harness.profile.slowdown import joined_slowdown
 from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
 from dpsim.optimizer import AdamW
+from dpsim.plan import Plan
 from dpsim.workload import Workload, overhead_line
 
 BATCHES = (4, 16, 256)
@@ -32,7 +33,8 @@ def quiet(_: str) -> None:
 
 @pytest.fixture(scope="module")
 def profiled() -> Workload:
-    config = ProfileConfig(model="mlp:64,32", local_batches=(256, 4, 16, 4), seconds=0.5, optimizer=AdamW())
+    plan = Plan(devices=1, global_batch=1, fusion_rule="one", optimizer=AdamW())
+    config = ProfileConfig(model="mlp:64,32", local_batches=(256, 4, 16, 4), seconds=0.5, plan=plan)
     return profile(config, quiet)
 
 

@@ -331,7 +331,8 @@ def test_the_largest_share_is_that_of_the_slowest_device(batch: int, devices: in
 def test_a_profile_has_as_many_leaves_of_a_share_as_a_device_computes() -> None:
     for batch, leaves, devices in itertools.product((64, 100), (0, 8, 12), (1, 2, 3, 4, 5, 8)):
         shares = {n: largest_share(batch, n, leaves) for n in (1, devices)}
-        config = ProfileConfig(local_batches=tuple(set(shares.values())), leaves=leaves)
+        plan = Plan(devices=1, global_batch=batch, leaves=leaves, batch_norm=Plan.default_batch_norm(leaves))
+        config = ProfileConfig(local_batches=tuple(set(shares.values())), plan=plan)
         assert config.leaves_of(shares[devices]) == -(-leaves // devices)
 
 

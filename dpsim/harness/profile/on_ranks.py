@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dpsim import codec
@@ -25,7 +26,6 @@ from dpsim.harness.profile.announcements import check_announcements
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.harness.profile.slowdown import joined_slowdown
 from dpsim.machine import ComputeSlowdown, Network, Speed
-from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s
@@ -54,15 +54,8 @@ class _Case:
         self.replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
         self.global_batch = devices * local_batch
         if self.group is not None:
-            plan = Plan(
-                devices=devices,
-                global_batch=self.global_batch,
-                fusion_rule="one",
-                optimizer=config.optimizer,
-                batch_norm=config.batch_norm,
-                leaves=devices * config.leaves_of(local_batch),
-                compute_dtype=config.compute_dtype,
-            )
+            leaves = devices * config.leaves_of(local_batch)
+            plan = replace(config.plan, devices=devices, global_batch=self.global_batch, leaves=leaves)
             self.trainer = Trainer(self.replica, dataset, plan, self.group, Network(), seed=config.seed)
         self.rows: list[Floats] = []
         self.steps = Visits()
@@ -204,7 +197,7 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
     columns = np.array([_typical(cases[batch], speeds) for batch in batches])
     update_s = float(np.median(columns[:, -2]))
     overhead_s, per_sample_s = overhead_line(batches, (columns[:, -1] + columns[:, -2] - update_s).tolist())
-    dtype = in_dtype(config.compute_dtype)
+    dtype = in_dtype(config.plan.compute_dtype)
     bare = describe(replica, f"{config.model} on {config.dataset}")
     layers = tuple(
         Layer(
@@ -224,7 +217,7 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
         local_batches=tuple(batches),
         layers=layers,
         state_bytes=bare.state_bytes,
-        optimizer_slots=len(config.optimizer.slots),
+        optimizer_slots=len(config.plan.optimizer.slots),
         update_s=update_s,
         overhead_s=overhead_s,
         overhead_per_sample_s=per_sample_s,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import ComputeSlowdown, Speed
-from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import BatchNormMode
+from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.workload import Workload
 
@@ -18,20 +16,17 @@ class ProfileConfig(Noun, frozen=True):
     """What to profile: a model on a data set at some local batches.
 
     ``concurrent`` holds pairs (devices, local batch) at which to measure how much slower the same computation is when
-    so many devices of this machine compute at once. ``leaves`` counts those of the largest local batch, which is the
-    global batch of one device; a smaller local batch has its share of them. ``seconds`` bounds the measuring.
+    so many devices of this machine compute at once. ``plan`` says how one device computes; its ``leaves`` count those
+    of the largest local batch, and a smaller one has its share of them. ``seconds`` bounds the measuring.
     """
 
     model: str = "cnn"
     dataset: str = "digits"
     local_batches: tuple[int, ...] = (8, 16, 32, 64)
-    optimizer: Optimizer = Sgd()
     concurrent: tuple[tuple[int, int], ...] = ()
     seed: int = 0
     seconds: float = 4.0
-    batch_norm: BatchNormMode = "local"
-    leaves: int = 0
-    compute_dtype: ComputeDtype = "float32"
+    plan: Plan = Plan(devices=1, global_batch=1, fusion_rule="one")
 
     def __post_init__(self) -> None:
         if not self.local_batches or min(self.local_batches) < 1:
@@ -39,7 +34,8 @@ class ProfileConfig(Noun, frozen=True):
 
     def leaves_of(self, local_batch: int) -> int:
         """Leaves of a local batch: its share of all leaves, and one at least where there are any."""
-        return min(self.leaves, max(1, round(self.leaves * local_batch / max(self.local_batches))))
+        leaves = self.plan.leaves
+        return min(leaves, max(1, round(leaves * local_batch / max(self.local_batches))))
 
 
 class Profile(Noun, frozen=True):

@@ -15,13 +15,14 @@ import msgspec
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
-from dpsim.fields import Decides
+from dpsim.fields import Decides, deciding
 from dpsim.harness import models
 from dpsim.harness.calibrate.calibrate import CalibrateConfig, machine
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import ComputeSlowdown, Machine
+from dpsim.plan import Plan
 from dpsim.predict.prices import local_share
 from dpsim.predict.waiting import median_slowest
 from dpsim.progress import Progress
@@ -247,16 +248,15 @@ class _Data:
             ascending = sorted(batches)
             batches = {*ascending[::2], ascending[-1], *(batch for _, batch in together)}
         whole = largest_share(first.plan.global_batch, 1, first.plan.leaves) / first.plan.accumulate
+        computation = {name: getattr(first.plan, name) for name in deciding(Decides.COMPUTE_TIME, Plan)}
+        computation["leaves"] = math.ceil(first.plan.leaves * max(batches) / whole)
         return ProfileConfig(
             model=first.model,
             dataset=self.name,
             local_batches=tuple(sorted(batches)),
-            optimizer=first.plan.optimizer,
             concurrent=tuple(together),
             seed=self.seed,
-            leaves=math.ceil(first.plan.leaves * max(batches) / whole),
-            batch_norm=first.plan.batch_norm,
-            compute_dtype=first.plan.compute_dtype,
+            plan=Plan(devices=1, global_batch=max(batches), fusion_rule="one", **computation),
         )
 
     def calibration(self, settings: Sequence[Setting], overlaps: Sequence[str]) -> CalibrateConfig:
