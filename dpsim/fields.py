@@ -1,6 +1,7 @@
 """``Field``: all that is said of a field of a configuration, declared once, on the field itself.
 
-``devices: Annotated[int, Field(Decides.SHARES | Decides.STEP_TIME, "Number of devices.")]`` declares a field. Which
+``devices: Annotated[int, Decides.SHARES | Decides.STEP_TIME, "Number of devices.", "Numbers of devices: 1,2,4."]``
+declares a field: what it decides, the help of its flag, and the help where that takes a list. Which
 fields make another training, which need a profile or a calibration of their own, what a resumed run may change, and
 the flags of the command line with their help (``dpsim.cli.flags``) are derived: nobody lists fields by hand, so that a
 new one belongs to all of these as soon as it is declared. A field without a flag declares what it decides alone.
@@ -8,9 +9,9 @@ new one belongs to all of these as soon as it is declared. A field without a fla
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import msgspec
@@ -35,12 +36,15 @@ class Decides(enum.Flag):
     """When operations run and how large they are: priced from the same profile and calibration."""
 
 
-@dataclasses.dataclass(frozen=True)
+MORE_WORDS = object()
+
+
+@dataclass(frozen=True)
 class Field:
     """A declaration: what the field decides, and the help of its flag, with one value and with ``several``.
 
     ``kind`` is the field's type. The flag of a field of ``Literal`` type refuses other words by itself, unless
-    commands take some beside the values (``more_words``).
+    ``MORE_WORDS`` says that commands take some beside the values.
     """
 
     decides: Decides
@@ -61,14 +65,13 @@ def fields(kind: type[msgspec.Struct], *others: type[msgspec.Struct]) -> dict[st
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name not in kind.__struct_fields__:
             continue
-        said = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Field | Decides)]
-        if not said and name not in known:
-            raise TypeError(f"{kind.__name__}.{name} does not declare what it decides (dpsim.fields.Field)")
-        if said:
-            field = said[0] if isinstance(said[0], Field) else Field(said[0])
-            found[name] = dataclasses.replace(field, kind=plain[name])
-        else:
-            found[name] = known[name]
+        said = getattr(hint, "__metadata__", ())
+        decides = [each for each in said if isinstance(each, Decides)]
+        if not decides and name not in known:
+            raise TypeError(f"{kind.__name__}.{name} does not declare what it decides (dpsim.fields.Decides)")
+        text, several, *_ = [*(each for each in said if isinstance(each, str)), "", ""]
+        own = decides and Field(decides[0], text, several, MORE_WORDS in said, plain[name])
+        found[name] = own or known[name]
     return found
 
 

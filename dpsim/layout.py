@@ -44,13 +44,3 @@ def check_layout(layout: str, devices: int) -> None:
             f"layout {layout} is {nodes * of_a_node} devices, and devices is {devices}",
             allowed="a layout whose product is the number of devices",
         )
-
-
-def check_hierarchy(algorithm: str, devices: int, layout: str) -> None:
-    """Refuse the hierarchical allreduce where nothing is known about nodes."""
-    if algorithm == "hierarchical" and devices > 1 and not layout:
-        raise ConfigError(
-            f"algorithm 'hierarchical' on the flat layout {devices}: nothing says which devices share a node",
-            allowed="a layout of nodes x devices of a node",
-            remedy=f"write it like --devices 2x{max(devices // 2, 1)}, or choose another --algorithm",
-        )

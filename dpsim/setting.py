@@ -28,13 +28,11 @@ Compute = Literal["real", "emulated"]
 COMPUTES: tuple[Compute, ...] = ("real", "emulated")
 DataSet = Annotated[
     str,
-    Field(
-        Decides.BITS,
-        "digits, digits:noise=SD,samples=N, synthetic:HxWxC,classes=K,train=N, cifar10:DIR, mnist:DIR,"
-        " fashion-mnist:DIR, npz:FILE or npy:X.npy,Y.npy.",
-    ),
+    Decides.BITS,
+    "digits, digits:noise=SD,samples=N, synthetic:HxWxC,classes=K,train=N, cifar10:DIR, mnist:DIR,"
+    " fashion-mnist:DIR, npz:FILE or npy:X.npy,Y.npy.",
 ]
-Seed = Annotated[int, Field(Decides.BITS, "Seed of initialisation and shuffling.")]
+Seed = Annotated[int, Decides.BITS, "Seed of initialisation and shuffling."]
 _ORDER = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch")
 
 
@@ -51,21 +49,17 @@ class Setting(Noun, frozen=True):
     plan: Annotated[Plan, Decides.NOTHING]
     model: Annotated[
         str,
-        Field(
-            Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME,
-            "cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
-            "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5. "
-            "Or your own: FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION, which returns a Replica.",
-        ),
+        Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME,
+        "cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
+        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5. "
+        "Or your own: FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION, which returns a Replica.",
         Column("name", "The model that was trained."),
     ]
     network: Annotated[
         str,
-        Field(
-            Decides.NETWORK_TIME,
-            "node (this machine), or an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit.",
-            several="Networks to compare: node,paced:50us,1gbit.",
-        ),
+        Decides.NETWORK_TIME,
+        "node (this machine), or an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit.",
+        "Networks to compare: node,paced:50us,1gbit.",
         Column("name", "`node`, the machine as it is, or an emulated link `paced:...`."),
     ] = NODE
     repeat: Annotated[
@@ -75,10 +69,8 @@ class Setting(Noun, frozen=True):
     ] = 0
     compute: Annotated[
         Compute,
-        Field(
-            Decides.BITS | Decides.NETWORK_TIME,
-            "real, or emulated: ranks wait for the profiled times, so that they may outnumber the cores.",
-        ),
+        Decides.BITS | Decides.NETWORK_TIME,
+        "real, or emulated: ranks wait for the profiled times, so that they may outnumber the cores.",
     ] = "real"
     runtime: Annotated[
         Runtime,
@@ -203,11 +195,8 @@ def _check_emulated(plan: Plan, network: str) -> None:
             allowed="an emulated link: paced:LATENCY,BANDWIDTH",
             remedy="give a link such as --network paced:500us,100mbit, or compute for real",
         )
-    for name, value, only in (
-        ("leaves", plan.leaves, 0),
-        ("strategy", plan.strategy, "data-parallel"),
-    ):
-        if value != only:
+    for name, only in (("leaves", 0), ("strategy", "data-parallel")):
+        if (value := getattr(plan, name)) != only:
             raise ConfigError(
                 f"{name} is {value} with emulated compute, of which no layer's time is known alone",
                 allowed=f"{name} {only}",

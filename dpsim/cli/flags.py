@@ -8,18 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    ForwardRef,
-    Literal,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, dataclass_transform, get_args
 
 from cyclopts import App, Parameter
 
@@ -101,7 +90,7 @@ def annotation_of_flag(name: str, several: bool) -> Any:
     """Return the annotation of a flag as cyclopts reads it."""
     field = known_fields()[name]
     kind, flag = _plain(field), flag_of(name)
-    read_by_cyclopts = kind in (int, float, bool) or get_origin(kind) is Literal
+    read_by_cyclopts = kind in (int, float, bool) or all(isinstance(word, str) for word in get_args(kind) or [kind])
     has_unit = flag.replace("-", "_") != f"__{name}"
     if several or has_unit or field.more_words or name == "devices" or not read_by_cyclopts:
         kind = str
@@ -138,15 +127,6 @@ TorchModule = Annotated[
     ),
 ]
 LearningRate = Annotated[float | None, Parameter(help="Learning rate (sgd 0.05, adamw 0.001, lars 1).")]
-Momentum = Annotated[float | None, Parameter(help="SGD's and LARS's momentum (0.9).")]
-WeightDecay = Annotated[
-    float | None, Parameter(help="Weight decay; AdamW's is decoupled (sgd 0.001, adamw 0.01, lars 0.0005).")
-]
-TrustCoefficient = Annotated[
-    float | None,
-    Parameter(help="LARS's trust: a tensor's step is about this share of its norm, times the rate (0.001)."),
-]
-Nesterov = Annotated[bool | None, Parameter(negative="", help="SGD with Nesterov's momentum.")]
 RateDecay = Annotated[
     str | None,
     Parameter(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
@@ -32,9 +32,7 @@ Examples:
 Command = Annotated[str, Parameter(name="COMMAND", help="The command to run, after --.")]
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class JobFlags:
+class JobFlags(flags.Flags):
     """What a scheduler is asked for; the fields of ``BatchJob`` with the same names."""
 
     devices: Annotated[str, Parameter(help="Number of ranks: 8 on one node, or 2x4 on 2 nodes with 4 ranks each.")] = (

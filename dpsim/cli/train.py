@@ -42,10 +42,15 @@ class OptimizerFlags(flags.Flags, of="optimizer"):
     """The flags that choose the optimizer, and set its fields with the same names."""
 
     learning_rate: flags.LearningRate = None
-    momentum: flags.Momentum = None
-    weight_decay: flags.WeightDecay = None
-    nesterov: flags.Nesterov = None
-    trust_coefficient: flags.TrustCoefficient = None
+    momentum: Annotated[float | None, Parameter(help="SGD's and LARS's momentum (0.9).")] = None
+    weight_decay: Annotated[
+        float | None, Parameter(help="Weight decay; AdamW's is decoupled (sgd 0.001, adamw 0.01, lars 0.0005).")
+    ] = None
+    nesterov: Annotated[bool | None, Parameter(negative="", help="SGD with Nesterov's momentum.")] = None
+    trust_coefficient: Annotated[
+        float | None,
+        Parameter(help="LARS's trust: a tensor's step is about this share of its norm, times the rate (0.001)."),
+    ] = None
 
 
 _RUN, _OPTIMIZER, _LEAVES = RunFlags(), OptimizerFlags(), flags.LeafFlags()

@@ -20,8 +20,8 @@ from dpsim.comm.sum_check import CheckedAllreduce
 from dpsim.comm.transport import Array, PersistentAllreduce, SteppedAllreduce, Transport
 from dpsim.comm.transport import CollectiveSteps as CollectiveSteps
 from dpsim.comm.transport import SummationOrder as SummationOrder
+from dpsim.constraints import check
 from dpsim.registry import load
-from dpsim.wire_dtype import check_compression
 
 
 def prepare(
@@ -59,7 +59,7 @@ def prepare(
     if place == "shared memory":
         algorithm = "mpi" if compression is None else "direct"
     if compression is not None:
-        check_compression(compression.dtype, algorithm)
+        check(algorithm=algorithm, wire_dtype=compression.dtype, leaves=0)
     if algorithm == "mpi":
         return _NativeAllreduce(t, data)
     steps = ALGORITHMS.find(algorithm).steps

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import Collective, CollectiveKind
+from dpsim.constraints import check
 from dpsim.errors import ConfigError
 from dpsim.jit import jit
-from dpsim.layout import check_hierarchy, check_layout, node_counts
+from dpsim.layout import check_layout, node_counts
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.memo import remember
 from dpsim.predict.formulas import link_points, wire_share
@@ -125,7 +126,7 @@ def solo_curve(machine: Machine, collective: Collective) -> Curve:
     if devices == 1:
         return Curve(np.array([[0.0, 1.0], [0.0, 0.0]]), 0.0, math.inf)
     check_layout(layout, devices)
-    check_hierarchy(algorithm, devices, layout)
+    check(algorithm=algorithm, devices=devices, layout=layout)
     table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
         points = _continued(np.array([_sizes(table, collective.wire_dtype), table.time_s], np.float64))

@@ -17,6 +17,7 @@ from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.columns import Column
 from dpsim.compute_dtype import ComputeDtype
+from dpsim.constraints import possible
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import Decides, shared
 from dpsim.fusion_rules import threshold_rules
@@ -38,7 +39,7 @@ from dpsim.records.sweep import Environment
 from dpsim.rng import check_seed
 from dpsim.setting import DataSet, Seed
 from dpsim.units import format_size
-from dpsim.wire_dtype import SIXTEEN_BITS, WireDtype
+from dpsim.wire_dtype import WireDtype
 
 SCHEMA = "dpsim.reproduce/1"
 RECORD = "reproduce.json"
@@ -148,7 +149,10 @@ class Reproduction(Noun, frozen=True):
             ):
                 if devices == 1:
                     continue
-                if len(self.algorithms) > 1 and self._impossible(algorithm, layout, leaves, strategy):
+                fields = {"devices": devices, "layout": layout, "leaves": leaves, "strategy": strategy}
+                if len(self.algorithms) > 1 and not possible(
+                    "algorithm", algorithm=algorithm, wire_dtype=self.wire_dtype, **fields
+                ):
                     continue
                 configurations.append(
                     Configuration(
@@ -164,13 +168,6 @@ class Reproduction(Noun, frozen=True):
                     )
                 )
         return tuple(configurations)
-
-    def _impossible(self, algorithm: str, layout: str, leaves: int, strategy: Strategy) -> bool:
-        """Whether the algorithm needs nodes that the layout lacks, or cannot send 16 bits or shards."""
-        if strategy == "zero1" and not ALGORITHMS.find(algorithm).halves:
-            return True
-        plain = self.wire_dtype in SIXTEEN_BITS and not leaves
-        return (algorithm == "hierarchical" and not layout) or (plain and not ALGORITHMS.find(algorithm).sixteen_bits)
 
     def plan(self, configuration: Configuration) -> Plan:
         """Return the plan of a configuration. Raises ``ConfigError``."""

@@ -9,10 +9,11 @@ import psutil
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.compute_dtype import ComputeDtype
+from dpsim.constraints import check, possible
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.launch.jobs import on_ranks
-from dpsim.layout import check_hierarchy, parse_devices
+from dpsim.layout import parse_devices
 from dpsim.machine import (
     AllreduceCost,
     ComputeSlowdown,
@@ -27,8 +28,7 @@ from dpsim.plan import STRATEGIES, Strategy
 from dpsim.predict.link_fit import fitted_link
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
-from dpsim.sharded import check_shards, sharded_algorithms
-from dpsim.wire_dtype import WireDtype, check_compression
+from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
 MECHANISMS = ("poll", "thread")
@@ -69,13 +69,13 @@ class CalibrateConfig(Noun, frozen=True):
                 raise ConfigError(f"{what} is {list(values)}", allowed="different values")
         for algorithm in self.algorithms:
             check_algorithm(algorithm, network)
-            check_compression(self.wire_dtype, algorithm)
+            check(algorithm=algorithm, wire_dtype=self.wire_dtype, leaves=0)
             for devices, layout in self.layouts():
-                check_hierarchy(algorithm, devices, layout)
+                check(algorithm=algorithm, devices=devices, layout=layout)
         if self.strategy not in STRATEGIES:
             raise unknown("strategy", self.strategy, STRATEGIES)
-        if self.strategy == "zero1" and not {*self.algorithms} & {*sharded_algorithms()}:
-            check_shards(self.algorithms[0], "tarantella", self.wire_dtype)
+        if not any(possible("strategy", strategy=self.strategy, algorithm=name) for name in self.algorithms):
+            check(strategy=self.strategy, algorithm=self.algorithms[0])
         for overlap in self.overlaps:
             if overlap not in MECHANISMS:
                 raise unknown("overlap mechanism", overlap, MECHANISMS)

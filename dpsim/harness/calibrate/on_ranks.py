@@ -8,6 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from dpsim import codec
+from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import CollectiveKind
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.comm.networks import transport
@@ -23,7 +24,6 @@ from dpsim.layout import node_counts
 from dpsim.machine import Network, Selection
 from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
 from dpsim.progress import Progress
-from dpsim.sharded import sharded_algorithms
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 60
 _KINDS: dict[str, tuple[CollectiveKind, ...]] = {
@@ -63,7 +63,7 @@ class NetworkCalibrator:
                 selection = self._select(group) if algorithm == "auto" else None
                 link = transport(group, network, devices_per_node, selection, sleeps=emulated)
                 load = _load(config)
-                halves = algorithm in sharded_algorithms()
+                halves = ALGORITHMS.find(algorithm).halves
                 for kind in _KINDS[config.strategy if halves else "data-parallel"]:
                     table = IdleTable(group, link, algorithm, layout, config, speeds, kind)
                     self._idle.append(table)

@@ -10,13 +10,14 @@ from typing import Literal, TypeVar, get_args
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective
+from dpsim.constraints import check
 from dpsim.errors import ConfigError, FileFormatError, unknown
 from dpsim.harness.imports.imb import is_imb, read_imb
 from dpsim.harness.imports.nccl import is_nccl, read_nccl
 from dpsim.harness.imports.nccl_json import is_nccl_json, read_nccl_json
 from dpsim.harness.imports.osu import is_osu, read_osu
 from dpsim.harness.imports.source import Contents, Source, Table, read_source
-from dpsim.layout import check_hierarchy, node_counts, parse_devices
+from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import AllreduceCost, Machine, Network, check_algorithm
 from dpsim.predict.link_fit import fitted_link
 
@@ -172,7 +173,7 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
                 allowed=f"{table.layout}, or {count} if the nodes do not matter",
                 remedy="leave --devices out",
             )
-        check_hierarchy(algorithm, count, of_nodes)
+        check(algorithm=algorithm, devices=count, layout=of_nodes)
         cost = AllreduceCost(
             algorithm=algorithm,
             devices=count,

@@ -8,6 +8,7 @@ import msgspec
 
 from dpsim import codec
 from dpsim.errors import FileFormatError
+from dpsim.fields import shared
 from dpsim.harness.reproduce.measure import measure_drift, possible
 from dpsim.harness.sweep.experiment import chosen_overlap
 from dpsim.plan import Overlap
@@ -30,25 +31,17 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
     plans = [setting.plan for setting in settings]
     pairs = _algorithms(predictions)
     first = plans[0]
+    trained = shared(first, Reproduction) | {
+        "devices": tuple(dict.fromkeys(plan.layout or plan.devices for plan in plans)),
+        "fusion_thresholds_bytes": tuple(dict.fromkeys(plan.threshold_bytes for plan in plans)),
+        "algorithms": tuple(dict.fromkeys(algorithm for algorithm, _ in pairs)),
+        "overlaps": tuple(dict.fromkeys(overlap for _, overlap in pairs)),
+        "batch_norms": (first.batch_norm,),
+        "strategies": tuple(dict.fromkeys(plan.strategy for plan in plans)),
+        "accumulates": tuple(dict.fromkeys(plan.accumulate for plan in plans)),
+    }
     return Reproduction(
-        model=settings[0].model,
-        dataset=experiment.dataset,
-        devices=tuple(dict.fromkeys(plan.layout or plan.devices for plan in plans)),
-        fusion_thresholds_bytes=tuple(dict.fromkeys(plan.threshold_bytes for plan in plans)),
-        steps=experiment.steps,
-        leaves=first.leaves,
-        algorithms=tuple(dict.fromkeys(algorithm for algorithm, _ in pairs)),
-        overlaps=tuple(dict.fromkeys(overlap for _, overlap in pairs)),
-        batch_norms=(first.batch_norm,),
-        global_batch=first.global_batch,
-        optimizer=first.optimizer,
-        seed=experiment.seed,
-        fusion_rule=first.fusion_rule,
-        wire_dtype=first.wire_dtype,
-        compute_dtype=first.compute_dtype,
-        strategies=tuple(dict.fromkeys(plan.strategy for plan in plans)),
-        accumulates=tuple(dict.fromkeys(plan.accumulate for plan in plans)),
-        cycle_s=first.cycle_s,
+        model=settings[0].model, dataset=experiment.dataset, steps=experiment.steps, seed=experiment.seed, **trained
     )
 
 

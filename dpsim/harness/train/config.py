@@ -9,7 +9,7 @@ from dpsim.backend import Backend, check_backend
 from dpsim.codec import Noun
 from dpsim.compute_dtype import ComputeDtype
 from dpsim.errors import ConfigError, unknown
-from dpsim.fields import Decides, Field, declared, shared
+from dpsim.fields import Decides, declared, shared
 from dpsim.learning_rate import RateSchedule
 from dpsim.machine import Network, Selection, check_algorithm
 from dpsim.optimizer import Optimizer, Sgd
@@ -42,9 +42,9 @@ class TrainConfig(Noun, frozen=True):
     wire_dtype: WireDtype | None = None
     global_batch: int = 64
     epochs: Annotated[
-        int | None, Field(Decides.NOTHING, "Passes over the training samples (20, unless --steps is given).")
+        int | None, Decides.NOTHING, "Passes over the training samples (20, unless --steps is given)."
     ] = None
-    steps: Annotated[int | None, Field(Decides.NOTHING, "Steps to train, instead of epochs.")] = None
+    steps: Annotated[int | None, Decides.NOTHING, "Steps to train, instead of epochs."] = None
     seed: Seed = 0
     network: str = "node"
     algorithm: str = "auto"
@@ -56,26 +56,25 @@ class TrainConfig(Noun, frozen=True):
     rate_schedule: Annotated[RateSchedule, Decides.BITS] = RateSchedule()
     stall_after_s: Annotated[float, Decides.NOTHING] = 60.0
     label_smoothing: Annotated[
-        float, Field(Decides.BITS, "Share of each target that is spread evenly over all classes, like 0.1 (0).")
+        float, Decides.BITS, "Share of each target that is spread evenly over all classes, like 0.1 (0)."
     ] = 0.0
     checkpoint: Annotated[str | None, Decides.NOTHING] = None
-    checkpoint_every: Annotated[int | None, Field(Decides.NOTHING, "Steps between two checkpoints.")] = None
+    checkpoint_every: Annotated[int | None, Decides.NOTHING, "Steps between two checkpoints."] = None
     resume: Annotated[str | None, Decides.NOTHING] = None
     selection: Annotated[Selection | None, Decides.ORDER] = None
     backend: Annotated[
         Backend,
-        Field(
-            Decides.ORDER,
-            "Where training runs: cpu, or cuda (the ranks' GPUs; LARS and models of your own compute on the CPU). cuda"
-            " also takes --algorithm nccl.",
-        ),
+        Decides.ORDER,
+        "Where training runs: cpu, or cuda (the ranks' GPUs; LARS and models of your own compute on the CPU). cuda"
+        " also takes --algorithm nccl.",
     ] = "cpu"
     leaves: int = 0
     batch_norm: BatchNormMode | None = None
     strategy: Strategy = "data-parallel"
     elastic: Annotated[
         bool,
-        Field(Decides.NOTHING, "When ranks are killed, resume from the last checkpoint on the remaining ones."),
+        Decides.NOTHING,
+        "When ranks are killed, resume from the last checkpoint on the remaining ones.",
     ] = False
     compute_dtype: ComputeDtype = "float32"
     cycle_s: float = 1e-3
@@ -85,10 +84,9 @@ class TrainConfig(Noun, frozen=True):
         from dpsim.rng import check_seed
 
         check_seed(self.seed)
-        if self.epochs is not None and self.epochs < 1:
-            raise ConfigError(f"epochs is {self.epochs}", allowed="1 or more")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps is {self.steps}", allowed="1 or more")
+        for name in ("epochs", "steps"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", allowed="1 or more")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise ConfigError(
                 f"checkpoint_every is {self.checkpoint_every}",
