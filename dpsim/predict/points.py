@@ -315,20 +315,7 @@ def _several(values: Any) -> tuple[Any, ...]:
 def _best(rows: Sequence[tuple[Record, _Predicted]]) -> Record:
     """Return the fastest point of a device count, and the thresholds that cannot be told apart from it."""
     row, fastest = min(rows, key=lambda item: item[1][0].step_s)
-    keys = (
-        "devices",
-        "layout",
-        "global_batch",
-        "local_batch",
-        "fusion_rule",
-        "algorithm",
-        "batch_norm",
-        "fusion_threshold_bytes",
-        "overlap",
-        "buckets",
-        "predicted_step_s",
-        "images_per_s",
-    )
+    keys = (*Plan.__struct_fields__, _BATCH, "buckets", "predicted_step_s", "images_per_s")
     near = [
         point["fusion_threshold_bytes"]
         for point, predicted in rows
@@ -365,21 +352,12 @@ def _point(workload: Workload, machine: Machine, plan: Plan, single: _Predicted,
     speedup = speedup if math.isfinite(speedup) else float(plan.devices)
     low, high = ratio_interval(single, of_plan) if plan.devices > 1 else (1.0, 1.0)
     scale = speedup * of_plan[0].step_s / single[0].step_s if single[0].step_s > 0 else 0.0
-    return {
-        "devices": plan.devices,
+    return msgspec.structs.asdict(plan) | {
         "layout": plan.layout or str(plan.devices),
-        "global_batch": plan.global_batch,
         "local_batch": plan.local_batch,
-        "accumulate": plan.accumulate,
-        "fusion_rule": plan.fusion_rule,
         "fusion_threshold_bytes": plan.threshold_bytes if has_threshold else None,
         "buckets": predicted.buckets,
-        "algorithm": plan.algorithm,
-        "batch_norm": plan.batch_norm,
-        "leaves": plan.leaves,
         "optimizer": plan.optimizer.__struct_config__.tag,
-        "overlap": plan.overlap,
-        "strategy": plan.strategy,
         "network": machine.network,
         "emulated_compute": workload.emulated_compute,
         "emulated_network": machine.emulated_network,

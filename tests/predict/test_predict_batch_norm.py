@@ -168,6 +168,7 @@ def test_a_prediction_has_every_field_of_its_plan(fields: dict[str, Any]) -> Non
     step = predict(workload, machine, plan)
     needed = memory(workload, plan, machine)
     assert point["predicted_step_s"] == step.step_s
+    assert set(Plan.__struct_fields__) <= set(point) and point["leaves"] == plan.leaves
     assert point["memory_bytes"]["optimizer_state"] == needed.optimizer_state
     without = predict(workload, machine, Plan(devices=2, global_batch=16, algorithm="ring"))
     assert step != without or "compute_dtype" in fields or "optimizer" in fields
