@@ -32,7 +32,8 @@ class Flags:
     ``of`` names them. Everything that is declared is loaded only when a command with such flags runs or shows its help.
     """
 
-    _several: ClassVar[dict[str, bool]] = {}
+    several: ClassVar[dict[str, bool]] = {}
+    """The fields that have flags, in the order of the help, and whether each takes a list."""
 
     def __init_subclass__(cls, of: str = "") -> None:
         named = {word.removesuffix(_SEVERAL): word.endswith(_SEVERAL) for word in of.split()}
@@ -44,13 +45,8 @@ class Flags:
             for name, several in named.items()
         }
         cls.__annotations__ = derived | own
-        cls._several = cls._several | named
+        cls.several = cls.several | named
         Parameter(name="*")(dataclass(frozen=True, kw_only=True)(cls))
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Return the names of the flags that are fields, in the order of the help."""
-        return tuple(cls._several)
 
     def values(self) -> dict[str, Any]:
         """Return the values of the fields whose flags are given, of one ``devices`` its ``layout`` too.
@@ -58,7 +54,7 @@ class Flags:
         Raises ``ConfigError``.
         """
         known, values = known_fields(), dict[str, Any]()
-        for name, several in self._several.items():
+        for name, several in self.several.items():
             given = getattr(self, name)
             if given is None or name not in known:
                 continue

@@ -22,14 +22,7 @@ Examples:
   dpsim reproduce --output saved; dpsim reproduce --against saved"""
 
 _ALL = "all"
-_PLURAL = {
-    "fusion_threshold_bytes": "fusion_thresholds_bytes",
-    "algorithm": "algorithms",
-    "overlap": "overlaps",
-    "batch_norm": "batch_norms",
-    "accumulate": "accumulates",
-    "strategy": "strategies",
-}
+_PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "strategies"}
 _MOST_SHOWN = 40
 
 
@@ -95,7 +88,8 @@ def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:
     optimizer = changed(
         Reproduction().optimizer, fields.pop("optimizer", None), flags.provided(learning_rate=given.learning_rate)
     )
-    fields = {_PLURAL.get(name, name): value for name, value in fields.items()}
+    known = Reproduction.__struct_fields__
+    fields = {name if name in known else _PLURAL.get(name, f"{name}s"): value for name, value in fields.items()}
     reproduction = Reproduction(**fields, optimizer=optimizer)
     saved = None
     if against is not None:

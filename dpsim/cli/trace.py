@@ -125,7 +125,7 @@ def _first(points: list[MeasuredPoint | PredictedPoint], conditions: dict[str, o
     names = {"fusion_threshold_bytes": "threshold"}
     present = {
         names.get(field, field.replace("_", " ")): dict.fromkeys(setting.text(field) for setting in settings)
-        for field in PointFlags.names()
+        for field in PointFlags.several
     }
     raise ConfigError(
         "no setting of this sweep has timelines"
