@@ -83,6 +83,8 @@ class ScriptFlags(
 
 
 _DEFAULTS = ScriptFlags()
+_LISTS = {"local_batch": "local_batches", "network": "networks"}
+"""The fields of ``DdpConfig`` that hold several values of a setting's field."""
 
 
 def measure(
@@ -105,7 +107,8 @@ def measure(
 
     script = flags.program(given.torch_script, given.torch_module)
     fields = given.values()
-    plural = {f"{name}s": fields.pop(name) for name in ("local_batch", "network") if name in fields}
+    fields.pop("runtime", None)  # here a list, read below
+    plural = {_LISTS[name]: fields.pop(name) for name in _LISTS if name in fields}
     config = DdpConfig(
         script=script,
         arguments=arguments,
