@@ -57,10 +57,10 @@ def test_a_rank_that_does_not_come_to_an_allreduce_is_named_by_all_others(ranks:
     *waiting, absent = actual["said"]
     assert absent == ""
     for said, again, taken_s in zip(waiting, actual["again"], actual["taken_s"], strict=False):
-        named = re.match(r"rank (\d) has waited 0.5 s for rank (\d) in an allreduce on GPUs", said)
+        named = re.match(r"rank (\d) has waited 4 s for rank (\d) in an allreduce on GPUs", said)
         assert named is not None and int(named[1]) < ranks - 1 and int(named[2]) == ranks - 1
         assert again == said  # nothing is launched afterwards
-        assert taken_s < 20
+        assert taken_s < 60
 
 
 @pytest.mark.parametrize("ranks", RANKS)

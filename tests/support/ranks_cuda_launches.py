@@ -29,7 +29,7 @@ from dpsim.kernels.allreduce.cuda import prepare
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.progress import Progress
 
-LIMIT_S = 0.5
+LIMIT_S = 4.0
 
 
 def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any]:

@@ -55,10 +55,11 @@ class Attack:
 
 @dataclass(frozen=True, kw_only=True)
 class _Hit:
-    """What got the signal; ``ignores`` it or not."""
+    """What got the signal, whether it ``ignores`` that, and what the command had ``said`` before."""
 
     rank: int | None
     ignores: bool
+    said: str
 
 
 class _Run:
@@ -107,7 +108,7 @@ class _Run:
                     process = psutil.Process(pid)
                     if _kind(process, self.process.pid) == attack.kind:
                         rank = int(process.environ().get("PMI_RANK", -1))
-                        hit = _Hit(rank=rank, ignores=_ignores(pid, attack))
+                        hit = _Hit(rank=rank, ignores=_ignores(pid, attack), said=self.text())
                         process.send_signal(attack.number)
                         return hit
         return None
@@ -256,6 +257,10 @@ def _ended(run: _Run, attack: Attack, hit: _Hit) -> str:
     if hit.ignores or attack.kind == "keeper":
         run.process.terminate()
         return "ignored"
+    if run.text() != hit.said:  # the ranks were done, and the command does what comes next
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if run.process.wait(_CONTINUES_S) == 0:
+                return "went on by itself"
     return "hung"
 
 
