@@ -22,9 +22,11 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.experiments import recorded
+from dpsim.experiments import command
+from dpsim.experiments.turns import in_turns
 from dpsim.harness import models
 from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.measurement.loop import StopRule
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
 from dpsim.harness.profile.on_ranks import computing_times
@@ -67,7 +69,7 @@ class Replayed(Noun, frozen=True):
 
     @property
     def change(self) -> float:
-        """Median replayed step / median real step - 1."""
+        """Return median replayed step / median real step - 1."""
         return float(np.median(self.replayed_s) / np.median(self.real_s)) - 1
 
 
@@ -99,7 +101,7 @@ def measure(cases: Sequence[Case], progress: Progress) -> EmulationRecord:
 
 
 def replay_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """The samples of one ``Case``; rank 0 returns a ``Replayed`` (plain values)."""
+    """Measure one ``Case``; rank 0 returns a ``Replayed`` (plain values)."""
     case = codec.decode(argument, Case, "case")
     data = load_dataset("digits")
     plan = Plan(
@@ -117,8 +119,8 @@ def replay_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progr
     emulated = Trainer(replica, data, plan, comm, network)
     gc.collect()
     gc.freeze()
-    samples: list[list[tuple[float, float, float, float]]] = []
-    for number in range(case.rounds):
+
+    def visit() -> list[Any]:
         quiet_barrier(comm)
         outcomes = [real.step() for _ in range(_STEPS)]
         times = [_times(*pair, real) for pair in itertools.pairwise(outcomes)]
@@ -128,60 +130,48 @@ def replay_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progr
         for row in (times[0], *times):
             replica.replay(_workload(bare, row))
             again.append(emulated.step())
-        rows = comm.gather((_seen(outcomes), _seen(again)))
-        if rows is not None and number >= WARM_UP_STEPS:
-            samples.append(_steps(rows))
+        return [[(outcome.marks.end_s, exposed_s(outcome.marks)) for outcome in steps] for steps in (outcomes, again)]
+
+    counted = case.rounds - WARM_UP_STEPS
+    stop = StopRule(least_rounds=counted, most_rounds=counted)
+    seen = comm.gather(in_turns({case: visit}, stop, warm_up=WARM_UP_STEPS, comm=comm)[case])
     real.close()
     emulated.close()
-    if comm.rank:
+    if seen is None:
         return None
-    columns = np.concatenate([np.array(each) for each in samples]).T.tolist()
-    names = ("real_s", "replayed_s", "real_exposed_s", "replayed_exposed_s")
-    return dict(codec.to_builtins(Replayed(case=case, **{n: tuple(c) for n, c in zip(names, columns, strict=True)})))
+    taken_s, waited_s = np.moveaxis(np.array(seen), -1, 0)  # [rank, visit, real or replayed, step]
+    columns: dict[str, tuple[float, ...]] = {}
+    for index, name in enumerate(("real", "replayed")):
+        visits = (step_times_s(ends_s) for ends_s in taken_s[:, :, index].swapaxes(0, 1))
+        columns[f"{name}_s"] = tuple(itertools.chain.from_iterable(visits))
+        columns[f"{name}_exposed_s"] = tuple(waited_s[:, :, index, WARM_UP_STEPS:].min(axis=0).ravel().tolist())
+    return dict(codec.to_builtins(Replayed(case=case, **columns)))
 
 
 def _times(before: StepOutcome, outcome: StepOutcome, trainer: Trainer) -> NDArray[np.float64]:
-    """``computing_times`` of a step, without the communication that the rank did or waited for."""
+    """Return ``computing_times`` of a step, without the communication that the rank did or waited for."""
     row = computing_times(before.marks.end_s, outcome.marks, trainer.schedule)
     row[-1] -= exposed_s(outcome.marks)
     return np.maximum(row, 0.0)
 
 
 def _workload(bare: Workload, row: NDArray[np.float64]) -> Workload:
-    """The workload whose layers take the computing times of one step."""
+    """Return the workload whose layers take the computing times of one step."""
     forward, backward, ready = row[:-2].reshape(3, -1)
     layers = tuple(
         msgspec.structs.replace(
             layer,
-            forward_s=(float(forward[place]),),
-            backward_s=(float(backward[place]),),
-            gradient_ready_s=(float(min(ready[place], backward[place])),),
+            forward_s=(float(forward[index]),),
+            backward_s=(float(backward[index]),),
+            gradient_ready_s=(float(min(ready[index], backward[index])),),
         )
-        for place, layer in enumerate(bare.layers)
+        for index, layer in enumerate(bare.layers)
     )
     return msgspec.structs.replace(bare, layers=layers, update_s=float(row[-2]), overhead_s=float(row[-1]))
 
 
-def _seen(outcomes: Sequence[StepOutcome]) -> list[tuple[float, float]]:
-    """When each step ended on this rank, and its exposed communication."""
-    return [(outcome.marks.end_s, exposed_s(outcome.marks)) for outcome in outcomes]
-
-
-def _steps(
-    rows: Sequence[tuple[list[tuple[float, float]], list[tuple[float, float]]]],
-) -> list[tuple[float, float, float, float]]:
-    """(real step, replayed step, exposed in the real one, in the replayed one) of the counted steps of a visit."""
-    columns = []
-    for kind in (0, 1):
-        columns.append(step_times_s([[end_s for end_s, _ in of_rank[kind]] for of_rank in rows]))
-    for kind in (0, 1):
-        exposed = np.min([[waited_s for _, waited_s in of_rank[kind]] for of_rank in rows], axis=0)
-        columns.append(exposed[WARM_UP_STEPS:].tolist())
-    return list(zip(*columns, strict=True))
-
-
 def lines(record: EmulationRecord) -> list[str]:
-    """A line for each case: both steps, their ratio with its 95 % interval, and exposed communication."""
+    """Return a line for each case: both steps, their ratio with its 95 % interval, and exposed communication."""
     text = []
     for each in record.replayed:
         ratio = median_interval([again / real for real, again in zip(each.real_s, each.replayed_s, strict=True)])
@@ -196,7 +186,7 @@ def lines(record: EmulationRecord) -> list[str]:
 
 
 def main() -> int:
-    return recorded.run("emulation", __doc__, functools.partial(measure, CASES), lines)
+    return command.recorded("emulation", __doc__, functools.partial(measure, CASES), lines)
 
 
 if __name__ == "__main__":

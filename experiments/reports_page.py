@@ -16,9 +16,9 @@ from pathlib import Path
 
 from dpsim.codec import write_text
 from dpsim.errors import ConfigError, DpsimError
+from dpsim.experiments import reproducible_cost as cost
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import derive
-from dpsim.experiments.reproducible_cost import show as cost
 from dpsim.harness.load import load
 from dpsim.report.bench.content import content as bench_content
 from dpsim.report.bench.write import write_bench_report

@@ -1,22 +1,23 @@
 """``python -m dpsim.experiments.step_algorithms`` times a training step with several allreduces, in turn in one run.
 
 Every algorithm trains a replica of its own. They take turns of a few steps in random order, and the first steps of a
-turn do not count. A step lasts from the slowest rank's end to the next one's. The first algorithm runs twice (A/A).
+turn do not count. It prints medians and ratios to the first algorithm, which runs twice (A/A: ``mpi'``).
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from dpsim import codec
+from dpsim.codec import Noun
 from dpsim.data import load_dataset
-from dpsim.errors import DpsimError
-from dpsim.experiments.turns import steps_in_turn
-from dpsim.harness.measurement.statistics import median_ratio
+from dpsim.experiments import command
+from dpsim.experiments.turns import in_turns, ratio_lines
+from dpsim.harness.measurement.loop import LEAST_ROUNDS, StopRule
+from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.nn import build_model
@@ -25,61 +26,83 @@ from dpsim.progress import Progress
 from dpsim.runtime.trainer import Trainer
 from dpsim.units import parse_size
 
-_COUNTED = 6
+_VISIT_S = 0.3
 
 
-def measure(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
-    """The task: median step of each round in seconds, by algorithm (the repeated one has an apostrophe)."""
-    dataset = load_dataset(argument["dataset"])
-    first, *others = argument["algorithms"]
-    trainers = {}
-    for name in (first, *others, f"{first}'"):
-        replica = build_model(argument["model"], dataset.input_shape, dataset.classes)
-        plan = Plan(
-            devices=comm.size,
-            global_batch=argument["global_batch"],
-            algorithm=name.rstrip("'"),
-            fusion_threshold_bytes=argument["threshold_bytes"],
-        )
-        trainers[name] = Trainer(replica, dataset, plan, comm, Network())
-    steps_s = steps_in_turn(comm, trainers, seconds=argument["seconds"], counted=_COUNTED)
+class PlansInTurn(Noun, frozen=True):
+    """The same training under several plans, by name, and how long they take turns. All have as many devices."""
+
+    model: str
+    dataset: str
+    plans: dict[str, Plan]
+    seconds: float
+
+
+def step_times_of(compared: PlansInTurn) -> dict[str, tuple[float, ...]]:
+    """Return the median step of each round in seconds, by plan, measured on pinned ranks. Raises ``DpsimError``."""
+    devices = next(iter(compared.plans.values())).devices
+    task = "dpsim.experiments.step_algorithms:measure_on_ranks"
+    taken: dict[str, list[float]] = on_ranks(task, codec.to_builtins(compared), devices=devices, pin=True)
+    return {name: tuple(steps_s) for name, steps_s in taken.items()}
+
+
+def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
+    """Time the plans: the median step of each round in seconds, by name; every plan trains a replica of its own.
+
+    A visit has two steps that do not count and one to six that do. A step lasts from the slowest rank's end to the
+    next one's.
+    """
+    compared = codec.decode(argument, PlansInTurn, "plans to compare")
+    dataset = load_dataset(compared.dataset)
+    trainers = {
+        name: Trainer(build_model(compared.model, dataset.input_shape, dataset.classes), dataset, plan, comm, Network())
+        for name, plan in compared.plans.items()
+    }
+    first = next(iter(trainers.values()))
+    first.step()
+    marks = first.step().marks
+    counted = comm.bcast(max(1, min(COUNTED_STEPS, int(_VISIT_S / (marks.end_s - marks.begin_s)))))
+
+    def visit(trainer: Trainer) -> float:
+        comm.Barrier()
+        ends_s = [trainer.step().marks.end_s for _ in range(WARM_UP_STEPS + counted)]
+        return float(np.median(step_times_s(comm.allgather(ends_s))))
+
+    visits = {name: lambda trainer=trainer: visit(trainer) for name, trainer in trainers.items()}
+    step_s = in_turns(visits, StopRule(least_rounds=LEAST_ROUNDS, most_s=compared.seconds), comm=comm)
     for trainer in trainers.values():
         trainer.close()
-    return steps_s
+    return step_s
 
 
 def main() -> int:
-    """Print the median step of each algorithm and its ratio to the first one's, paired by round."""
-    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.step_algorithms", description=__doc__)
-    parser.add_argument("--model", default="mlp:64x20")
-    parser.add_argument("--dataset", default="digits")
-    parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--global-batch", type=int, default=512)
-    parser.add_argument("--fusion-threshold", default="32KiB")
-    parser.add_argument("--algorithm", nargs="+", default=["mpi", "auto"])
-    parser.add_argument("--seconds", type=float, default=20.0)
-    arguments = parser.parse_args()
-    try:
-        task = {
-            "model": arguments.model,
-            "dataset": arguments.dataset,
-            "global_batch": arguments.global_batch,
-            "seconds": arguments.seconds,
-            "algorithms": arguments.algorithm,
-            "threshold_bytes": parse_size(arguments.fusion_threshold),
+    options = command.parser("step_algorithms", __doc__)
+    options.add_argument("--model", default="mlp:64x20")
+    options.add_argument("--dataset", default="digits")
+    options.add_argument("--devices", type=int, default=2)
+    options.add_argument("--global-batch", type=int, default=512)
+    options.add_argument("--fusion-threshold", default="32KiB")
+    options.add_argument("--algorithm", nargs="+", default=["mpi", "auto"])
+    options.add_argument("--seconds", type=float, default=20.0)
+    given = options.parse_args()
+    first = given.algorithm[0]
+
+    def run() -> None:
+        plans = {
+            name: Plan(
+                devices=given.devices,
+                global_batch=given.global_batch,
+                algorithm=name.rstrip("'"),
+                fusion_threshold_bytes=parse_size(given.fusion_threshold),
+            )
+            for name in (*given.algorithm, f"{first}'")
         }
-        results = on_ranks("dpsim.experiments.step_algorithms:measure", task, devices=arguments.devices, pin=True)
-    except DpsimError as error:
-        print(f"step_algorithms: {error}", file=sys.stderr)
-        return 2
-    base = results[arguments.algorithm[0]]
-    for name, steps_s in results.items():
-        ratio = median_ratio(steps_s, base)
-        print(
-            f"{name:>20}: {np.median(steps_s) * 1e3:8.3f} ms a step, {ratio.median:.3f} of {arguments.algorithm[0]}'s"
-            f" ({ratio.low:.3f} to {ratio.high:.3f}), {len(steps_s)} rounds"
-        )
-    return 0
+        compared = PlansInTurn(model=given.model, dataset=given.dataset, plans=plans, seconds=given.seconds)
+        step_s = step_times_of(compared)
+        print(f"{given.model} on {given.devices} ranks, {len(step_s[first])} rounds, over {first}")
+        print("\n".join(ratio_lines(step_s, first, {})))
+
+    return command.ended("step_algorithms", run)
 
 
 if __name__ == "__main__":

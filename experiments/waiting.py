@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -22,9 +23,11 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.experiments import recorded
+from dpsim.experiments import command
+from dpsim.experiments.turns import in_turns
 from dpsim.harness import models
 from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.measurement.loop import StopRule
 from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Link, Machine, Network
@@ -74,17 +77,17 @@ class Waiting(Noun, frozen=True):
 
     @property
     def measured(self) -> float:
-        """Mean step with the spread / mean step without it - 1."""
+        """Return mean step with the spread / mean step without it - 1."""
         return statistics.fmean(self.drawn_s) / statistics.fmean(self.equal_s) - 1
 
     @property
     def predicted(self) -> float:
-        """The predicted waiting over the mean step without the spread."""
+        """Return the predicted waiting over the mean step without the spread."""
         return self.predicted_s / statistics.fmean(self.equal_s)
 
     @property
     def error(self) -> float:
-        """Predicted / measured waiting - 1."""
+        """Return predicted / measured waiting - 1."""
         return self.predicted / self.measured - 1 if self.measured > 0 else math.inf
 
 
@@ -102,18 +105,18 @@ CASES = tuple(Case(devices=devices, shape=shape) for devices in (2, 4, 8) for sh
 
 
 def quantiles(shape: Shape, deviation: float) -> tuple[float, ...]:
-    """A ``step_spread`` (see ``Workload``) of mean 1 and this standard deviation, of a normal or exponential tail."""
-    places = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    """Return a ``step_spread`` (see ``Workload``) of mean 1 with this standard deviation, normal or exponential."""
+    levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     if shape == "normal":
-        values = np.array([statistics.NormalDist().inv_cdf(place) for place in places])
+        values = np.array([statistics.NormalDist().inv_cdf(level) for level in levels])
     else:
-        values = -np.log1p(-places)
+        values = -np.log1p(-levels)
     values = 1 + deviation * (values - values.mean()) / values.std()
     return tuple(values.tolist())
 
 
 def workload_of(bare: Workload, case: Case) -> Workload:
-    """Layers that compute for equally long, forward for half as long as backward, without a spread."""
+    """Return layers that compute for equally long, forward for half as long as backward, without a spread."""
     layer_s = (case.compute_s - _UPDATE_S - _OVERHEAD_S) / len(bare.layers)
     layers = tuple(
         msgspec.structs.replace(layer, forward_s=(layer_s / 3,), backward_s=(2 * layer_s / 3,)) for layer in bare.layers
@@ -126,7 +129,7 @@ def _plan(case: Case) -> Plan:
 
 
 def predicted_s(workload: Workload, case: Case) -> float:
-    """The predicted waiting of a step; ``workload`` has the spread. What the link costs does not matter to it."""
+    """Return the predicted waiting of a step; ``workload`` has the spread. The link costs nothing."""
     link = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
     schedule = scheduled(workload, machine := Machine(name="free link", link=link), _plan(case))
     return price(schedule, machine).prediction.waiting_for_slowest_s
@@ -144,7 +147,7 @@ def measure(cases: Sequence[Case], progress: Progress) -> WaitingRecord:
 
 
 def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """The samples of one ``Case``; rank 0 returns a ``Waiting`` (plain values)."""
+    """Measure one ``Case``; rank 0 returns a ``Waiting`` (plain values)."""
     case = codec.decode(argument, Case, "case")
     data, network = load_dataset("digits"), Network.parse(_LINK)
     replicas = []
@@ -155,27 +158,28 @@ def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progres
     trainers = [Trainer(replica, data, _plan(case), comm, network) for replica in replicas]
     gc.collect()
     gc.freeze()
-    samples: tuple[list[float], list[float]] = ([], [])
     late_s: list[float] = []
-    for number in range(case.rounds + 1):
-        for kind in ((0, 1), (1, 0))[number % 2]:
-            quiet_barrier(comm)
-            replicas[kind].begin_anew()
-            ends_s = []
-            for _ in range(WARM_UP_STEPS + _STEPS):
-                ends_s.append(trainers[kind].step().marks.end_s)
-                late_s += replicas[kind].lateness_s
-            of_ranks = comm.gather(ends_s)
-            if of_ranks is not None and number:
-                samples[kind].extend(step_times_s(of_ranks))
+
+    def visit(index: int) -> list[float]:
+        quiet_barrier(comm)
+        replicas[index].begin_anew()
+        ends_s = []
+        for _ in range(WARM_UP_STEPS + _STEPS):
+            ends_s.append(trainers[index].step().marks.end_s)
+            late_s.extend(replicas[index].lateness_s)
+        return step_times_s(comm.allgather(ends_s))
+
+    stop = StopRule(least_rounds=case.rounds, most_rounds=case.rounds)
+    samples = in_turns({0: lambda: visit(0), 1: lambda: visit(1)}, stop, comm=comm)
+    equal_s, drawn_s = (tuple(itertools.chain.from_iterable(samples[index])) for index in (0, 1))
     for trainer in trainers:
         trainer.close()
     if comm.rank:
         return None
     measured = Waiting(
         case=case,
-        equal_s=tuple(samples[0]),
-        drawn_s=tuple(samples[1]),
+        equal_s=equal_s,
+        drawn_s=drawn_s,
         predicted_s=predicted_s(workload, case),
         lateness_s=statistics.median(late_s),
     )
@@ -183,7 +187,7 @@ def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progres
 
 
 def lines(record: WaitingRecord) -> list[str]:
-    """A line for each case: what waiting adds to the step, predicted and measured."""
+    """Return a line for each case: what waiting adds to the step, predicted and measured."""
     return [
         f"{each.case.devices} ranks, {each.case.shape} spread of {each.case.deviation:.0%}: predicted "
         f"{each.predicted:+.1%}, measured {each.measured:+.1%} of {1e3 * statistics.fmean(each.equal_s):.1f} ms"
@@ -193,7 +197,7 @@ def lines(record: WaitingRecord) -> list[str]:
 
 
 def main() -> int:
-    return recorded.run("waiting", __doc__, functools.partial(measure, CASES), lines)
+    return command.recorded("waiting", __doc__, functools.partial(measure, CASES), lines)
 
 
 if __name__ == "__main__":

@@ -20,20 +20,17 @@ import msgspec
 
 from dpsim.comm.cuda.available import simulating
 from dpsim.comm.cuda.driver import Driver, ask
-from dpsim.errors import DpsimError
+from dpsim.experiments.command import ended, tell
 from dpsim.experiments.gpu_check import parts
 from dpsim.experiments.gpu_check.journal import Journal
-from dpsim.experiments.gpu_check.probes import probe_all
-from dpsim.experiments.gpu_check.record import GpuCheck
-from dpsim.experiments.gpu_check.table import table
-from dpsim.experiments.gpu_check.versions import gpus, kernel_driver
+from dpsim.experiments.gpu_check.probes import gpus, kernel_driver, probe_all
+from dpsim.experiments.gpu_check.record import table
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.launch import jobs, rank_info, scratch
 from dpsim.records.sweep import Environment
 
 
 def main() -> int:
-    """Run the check; the exit code."""
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER", help="where the JSON file goes [here]")
     folder: Path = parser.parse_args().output
@@ -44,12 +41,9 @@ def main() -> int:
     try:
         driver = Driver() if simulating() else ask()
         if driver.problem:
-            print(f"gpu-check: there is no GPU to check here: {driver.problem}", file=sys.stderr)
+            tell(f"gpu-check: there is no GPU to check here: {driver.problem}")
             return 2
-        return _check(folder, driver)
-    except DpsimError as error:
-        print(f"gpu-check: {error}", file=sys.stderr)
-        return 2
+        return ended("gpu-check", lambda: _check(folder, driver))
     finally:
         if job is not None:
             jobs.release()
@@ -57,40 +51,31 @@ def main() -> int:
 
 def _check(folder: Path, driver: Driver) -> int:
     begin_s, taken_at = time.monotonic(), stamp()
-    with scratch.scratch("gpucheck") as place:
+    with scratch.scratch("gpucheck") as parts_folder:
         journal = Journal(
             folder=folder,
-            parts=place,
+            parts=parts_folder,
             taken_at=taken_at,
             begin_s=begin_s,
             environment=without_paths(environment()),
             gpus=gpus(driver),
         )
         with journal.part("probes"):
-            _tell(f"kernel driver {kernel_driver()}; the record is written to {journal.path} from now on")
+            tell(f"kernel driver {kernel_driver()}; the record is written to {journal.path} from now on")
             if not simulating():
-                probe_all(driver, journal.probed, _tell)
+                probe_all(driver, journal.probed, tell)
         parts.run_all(journal, driver)
         record, path = journal.write(), journal.path
     print(f"{table(record)}\n\nwritten: {path}")
     if record.points and not record.gpus.simulated:
         print("reports/contributed/README.md says how to send it in.")
-    return 0 if all_right(record) else 1
-
-
-def all_right(record: GpuCheck) -> bool:
-    """Whether every part ran, every test passed and no result was wrong."""
-    return record.tests.passed and not record.summary.wrong and not record.summary.failed
+    return 0 if record.tests.passed and not record.summary.wrong and not record.summary.failed else 1
 
 
 def without_paths(environment_: Environment) -> Environment:
-    """The environment for others to see: without the values that are paths, which may name a user."""
+    """Return the environment for others to see: without the values that are paths, which may name a user."""
     kept = {name: value for name, value in environment_.variables.items() if "/" not in value}
     return msgspec.structs.replace(environment_, variables=kept)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

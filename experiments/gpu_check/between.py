@@ -9,7 +9,7 @@ measured; after ``seconds`` the rest is left out.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from dpsim.comm.cuda.available import nccl_missing, open_device
 from dpsim.comm.cuda.device import Device
 from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.record import Mode, Samples, kept
+from dpsim.experiments.turns import in_turns
 from dpsim.harness.bench.gpus import Kernels, Nccl, Numbers
 from dpsim.harness.bench.turns import Variant
+from dpsim.harness.measurement.loop import StopRule
 from dpsim.kernels.allreduce import registry
 from dpsim.progress import Progress
 
@@ -28,25 +30,18 @@ _DTYPE = "float32"
 
 
 def meet(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
-    """Which MPI the ranks run, and on how many machines."""
+    """Return which MPI the ranks run, and on how many machines."""
     names = comm.allgather(MPI.Get_processor_name())
     return {"library": " ".join(MPI.Get_library_version().split()[:3]), "nodes": len(set(names))}
 
 
 def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
-    """Samples of every version at ``sizes_bytes``, ``samples`` each; by which way and mode; how many GPUs these are."""
-    deadline_s = time.monotonic() + argument["seconds"]
-    device = open_device(_number(comm))
-    device.use()
+    """Time every version at ``sizes_bytes``, ``samples`` each; by which memory and mode; how many GPUs these are."""
+    device = _device(comm)
     own = Kernels(comm, device)
     access, left_out = own.access, list[str]()
     versions = tuple(each.name for each in registry.versions("cuda") if each.name not in argument["without"])
-    for size_bytes in argument["sizes_bytes"]:
-        where = f"{comm.size} processes of {size_bytes} bytes, {access.mode} over {access.way} memory"
-        if _late(comm, deadline_s):
-            left_out.append(f"{where}: no time left")
-            continue
-        tell(where)
+    for size_bytes in _sizes(comm, argument, f"{access.mode} over {access.way} memory", tell, left_out):
         memory = own.share(size_bytes)
         variants = own.variants(memory, _DTYPE, versions)
         _keep(comm, argument, _timed(comm, device, variants, size_bytes, argument["samples"], access.mode))
@@ -58,30 +53,31 @@ def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> di
 
 
 def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
-    """The same of NCCL's in-place allreduce, by CuPy; ``left_out`` says why where there is none."""
-    deadline_s = time.monotonic() + argument["seconds"]
+    """Time NCCL's in-place allreduce, by CuPy, in the same way; ``left_out`` says why where there is none."""
     missing = comm.bcast(nccl_missing())
     if missing:
         return {"left_out": [f"NCCL between {comm.size} processes: {missing}"]}
-    device = open_device(_number(comm))
-    device.use()
+    device = _device(comm)
     library, left_out = Nccl(comm, device), list[str]()
-    for size_bytes in argument["sizes_bytes"]:
-        where = f"{comm.size} processes of {size_bytes} bytes, NCCL"
-        if _late(comm, deadline_s):
-            left_out.append(f"{where}: no time left")
-            continue
-        tell(where)
+    for size_bytes in _sizes(comm, argument, "NCCL", tell, left_out):
         variants = [variant for variant in library.variants(size_bytes, _DTYPE) if variant.in_place]
         _keep(comm, argument, _timed(comm, device, variants, size_bytes, argument["samples"], "nccl"))
     library.close()
     return {"left_out": left_out}
 
 
-def _late(comm: MPI.Intracomm, deadline_s: float) -> bool:
-    """Whether rank 0's time is over. Collective."""
-    late: bool = comm.bcast(time.monotonic() > deadline_s)
-    return late
+def _sizes(
+    comm: MPI.Intracomm, argument: dict[str, Any], how: str, tell: Progress, left_out: list[str]
+) -> Iterator[int]:
+    """Yield the sizes for which rank 0's time suffices; the others are left out. Collective."""
+    deadline_s = time.monotonic() + argument["seconds"]
+    for size_bytes in argument["sizes_bytes"]:
+        where = f"{comm.size} processes of {size_bytes} bytes, {how}"
+        if comm.bcast(time.monotonic() > deadline_s):
+            left_out.append(f"{where}: no time left")
+        else:
+            tell(where)
+            yield size_bytes
 
 
 def _keep(comm: MPI.Intracomm, argument: dict[str, Any], samples: list[Samples]) -> None:
@@ -89,22 +85,25 @@ def _keep(comm: MPI.Intracomm, argument: dict[str, Any], samples: list[Samples])
         keep(Path(argument["results"]), samples)
 
 
-def _number(comm: MPI.Intracomm) -> int:
+def _device(comm: MPI.Intracomm) -> Device:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    number: int = node.rank
+    device = open_device(node.rank)
     node.Free()
-    return number
+    device.use()
+    return device
 
 
 def _timed(
     comm: MPI.Intracomm, device: Device, variants: list[Variant], size_bytes: int, samples: int, mode: Mode
 ) -> list[Samples]:
-    """Each checked before it is timed and after it, in turns, its time that of the slowest rank."""
+    """Check each variant before it is timed and after it, in turns, its time that of the slowest rank."""
     numbers = Numbers(comm, device, size_bytes, _DTYPE)
-    bad = [comm.allreduce(numbers.wrong(variant)) for variant in variants]
-    times: list[list[float]] = [[] for _ in variants]
-    for number in _turns(len(variants), samples):
-        times[number].append(comm.allreduce(numbers.time_s(variants[number]), op=MPI.MAX))
+    wrong = [comm.allreduce(numbers.wrong(variant)) for variant in variants]
+    visits = {
+        number: lambda variant=variant: comm.allreduce(numbers.time_s(variant), op=MPI.MAX)
+        for number, variant in enumerate(variants)
+    }
+    times_s = in_turns(visits, StopRule(least_rounds=samples, most_rounds=samples), warm_up=0, comm=comm)
     return [
         Samples(
             algorithm=variant.algorithm,
@@ -113,15 +112,9 @@ def _timed(
             processes=comm.size,
             size_bytes=size_bytes,
             dtype=_DTYPE,
-            wrong=before + comm.allreduce(numbers.wrong(variant)),
+            wrong=wrong[number] + comm.allreduce(numbers.wrong(variant)),
             clock="host",
-            samples_s=kept(taken),
+            samples_s=kept(times_s[number]),
         )
-        for variant, before, taken in zip(variants, bad, times, strict=True)
+        for number, variant in enumerate(variants)
     ]
-
-
-def _turns(variants: int, samples: int) -> Generator[int, None, None]:
-    """Every number below ``ways`` ``samples`` times, one after another in turns whose first one changes."""
-    for sample in range(samples):
-        yield from ((sample + number) % variants for number in range(variants))

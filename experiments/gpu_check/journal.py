@@ -7,7 +7,6 @@ moment, and no more.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,16 +14,25 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpsim import codec
-from dpsim.experiments.gpu_check.record import GpuCheck, Gpus, Probe, Samples, Tests, Training, assemble, file_name
-from dpsim.experiments.gpu_check.versions import with_libraries
+from dpsim.experiments.command import tell
+from dpsim.experiments.gpu_check.probes import with_libraries
+from dpsim.experiments.gpu_check.record import (
+    GpuCheck,
+    Gpus,
+    Probe,
+    Samples,
+    Summary,
+    Tests,
+    Training,
+    derived,
+    file_name,
+)
 from dpsim.records.sweep import Environment
 
 TRAININGS = "*.trainings"
 """The files of parts that leave trainings; the others leave samples."""
 
 NOT_RUN = Tests(passed=False, line="not run")
-
-
 Kept = TypeVar("Kept", Samples, Training)
 
 
@@ -35,7 +43,7 @@ def keep(path: Path, samples: Iterable[Samples | Training]) -> None:
 
 
 def kept_in(path: Path, kind: type[Kept]) -> tuple[Kept, ...]:
-    """The samples of a kind in the file of a part. A last line that was cut off is not counted."""
+    """Read the samples of a kind in the file of a part. A last line that was cut off is not counted."""
     if not path.exists():
         return ()
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -43,7 +51,7 @@ def kept_in(path: Path, kind: type[Kept]) -> tuple[Kept, ...]:
     return tuple(codec.decode(codec.parse_json(line), kind, "samples") for line in whole)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Journal:
     """A run. Its record goes into ``folder``, its parts leave samples in ``parts``; ``begin_s``: ``time.monotonic``."""
 
@@ -56,8 +64,10 @@ class Journal:
     probes: list[Probe] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    _tests: list[Tests] = field(default_factory=lambda: [NOT_RUN])
-    _running: list[str] = field(default_factory=list)
+    wrong_versions: list[str] = field(default_factory=list)
+    """Versions of the allreduce that failed on logical devices: nothing else runs them."""
+    tests: Tests = NOT_RUN
+    running: str = ""
 
     @property
     def elapsed_s(self) -> float:
@@ -69,21 +79,29 @@ class Journal:
         """The file of the record."""
         return self.folder / file_name(self.record())
 
+    def fails(self, name: str) -> bool:
+        """Return whether a library was probed and does not work."""
+        return any(probe.name == name and not probe.works for probe in self.probes)
+
     def record(self) -> GpuCheck:
-        """The record of what there is by now."""
-        return assemble(
-            [samples for path in sorted(self.parts.glob("*.jsonl")) for samples in kept_in(path, Samples)],
+        """Return the record of what there is by now."""
+        summary = Summary(
+            seconds=self.elapsed_s, left_out=tuple(self.left_out), failed=tuple(self.failed), running=self.running
+        )
+        record = GpuCheck(
             taken_at=self.taken_at,
             environment=self.environment,
             gpus=with_libraries(self.gpus, self.probes),
-            tests=self._tests[-1],
-            seconds=self.elapsed_s,
-            probes=self.probes,
-            left_out=self.left_out,
-            failed=self.failed,
-            running=", ".join(self._running),
-            trainings=[each for path in sorted(self.parts.glob(TRAININGS)) for each in kept_in(path, Training)],
+            tests=self.tests,
+            samples=self._kept("*.jsonl", Samples),
+            summary=summary,
+            probes=tuple(self.probes),
+            trainings=self._kept(TRAININGS, Training),
         )
+        return derived(record)
+
+    def _kept(self, files: str, kind: type[Kept]) -> tuple[Kept, ...]:
+        return tuple(each for path in sorted(self.parts.glob(files)) for each in kept_in(path, kind))
 
     def write(self) -> GpuCheck:
         """Write the record; what was written."""
@@ -93,7 +111,7 @@ class Journal:
 
     def progress(self, text: str) -> None:
         """Tell the user what is measured next, and write what has been measured."""
-        print(text, file=sys.stderr, flush=True)
+        tell(text)
         self.write()
 
     def probed(self, probe: Probe) -> None:
@@ -101,15 +119,11 @@ class Journal:
         self.probes.append(probe)
         self.progress(probe.line)
 
-    def tested(self, tests: Tests) -> None:
-        """Keep the outcome of the tests."""
-        self._tests.append(tests)
-
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A part of the run. The record names it until it has ended."""
-        self._running.append(name)
+        """Name a part of the run in the record until it has ended."""
+        self.running = name
         self.write()
         yield
-        self._running.remove(name)
+        self.running = ""
         self.write()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import random
 import sys
 import time
 from collections.abc import Callable
@@ -24,10 +23,12 @@ import numpy as np
 
 from dpsim.comm.cuda.available import open_device, simulating
 from dpsim.comm.cuda.device import Device
-from dpsim.errors import DpsimError
+from dpsim.experiments.command import ended, tell
 from dpsim.experiments.gpu_check.journal import keep, kept_in
 from dpsim.experiments.gpu_check.record import LARGE_BYTES, SMALL_BYTES, Samples, kept
+from dpsim.experiments.turns import in_turns
 from dpsim.harness.bench.logical import HEAD_START_BYTES, Lane, Timed, buffers, lane, prepared
+from dpsim.harness.measurement.loop import StopRule
 from dpsim.kernels.allreduce import registry, tree
 from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.progress import Progress
@@ -54,7 +55,7 @@ SIMULATOR = Effort(devices=(2, 3), sizes_bytes=(4, 60, 256), samples=2, least=2,
 
 
 def order(sizes_bytes: tuple[int, ...]) -> list[int]:
-    """The sizes as they are measured: those of the targets first, the large ones before the small ones."""
+    """Return the sizes as they are measured: those of the targets first, the large ones before the small ones."""
 
     def rank(size_bytes: int) -> int:
         return 0 if size_bytes >= LARGE_BYTES else 1 if size_bytes <= SMALL_BYTES else 2
@@ -63,7 +64,7 @@ def order(sizes_bytes: tuple[int, ...]) -> list[int]:
 
 
 def note_file(path: Path) -> Path:
-    """The file with the name of the version that runs; ``path`` gets the samples."""
+    """Return the file with the name of the version that runs; ``path`` gets the samples."""
     return path.with_suffix(".running")
 
 
@@ -92,7 +93,7 @@ def measure(device: Device, effort: Effort, tell: Progress, deadline_s: float, p
 
 
 def empty_launch(device: Device) -> Timed:
-    """A cooperative launch of one block a multiprocessor that does nothing."""
+    """Return a cooperative launch of one block a multiprocessor that does nothing."""
     if device.simulated:
         return lambda stream: None
     cuda: Any = importlib.import_module("numba.cuda")
@@ -111,7 +112,7 @@ def empty_launch(device: Device) -> Timed:
 def _at_size(
     on: Lane, empty: Timed, effort: Effort, devices: int, size_bytes: int, note: Callable[[str], object]
 ) -> list[Samples]:
-    """The samples of a size. ``note`` is given the name of each version before it is compiled, checked and timed."""
+    """Take the samples of a size. ``note`` gets the name of each version before it is compiled, checked and timed."""
     slots = tree.slots(range(devices + 1))
     memory = buffers(on.device, on.stream, slots, size_bytes)
     run: dict[str, Timed] = {}
@@ -121,19 +122,17 @@ def _at_size(
             note(version.name)
             run[version.name] = prepared(version, memory.ranks, slots, effort.mode)
             wrong[version.name] = on.wrong_after(memory, run[version.name])
+
+    def visit(name: str, timed: Timed) -> tuple[float, float]:
+        note(name)
+        return on.sample(memory.pristine, memory.whole, timed)
+
+    stop = StopRule(least_rounds=effort.least, most_rounds=effort.samples, most_s=effort.size_s)
     timed = run | {_EMPTY: empty}
-    times: dict[str, list[float]] = {name: [] for name in timed}
-    copies: dict[str, list[float]] = {name: [] for name in timed}
-    begin_s = time.monotonic()
-    for sample in range(-1, effort.samples):  # the first one warms up
-        if sample >= effort.least and time.monotonic() - begin_s > effort.size_s:
-            break
-        for name in random.Random(sample).sample(sorted(timed), len(timed)):
-            note(name)
-            copy_s, time_s = on.sample(memory.pristine, memory.whole, timed[name])
-            if sample >= 0:
-                copies[name].append(copy_s)
-                times[name].append(time_s)
+    visits = {name: lambda name=name, call=call: visit(name, call) for name, call in timed.items()}
+    taken_s = {
+        name: [kept(column) for column in zip(*rows, strict=True)] for name, rows in in_turns(visits, stop).items()
+    }
     return [
         Samples(
             algorithm=name,
@@ -144,9 +143,9 @@ def _at_size(
             dtype="float32",
             wrong=wrong[name] + on.wrong_after(memory, run[name]),
             clock="events",
-            samples_s=kept(times[name]),
-            copy_s=kept(copies[name]),
-            empty_s=kept(times[_EMPTY]),
+            samples_s=taken_s[name][1],
+            copy_s=taken_s[name][0],
+            empty_s=taken_s[_EMPTY][1],
         )
         for name in run
     ]
@@ -155,20 +154,15 @@ def _at_size(
 def main(path: Path, seconds: float, without: tuple[str, ...]) -> int:
     """Measure for at most ``seconds``, then end after the size that is being measured; the exit code."""
     deadline_s = time.monotonic() + seconds
-    try:
+
+    def run() -> None:
         device = open_device(0)
         device.use()
         effort = dataclasses.replace(SIMULATOR if simulating() else Effort(), without=without)
-        left_out = measure(device, effort, _tell, deadline_s, path)
-    except DpsimError as error:
-        print(f"gpu-check: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(left_out), end="\n" if left_out else "")
-    return 0
+        for reason in measure(device, effort, tell, deadline_s, path):
+            print(reason)
 
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return ended("gpu-check", run)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpsim.comm.cuda.driver import Driver
 from dpsim.comm.cuda.reproducible import REQUIRED
 from dpsim.errors import CommunicationError, DpsimError
+from dpsim.experiments.command import tell
 from dpsim.experiments.gpu_check import logical
 from dpsim.experiments.gpu_check.journal import Journal
 from dpsim.experiments.gpu_check.libraries import NUMBA_STEPS
@@ -45,83 +46,52 @@ _TESTS = Path(__file__).resolve().parents[2] / "tests"
 _OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED)\b")
 
 
-def run_all(journal: Journal, driver: Driver) -> None:
-    """Run every part whose libraries work by the journal's probes. What it comes to is in the journal."""
-    failing = [probe.name for probe in journal.probes if not probe.works]
+class Ended(NamedTuple):
+    """How a process ended, and what it printed; ``code`` is None for one that was killed here."""
 
-    def ready(part: str, needed: Sequence[str]) -> bool:
-        lacking = [name for name in needed if name in failing]
-        if lacking:
-            journal.failed.append(f"{part}: not run, because {', '.join(lacking)} fails")
-        return not lacking
+    code: int | None
+    out: str
+    err: str
 
-    bad: tuple[str, ...] = ()
-    devices = (*NUMBA_STEPS, "CuPy")
-    if ready("logical devices", devices):
-        bad = run_logical(journal, LOGICAL_S)
-    if ready("training", (*devices, "cuBLAS")):
-        run_training(journal, TRAINING_S)
-    if ready("between processes", (*devices, "MPI")):
-        nccl = next((probe.text for probe in journal.probes if probe.name == "NCCL" and not probe.works), "")
-        run_between(journal, driver, without=bad, nccl_missing=nccl)
-    if journal.gpus.simulated:
-        journal.tested(Tests(passed=True, line="not run in the simulator"))
-    elif rank_info.job() is not None and driver.exclusive:
-        journal.left_out.append(
-            "tests: a GPU is in the compute mode EXCLUSIVE_PROCESS, and the ranks of this job use it"
-        )
-    elif ready("tests", (*NUMBA_STEPS, "pytest")):
-        starts_ranks = rank_info.job() is None and "MPI" not in failing
-        run_tests(journal, max(_LEAST_JOB_S, TOTAL_S - journal.elapsed_s), starts_ranks=starts_ranks, driver=driver)
+    @property
+    def ending(self) -> str:
+        return f"killed by signal {-(self.code or 0)}" if (self.code or 0) < 0 else f"ended with exit code {self.code}"
 
 
-def run_logical(
-    journal: Journal, seconds: float, command: Sequence[str] = (), stall_s: float = _STALL_S
-) -> tuple[str, ...]:
-    """All versions on logical devices of one GPU, for ``seconds``; returns the versions that failed.
+def run_logical(journal: Journal, seconds: float, command: Sequence[str] = (), stall_s: float = _STALL_S) -> None:
+    """Measure all versions on logical devices of one GPU, for ``seconds``.
 
-    A version that fails, or that does nothing for ``stall_s``, is left out, and the others go on. ``command`` runs in
-    place of ``logical``.
+    A version that fails, or that does nothing for ``stall_s``, is left out from then on, and the others go on.
+    ``command`` runs in place of ``logical``.
     """
     path = journal.parts / "1-logical.jsonl"
+    note = logical.note_file(path)
     command = command or (sys.executable, "-m", logical.__name__)
     deadline_s = time.monotonic() + seconds
-    bad: list[str] = []
+
+    def stalls() -> bool:
+        journal.write()
+        return time.time() - note.stat().st_mtime > stall_s
+
     with journal.part("logical devices"):
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
-            logical.note_file(path).write_text("")
-            code = _logical(journal, [*command, str(path), str(left_s), *bad], path, left_s + stall_s, stall_s)
-            version = logical.note_file(path).read_text()
-            if code == 0:
+            note.write_text("")
+            words = [*command, str(path), str(left_s), *journal.wrong_versions]
+            ended = run_alone(journal, words, path, left_s + stall_s, gives_up=stalls)
+            journal.left_out.extend(ended.out.splitlines())
+            if ended.code == 0:
                 break
-            ending = f"nothing happened for {stall_s:.0f} s" if code is None else _ending(code)
+            version = note.read_text()
+            ending = f"nothing happened for {stall_s:.0f} s" if ended.code is None else ended.ending
             journal.failed.append(f"logical devices: {version or 'before the first version'}: {ending}")
-            if version in ("", *bad) or time.monotonic() > deadline_s:
+            if version in ("", *journal.wrong_versions) or time.monotonic() > deadline_s:
                 break
-            bad.append(version)
-    return tuple(bad)
-
-
-def _logical(journal: Journal, command: list[str], path: Path, seconds: float, stall_s: float) -> int | None:
-    """The exit code of one process for logical devices; None if it was killed because nothing happened any more."""
-    printed = path.with_suffix(".txt")
-
-    def tick() -> bool:
-        journal.write()
-        return time.time() - logical.note_file(path).stat().st_mtime > stall_s
-
-    with (
-        printed.open("w", encoding="utf-8") as output,
-        child_process.child(command, env=_marked(journal), stdout=output) as process,
-    ):
-        code = _wait(process, seconds, tick)
-    journal.left_out.extend(printed.read_text(encoding="utf-8").splitlines())
-    return code
+            journal.wrong_versions.append(version)
 
 
 def run_training(journal: Journal, seconds: float, command: Sequence[str] = (), figure_s: float = _FIGURE_S) -> None:
-    """Training on one GPU, for ``seconds``: each figure in a process of its own, which ``figure_s`` bounds.
+    """Measure training on one GPU, for ``seconds``: each figure in a process of its own, which ``figure_s`` bounds.
 
     ``command`` runs in place of ``training``, with the figure's file and its name. Figures beside a PyTorch that is not
     there start no process.
@@ -132,49 +102,41 @@ def run_training(journal: Journal, seconds: float, command: Sequence[str] = (), 
     with journal.part("training"):
         for number, name in enumerate(TARGETS):
             left_s = deadline_s - time.monotonic()
-            if missing and name in BESIDE_PYTORCH:
-                journal.left_out.append(f"{name}: {missing}")
-                continue
-            if left_s <= 0:
-                journal.left_out.append(f"{name}: no time left")
+            reason = missing if name in BESIDE_PYTORCH else ""
+            if reason or left_s <= 0:
+                journal.left_out.append(f"{name}: {reason or 'no time left'}")
                 continue
             journal.progress(f"training: {name}")
             path = journal.parts / f"3-training-{number}.trainings"
-            variables = _marked(journal) | (REQUIRED if name == REPRODUCIBLE else {})
-            _figure(journal, name, [*command, str(path), name], variables, path, min(left_s, figure_s))
+            required = REQUIRED if name == REPRODUCIBLE else {}
+            _figure(journal, name, [*command, str(path), name], required, path, min(left_s, figure_s))
 
 
 def why_no_pytorch(*, simulated: bool) -> str:
-    """Why nothing is measured beside PyTorch, as far as it can be said without loading it."""
+    """Say why nothing is measured beside PyTorch, as far as it can be said without loading it."""
     if simulated:
         return "PyTorch is not compared with the simulator"
     return "" if importlib.util.find_spec("torch") is not None else "PyTorch is not installed"
 
 
 def _figure(
-    journal: Journal, name: str, command: list[str], variables: dict[str, str], path: Path, seconds: float
+    journal: Journal, name: str, command: Sequence[str], variables: Mapping[str, str], path: Path, seconds: float
 ) -> None:
     """Take one figure. What it prints is a reason why it is left out."""
-    printed, errors = path.with_suffix(".txt"), path.with_suffix(".err")
-    with (
-        printed.open("w", encoding="utf-8") as output,
-        errors.open("w", encoding="utf-8") as problems,
-        child_process.child(command, env=variables, stdout=output, stderr=problems) as process,
-    ):
-        code = _wait(process, seconds, lambda: False)
-    journal.left_out.extend(f"{name}: {line}" for line in printed.read_text(encoding="utf-8").splitlines())
-    told = errors.read_text(encoding="utf-8", errors="replace")
-    print(told, end="", file=sys.stderr, flush=True)
-    if code is None:
+    ended = run_alone(journal, command, path, seconds, variables=variables, errors=True)
+    journal.left_out.extend(f"{name}: {line}" for line in ended.out.splitlines())
+    print(ended.err, end="", file=sys.stderr, flush=True)
+    if ended.code is None:
         journal.failed.append(f"{name}: not done after {seconds:.0f} s")
-    elif code:
-        reason = without_folders(error_line(told)) if code > 0 else ""
-        journal.failed.append(f"{name}: {reason or _ending(code)}")
+    elif ended.code:
+        reason = without_folders(error_line(ended.err)) if ended.code > 0 else ""
+        journal.failed.append(f"{name}: {reason or ended.ending}")
 
 
-def run_between(journal: Journal, driver: Driver, *, without: Sequence[str], nccl_missing: str) -> None:
-    """All versions but ``without`` between processes, largest number first; NCCL where every process has a GPU."""
+def run_between(journal: Journal, driver: Driver) -> None:
+    """Measure all versions that work between processes, largest number first; NCCL where every process has a GPU."""
     counts = device_counts(len(driver.gpus), rank_info.job())
+    nccl_missing = next((probe.text for probe in journal.probes if probe.name == "NCCL" and not probe.works), "")
     for number, devices in enumerate(counts):
         if driver.exclusive and rank_info.job() is None and devices > len(driver.gpus):
             journal.left_out.append(f"{devices} processes on one GPU: it is in the compute mode EXCLUSIVE_PROCESS")
@@ -183,7 +145,7 @@ def run_between(journal: Journal, driver: Driver, *, without: Sequence[str], ncc
             journal.left_out.append(f"{devices} processes: no time left")
             continue
         jobs_left = 2 * (len(counts) - number)
-        result = _on_ranks(journal, "kernels", devices, jobs_left, without)
+        result = _on_ranks(journal, "kernels", devices, jobs_left)
         if result.get("gpus") != devices:  # NCCL takes one rank a GPU
             continue
         if nccl_missing:
@@ -193,36 +155,30 @@ def run_between(journal: Journal, driver: Driver, *, without: Sequence[str], ncc
 
 
 def device_counts(gpus: int, job: rank_info.MpiJob | None) -> list[int]:
-    """How many processes to measure: those of the job; otherwise one a GPU, and 4 and 2, or 2 on a single GPU."""
+    """Return how many processes to measure: those of the job; else one a GPU, and 4 and 2, or 2 on a single GPU."""
     if job is not None and job.size is not None:
         return [job.size] if job.size > 1 else []
     most = min(max(gpus, 2), _MOST_GPUS)
     return sorted({count for count in (most, 4, 2) if count <= most}, reverse=True)
 
 
-def _on_ranks(journal: Journal, task: str, devices: int, jobs_left: int, without: Sequence[str] = ()) -> dict[str, Any]:
+def _on_ranks(journal: Journal, task: str, devices: int, jobs_left: int) -> dict[str, Any]:
     """Run a task of ``between`` in processes of its own; its result, empty if it failed."""
-    path = journal.parts / f"2-between-{devices}-{task}.jsonl"
     seconds = max(_LEAST_JOB_S, (BETWEEN_END_S - journal.elapsed_s) / jobs_left - _START_S)
     simulated = journal.gpus.simulated
     argument = {
         "sizes_bytes": list(logical.SIMULATOR.sizes_bytes if simulated else _BETWEEN_BYTES),
         "samples": 2 if simulated else 20,
         "seconds": seconds,
-        "results": str(path),
-        "without": list(without),
+        "results": str(journal.parts / f"2-between-{devices}-{task}.jsonl"),
+        "without": journal.wrong_versions,
     }
-    name = f"{devices} processes, {task}"
+    name, limit_s = f"{devices} processes, {task}", seconds + _START_S
+    task = f"dpsim.experiments.gpu_check.between:{task}"
     result: dict[str, Any] = {}
-    with journal.part(name), _bounded(journal, name, seconds + _START_S):
+    with journal.part(name), _bounded(journal, name, limit_s):
         try:
-            result = jobs.on_ranks(
-                f"dpsim.experiments.gpu_check.between:{task}",
-                argument,
-                devices=devices,
-                progress=journal.progress,
-                timeout_s=seconds + _START_S,
-            )
+            result = jobs.on_ranks(task, argument, devices=devices, progress=journal.progress, timeout_s=limit_s)
             journal.left_out.extend(result["left_out"])
         except DpsimError as error:
             journal.failed.append(f"{name}: {error.given}")
@@ -242,7 +198,7 @@ def _bounded(journal: Journal, name: str, seconds: float) -> Iterator[None]:
     def give_up() -> None:
         journal.failed.append(f"{name}: not done after {seconds:.0f} s; the job was ended")
         journal.write()
-        print(f"gpu-check: {journal.failed[-1]}; what was measured is in {journal.path}", file=sys.stderr)
+        tell(f"gpu-check: {journal.failed[-1]}; what was measured is in {journal.path}")
         rank_process.abort(CommunicationError(journal.failed[-1]))
 
     timer = threading.Timer(seconds, give_up)
@@ -254,12 +210,22 @@ def _bounded(journal: Journal, name: str, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def run_tests(journal: Journal, seconds: float, *, starts_ranks: bool, driver: Driver) -> None:
-    """The tests marked ``gpu`` that are not slow, for ``seconds`` at most; those that start ranks on demand."""
+def run_tests(journal: Journal, driver: Driver) -> None:
+    """Run the tests marked ``gpu`` that are not slow in the time that is left; those that start ranks on demand."""
+    if journal.gpus.simulated:
+        journal.tests = Tests(passed=True, line="not run in the simulator")
+        return
+    job = rank_info.job()
+    if job is not None and driver.exclusive:
+        journal.left_out.append(
+            "tests: a GPU is in the compute mode EXCLUSIVE_PROCESS, and the ranks of this job use it"
+        )
+        return
     files = [path for path in sorted(_TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
     if not files:
-        journal.tested(Tests(passed=False, line="not run: there are no tests beside this package; use a checkout"))
+        journal.tests = Tests(passed=False, line="not run: there are no tests beside this package; use a checkout")
         return
+    starts_ranks = job is None and not journal.fails("MPI")
     if not starts_ranks:
         journal.left_out.append("tests that start ranks: there is no working mpiexec, or this is a job of a launcher")
     marked = "gpu and not slow" if starts_ranks else "gpu and not slow and not ranks"
@@ -269,31 +235,26 @@ def run_tests(journal: Journal, seconds: float, *, starts_ranks: bool, driver: D
         processes = max(1, min(_MOST_TEST_PROCESSES, cores() // 2))
         command += ["-n", str(processes), "--dist", "loadgroup"]  # kernels compile on one core each
     with journal.part("tests"):
-        journal.tested(tested([*command, *map(str, files)], _marked(journal), journal.parts / "tests.txt", seconds))
+        seconds = max(_LEAST_JOB_S, TOTAL_S - journal.elapsed_s)
+        journal.tests = tested(journal, [*command, *map(str, files)], seconds)
 
 
-def tested(command: Sequence[str], variables: dict[str, str], path: Path, seconds: float) -> Tests:
-    """The outcome of pytest, which prints to the file ``path``. It is killed after ``seconds``; what ended counts."""
-    print(f"tests, at most {seconds:.0f} s", file=sys.stderr, flush=True)
-    with (
-        path.open("w", encoding="utf-8") as output,
-        child_process.child(
-            command, cwd=_TESTS.parent, env=variables, stdout=output, stderr=subprocess.STDOUT
-        ) as process,
-    ):
-        code = _wait(process, seconds, lambda: False)
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() or ["pytest printed nothing"]
-    if code is None:
+def tested(journal: Journal, command: Sequence[str], seconds: float) -> Tests:
+    """Return the outcome of pytest, which is killed after ``seconds``; what ended counts."""
+    tell(f"tests, at most {seconds:.0f} s")
+    ended = run_alone(journal, command, journal.parts / "tests", seconds, errors=True, cwd=_TESTS.parent)
+    lines = (ended.err + ended.out).splitlines() or ["pytest printed nothing"]
+    if ended.code is None:
         outcomes = [match[1].lower() for line in lines if (match := _OUTCOME.search(line))]
         counted = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes)) or "no test ended"
         lines.append(f"stopped after {seconds:.0f} s: {counted}")
-    if code != 0:
-        print("\n".join(lines), file=sys.stderr)
-    return Tests(passed=code == 0, line=lines[-1].strip("= "), failed=tuple(dict.fromkeys(_failed(lines))))
+    if ended.code != 0:
+        tell("\n".join(lines))
+    return Tests(passed=ended.code == 0, line=lines[-1].strip("= "), failed=tuple(dict.fromkeys(_failed(lines))))
 
 
 def _failed(lines: Iterable[str]) -> Iterator[str]:
-    """The names of tests that failed, from lines like ``NAME FAILED [ 1%]`` and ``[gw0] [ 1%] FAILED NAME``."""
+    """Yield the names of tests that failed, from lines like ``NAME FAILED [ 1%]`` and ``[gw0] [ 1%] FAILED NAME``."""
     for line in lines:
         match = _OUTCOME.search(line)
         if match and match[1] in ("FAILED", "ERROR"):
@@ -301,21 +262,61 @@ def _failed(lines: Iterable[str]) -> Iterator[str]:
             yield from (side.strip() for side in sides if ".py::" in side)
 
 
-def _marked(journal: Journal) -> dict[str, str]:
-    """Variables for a process alone, which with all that it starts ends when this run ends, however that happens."""
-    return alone(os.environ) | scratch.environment(journal.parts)
+def run_alone(
+    journal: Journal,
+    command: Sequence[str],
+    path: Path,
+    seconds: float,
+    *,
+    gives_up: Callable[[], bool] = lambda: False,
+    variables: Mapping[str, str] | None = None,
+    errors: bool = False,
+    cwd: Path | None = None,
+) -> Ended:
+    """Run a command alone, which with all that it starts ends when this run ends, however that happens.
+
+    It is killed after ``seconds``, or if ``gives_up``, asked every second. It prints into files beside ``path``, its
+    errors to the terminal unless ``errors`` are wanted.
+    """
+    printed = [path.with_suffix(suffix) for suffix in (".txt", ".err")]
+    environment = alone(os.environ) | scratch.environment(journal.parts) | dict(variables or {})
+    with (
+        printed[0].open("w", encoding="utf-8") as out,
+        printed[1].open("w", encoding="utf-8") as err,
+        child_process.child(command, cwd=cwd, env=environment, stdout=out, stderr=err if errors else None) as process,
+    ):
+        deadline_s = time.monotonic() + seconds
+        while process.poll() is None and time.monotonic() < deadline_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)
+                break
+            if gives_up():
+                break
+        code = process.poll()
+    return Ended(code, *(file.read_text(encoding="utf-8", errors="replace") for file in printed))
 
 
-def _wait(process: subprocess.Popen[str], seconds: float, gives_up: Callable[[], bool]) -> int | None:
-    """The exit code of a process; None if it still runs after ``seconds``, or if ``gives_up``, asked every second."""
-    deadline_s = time.monotonic() + seconds
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_S)
-        if gives_up():
-            break
-    return process.poll()
+class Part(NamedTuple):
+    """A part of the check: its name, the libraries that must work, and what runs it and tells the journal."""
+
+    name: str
+    needs: tuple[str, ...]
+    run: Callable[[Journal, Driver], None]
 
 
-def _ending(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+_DEVICES = (*NUMBA_STEPS, "CuPy")
+PARTS = (
+    Part("logical devices", _DEVICES, lambda journal, driver: run_logical(journal, LOGICAL_S)),
+    Part("training", (*_DEVICES, "cuBLAS"), lambda journal, driver: run_training(journal, TRAINING_S)),
+    Part("between processes", (*_DEVICES, "MPI"), run_between),
+    Part("tests", (*NUMBA_STEPS, "pytest"), run_tests),
+)
+
+
+def run_all(journal: Journal, driver: Driver) -> None:
+    """Run every part whose libraries work by the journal's probes."""
+    for part in PARTS:
+        if failing := [name for name in part.needs if journal.fails(name)]:
+            journal.failed.append(f"{part.name}: not run, because {', '.join(failing)} fails")
+        else:
+            part.run(journal, driver)

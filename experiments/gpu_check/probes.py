@@ -15,10 +15,13 @@ import sys
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
 
+import msgspec
+
+from dpsim.comm.cuda.available import cupy_version, simulating
 from dpsim.comm.cuda.driver import Driver
 from dpsim.errors import DpsimError
 from dpsim.experiments.gpu_check.libraries import GROUPS
-from dpsim.experiments.gpu_check.record import Probe
+from dpsim.experiments.gpu_check.record import Gpus, Probe
 from dpsim.harness.measurement.environment import version
 from dpsim.launch import child_process, jobs, rank_info
 from dpsim.progress import Progress
@@ -40,31 +43,54 @@ _KNOWN = {
 _NVVM = "nvvm/lib*/libnvvm.so*"
 
 Run = Callable[[str], tuple[Probe, ...]]
-"""The probes of a group of ``libraries.GROUPS``."""
+"""Returns the probes of a group of ``libraries.GROUPS``."""
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def gpus(driver: Driver) -> Gpus:
+    """Return the GPUs of the driver, and the packages that use them. Creates no CUDA context."""
+    packages = {"numba_cuda": version("numba-cuda"), "cupy": cupy_version(), "nccl": "none"}
+    if simulating():
+        return Gpus(names=("numba's CUDA simulator",), driver="none", cuda="none", simulated=True, **packages)
+    names = tuple(gpu.name for gpu in driver.gpus)
+    return Gpus(names=names, driver=kernel_driver(), cuda=f"driver {driver.cuda}", simulated=False, **packages)
+
+
+def with_libraries(gpus: Gpus, probes: Sequence[Probe]) -> Gpus:
+    """Return the same with the versions of CUDA's runtime and of NCCL, as far as they are probed by now."""
+    by_name = {probe.name: probe for probe in probes}
+    cupy, nccl = by_name.get("CuPy"), by_name.get("NCCL")
+    runtime = f", {cupy.text.split(', ')[-1]}" if cupy is not None and cupy.works else ""
+    library = gpus.nccl if nccl is None else nccl.text if nccl.works else f"none: {nccl.text}"
+    return msgspec.structs.replace(gpus, cuda=gpus.cuda + runtime, nccl=library)
+
+
+def kernel_driver() -> str:
+    """Return the kernel driver's version, like 580.95.05; ``unknown`` where the kernel does not tell."""
+    text = _DRIVER.read_text(encoding="utf-8") if _DRIVER.exists() else ""
+    match = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return match.group() if match else "unknown"
 
 
 def probe_all(driver: Driver, known: Callable[[Probe], None], tell: Progress) -> None:
-    """All probes, each given to ``known`` as soon as it is. Without a usable GPU, that of the driver alone."""
-    known(of_driver(driver))
+    """Probe everything, and give ``known`` each probe as soon as it is made. Without a usable GPU nothing is tried."""
+    known(probe_driver(driver))
     if driver.problem:
         return
 
     def run(group: str) -> tuple[Probe, ...]:
-        return of_libraries(group, driver)
+        return probe_libraries(group, driver)
 
-    attempts: tuple[Callable[[], tuple[Probe, ...]], ...] = (
-        lambda: of_numba(driver, run, os.environ, tell),
-        lambda: run("cupy"),
-        lambda: (of_mpi(),),
-        lambda: (of_pytest(),),
-    )
-    for attempt in attempts:
-        for probe in attempt():
-            known(probe)
+    for probe in probe_numba(driver, run, os.environ, tell):
+        known(probe)
+    for probe in run("cupy"):
+        known(probe)
+    known(probe_mpi())
+    known(probe_pytest())
 
 
-def of_driver(driver: Driver) -> Probe:
-    """The driver's CUDA and its GPUs; what keeps processes from sharing them."""
+def probe_driver(driver: Driver) -> Probe:
+    """Return the driver's CUDA and its GPUs; what keeps processes from sharing them."""
     if driver.problem:
         remedy = (
             f"install an NVIDIA driver for CUDA {driver.cuda if driver.cuda_version else 12} or newer; see nvidia-smi"
@@ -73,10 +99,10 @@ def of_driver(driver: Driver) -> Probe:
     return Probe(name="driver", works=True, text=driver.description)
 
 
-def of_libraries(
+def probe_libraries(
     group: str, driver: Driver, command: Sequence[str] = (), timeout_s: float = PROBE_S
 ) -> tuple[Probe, ...]:
-    """The libraries of a group, in a process of their own: after the first that fails, the others are not tried.
+    """Probe the libraries of a group, in a process of their own: after the first that fails, the others are not tried.
 
     ``command`` runs in place of ``libraries``.
     """
@@ -106,15 +132,15 @@ def of_libraries(
 
 
 def alone(variables: MutableMapping[str, str]) -> dict[str, str]:
-    """The variables for a process that must not take itself for a rank of the job that this process may belong to."""
+    """Return the variables for a process that must not take itself for a rank of this process's job."""
     launchers = ("PMI_", "PMIX_", "OMPI_", "SLURM_", "HYD", "MPIR_", "MPI_LOCAL")
     return {name: value for name, value in variables.items() if not name.startswith(launchers)}
 
 
-def of_numba(
+def probe_numba(
     driver: Driver, run: Run, variables: MutableMapping[str, str], tell: Progress, folders: Iterable[Path] | None = None
 ) -> tuple[Probe, ...]:
-    """numba-cuda and the libraries that it needs. A CUDA toolkit is tried where they are missing.
+    """Probe numba-cuda and the libraries that it needs. A CUDA toolkit is tried where they are missing.
 
     numba-cuda does not search for NVVM where NVRTC comes from a wheel (beside PyTorch, for instance). If a toolkit in
     ``folders`` helps, ``variables`` gets CUDA_HOME for the rest of this run.
@@ -140,14 +166,14 @@ def _usual_folders() -> list[Path]:
 
 
 def toolkits(driver: Driver, folders: Iterable[Path]) -> list[Path]:
-    """The folders with a CUDA toolkit whose NVVM this driver can use: those of the driver's own CUDA first."""
+    """Return the folders with a CUDA toolkit whose NVVM this driver can use: those of the driver's own CUDA first."""
     major = driver.cuda_version // 1000
     usable = {folder.resolve(): _major(folder) for folder in folders if any(folder.glob(_NVVM))}
     return sorted((folder for folder in usable if usable[folder] <= major), key=lambda folder: -usable[folder])
 
 
 def _major(folder: Path) -> int:
-    """The major version of a toolkit; 0 where the toolkit does not state it."""
+    """Return the major version of a toolkit; 0 where the toolkit does not state it."""
     try:
         version = json.loads((folder / "version.json").read_text(encoding="utf-8"))["cuda"]["version"]
         return int(version.split(".")[0])
@@ -156,8 +182,8 @@ def _major(folder: Path) -> int:
         return int(match[1]) if match else 0
 
 
-def of_mpi() -> Probe:
-    """Two ranks started with mpiexec, or the ranks of the job that this process is part of, which then meet."""
+def probe_mpi() -> Probe:
+    """Start two ranks with mpiexec, or take those of the job that this process is part of, and let them meet."""
     job = rank_info.job()
     devices = 2 if job is None or job.size is None else job.size
     how = "started with mpiexec" if job is None else f"of a job of {job.launcher}"
@@ -172,8 +198,8 @@ def of_mpi() -> Probe:
     return Probe(name="MPI", works=True, text=f"{actual['library']}; {devices} ranks {how}")
 
 
-def of_pytest() -> Probe:
-    """Whether the tests can run in this Python."""
+def probe_pytest() -> Probe:
+    """Return whether the tests can run in this Python."""
     missing = [name.replace("_", "-") for name in _TEST_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         text = f"{', '.join(missing)} not installed"
@@ -182,7 +208,7 @@ def of_pytest() -> Probe:
 
 
 def remedy(name: str, driver: Driver, reason: str = "") -> str:
-    """What to do about a library that fails for ``reason``."""
+    """Say what to do about a library that fails for ``reason``."""
     if known := next((text for sign, text in _KNOWN.items() if sign in reason), ""):
         return known
     install = f"pip install 'dpsim[{driver.extra}]', which fits a driver for CUDA {driver.cuda}"
@@ -202,12 +228,12 @@ def remedy(name: str, driver: Driver, reason: str = "") -> str:
 
 
 def without_folders(text: str) -> str:
-    """The text without the folders in it, for others to see: a folder may name a user."""
+    """Return the text without the folders in it, for others to see: a folder may name a user."""
     return re.sub(r"(?<![\w.])/(?:[^\s/'\":,]+/)+", "", text)
 
 
 def error_line(text: str) -> str:
-    """The last line that names an error, otherwise the last one: some errors end with the listing of a folder."""
+    """Return the last line that names an error, else the last one: some errors end with the listing of a folder."""
     lines = [each for each in text.splitlines() if each.strip()]
     errors = [each for each in lines if re.match(r"[\w.]*(Error|Exception)\b", each)]
     return _one_line((errors or lines or [""])[-1])

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.records.sweep import Environment
+from dpsim.units import format_size
 
 SCHEMA = "dpsim.gpu-check/1"
 COMMAND = "gpu_check"
 LARGE_BYTES, SMALL_BYTES = 64 << 20, 64 << 10
-LARGE_FRACTION, SMALL_RATIO = 0.85, 1.5
 
 Mode = Literal["one-launch", "flags", "split", "nccl"]
 
@@ -67,17 +68,33 @@ BESIDE_PYTORCH = (MLP_SPEED, PICTURE_SPEED, ACTIVATION_BYTES, BFLOAT16_SPEED)
 
 
 class Target(NamedTuple):
-    """What a ratio should be. Of speeds it is the other's time over dpsim's own, else dpsim's own over the other's."""
+    """A ratio that is wanted. Of speeds it is the other's time over dpsim's own, else dpsim's own over the other's."""
 
     better: Literal["at least", "at most"]
     ratio: float
 
-    def measured(self, training: Training) -> float:
-        """The ratio of medians."""
+    def of_training(self, training: Training) -> Claim:
+        """Return the claim on the ratio of medians."""
         own, other = statistics.median(training.own), statistics.median(training.other)
-        return other / own if self.better == "at least" else own / other
+        measured = other / own if self.better == "at least" else own / other
+        return self.claim(training.name, 1, 0, training.setting, measured)
+
+    def claim(self, name: str, devices: int, size_bytes: int, algorithm: str, measured: float) -> Claim:
+        """Return the target beside what was measured."""
+        met = measured >= self.ratio if self.better == "at least" else measured <= self.ratio
+        return Claim(
+            name=name,
+            devices=devices,
+            size_bytes=size_bytes,
+            algorithm=algorithm,
+            better=self.better,
+            target=self.ratio,
+            measured=measured,
+            met=met,
+        )
 
 
+LARGE, SMALL = Target("at least", 0.85), Target("at most", 1.5)
 TARGETS = {
     STATE_BYTES: Target("at most", 1.05),
     TIMELINES: Target("at most", 1.02),
@@ -152,7 +169,7 @@ class Probe(Noun, frozen=True):
 
     @property
     def line(self) -> str:
-        """As it is printed: one line, the remedy included."""
+        """The probe as it is printed, its remedy included."""
         remedy = f"; to do: {self.remedy}" if self.remedy else ""
         return f"{self.name:<11} {'ok' if self.works else 'FAILS':<6} {self.text}{remedy}"
 
@@ -165,31 +182,31 @@ class Tests(Noun, frozen=True):
     failed: tuple[str, ...] = ()
 
 
-class Summary(Noun, frozen=True):
+class Summary(Noun, frozen=True, kw_only=True):
     """``claims_met`` of ``claims``; ``wrong`` elements of all points; what was left out, and what failed, and why.
 
     ``running``: the part that ran when the record was written; empty once all are done.
     """
 
-    claims: int
-    claims_met: int
-    wrong: int
+    claims: int = 0
+    claims_met: int = 0
+    wrong: int = 0
     seconds: float
-    left_out: tuple[str, ...]
-    failed: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
     running: str = ""
 
 
-class GpuCheck(Noun, frozen=True):
-    """One run. Its points, claims and summary follow from its samples."""
+class GpuCheck(Noun, frozen=True, kw_only=True):
+    """One run. Its points, claims and the counts of its summary follow from its samples (``derived``)."""
 
     taken_at: str
     environment: Environment
     gpus: Gpus
     tests: Tests
     samples: tuple[Samples, ...]
-    points: tuple[Point, ...]
-    claims: tuple[Claim, ...]
+    points: tuple[Point, ...] = ()
+    claims: tuple[Claim, ...] = ()
     summary: Summary
     probes: tuple[Probe, ...] = ()
     trainings: tuple[Training, ...] = ()
@@ -198,12 +215,12 @@ class GpuCheck(Noun, frozen=True):
 
 
 def kept(times_s: Iterable[float]) -> tuple[float, ...]:
-    """To a tenth of a nanosecond: no clock here tells more, and the file stays small."""
+    """Round to a tenth of a nanosecond: no clock here tells more, and the file stays small."""
     return tuple(round(time_s, 10) for time_s in times_s)
 
 
 def point(of: Samples) -> Point:
-    """The numbers of one size: medians; busbw as nccl-tests has it, algbw 2(n-1)/n."""
+    """Return the numbers of one size: medians; busbw as nccl-tests has it, algbw 2(n-1)/n."""
     time_s = statistics.median(of.samples_s)
     algbw = of.size_bytes / time_s
     return Point(
@@ -225,9 +242,8 @@ def point(of: Samples) -> Point:
     )
 
 
-def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
-    """The targets for logical devices of one GPU, each with its fastest algorithm, that is right to the bit."""
-    targets: list[Claim] = []
+def claims(points: Iterable[Point]) -> Iterator[Claim]:
+    """Yield the targets for logical devices of one GPU, each with its fastest algorithm that is right to the bit."""
     fastest: dict[tuple[int, int], Point] = {}
     for candidate in points:
         key = (candidate.devices, candidate.size_bytes)
@@ -236,98 +252,29 @@ def claims(points: Iterable[Point]) -> tuple[Claim, ...]:
         if key not in fastest or candidate.time_s < fastest[key].time_s:
             fastest[key] = candidate
     for (devices, size_bytes), best in sorted(fastest.items()):
+        where = (devices, size_bytes, best.algorithm)
         if size_bytes >= LARGE_BYTES and best.fraction_of_bound is not None:
-            targets.append(
-                Claim(
-                    name="fraction of the bound",
-                    devices=devices,
-                    size_bytes=size_bytes,
-                    algorithm=best.algorithm,
-                    better="at least",
-                    target=LARGE_FRACTION,
-                    measured=best.fraction_of_bound,
-                    met=best.fraction_of_bound >= LARGE_FRACTION,
-                )
-            )
+            yield LARGE.claim("fraction of the bound", *where, best.fraction_of_bound)
         elif size_bytes <= SMALL_BYTES and best.empty_launch_s is not None:
-            ratio = best.time_s / best.empty_launch_s
-            targets.append(
-                Claim(
-                    name="time over an empty cooperative launch",
-                    devices=devices,
-                    size_bytes=size_bytes,
-                    algorithm=best.algorithm,
-                    better="at most",
-                    target=SMALL_RATIO,
-                    measured=ratio,
-                    met=ratio <= SMALL_RATIO,
-                )
-            )
-    return tuple(targets)
+            yield SMALL.claim("time over an empty cooperative launch", *where, best.time_s / best.empty_launch_s)
 
 
-def training_claims(trainings: Iterable[Training]) -> tuple[Claim, ...]:
-    """The targets for training on one GPU."""
-    claims = []
-    for training in trainings:
-        target = TARGETS[training.name]
-        measured = target.measured(training)
-        claims.append(
-            Claim(
-                name=training.name,
-                devices=1,
-                size_bytes=0,
-                algorithm=training.setting,
-                better=target.better,
-                target=target.ratio,
-                measured=measured,
-                met=measured >= target.ratio if target.better == "at least" else measured <= target.ratio,
-            )
-        )
-    return tuple(claims)
-
-
-def assemble(
-    samples: Sequence[Samples],
-    *,
-    taken_at: str,
-    environment: Environment,
-    gpus: Gpus,
-    tests: Tests,
-    seconds: float,
-    probes: Sequence[Probe] = (),
-    left_out: Sequence[str] = (),
-    failed: Sequence[str] = (),
-    running: str = "",
-    trainings: Sequence[Training] = (),
-) -> GpuCheck:
-    """The record of a run from its raw samples."""
-    points = tuple(point(of) for of in samples)
-    targets = () if gpus.simulated else (*claims(points), *training_claims(trainings))
-    return GpuCheck(
-        taken_at=taken_at,
-        environment=environment,
-        gpus=gpus,
-        tests=tests,
-        samples=tuple(samples),
-        points=points,
-        claims=targets,
-        summary=Summary(
-            claims=len(targets),
-            claims_met=sum(claim.met for claim in targets),
-            wrong=sum(candidate.wrong for candidate in points),
-            seconds=seconds,
-            left_out=tuple(left_out),
-            failed=tuple(failed),
-            running=running,
-        ),
-        probes=tuple(probes),
-        trainings=tuple(trainings),
+def derived(record: GpuCheck) -> GpuCheck:
+    """Return the record with what follows from its samples: points, claims, and their counts in the summary."""
+    points = tuple(map(point, record.samples))
+    trained = (TARGETS[training.name].of_training(training) for training in record.trainings)
+    targets = () if record.gpus.simulated else (*claims(points), *trained)
+    summary = msgspec.structs.replace(
+        record.summary,
+        claims=len(targets),
+        claims_met=sum(claim.met for claim in targets),
+        wrong=sum(each.wrong for each in points),
     )
+    return msgspec.structs.replace(record, points=points, claims=targets, summary=summary)
 
 
 def file_name(record: GpuCheck) -> str:
-    """``2026-11-21-4x-nvidia-h100-80gb-hbm3.json``: the day, the GPUs; ``simulator-`` first where there was none."""
+    """Return ``2026-11-21-4x-nvidia-h100-80gb-hbm3.json``: day and GPUs; ``simulator-`` first where there is none."""
     names = record.gpus.names
     slug = re.sub(r"[^a-z0-9]+", "-", names[0].lower()).strip("-") if names else "gpu"
     count = f"{len(names)}x-" if len(names) > 1 else ""
@@ -348,13 +295,39 @@ def check_contribution(record: GpuCheck) -> None:
         reason = "it has no measurement"
     elif record.summary.running:
         reason = f"it ended during: {record.summary.running}"
-    elif (
-        tuple(point(of) for of in record.samples) != record.points
-        or (*claims(record.points), *training_claims(record.trainings)) != record.claims
-    ):
+    elif derived(record) != record:
         reason = "its points or claims do not follow from its samples"
     if reason:
         raise ConfigError(
             f"this gpu-check record is no contribution: {reason}",
             allowed="the file that make gpu-check wrote on a machine with a GPU, unchanged",
         )
+
+
+def table(record: GpuCheck) -> str:
+    """Return a line a size, devices and mode, of the fastest algorithm; then the targets and what went wrong."""
+    lines = ["numba's CUDA simulator: the times mean nothing"] if record.gpus.simulated else []
+    lines.append(
+        f"{'size':>9} {'devices':>7} {'mode':<10} {'algorithm':<16} {'time':>11} {'busbw':>11} {'of bound':>8}"
+        f" {'wrong':>6}"
+    )
+    groups: dict[tuple[str, int, int, int], list[Point]] = {}
+    for row in record.points:
+        groups.setdefault((row.mode, row.processes, row.devices, row.size_bytes), []).append(row)
+    for (mode, _, devices, size_bytes), group in sorted(groups.items(), key=lambda each: each[0][1:]):
+        best = min(group, key=lambda row: row.time_s)
+        share = "" if best.fraction_of_bound is None else f"{best.fraction_of_bound:.0%}"
+        lines.append(
+            f"{format_size(size_bytes):>9} {devices:>7} {mode:<10} {best.algorithm:<16} {best.time_s * 1e6:>8.2f} us"
+            f" {best.busbw_bytes_per_s / 1e9:>6.1f} GB/s {share:>8} {sum(p.wrong for p in group):>6}"
+        )
+    for claim in record.claims:
+        where = f", {claim.devices} devices of {format_size(claim.size_bytes)}" if claim.size_bytes else ""
+        lines.append(
+            f"{'met   ' if claim.met else 'MISSED'} {claim.name}{where} ({claim.algorithm}): {claim.measured:.2f},"
+            f" {claim.better} {claim.target:g}"
+        )
+    summary = record.summary
+    lines += [f"left out: {reason}" for reason in summary.left_out] + [f"FAILED: {reason}" for reason in summary.failed]
+    lines += [f"CUT OFF during: {summary.running}"] if summary.running else []
+    return "\n".join([*lines, f"tests: {record.tests.line}", *(f"FAILED: {test}" for test in record.tests.failed)])

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import torch
 from torch import nn
 
-from dpsim.experiments.peers.torch_models import resnet20
+from dpsim.experiments.peers.torch_models import mlp, resnet20
 
 _CLASSES, _RATE, _MOMENTUM = 10, 0.01, 0.9
-
-
-def _mlp(sizes: list[int]) -> Any:
-    """Linear layers with a rectifier between them."""
-    layers: list[Any] = [nn.Flatten()]
-    for inputs, outputs in itertools.pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers[:-1])
 
 
 class TorchModel:
@@ -35,7 +24,7 @@ class TorchModel:
         height, width, channels = shape
         kind, _, hidden = token.partition(":")
         if kind == "mlp":
-            model = _mlp([height * width * channels, *map(int, hidden.split(",")), _CLASSES])
+            model = mlp([height * width * channels, *map(int, hidden.split(",")), _CLASSES])
         else:
             model = resnet20(channels)
         self._where, self._rounds = where, compute_dtype == "bfloat16"

@@ -30,6 +30,8 @@ from dpsim.data import load_dataset
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.layers import check_layers
+from dpsim.experiments.turns import in_turns
+from dpsim.harness.measurement.loop import StopRule
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.optimizer import Sgd
@@ -62,6 +64,13 @@ class Peer(Protocol):
         """Give its memory back."""
 
 
+MakePeer = Callable[[str, tuple[int, int, int], int, ComputeDtype], Peer]
+Inputs = tuple[str, tuple[int, int, int], int]
+"""Model token, shape of a sample, batch."""
+Steps = Callable[[int], object]
+"""Trains so many steps, and waits for the GPU."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """What is trained, in how many rounds of how many steps."""
@@ -75,6 +84,10 @@ class Effort:
     reproducible_batch: int = 2048
     rounds: int = 7
     counted: int = 5
+
+    @property
+    def picture_inputs(self) -> Inputs:
+        return self.pictures, self.picture_shape, self.picture_batch
 
 
 TOY = Effort(
@@ -90,27 +103,9 @@ TOY = Effort(
 )
 
 
-def measure(name: str, peer: Callable[..., Peer] | None = None) -> r.Training:
-    """The figure of this name. ``peer`` stands in for PyTorch. Raises ``NoPeer`` where PyTorch is missing."""
-    effort, other = TOY if simulating() else Effort(), peer or _torch_model
-    mlp = (effort.mlp, MLP_SHAPE, effort.mlp_batch)
-    bfloat16_mlp = (effort.bfloat16_mlp, MLP_SHAPE, effort.mlp_batch)
-    pictures = (effort.pictures, effort.picture_shape, effort.picture_batch)
-    figures: dict[str, Callable[[], r.Training]] = {
-        r.MLP_SPEED: lambda: _against(r.MLP_SPEED, effort, other, *mlp),
-        r.PICTURE_SPEED: lambda: _against(r.PICTURE_SPEED, effort, other, *pictures),
-        r.REPRODUCIBLE: lambda: _reproducible(effort),
-        r.TIMELINES: lambda: _timelines(effort),
-        r.STATE_BYTES: lambda: _state_bytes(effort),
-        r.ACTIVATION_BYTES: lambda: _activation_bytes(other, *pictures),
-        r.BFLOAT16_SPEED: lambda: _against(r.BFLOAT16_SPEED, effort, other, *bfloat16_mlp, compute_dtype="bfloat16"),
-    }
-    return figures[name]()
-
-
 @contextlib.contextmanager
 def _training(token: str, shape: tuple[int, int, int], batch: int, **plan: Any) -> Iterator[Trainer]:
-    """A trainer on this process's GPU, where this project's kernels of its layers have been held against NumPy."""
+    """Hold a trainer on this process's GPU, where this project's kernels of its layers have been held against NumPy."""
     height, width, channels = shape
     dataset = load_dataset(f"synthetic:{height}x{width}x{channels},classes={CLASSES},train={2 * batch},test={CLASSES}")
     optimizer = Sgd(learning_rate=_RATE, momentum=_MOMENTUM)
@@ -128,7 +123,7 @@ def _training(token: str, shape: tuple[int, int, int], batch: int, **plan: Any) 
 
 
 def _initial(replica: Replica, seed: int) -> dict[str, Array]:
-    """Initial values of the same distribution that take a tenth of the time to draw; no figure depends on them."""
+    """Draw initial values of the same distribution in a tenth of the time; no figure depends on them."""
     random = np.random.Generator(np.random.SFC64(seed))
     values = {}
     for tensor in (tensor for layer in replica.layers for tensor in layer.tensors):
@@ -140,7 +135,7 @@ def _initial(replica: Replica, seed: int) -> dict[str, Array]:
     return values
 
 
-def _steps(trainer: Trainer) -> Callable[[int], None]:
+def _steps(trainer: Trainer) -> Steps:
     def steps(count: int) -> None:
         for _ in range(count):
             trainer.step()
@@ -154,55 +149,46 @@ def _settle(trainer: Trainer) -> None:
     trainer.transport.device.settle()
 
 
-def in_turns(
-    effort: Effort, own: Callable[[int], object], other: Callable[[int], object]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds of a step of both, a sample a round, of which the first does not count; the first one changes."""
-    samples: tuple[list[float], list[float]] = ([], [])
-    for number in range(effort.rounds + 1):
-        for which in (number % 2, 1 - number % 2):
-            begin_s = time.perf_counter()
-            (own, other)[which](effort.counted)
-            if number:
-                samples[which].append((time.perf_counter() - begin_s) / effort.counted)
-    return r.kept(samples[0]), r.kept(samples[1])
+def _timed(name: str, effort: Effort, setting: str, own: Steps, other: Steps, own_too_s: float = 0.0) -> r.Training:
+    """Return seconds of a step of both in turns, a sample a round; each of dpsim's own took ``own_too_s`` besides."""
+
+    def visit(steps: Steps) -> float:
+        begin_s = time.perf_counter()
+        steps(effort.counted)
+        return (time.perf_counter() - begin_s) / effort.counted
+
+    stop = StopRule(least_rounds=effort.rounds, most_rounds=effort.rounds)
+    step_s = in_turns({"own": lambda: visit(own), "other": lambda: visit(other)}, stop)
+    own_s = r.kept(sample + own_too_s for sample in step_s["own"])
+    return r.Training(name=name, setting=setting, unit="s", own=own_s, other=r.kept(step_s["other"]))
 
 
 def _against(
-    name: str,
-    effort: Effort,
-    peer: Callable[..., Peer],
-    token: str,
-    shape: tuple[int, int, int],
-    batch: int,
-    compute_dtype: ComputeDtype = "float32",
+    name: str, effort: Effort, peer: MakePeer, inputs: Inputs, compute_dtype: ComputeDtype = "float32"
 ) -> r.Training:
-    """Steps of both on the same shapes."""
+    """Time steps of both on the same shapes."""
     with (
-        contextlib.closing(peer(token, shape, batch, compute_dtype)) as other,
-        _training(token, shape, batch, compute_dtype=compute_dtype) as trainer,
+        contextlib.closing(peer(*inputs, compute_dtype)) as other,
+        _training(*inputs, compute_dtype=compute_dtype) as trainer,
     ):
-        own_s, other_s = in_turns(effort, _steps(trainer), other.steps)
-    setting = f"{token}, global batch {batch}" + (f", {compute_dtype}" if compute_dtype != "float32" else "")
-    return r.Training(name=name, setting=setting, unit="s", own=own_s, other=other_s)
+        setting = _setting(inputs) + (f", {compute_dtype}" if compute_dtype != "float32" else "")
+        return _timed(name, effort, setting, _steps(trainer), other.steps)
 
 
-def _reproducible(effort: Effort) -> r.Training:
-    """Steps with 8 leaves, and without."""
-    batch, token = effort.reproducible_batch, effort.mlp
-    with (
-        _training(token, MLP_SHAPE, batch, leaves=8, batch_norm="leaf") as leaves,
-        _training(token, MLP_SHAPE, batch) as plain,
-    ):
-        own_s, other_s = in_turns(effort, _steps(leaves), _steps(plain))
-    setting = f"{token}, global batch {batch}, 8 leaves"
-    return r.Training(name=r.REPRODUCIBLE, setting=setting, unit="s", own=own_s, other=other_s)
+def _setting(inputs: Inputs) -> str:
+    return f"{inputs[0]}, global batch {inputs[2]}"
 
 
-def _timelines(effort: Effort) -> r.Training:
-    """Steps whose Timelines are made, and what recording their events cost added; and steps alone."""
-    token, batch = effort.pictures, effort.picture_batch
-    with _training(token, effort.picture_shape, batch) as trainer:
+def _reproducible(effort: Effort, peer: MakePeer) -> r.Training:
+    """Time steps with 8 leaves, and without."""
+    inputs = (effort.mlp, MLP_SHAPE, effort.reproducible_batch)
+    with _training(*inputs, leaves=8, batch_norm="leaf") as leaves, _training(*inputs) as plain:
+        return _timed(r.REPRODUCIBLE, effort, f"{_setting(inputs)}, 8 leaves", _steps(leaves), _steps(plain))
+
+
+def _timelines(effort: Effort, peer: MakePeer) -> r.Training:
+    """Time steps whose Timelines are made, and what recording their events cost added; and steps alone."""
+    with _training(*effort.picture_inputs) as trainer:
         marks = trainer.step().marks.settle()
         recording_s = marks.events * (seconds_per_event() + _seconds_per_mark(trainer))
 
@@ -212,14 +198,12 @@ def _timelines(effort: Effort) -> r.Training:
                 timeline([[step]], trainer.runner.program.names, emulated_network=False)
             _settle(trainer)
 
-        own_s, other_s = in_turns(effort, recorded, _steps(trainer))
-    own = r.kept(sample + recording_s for sample in own_s)
-    setting = f"{token}, global batch {batch}, {marks.events} events a step"
-    return r.Training(name=r.TIMELINES, setting=setting, unit="s", own=own, other=other_s)
+        setting = f"{_setting(effort.picture_inputs)}, {marks.events} events a step"
+        return _timed(r.TIMELINES, effort, setting, recorded, _steps(trainer), recording_s)
 
 
 def _seconds_per_mark(trainer: Trainer) -> float:
-    """What the host takes to ask for a mark in the stream that computes."""
+    """Return what the host takes to ask for a mark in the stream that computes."""
     memory = trainer.transport.memory
     begin_s = now()
     for _ in range(_MARKS):
@@ -229,8 +213,8 @@ def _seconds_per_mark(trainer: Trainer) -> float:
     return taken_s / _MARKS
 
 
-def _state_bytes(effort: Effort) -> r.Training:
-    """What the memory of parameters, gradients and optimizer takes of the GPU, and the sum of their bytes."""
+def _state_bytes(effort: Effort, peer: MakePeer) -> r.Training:
+    """Return what the memory of parameters, gradients and optimizer takes of the GPU, and the sum of their bytes."""
     with _training(effort.mlp, MLP_SHAPE, effort.mlp_batch) as trainer:
         assert isinstance(trainer.transport, CudaTransport)
         device, arena = trainer.transport.device, trainer.runner.arena
@@ -240,41 +224,37 @@ def _state_bytes(effort: Effort) -> r.Training:
         taken = before - device.free_bytes()
         arrays = 2 + len(another.optimizer_state)
     elements = sum(tensor.elements for layer in trainer.replica.layers for tensor in layer.tensors)
-    other = elements * arena.parameters.itemsize * arrays
-    return r.Training(
-        name=r.STATE_BYTES,
-        setting=f"{effort.mlp}, SGD with momentum",
-        unit="bytes",
-        own=(float(taken),),
-        other=(float(other),),
+    return _bytes(
+        r.STATE_BYTES, f"{effort.mlp}, SGD with momentum", taken, elements * arena.parameters.itemsize * arrays
     )
 
 
-def _activation_bytes(peer: Callable[..., Peer], token: str, shape: tuple[int, int, int], batch: int) -> r.Training:
-    """What a step of both takes beside parameters, gradients and optimizer."""
-    with contextlib.closing(peer(token, shape, batch, "float32")) as other:
+def _activation_bytes(effort: Effort, peer: MakePeer) -> r.Training:
+    """Return what a step of both takes beside parameters, gradients and optimizer."""
+    with contextlib.closing(peer(*effort.picture_inputs, "float32")) as other:
         other_bytes = other.activation_bytes()
-    with _training(token, shape, batch) as trainer:
+    with _training(*effort.picture_inputs) as trainer:
         pool = _pool(trainer)
         if pool is not None:
             pool.free_all_blocks()
         _steps(trainer)(2)
         assert isinstance(trainer.replica, SizedReplica)
-        own = trainer.replica.work_bytes + (pool.total_bytes() if pool is not None else 0)
-    setting = f"{token}, global batch {batch}"
-    return r.Training(
-        name=r.ACTIVATION_BYTES, setting=setting, unit="bytes", own=(float(own),), other=(float(other_bytes),)
-    )
+        own_bytes = trainer.replica.work_bytes + (pool.total_bytes() if pool is not None else 0)
+    return _bytes(r.ACTIVATION_BYTES, _setting(effort.picture_inputs), own_bytes, other_bytes)
+
+
+def _bytes(name: str, setting: str, own: int, other: int) -> r.Training:
+    return r.Training(name=name, setting=setting, unit="bytes", own=(float(own),), other=(float(other),))
 
 
 def _pool(trainer: Trainer) -> Any:
-    """Where CuPy takes the results of expressions from; None in the simulator."""
+    """Return where CuPy takes the results of expressions from; None in the simulator."""
     make = getattr(trainer.transport.memory.xp, "get_default_memory_pool", None)
     return make() if make is not None else None
 
 
 def _torch_model(token: str, shape: tuple[int, int, int], batch: int, compute_dtype: ComputeDtype) -> Peer:
-    """PyTorch's eager mode. Raises ``NoPeer`` where PyTorch cannot be imported, or not for CUDA."""
+    """Return PyTorch's eager mode. Raises ``NoPeer`` where PyTorch cannot be imported, or not for CUDA."""
     if simulating():
         raise NoPeer("PyTorch is not compared with the simulator")
     try:
@@ -286,6 +266,24 @@ def _torch_model(token: str, shape: tuple[int, int, int], batch: int, compute_dt
     from dpsim.experiments.gpu_check.torch_model import TorchModel
 
     return TorchModel(token, shape, batch, "cuda", compute_dtype)
+
+
+FIGURES: dict[str, Callable[[Effort, MakePeer], r.Training]] = {
+    r.MLP_SPEED: lambda effort, peer: _against(r.MLP_SPEED, effort, peer, (effort.mlp, MLP_SHAPE, effort.mlp_batch)),
+    r.PICTURE_SPEED: lambda effort, peer: _against(r.PICTURE_SPEED, effort, peer, effort.picture_inputs),
+    r.REPRODUCIBLE: _reproducible,
+    r.TIMELINES: _timelines,
+    r.STATE_BYTES: _state_bytes,
+    r.ACTIVATION_BYTES: _activation_bytes,
+    r.BFLOAT16_SPEED: lambda effort, peer: _against(
+        r.BFLOAT16_SPEED, effort, peer, (effort.bfloat16_mlp, MLP_SHAPE, effort.mlp_batch), "bfloat16"
+    ),
+}
+
+
+def measure(name: str, peer: MakePeer | None = None) -> r.Training:
+    """Take the figure of this name. ``peer`` replaces PyTorch. Raises ``NoPeer`` where PyTorch is missing."""
+    return FIGURES[name](TOY if simulating() else Effort(), peer or _torch_model)
 
 
 def main(path: Path, name: str) -> None:

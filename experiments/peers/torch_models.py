@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +18,11 @@ def build(work: Work) -> tuple[Any, dict[str, str]]:
     """The work's model with dpsim's initial weights, and dpsim's tensor name of each of its parameters."""
     network = build_model(work.token, work.shape, CLASSES)
     tensors = [tensor for layer in network.layers for tensor in layer.tensors]
-    model = resnet20(work.shape[-1]) if work.kind == "resnet20" else _mlp([t.shape for t in tensors])
+    model = (
+        resnet20(work.shape[-1])
+        if work.kind == "resnet20"
+        else mlp([tensors[0].shape[0], *(t.shape[1] for t in tensors if len(t.shape) == 2)])
+    )
     ours = {tensor.name: tensor.shape for tensor in tensors}
     names = match(ours, {name: tuple(value.shape) for name, value in model.named_parameters()})
     values = network.initial_parameters(work.seed)
@@ -26,10 +32,10 @@ def build(work: Work) -> tuple[Any, dict[str, str]]:
     return model, names
 
 
-def _mlp(shapes: list[tuple[int, ...]]) -> Any:
-    """Linear layers with a rectifier between them, of the sizes of dpsim's weights [in, out]."""
+def mlp(widths: Sequence[int]) -> Any:
+    """Return linear layers of these widths, the inputs' first, with a rectifier between them."""
     layers: list[Any] = []
-    for inputs, outputs in (shape for shape in shapes if len(shape) == 2):
+    for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU(inplace=True)]
     return nn.Sequential(nn.Flatten(), *layers[:-1])
 

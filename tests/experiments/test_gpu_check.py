@@ -17,9 +17,8 @@ from python_path import extended_path
 from dpsim.comm.cuda.driver import Driver, DriverGpu
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.gpu_check import __main__ as gpu_check
+from dpsim.experiments.gpu_check import probes
 from dpsim.experiments.gpu_check import record as r
-from dpsim.experiments.gpu_check import versions
-from dpsim.experiments.gpu_check.table import table
 from dpsim.harness.measurement.environment import environment
 from dpsim.kernels.allreduce import registry
 from dpsim.launch import child_process, jobs
@@ -57,15 +56,15 @@ def record(
         nccl="2.28.3",
         simulated=simulated,
     )
-    return r.assemble(
-        taken,
-        taken_at="2026-11-21T08:00:00.000Z",
-        environment=environment(),
-        gpus=gpus,
-        tests=r.Tests(passed=True, line="9 passed in 1.0s"),
-        seconds=100.0,
-        left_out=("NCCL: none",),
-        failed=("ranks: they hung",),
+    return r.derived(
+        r.GpuCheck(
+            taken_at="2026-11-21T08:00:00.000Z",
+            environment=environment(),
+            gpus=gpus,
+            tests=r.Tests(passed=True, line="9 passed in 1.0s"),
+            samples=taken,
+            summary=r.Summary(seconds=100.0, left_out=("NCCL: none",), failed=("ranks: they hung",)),
+        )
     )
 
 
@@ -103,7 +102,7 @@ def test_claims_are_of_the_fastest_right_algorithm() -> None:
 
 
 def test_the_table_names_the_fastest_of_each_size_and_every_target() -> None:
-    text = table(record(samples("ring", 64 * MIB, 2e-3), samples("two-shot", 64 * MIB, 1.3e-3, wrong=3)))
+    text = r.table(record(samples("ring", 64 * MIB, 2e-3), samples("two-shot", 64 * MIB, 1.3e-3, wrong=3)))
     assert [" ".join(line.split()) for line in text.splitlines()] == [
         "size devices mode algorithm time busbw of bound wrong",
         "64 MiB 2 one-launch two-shot 1300.00 us 51.6 GB/s 77% 3",
@@ -220,10 +219,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_probed(
 
 def test_the_drivers_version_is_read_from_the_kernels_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = tmp_path / "version"
-    monkeypatch.setattr(versions, "_DRIVER", version)
-    assert versions.kernel_driver() == "unknown"
+    monkeypatch.setattr(probes, "_DRIVER", version)
+    assert probes.kernel_driver() == "unknown"
     version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
-    assert versions.kernel_driver() == "580.95.05"
+    assert probes.kernel_driver() == "580.95.05"
 
 
 needs_numba_cuda = pytest.mark.skipif(

@@ -57,7 +57,7 @@ def on_disk(journal: Journal) -> r.GpuCheck:
     return r.read(path)
 
 
-def of_program(journal: Journal, program: str, **options: Any) -> tuple[str, ...]:
+def of_program(journal: Journal, program: str, **options: Any) -> list[str]:
     """``run_logical`` with a program that finds FILE, SECONDS and the versions to leave out in ``sys.argv``."""
     path = journal.parts.parent / "program.py"
     begin = (
@@ -68,7 +68,8 @@ def of_program(journal: Journal, program: str, **options: Any) -> tuple[str, ...
         "def one():\n    with path.open('a') as file: file.write(line)\n"
     )
     path.write_text(begin + program)
-    return parts.run_logical(journal, 20.0, (sys.executable, str(path)), **options)
+    parts.run_logical(journal, 20.0, (sys.executable, str(path)), **options)
+    return journal.wrong_versions
 
 
 def test_samples_are_in_the_record_while_the_part_still_runs(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +92,7 @@ def test_samples_are_in_the_record_while_the_part_still_runs(journal: Journal, m
 
 def test_a_version_that_crashes_is_left_out_and_the_others_go_on(journal: Journal) -> None:
     program = "if 'ring' not in without:\n    note('ring')\n    sys.exit(5)\none()\nprint('8 devices: no memory')\n"
-    assert of_program(journal, program) == ("ring",)
+    assert of_program(journal, program) == ["ring"]
     actual = on_disk(journal)
     assert actual.summary.failed == ("logical devices: ring: ended with exit code 5",)
     assert actual.summary.left_out == ("8 devices: no memory",) and len(actual.samples) == 1
@@ -100,14 +101,14 @@ def test_a_version_that_crashes_is_left_out_and_the_others_go_on(journal: Journa
 def test_a_version_that_hangs_is_killed_and_left_out(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "_POLL_S", 0.05)
     program = "if 'ring' not in without:\n    one()\n    note('ring')\n    time.sleep(600)\none()\n"
-    assert of_program(journal, program, stall_s=3.0) == ("ring",)
+    assert of_program(journal, program, stall_s=3.0) == ["ring"]
     actual = on_disk(journal)
     assert actual.summary.failed == ("logical devices: ring: nothing happened for 3 s",)
     assert len(actual.samples) == 2
 
 
 def test_what_fails_before_the_first_version_is_not_tried_again(journal: Journal) -> None:
-    assert of_program(journal, "sys.exit(2)") == ()
+    assert of_program(journal, "sys.exit(2)") == []
     expected = ("logical devices: before the first version: ended with exit code 2",)
     assert on_disk(journal).summary.failed == expected
 
@@ -189,7 +190,9 @@ def between(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             return {"gpus": min(devices, len(driver.gpus)), "left_out": []}
 
         monkeypatch.setattr(parts.jobs, "on_ranks", on_ranks)
-        parts.run_between(journal, driver, without=(), nccl_missing=nccl_missing)
+        if nccl_missing:
+            journal.probes.append(r.Probe(name="NCCL", works=False, text=nccl_missing))
+        parts.run_between(journal, driver)
         return ran
 
     return run
@@ -222,12 +225,12 @@ def test_a_gpu_for_one_process_is_not_given_to_two(between: Callable[..., Ran], 
 @pytest.mark.parametrize(
     ("failing", "ran"),
     [
-        ((), ["logical", "training", "between", "tests"]),
-        (("NCCL",), ["logical", "training", "between", "tests"]),
-        (("MPI",), ["logical", "training", "tests without ranks"]),
+        ((), ["logical devices", "training", "between processes", "tests"]),
+        (("NCCL",), ["logical devices", "training", "between processes", "tests"]),
+        (("MPI",), ["logical devices", "training", "tests"]),
         (("CuPy", "cuBLAS", "NCCL"), ["tests"]),
-        (("cuBLAS", "NCCL"), ["logical", "between", "tests"]),
-        (("pytest",), ["logical", "training", "between"]),
+        (("cuBLAS", "NCCL"), ["logical devices", "between processes", "tests"]),
+        (("pytest",), ["logical devices", "training", "between processes"]),
         (("NVVM", "launch", "cudadevrt"), []),
     ],
 )
@@ -237,28 +240,25 @@ def test_a_library_that_fails_stops_only_what_needs_it(
     names = (*NUMBA_STEPS, *CUPY_STEPS, "MPI", "pytest")
     journal.probes.extend(r.Probe(name=name, works=name not in failing, text="") for name in names)
     actual: list[str] = []
-    monkeypatch.setattr(parts, "run_logical", lambda *_: actual.append("logical") or ())
-    monkeypatch.setattr(parts, "run_training", lambda *_: actual.append("training"))
-    monkeypatch.setattr(parts, "run_between", lambda *_, **__: actual.append("between"))
-
-    def run_tests(*_: Any, starts_ranks: bool, **__: Any) -> None:
-        actual.append("tests" if starts_ranks else "tests without ranks")
-
-    monkeypatch.setattr(parts, "run_tests", run_tests)
+    recorded = [part._replace(run=lambda *_, name=part.name: actual.append(name)) for part in parts.PARTS]
+    monkeypatch.setattr(parts, "PARTS", recorded)
     parts.run_all(journal, Driver(gpus=(GPU,)))
     assert actual == ran
     assert bool(journal.failed) == bool(set(failing) - {"NCCL"})
 
 
-def test_under_srun_no_test_starts_ranks_with_mpiexec(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[bool] = []
-    monkeypatch.setattr(parts.rank_info, "job", lambda: MpiJob(launcher="srun", rank=0, size=4))
-    monkeypatch.setattr(parts, "run_logical", lambda *_: ())
-    monkeypatch.setattr(parts, "run_training", lambda *_: None)
-    monkeypatch.setattr(parts, "run_between", lambda *_, **__: None)
-    monkeypatch.setattr(parts, "run_tests", lambda *_, starts_ranks, **__: starts.append(starts_ranks))
-    parts.run_all(journal, Driver(gpus=(GPU,)))
-    assert starts == [False]
+@pytest.mark.parametrize(("launcher", "failing"), [("srun", ""), ("", "MPI"), ("", "")])
+def test_tests_that_start_ranks_run_where_mpiexec_may_start_them(
+    launcher: str, failing: str, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    job = MpiJob(launcher=launcher, rank=0, size=4) if launcher else None
+    journal.probes.append(r.Probe(name="MPI", works=failing != "MPI", text=""))
+    monkeypatch.setattr(parts.rank_info, "job", lambda: job)
+    monkeypatch.setattr(parts, "tested", lambda journal, command, seconds: commands.append(command))
+    parts.run_tests(journal, Driver(gpus=(GPU,)))
+    assert ("gpu and not slow" in commands[0]) == (not launcher and not failing)
+    assert ("gpu and not slow and not ranks" in commands[0]) == bool(launcher or failing)
 
 
 def test_a_rank_of_a_job_that_never_answers_ends_the_job_with_what_was_measured(
@@ -329,33 +329,33 @@ def test_figures_for_which_there_is_no_time_are_said(journal: Journal) -> None:
     assert actual.summary.left_out == tuple(f"{name}: no time left" for name in r.TARGETS) and not actual.trainings
 
 
-def outcome_of(tmp_path: Path, text: str, seconds: float, *options: str) -> r.Tests:
+def outcome_of(journal: Journal, tmp_path: Path, text: str, *options: str) -> r.Tests:
     path = tmp_path / "test_of_the_test.py"
     path.write_text(text)
     command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "-c", "/dev/null", str(path), *options]
-    return parts.tested(command, {}, tmp_path / "output.txt", seconds)
+    return parts.tested(journal, command, 60)
 
 
-def test_tests_that_pass_and_tests_that_fail_are_told_apart(tmp_path: Path) -> None:
-    good = outcome_of(tmp_path, "def test_a():\n    pass\n", 60)
+def test_tests_that_pass_and_tests_that_fail_are_told_apart(journal: Journal, tmp_path: Path) -> None:
+    good = outcome_of(journal, tmp_path, "def test_a():\n    pass\n")
     assert good.passed and good.line.startswith("1 passed")
-    bad = outcome_of(tmp_path, "def test_a():\n    assert False\n", 60)
+    bad = outcome_of(journal, tmp_path, "def test_a():\n    assert False\n")
     assert not bad.passed and bad.line.startswith("1 failed")
     assert good.failed == () and len(bad.failed) == 1 and bad.failed[0].endswith("test_of_the_test.py::test_a")
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")])
-def test_tests_that_failed_are_named_once_each(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_tests_that_failed_are_named_once_each(options: tuple[str, ...], journal: Journal, tmp_path: Path) -> None:
     text = (
         "import pytest\n@pytest.mark.parametrize('word', ['a b', 'FAILS', 'x'])\n"
         "def test_a(word):\n    assert word == 'x'\n"
         "@pytest.fixture\ndef broken():\n    raise OSError\ndef test_b(broken):\n    pass\n"
     )
-    actual = outcome_of(tmp_path, text, 60, *options)
+    actual = outcome_of(journal, tmp_path, text, *options)
     assert [name.partition("::")[2] for name in actual.failed] == ["test_a[a b]", "test_a[FAILS]", "test_b"]
 
 
-def test_tests_that_hang_are_killed_and_those_that_ended_are_counted(tmp_path: Path) -> None:
+def test_tests_that_hang_are_killed_and_those_that_ended_are_counted(journal: Journal) -> None:
     lines = (
         "a.py::test_a PASSED [ 1%]",
         "[gw0] [ 2%] FAILED a.py::test_b",
@@ -363,7 +363,7 @@ def test_tests_that_hang_are_killed_and_those_that_ended_are_counted(tmp_path: P
         "a.py::test_d ",
     )
     program = f"import time\nprint(*{lines!r}, sep=chr(10), flush=True)\ntime.sleep(600)"
-    actual = parts.tested([sys.executable, "-c", program], {}, tmp_path / "output.txt", 3)
+    actual = parts.tested(journal, [sys.executable, "-c", program], 3)
     assert (actual.passed, actual.line) == (False, "stopped after 3 s: 2 passed, 1 failed")
     assert actual.failed == ("a.py::test_b",)
 

@@ -23,7 +23,7 @@ ALL = {"numba-cuda": "0.30.4", "NVVM": "compiles", "launch": "a kernel runs", "c
 
 def of_program(program: str, group: str = "numba", timeout_s: float = 60) -> dict[str, Probe]:
     command = (sys.executable, "-c", program)
-    return {probe.name: probe for probe in probes.of_libraries(group, DRIVER, command, timeout_s)}
+    return {probe.name: probe for probe in probes.probe_libraries(group, DRIVER, command, timeout_s)}
 
 
 def test_every_library_that_works_is_a_line() -> None:
@@ -116,7 +116,7 @@ def test_a_toolkit_that_has_what_is_missing_is_used_for_the_run(tmp_path: Path) 
     variables: dict[str, str] = {}
     told: list[str] = []
     run = numba_that_needs(useful, variables)
-    actual = probes.of_numba(DRIVER, run, variables, told.append, [useless, useful])
+    actual = probes.probe_numba(DRIVER, run, variables, told.append, [useless, useful])
     assert all(probe.works for probe in actual)
     assert variables == {"CUDA_HOME": str(useful)} and str(useful) in told[0]
 
@@ -124,14 +124,14 @@ def test_a_toolkit_that_has_what_is_missing_is_used_for_the_run(tmp_path: Path) 
 def test_where_no_toolkit_helps_nothing_is_changed(tmp_path: Path) -> None:
     variables: dict[str, str] = {}
     run = numba_that_needs(None, variables)
-    actual = probes.of_numba(DRIVER, run, variables, lambda text: None, [toolkit(tmp_path / "a", "12.4")])
+    actual = probes.probe_numba(DRIVER, run, variables, lambda text: None, [toolkit(tmp_path / "a", "12.4")])
     assert [probe.works for probe in actual] == [True, False, False, False] and variables == {}
 
 
 def test_the_users_own_cuda_home_stays(tmp_path: Path) -> None:
     variables = {"CUDA_HOME": "/elsewhere"}
     useful = toolkit(tmp_path / "a", "12.4")
-    actual = probes.of_numba(DRIVER, numba_that_needs(useful, variables), variables, lambda text: None, [useful])
+    actual = probes.probe_numba(DRIVER, numba_that_needs(useful, variables), variables, lambda text: None, [useful])
     assert not all(probe.works for probe in actual) and variables == {"CUDA_HOME": "/elsewhere"}
 
 
@@ -150,7 +150,7 @@ def test_the_users_own_cuda_home_stays(tmp_path: Path) -> None:
     ],
 )
 def test_the_drivers_line(driver: Driver, works: bool, text: str) -> None:
-    assert (probes.of_driver(driver).works, probes.of_driver(driver).text) == (works, text)
+    assert (probes.probe_driver(driver).works, probes.probe_driver(driver).text) == (works, text)
 
 
 def test_without_a_driver_nothing_else_is_tried() -> None:
@@ -161,7 +161,7 @@ def test_without_a_driver_nothing_else_is_tried() -> None:
 
 
 def test_ranks_that_start_are_a_working_mpi() -> None:
-    actual = probes.of_mpi()
+    actual = probes.probe_mpi()
     assert actual.works and actual.text.endswith("2 ranks started with mpiexec"), actual
 
 
@@ -170,13 +170,13 @@ def test_an_mpi_that_does_not_start_says_what_to_do(monkeypatch: pytest.MonkeyPa
         raise CommunicationError("there is no mpiexec next to this Python or on PATH", remedy="install one")
 
     monkeypatch.setattr(probes.jobs, "on_ranks", on_ranks)
-    actual = probes.of_mpi()
+    actual = probes.probe_mpi()
     assert (actual.works, actual.remedy) == (False, "install one")
 
 
 def test_ranks_on_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes.jobs, "on_ranks", lambda *given, **options: {"library": "MPICH", "nodes": 2})
-    assert (probes.of_mpi().works, probes.of_mpi().remedy) == (False, "give ranks of one machine: srun -N 1")
+    assert (probes.probe_mpi().works, probes.probe_mpi().remedy) == (False, "give ranks of one machine: srun -N 1")
 
 
 def test_a_process_that_is_no_rank_has_none_of_the_launchers_variables() -> None:

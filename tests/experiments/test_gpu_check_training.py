@@ -75,7 +75,8 @@ def test_initial_values_that_are_drawn_quickly_have_the_distribution_of_the_mode
 def test_targets_are_those_of_speed_at_least_and_of_cost_at_most(
     name: str, own: float, other: float, measured: float, met: bool
 ) -> None:
-    (claim,) = r.training_claims([r.Training(name=name, setting="a", unit="s", own=(own,), other=(other,))])
+    taken = r.Training(name=name, setting="a", unit="s", own=(own,), other=(other,))
+    claim = r.TARGETS[name].of_training(taken)
     assert (claim.measured, claim.met) == (pytest.approx(measured), met)
 
 
@@ -86,9 +87,10 @@ def test_both_take_turns_and_the_first_round_does_not_count() -> None:
         return lambda count: asked.append((name, count))
 
     effort = training.Effort(rounds=3, counted=2)
-    own, other = training.in_turns(effort, steps("own"), steps("other"))
-    assert len(own) == len(other) == 3
-    assert [name for name, _ in asked] == ["own", "other", "other", "own", "own", "other", "other", "own"]
+    figure = training._timed("a", effort, "b", steps("own"), steps("other"), own_too_s=5.0)
+    assert len(figure.own) == len(figure.other) == 3
+    assert min(figure.own) >= 5 > max(figure.other)
+    assert [{name for name, _ in asked[i : i + 2]} for i in range(0, 8, 2)] == [{"own", "other"}] * 4
     assert {count for _, count in asked} == {2}
 
 

@@ -13,8 +13,7 @@ from report_factory import ENVIRONMENT, sweep
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.experiments.reports_page import committed, write_reports
-from dpsim.experiments.reproducible_cost.cases import AGAIN, PLAIN, Case, CostRecord, Measured, Mode
-from dpsim.experiments.reproducible_cost.show import RECORD, content
+from dpsim.experiments.reproducible_cost import AGAIN, PLAIN, RECORD, Case, CostRecord, Measured, Mode, content
 from dpsim.harness.load import load_sweep
 from dpsim.report.sweep.summary import verdicts
 

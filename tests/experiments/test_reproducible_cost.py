@@ -7,11 +7,21 @@ from pathlib import Path
 import pytest
 
 from dpsim import codec
-from dpsim.experiments.reproducible_cost.__main__ import main
-from dpsim.experiments.reproducible_cost.cases import AGAIN, PLAIN, SCHEMA, Case, CostRecord, Measured, Mode, cases
-from dpsim.experiments.reproducible_cost.show import lines, ratio, write
+from dpsim.experiments.reproducible_cost import (
+    AGAIN,
+    PLAIN,
+    RECORD,
+    Case,
+    CostRecord,
+    Mode,
+    cases,
+    lines,
+    main,
+    measure,
+    read,
+    write_report,
+)
 from dpsim.harness.measurement.environment import environment
-from dpsim.launch.jobs import on_ranks
 
 
 @pytest.mark.slow
@@ -20,18 +30,17 @@ def test_every_mode_takes_its_turns_and_the_report_shows_them(tmp_path: Path) ->
     measured = []
     for batch in (16, 32):
         case = Case(model="cnn:4", dataset="digits", devices=2, global_batch=batch, modes=modes, limit=1.1)
-        argument = {"case": codec.to_builtins(case), "seconds": 0.1}
-        steps_s = on_ranks("dpsim.experiments.reproducible_cost.measure:measure", argument, devices=2)
-        assert list(steps_s) == [PLAIN, *(mode.name for mode in modes), AGAIN]
-        assert min(len(rounds) for rounds in steps_s.values()) >= 6
-        assert all(0 < step_s < 10 for rounds in steps_s.values() for step_s in rounds)
-        measured.append(Measured(case=case, step_s={name: tuple(rounds) for name, rounds in steps_s.items()}))
+        measured.append(measure(case, 0.1))
+        assert list(measured[-1].step_s) == [PLAIN, *(mode.name for mode in modes), AGAIN]
+        assert min(len(rounds) for rounds in measured[-1].step_s.values()) >= 6
+        assert all(0 < step_s < 10 for rounds in measured[-1].step_s.values() for step_s in rounds)
     record = CostRecord(environment=environment(), measured_from="a", measured_until="b", measured=tuple(measured))
-    page = write(tmp_path / "cost", record)
+    codec.write(tmp_path / "cost" / RECORD, record)
+    written = write_report(tmp_path / "cost", record)
     shown = (tmp_path / "cost" / "report.md").read_text()
-    assert page.exists() and (tmp_path / "cost" / "cost.png").exists()
-    assert codec.read(tmp_path / "cost" / "cost.json", CostRecord, "cost", SCHEMA) == record
-    of = ratio(measured[0], modes[0].name)
+    assert {"index.html", "cost.png"} <= {path.name for path in written}
+    assert read(tmp_path / "cost") == record
+    of = measured[0].ratio(modes[0].name)
     assert "| 16 | 8 leaves, batch norm leaf |" in shown and f"| {of.median:.3f} |" in shown
     assert f"{of.median - 1:+.1%} with 8 leaves" in shown
     printed = list(lines(measured[0]))

@@ -13,7 +13,7 @@ import pytest
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.experiments import recorded
+from dpsim.experiments import command
 from dpsim.experiments.accuracy.lines import waiting_lines
 from dpsim.experiments.waiting import Case, Shape, lines, measure, predicted_s, quantiles, workload_of
 from dpsim.harness import models
@@ -65,12 +65,12 @@ def test_the_command_prints_lines_writes_the_record_and_explains_errors(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["waiting", "--output", str(tmp_path / "record.json")])
     case = Case(devices=2, shape="normal")
-    assert recorded.run("waiting", "", lambda progress: case, lambda record: [f"{record.devices} ranks"]) == 0
+    assert command.recorded("waiting", "", lambda progress: case, lambda record: [f"{record.devices} ranks"]) == 0
     assert capsys.readouterr().out == "2 ranks\n"
     assert codec.decode(codec.read_raw(tmp_path / "record.json", "case"), Case, "case") == case
 
     def refused(_: object) -> Case:
         raise ConfigError("3 ranks", allowed="2 ranks")
 
-    assert recorded.run("waiting", "", refused, lambda record: []) == 2
+    assert command.recorded("waiting", "", refused, lambda record: []) == 2
     assert capsys.readouterr().err.startswith("waiting: 3 ranks")

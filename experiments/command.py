@@ -1,0 +1,55 @@
+"""What the commands ``python -m dpsim.experiments.NAME`` share: their parser, progress, errors in words, a record."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.errors import DpsimError
+from dpsim.progress import Progress
+
+Record = TypeVar("Record", bound=Noun)
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help is the description of a module, its lines as they stand."""
+    shown = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(
+        prog=f"python -m dpsim.experiments.{name}", description=description, formatter_class=shown
+    )
+
+
+def tell(line: str) -> None:
+    """Show a line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def ended(name: str, run: Callable[[], int | None]) -> int:
+    """Return the exit code of ``run``: 0 for None, and 2 with a message after a ``DpsimError``."""
+    try:
+        return run() or 0
+    except DpsimError as error:
+        tell(f"{name}: {error}")
+        return 2
+
+
+def recorded(
+    name: str, description: str | None, measure: Callable[[Progress], Record], lines: Callable[[Record], list[str]]
+) -> int:
+    """Measure, write the record to the file that ``--output`` names, and print its lines; the exit code."""
+    options = parser(name, description)
+    options.add_argument("--output", type=Path, help="file for the record (.json)")
+    output: Path | None = options.parse_args().output
+
+    def run() -> None:
+        record = measure(tell)
+        if output is not None:
+            codec.write(output, record)
+        print("\n".join(lines(record)))
+
+    return ended(name, run)

@@ -1,0 +1,296 @@
+"""``python -m dpsim.experiments.reproducible_cost`` times reproducible training against the plain one.
+
+In each case every mode trains a replica of its own on pinned ranks, and they take turns of a few steps in random
+order. It prints medians, ratios to the plain step with 95 % intervals, and the plain step's ratio to itself (A/A).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.experiments import command
+from dpsim.experiments.step_algorithms import PlansInTurn, step_times_of
+from dpsim.experiments.turns import ratio_lines
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.measurement.statistics import Interval, median_ratio
+from dpsim.plan import BatchNormMode, Plan
+from dpsim.records.sweep import Environment
+from dpsim.report.content import Content, environment_facts
+from dpsim.report.figures.style import MUTED, RULE, labels_at_right, panels, styled
+from dpsim.report.table import Column, Table, table
+from dpsim.report.words import counted
+from dpsim.report.write import ReportFigure, write_content
+
+RECORD, SCHEMA = "cost.json", "dpsim.reproducible-cost/1"
+PLAIN, AGAIN = "plain", "plain again"
+_MLP = "mlp:2048,2048,2048"
+_COLOURS = ("#0071b1", "#d45d00", "#009e73")
+_RULES = (
+    "Plain and reproducible training of one model at one global batch, each on a replica of its own, take turns of a "
+    "few steps in random order, in one run on ranks pinned to cores. The first two steps of a turn and the first "
+    "round do not count.",
+    "A step lasts from the slowest rank's end to the next one's. A turn gives one median; ratios are those of the "
+    "medians over rounds, with their 95 % interval over paired rounds.",
+    "Plain training runs twice: its ratio to itself is the noise.",
+)
+
+
+class Mode(Noun, frozen=True):
+    """The number of leaves (0: plain training) and the batch-norm mode."""
+
+    leaves: int
+    batch_norm: BatchNormMode = "leaf"
+
+    @property
+    def name(self) -> str:
+        """``8 leaves, batch norm leaf``."""
+        return f"{self.leaves} leaves, batch norm {self.batch_norm}" if self.leaves else f"batch norm {self.batch_norm}"
+
+
+class Case(Noun, frozen=True):
+    """Plain training of a model (batch norm ``local``), and the modes to compare with it, at one global batch.
+
+    ``limit`` is the largest allowed ratio of the first mode's step to the plain one (None: no limit is set).
+    """
+
+    model: str
+    dataset: str
+    devices: int
+    global_batch: int
+    modes: tuple[Mode, ...]
+    limit: float | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.dataset}, B = {self.global_batch}"
+
+    @property
+    def limits(self) -> dict[str, float]:
+        return {} if self.limit is None else {self.modes[0].name: self.limit}
+
+    def plans(self) -> dict[str, Plan]:
+        """Return the plan of the plain training, of each mode, and of the plain training again."""
+        plain = Mode(leaves=0, batch_norm="local")
+        modes = {PLAIN: plain} | {mode.name: mode for mode in self.modes} | {AGAIN: plain}
+        return {
+            name: Plan(
+                devices=self.devices, global_batch=self.global_batch, leaves=mode.leaves, batch_norm=mode.batch_norm
+            )
+            for name, mode in modes.items()
+        }
+
+
+class Measured(Noun, frozen=True):
+    """A case, and seconds of a step of ``plain``, ``plain again`` and each mode, one number a round."""
+
+    case: Case
+    step_s: dict[str, tuple[float, ...]]
+
+    def ratio(self, name: str) -> Interval:
+        """Return a mode's step over the plain one's. The ratio of ``plain again`` is the noise."""
+        return median_ratio(self.step_s[name], self.step_s[PLAIN])
+
+
+class CostRecord(Noun, frozen=True):
+    """All cases of one run."""
+
+    environment: Environment
+    measured_from: str
+    measured_until: str
+    measured: tuple[Measured, ...]
+    schema: str = SCHEMA
+
+
+def cases() -> tuple[Case, ...]:
+    """Return small models with every mode, then the large MLP over the global batch, on one and two devices."""
+    leaves = tuple(Mode(leaves=count) for count in (8, 32, 64))
+    norms = (*leaves, Mode(leaves=8, batch_norm="global"), Mode(leaves=0, batch_norm="global"))
+    images, digits, flat = "synthetic:32x32x3,classes=10", "digits", "synthetic:28x28x1,classes=10"
+    cases = []
+    for devices in (1, 2):
+        for model, dataset in (("resnet20", images), ("cnn", images), ("cnn", digits)):
+            cases.append(Case(model=model, dataset=dataset, devices=devices, global_batch=128, modes=norms, limit=1.10))
+        for batch in (1024, 512, 256, 128, 64):
+            limit = {1: 1.20, 2: 1.15}[devices] if batch == 1024 else None
+            cases.append(Case(model=_MLP, dataset=flat, devices=devices, global_batch=batch, modes=leaves, limit=limit))
+    return tuple(cases)
+
+
+def measure(case: Case, seconds: float) -> Measured:
+    """Measure a case on pinned ranks. Raises ``DpsimError``."""
+    compared = PlansInTurn(model=case.model, dataset=case.dataset, plans=case.plans(), seconds=seconds)
+    return Measured(case=case, step_s=step_times_of(compared))
+
+
+def lines(measured: Measured) -> Iterator[str]:
+    """Yield a case as lines of text for the terminal."""
+    case = measured.case
+    yield f"{case.title}, {counted(case.devices, 'device')}, {len(measured.step_s[PLAIN])} rounds"
+    yield from ratio_lines(measured.step_s, PLAIN, case.limits)
+
+
+def read(folder: Path) -> CostRecord:
+    """Read the record in a folder. Raises ``FileFormatError``."""
+    return codec.read(folder / RECORD, CostRecord, "record of reproducible_cost", SCHEMA)
+
+
+def write_report(folder: Path, record: CostRecord) -> list[Path]:
+    """Write the page, the Markdown and the figure of the curve over the batch. Raises ``ConfigError``."""
+    figures = []
+    if curves := _curves(record):
+        caption = (
+            "Reproducible training's step over the plain one's at the same global batch, against the batch: "
+            f"{curves[0].case.model}, whose weights take 40 MB. Bars: 95 % intervals."
+        )
+        wide, narrow = _figure(curves), _figure(curves, narrow=True)
+        title = "Cost against the global batch"
+        figures.append(ReportFigure(name="cost", title=title, caption=caption, wide=wide, narrow=narrow))
+    return write_content(folder, content(record), figures)
+
+
+def content(record: CostRecord) -> Content:
+    """Return what the report of the costs says."""
+    return Content(
+        name="cost of reproducible training",
+        heading="What do the same bits on any number of devices cost?",
+        question="How much longer does a step take with --reproducible than without, at the same global batch?",
+        answers=tuple(_answers(record)),
+        cards=(),
+        tables=(_table(record),),
+        warnings=(),
+        rules=_RULES,
+        facts=(("measured", f"{record.measured_from} to {record.measured_until}"),),
+        environment=environment_facts(record.environment),
+    )
+
+
+def _answers(record: CostRecord) -> Iterator[str]:
+    for measured in record.measured:
+        case = measured.case
+        for name, limit in case.limits.items():
+            over, noise = measured.ratio(name), measured.ratio(AGAIN)
+            yield (
+                f"{case.title}, {counted(case.devices, 'device')}: {over.median - 1:+.1%} with {name} "
+                f"({over.low - 1:+.1%} to {over.high - 1:+.1%}; plain against plain {noise.median - 1:+.1%}), "
+                f"{'within' if over.median <= limit else 'OVER'} the limit of {limit - 1:+.0%}."
+            )
+
+
+def _table(record: CostRecord) -> Table:
+    sections: dict[str, list[tuple[Measured, str]]] = {}
+    for measured in record.measured:
+        case = measured.case
+        rows = sections.setdefault(f"{case.model} on {case.dataset}, {counted(case.devices, 'device')}", [])
+        rows += [(measured, name) for name in measured.step_s]
+
+    def interval(row: tuple[Measured, str]) -> str:
+        over = row[0].ratio(row[1])
+        return f"{over.low:.3f} to {over.high:.3f}"
+
+    def limit(row: tuple[Measured, str]) -> str:
+        limits = row[0].case.limits
+        return f"{limits[row[1]]:.2f}" if row[1] in limits else ""
+
+    return table(
+        title="Steps",
+        columns=(
+            Column(head="B", cell=lambda row: str(row[0].case.global_batch)),
+            Column(head="mode", cell=lambda row: row[1], left=True),
+            Column(head="step", cell=lambda row: f"{np.median(row[0].step_s[row[1]]) * 1e3:.2f} ms"),
+            Column(head="over plain", cell=lambda row: f"{row[0].ratio(row[1]).median:.3f}"),
+            Column(head="95 %", cell=interval, left=True, dispensable=1),
+            Column(head="limit", cell=limit),
+            Column(head="rounds", cell=lambda row: str(len(row[0].step_s[row[1]])), dispensable=2),
+        ),
+        sections=sections,
+        note="Plain: batch norm local, gradients summed rank after rank; medians.",
+    )
+
+
+def _curves(record: CostRecord) -> list[Measured]:
+    """Return the cases of the first model with several batches."""
+    batches: dict[str, set[int]] = {}
+    for measured in record.measured:
+        batches.setdefault(measured.case.model, set()).add(measured.case.global_batch)
+    several = [model for model, sizes in batches.items() if len(sizes) > 1]
+    return [measured for measured in record.measured if measured.case.model in several[:1]]
+
+
+def _figure(curves: Sequence[Measured], *, narrow: bool = False) -> Figure:
+    counts = sorted({measured.case.devices for measured in curves})
+
+    def make() -> Figure:
+        figure, axes = panels(len(counts), narrow=narrow, height_in=3.4)
+        for axis, count in zip(axes, counts, strict=True):
+            curve = sorted((m for m in curves if m.case.devices == count), key=lambda m: m.case.global_batch)
+            _panel(axis, counted(count, "device"), curve)
+        return figure
+
+    return styled(make)
+
+
+def _panel(axis: Axes, title: str, curve: Sequence[Measured]) -> None:
+    batches = [measured.case.global_batch for measured in curve]
+    axis.set_xscale("log", base=2)
+    axis.grid(axis="y", color=RULE, linewidth=0.6)
+    axis.axhline(1.0, color=MUTED, linewidth=0.8)
+    labels = []
+    for mode, colour in zip(curve[0].case.modes, _COLOURS, strict=False):
+        ratios = [measured.ratio(mode.name) for measured in curve]
+        medians = [ratio.median for ratio in ratios]
+        bars = [[ratio.median - ratio.low for ratio in ratios], [ratio.high - ratio.median for ratio in ratios]]
+        axis.errorbar(batches, medians, yerr=bars, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=2)
+        labels.append((medians[-1], f"{mode.leaves} leaves", colour))
+    axis.set_ylim(bottom=min(0.9, axis.get_ylim()[0]))
+    labels_at_right(axis, labels, gap=0.07)
+    axis.set_xticks(batches, [str(batch) for batch in batches], minor=False)
+    axis.xaxis.minorticks_off()
+    axis.set_xlabel("global batch")
+    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.text(0, 1.02, "step over the plain one", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+
+
+def main() -> int:
+    options = command.parser("reproducible_cost", __doc__)
+    options.add_argument("--model", default="*", help="models to time, such as 'resnet*' (all)")
+    options.add_argument("--devices", type=int, nargs="+", default=[1, 2])
+    options.add_argument("--global-batch", type=int, nargs="+", help="global batches to time (all)")
+    options.add_argument("--seconds", type=float, default=20.0, help="for each case")
+    options.add_argument("--output", type=Path, help="folder for the record and the report")
+    given = options.parse_args()
+    selected = [
+        case
+        for case in cases()
+        if fnmatch.fnmatch(case.model, given.model)
+        and case.devices in given.devices
+        and (given.global_batch is None or case.global_batch in given.global_batch)
+    ]
+    if not selected:
+        options.error(f"no case fits; there are {', '.join(sorted({case.model for case in cases()}))}")
+
+    def run() -> None:
+        begun, measured = stamp(), []
+        for case in selected:
+            measured.append(measure(case, given.seconds))
+            print("\n".join(lines(measured[-1])), flush=True)
+        record = CostRecord(
+            environment=environment(), measured_from=begun, measured_until=stamp(), measured=tuple(measured)
+        )
+        if given.output is not None:
+            codec.write(given.output / RECORD, record)
+            written = write_report(given.output, record)
+            print(f"report: {next(path for path in written if path.suffix == '.html')}")
+
+    return command.ended("reproducible_cost", run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
