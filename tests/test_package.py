@@ -83,7 +83,7 @@ def test_the_process_that_launches_ranks_loads_no_mpi(python: Python) -> None:
 
 @pytest.mark.parametrize("task", ["sweep.on_ranks", "sweep.prepare_on_ranks", "calibrate.on_ranks", "train.on_ranks"])
 def test_a_rank_that_measures_loads_no_scipy(task: str, python: Python) -> None:
-    assert not {"scipy", "sklearn", "pandas", "matplotlib"} & _loaded(python, f"dpsim.harness.{task}")
+    assert not {"scipy", "pandas", "matplotlib"} & _loaded(python, f"dpsim.harness.{task}")
 
 
 def test_the_rank_that_gives_ddps_ranks_their_turns_loads_no_torch(python: Python) -> None:
@@ -110,6 +110,8 @@ def test_kernels_and_experiments_are_part_of_the_package() -> None:
 
 
 def test_data_files_are_found_through_the_package() -> None:
+    for name in ("digits.csv.gz", "digits.LICENSE"):
+        assert (resources.files("dpsim.data") / name).is_file()
     assert (resources.files("dpsim.experiments.sweeps") / "fusion_threshold.toml").is_file()
     assert any(str(file).endswith(".j2") for file in (resources.files("dpsim.report") / "templates").iterdir())
 
@@ -117,7 +119,7 @@ def test_data_files_are_found_through_the_package() -> None:
 def test_every_imported_package_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {text.split(">")[0].split("[")[0].lower() for text in project["dependencies"]}
-    names = {"sklearn": "scikit-learn", "markupsafe": "MarkupSafe"}
+    names = {"markupsafe": "MarkupSafe"}
     optional = {"cupy", "torch", "cuda"}
     actual: set[str] = set()
     for folder in ("dpsim", "kernels", "experiments"):

@@ -1,4 +1,4 @@
-"""Data sets by token: ``digits`` (bundled with scikit-learn), ``synthetic:...`` (any shape), and those in files."""
+"""Data sets by token: ``digits`` (part of dpsim), ``synthetic:...`` (any shape), and those in files."""
 
 from __future__ import annotations
 

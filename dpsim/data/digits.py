@@ -1,12 +1,12 @@
-"""``digits``: the pictures bundled with scikit-learn, as they are or made harder by noise and fewer samples."""
+"""``digits``: scikit-learn's pictures of digits, as they are or made harder by noise and fewer samples."""
 
 from __future__ import annotations
 
 import gzip
-import importlib.util
+import hashlib
 import math
 import re
-from pathlib import Path
+from importlib import resources
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,6 +16,7 @@ from dpsim.data.dataset import Dataset, stratified
 from dpsim.errors import ConfigError, FileFormatError, unknown
 
 DIGITS_FORM = "digits[:noise=SD,samples=N]"
+_SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
 _MOST_NOISE = 100.0
 _SHAPE = (8, 8, 1)
 _MEAN = 0.305  # of pixels / 16
@@ -81,15 +82,14 @@ def _check_samples(token: str, samples: int, most: int) -> None:
 
 
 def _read() -> NDArray[np.float64]:
-    """1797 rows of 64 pixels (0 to 16) and a label, from the file bundled with scikit-learn (whose import is slow)."""
-    package = importlib.util.find_spec("sklearn")
-    folder = Path(package.origin).parent if package and package.origin else Path("sklearn")
-    path = folder / "datasets" / "data" / "digits.csv.gz"
-    if not path.is_file():
+    """Return 1797 rows of 64 pixels (0 to 16) and a label. Raises ``FileFormatError`` for a file that was changed."""
+    file = resources.files("dpsim.data") / "digits.csv.gz"
+    data = file.read_bytes() if file.is_file() else b""
+    if hashlib.sha256(data).hexdigest() != _SHA256:
         raise FileFormatError(
-            f"the data set digits is not at {path}",
-            allowed="the file bundled with scikit-learn",
-            remedy="pip install scikit-learn, or use a synthetic data set",
+            f"{file}, the data set digits, {'has another SHA-256' if data else 'is missing'}",
+            allowed=f"the file that comes with dpsim, of SHA-256 {_SHA256}",
+            remedy="install dpsim again, or use a synthetic data set",
         )
-    text = gzip.decompress(path.read_bytes()).decode("ascii")
+    text = gzip.decompress(data).decode("ascii")
     return np.array(text.replace("\n", ",").rstrip(",").split(","), np.float64).reshape(1797, 65)

@@ -93,7 +93,7 @@ def test_help_loads_nothing_heavy(words: list[str], loaded: set[str], python: Py
         "import sys\n"
         "from dpsim.cli import app\n"
         f"assert app.run([*{words}, '--help']) == 0\n"
-        "heavy = {'numpy', 'numba', 'pandas', 'matplotlib', 'scipy', 'sklearn', 'mpi4py', 'msgspec', 'psutil'}\n"
+        "heavy = {'numpy', 'numba', 'pandas', 'matplotlib', 'scipy', 'mpi4py', 'msgspec', 'psutil'}\n"
         "print(*(heavy & sys.modules.keys()), file=sys.stderr)\n"
     )
     done = python("-c", program)

@@ -453,7 +453,7 @@ def test_plans_share_what_follows_from_the_machine_alone() -> None:
 
 
 def test_importing_the_model_loads_no_mpi_torch_or_matplotlib() -> None:
-    heavy = ("mpi4py", "matplotlib", "torch", "cupy", "pandas", "sklearn")
+    heavy = ("mpi4py", "matplotlib", "torch", "cupy", "pandas")
     code = f"import dpsim.predict, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
