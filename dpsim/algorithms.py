@@ -164,7 +164,6 @@ for _algorithm in (
         lines=_doubling,
         rounds=_log2_rounds(1),
         sixteen_bits=False,
-        steps="dpsim.comm.allreduce:recursive_doubling",
         halves=False,
     ),
     _by_messages(

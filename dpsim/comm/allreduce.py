@@ -1,16 +1,12 @@
 """Allreduce in place: by messages, by kernels in shared memory or on GPUs, or by the MPI library.
 
-``prepare`` decides once which of them reduces an array; the result runs again and again. Ring, halving-doubling,
-direct and hierarchical are lists of steps (``dpsim.kernels.allreduce.algorithms``), which ``message_steps`` turns into
-rounds of messages. Any other algorithm is a generator: it starts a round of messages, yields them, and goes on once
-they are done, whether the caller waits, polls beside a backward pass, or has a thread for it.
+``prepare`` decides once which of them reduces an array; the result runs again and again. dpsim's own algorithms are
+lists of steps (``dpsim.kernels.allreduce.algorithms``), which ``message_steps`` turns into rounds of messages. A user's
+own is a generator: it starts a round of messages, yields them, and goes on once they are done, whether the caller
+waits, polls during a backward pass, or has a thread for it.
 """
 
 from __future__ import annotations
-
-import functools
-
-import numpy as np
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import CollectiveKind
@@ -65,10 +61,7 @@ def prepare(
     steps = ALGORITHMS.find(algorithm).steps
     if steps is None:
         return MessageAllreduce(t, [data], algorithm, None, compression)
-    function = load(steps)
-    if function.__module__ != __name__:
-        return CheckedAllreduce(t, data, algorithm, function)
-    return SteppedAllreduce(t, functools.partial(function, t, data))
+    return CheckedAllreduce(t, data, algorithm, load(steps))
 
 
 def allreduce(
@@ -100,33 +93,3 @@ class _NativeAllreduce:
 
 def _nothing() -> CollectiveSteps:
     yield from ()
-
-
-def recursive_doubling(t: Transport, data: Array) -> CollectiveSteps:
-    """log2(n) rounds in which pairs at distance 1, 2, 4, ... exchange and add everything.
-
-    A group of any size is brought to a power of two first: of the first 2r ranks, odd ones hand their data to the rank
-    below them and get the result from it at the end.
-    """
-    core = 1 << (t.size.bit_length() - 1)
-    extra = t.size - core
-    folded = t.rank < 2 * extra
-    scratch = np.empty_like(data)
-    if folded and t.rank % 2:
-        yield [t.send(data, t.rank - 1)]
-        yield [t.receive(data, t.rank - 1)]
-        return
-    if folded:
-        yield [t.receive(scratch, t.rank + 1)]
-        data += scratch
-    number = t.rank // 2 if folded else t.rank - extra
-    distance = 1
-    while distance < core:
-        other = number ^ distance
-        peer = other * 2 if other < extra else other + extra
-        yield [t.receive(scratch, peer), t.send(data, peer)]
-        # Addition commutes to the bit, so both partners hold the same sum.
-        data += scratch
-        distance *= 2
-    if folded:
-        yield [t.send(data, t.rank + 1)]

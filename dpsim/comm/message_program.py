@@ -108,7 +108,7 @@ class _Builder:
     def add(self, step: Step) -> None:
         """The messages that bring a step its sources, the step itself, and the messages that its sum goes out in."""
         for output in step.outputs:
-            if output.memory == STAGING:
+            if output.memory == STAGING and output.number not in self._staging:
                 kept = self._buffer((output.start, output.stop), 0, _ALWAYS) if step.rank == self._rank else None
                 self._staging[output.number] = (step.rank, kept)
         coded = self._rounding == "each" or (self._rounding == "final" and step.final)

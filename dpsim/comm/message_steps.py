@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.message_program import Extent, Message, Program, Rounding, View, lower
 from dpsim.comm.transport import Array, CollectiveSteps, Request, Transport, wait
 from dpsim.errors import unknown
 from dpsim.kernels.allreduce import algorithms
-from dpsim.kernels.allreduce.halving_doubling import halving_doubling, plain_halving_doubling
 from dpsim.kernels.allreduce.shards import shard_bounds
 from dpsim.kernels.allreduce.steps import StepList
 from dpsim.kernels.allreduce.tree import PartialSums, slots
@@ -163,24 +163,26 @@ def _program(
     return lower(steps, order.owners if order is not None else tuple(range(ranks)), rank, rounding)
 
 
+BY_DIRECT_EXCHANGE = ("direct", "auto", "mpi", "recursive-doubling")
+"""What adds along a tree by the direct exchange: ``mpi`` and ``recursive-doubling`` have another order of their own."""
+
+
 def _steps(algorithm: str, order: PartialSums | None, ranks: int, devices_a_node: int) -> StepList:
-    """The steps of an algorithm; without an ``order`` in its own, and with one by the direct exchange if need be."""
+    """The steps of an algorithm along the tree of an ``order``, or in an order of its own. Raises ``ConfigError``.
+
+    A user's own algorithm, which yields its messages itself, has no other order either.
+    """
     if algorithm == "hierarchical":
-        sums = order or algorithms.node_by_node(ranks, devices_a_node)
-        return algorithms.hierarchical(sums, devices_a_node)
-    if order is None:
-        if algorithm == "direct":
-            return algorithms.two_shot(slots(range(ranks + 1)))
-        plain = {"ring": algorithms.plain_ring, "halving-doubling": plain_halving_doubling}
-        if algorithm not in plain:
-            raise unknown("list of steps for the algorithm", algorithm, ("direct", "hierarchical", *plain))
-        return plain[algorithm](ranks)
-    by_name = {
-        "ring": algorithms.ring,
-        "halving-doubling": halving_doubling,
-        "one-shot": algorithms.one_shot,
-    }
-    return by_name.get(algorithm, algorithms.two_shot)(order)
+        return algorithms.hierarchical(order or algorithms.node_by_node(ranks, devices_a_node), devices_a_node)
+    if order is None and algorithm in algorithms.PLAIN:
+        return algorithms.PLAIN[algorithm](ranks)
+    if order is not None:
+        if algorithm in BY_DIRECT_EXCHANGE or ALGORITHMS.find(algorithm).steps is not None:
+            return algorithms.two_shot(order)
+        if algorithm in algorithms.IN_TREE_ORDER:
+            return algorithms.IN_TREE_ORDER[algorithm](order)
+    listed = algorithms.PLAIN if order is None else (*BY_DIRECT_EXCHANGE, *algorithms.IN_TREE_ORDER)
+    raise unknown("list of steps for the algorithm", algorithm, ("hierarchical", *listed))
 
 
 def _shard_steps(kind: CollectiveKind, algorithm: str, order: PartialSums | None, ranks: int) -> StepList:

@@ -1,7 +1,7 @@
 """The algorithms, each as one list of steps of all ranks on memory that all of them see.
 
-The versions for one machine, for messages and for GPUs are all made from these lists. Those of a ``PartialSums`` add
-along its tree; ``plain_ring`` adds in the order in which the chunks travel. Halving-doubling has a module of its own.
+The versions for one machine, for messages and for GPUs are all made from these lists. ``IN_TREE_ORDER`` add the partial
+sums along their tree, ``PLAIN`` one a rank in an order of their own. Those of pairs have a module of their own.
 Source of the ring: Patarasuk and Yuan 2009.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 
-from dpsim.kernels.allreduce.steps import MOMENTUM, SLOT, STAGING, WEIGHTS, Region, Step, StepList
-from dpsim.kernels.allreduce.tree import PartialSums, Tree, leaf_tree, slots_below
+from dpsim.kernels.allreduce.halving_doubling import halving_doubling, plain_halving_doubling, recursive_doubling
+from dpsim.kernels.allreduce.steps import SLOT, STAGING, Region, Step, StepList
+from dpsim.kernels.allreduce.tree import PartialSums, Tree, leaf_tree, slots, slots_below
 
 Algorithm = Callable[[PartialSums], StepList]
 
@@ -65,24 +66,6 @@ def all_gather(sums: PartialSums) -> StepList:
         have = Region(SLOT, firsts[other], other, other + 1)
         steps.append(Step(rank, 0, (have,), (have._replace(number=firsts[rank]),)))
     return StepList((tuple(steps),), n)
-
-
-def two_shot_sgd(sums: PartialSums) -> StepList:
-    """As ``two_shot``, but rank r updates slice r of the weights at once and writes these to all ranks.
-
-    Each rank holds the momentum of its own slice alone; gradients are read and not written.
-    """
-    steps = [
-        step._replace(
-            outputs=tuple(Region(WEIGHTS, rank, step.rank, step.rank + 1) for rank in range(sums.ranks)),
-            update=(
-                Region(WEIGHTS, step.rank, step.rank, step.rank + 1),
-                Region(MOMENTUM, step.rank, step.rank, step.rank + 1),
-            ),
-        )
-        for step in two_shot(sums).steps
-    ]
-    return StepList((tuple(steps),), sums.ranks)
 
 
 def _circuit(ranks: int) -> Iterable[tuple[int, int, int]]:
@@ -150,14 +133,7 @@ def _numbered_by_rank(rounds: list[list[Step]], ranks: int) -> StepList:
         chunk = (of.start - 1) % ranks
         return of._replace(start=chunk, stop=chunk + 1)
 
-    renamed = [
-        [
-            step._replace(sources=tuple(map(region, step.sources)), outputs=tuple(map(region, step.outputs)))
-            for step in steps
-        ]
-        for steps in rounds
-    ]
-    return StepList.of(renamed, ranks)
+    return StepList.of(rounds, ranks).renumbered(region)
 
 
 def plain_ring(ranks: int) -> StepList:
@@ -257,3 +233,17 @@ def _inside(sums: PartialSums, tree: Tree, ranks: range) -> list[Tree]:
     if isinstance(tree, int) or not any(owners):
         return []
     return [*_inside(sums, tree[0], ranks), *_inside(sums, tree[1], ranks)]
+
+
+IN_TREE_ORDER: dict[str, Algorithm] = {
+    "halving-doubling": halving_doubling,
+    "ring": ring,
+    "one-shot": one_shot,
+    "two-shot": two_shot,
+}
+PLAIN: dict[str, Callable[[int], StepList]] = {
+    "halving-doubling": plain_halving_doubling,
+    "recursive-doubling": recursive_doubling,
+    "ring": plain_ring,
+    "direct": lambda ranks: two_shot(slots(range(ranks + 1))),
+}

@@ -11,28 +11,16 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.kernels.allreduce import algorithms
 from dpsim.kernels.allreduce.algorithms import Algorithm
-from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import Version, register
 from dpsim.kernels.allreduce.shards import line_bound
-from dpsim.kernels.allreduce.steps import (
-    MOMENTUM,
-    SLOT,
-    STAGING,
-    WEIGHTS,
-    Arrive,
-    Region,
-    Step,
-    Wait,
-    moved_elements,
-    programs,
-)
+from dpsim.kernels.allreduce.steps import STAGING, Arrive, Region, Step, Wait, moved_elements, programs
 from dpsim.kernels.allreduce.tree import PartialSums
 
 Array = NDArray[Any]
@@ -82,28 +70,15 @@ def _sched_yield() -> int:
     return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 
 
-class Sgd(NamedTuple):
-    """The fused update: every rank's weights (in shared memory) and this rank's momentum, as long as the gradients."""
-
-    weights: Sequence[Array]
-    momentum: Array
-    factor: float
-    rate: float
-
-
 class Reduction:
-    """A prepared allreduce of arrays in shared memory. ``run()`` returns when this rank has the sum.
-
-    The ``numbers`` (named in ``interpreter``) may change between runs.
-    """
+    """A prepared allreduce of arrays in shared memory. ``run()`` returns when this rank has the sum."""
 
     def __init__(
         self, function: Callable[[int], int], words: Sequence[int], numbers: Array, group: SharedGroup, keep: Any
     ) -> None:
         from dpsim.kernels.allreduce import interpreter as layout
 
-        self.numbers = numbers
-        self._keep = (group, keep)
+        self._keep = (group, numbers, keep)
         self._program = np.array(words, np.int64)
         self._state = state = np.zeros(layout.STATE_WORDS, np.int64)
         state[layout.COUNTERS] = group.counters.ctypes.data
@@ -130,7 +105,7 @@ class Reduction:
         return not unfinished
 
 
-def _make(algorithm: Algorithm, sgd_algorithm: Algorithm | None = None) -> Callable[..., Reduction]:
+def _make(algorithm: Algorithm) -> Callable[..., Reduction]:
     """The ``make`` of a version."""
 
     def make(
@@ -141,7 +116,6 @@ def _make(algorithm: Algorithm, sgd_algorithm: Algorithm | None = None) -> Calla
         scale: float = 1.0,
         compression: tuple[str, float] | None = None,
         each_sum: bool = False,
-        sgd: Sgd | None = None,
     ) -> Reduction:
         """Prepare an allreduce of ``arrays``, the partial sums: 1-D, contiguous, in shared memory, alike in dtype and
         length.
@@ -150,84 +124,52 @@ def _make(algorithm: Algorithm, sgd_algorithm: Algorithm | None = None) -> Calla
         16-bit dtype and the power of two by which numbers are scaled in it; with ``each_sum`` the arrays are rounded to
         it already, and every sum of two is, which every version can do.
         """
-        steps = (sgd_algorithm if sgd and sgd_algorithm else algorithm)(sums)
-        lowering = _Lowering(group, arrays, sums, scale, compression, each_sum, sgd)
-        return lowering.reduction(steps.scaled(line_bound(arrays[0].size, steps.units)))
+        from dpsim.kernels.allreduce import interpreter
+
+        listed = algorithm(sums)
+        steps = listed.scaled(line_bound(arrays[0].size, listed.units))
+        plan = programs(steps, sums.owners)
+        staged = any(region.memory == STAGING for step in steps for region in step.outputs)
+        kinds: dict[interpreter.Kind, int] = {}
+
+        def words(operation: Step | Arrive | Wait, turn: int) -> list[int]:
+            if isinstance(operation, Arrive):
+                return [interpreter.ARRIVE, operation.number]
+            if isinstance(operation, Wait):
+                return [interpreter.WAIT, group.flag(operation.rank), operation.number]
+            sources, outputs, adds = operation.sources, operation.outputs, len(operation.sources) > 1
+            rounds = adds if each_sum else operation.final
+            kind = interpreter.Kind(
+                operation.tree,
+                len(sources),
+                len(outputs),
+                scaled=operation.final and scale != 1.0,
+                compression=compression[0] if compression and rounds else "",
+                each_sum=each_sum and adds,
+            )
+            number = kinds.setdefault(kind, len(kinds))
+            addresses = [_address(group, arrays, sums, region, turn) for region in (*sources, *outputs)]
+            return [interpreter.SUMS + number, sources[0].elements, *addresses]
+
+        bodies = []
+        for turn in (0, 1) if staged else (0,):
+            body = itertools.chain(*(words(operation, turn) for operation in plan.of[group.rank]))
+            bodies.append([*body, interpreter.END, plan.arrivals, int(staged)])
+        program = [interpreter.TURN, len(bodies[0]), *bodies[0], *bodies[1]] if staged else bodies[0]
+        function = interpreter.interpreter(arrays[0].dtype.name, tuple(kinds))
+        power = compression[1] if compression else 1.0
+        return Reduction(function, program, np.array([scale, 1 / power, power], arrays[0].dtype), group, arrays)
 
     return make
 
 
-class _Lowering:
-    """Turns the steps of this rank into the words of its program."""
-
-    def __init__(
-        self,
-        group: SharedGroup,
-        arrays: Sequence[Array],
-        sums: PartialSums,
-        scale: float,
-        compression: tuple[str, float] | None,
-        each_sum: bool,
-        sgd: Sgd | None,
-    ) -> None:
-        self._group, self._arrays, self._sums = group, arrays, sums
-        self._scaled, self._compression, self._each_sum, self._sgd = scale != 1.0, compression, each_sum, sgd
-        power = compression[1] if compression else 1.0
-        factor, rate = (sgd.factor, sgd.rate) if sgd else (0.0, 0.0)
-        self._numbers = np.array([scale, 1 / power, power, factor, rate], arrays[0].dtype)
-        self._kinds: dict[Any, int] = {}
-
-    def reduction(self, steps: Sequence[Step]) -> Reduction:
-        from dpsim.kernels.allreduce import interpreter
-
-        group = self._group
-        plan = programs(steps, self._sums.owners)
-        staged = any(region.memory == STAGING for step in steps for region in step.outputs)
-        bodies = []
-        for turn in (0, 1) if staged else (0,):
-            body = list(itertools.chain(*(self._words(operation, turn) for operation in plan.of[group.rank])))
-            bodies.append([*body, interpreter.END, plan.arrivals, int(staged)])
-        words = [interpreter.TURN, len(bodies[0]), *bodies[0], *bodies[1]] if staged else bodies[0]
-        function = interpreter.interpreter(self._arrays[0].dtype.name, tuple(self._kinds))
-        return Reduction(function, words, self._numbers, group, (self._arrays, self._sgd))
-
-    def _words(self, operation: Step | Arrive | Wait, turn: int) -> list[int]:
-        from dpsim.kernels.allreduce import interpreter
-
-        if isinstance(operation, Arrive):
-            return [interpreter.ARRIVE, operation.number]
-        if isinstance(operation, Wait):
-            return [interpreter.WAIT, self._group.flag(operation.rank), operation.number]
-        step = operation
-        each_sum = self._each_sum and len(step.sources) > 1
-        rounds = each_sum if self._each_sum else step.final
-        kind = interpreter.Kind(
-            step.tree,
-            len(step.sources),
-            len(step.outputs),
-            scaled=step.final and self._scaled,
-            compression=self._compression[0] if self._compression and rounds else "",
-            each_sum=each_sum,
-            sgd=step.update is not None,
-        )
-        number = self._kinds.setdefault(kind, len(self._kinds))
-        addresses = [self._address(region, turn) for region in (*step.sources, *step.outputs, *(step.update or ()))]
-        return [interpreter.SUMS + number, step.sources[0].elements, *addresses]
-
-    def _address(self, region: Region, turn: int) -> int:
-        itemsize = self._arrays[0].itemsize
-        if region.memory == STAGING:
-            owner = self._sums.owners[region.number]
-            place = self._sums.of(owner).index(region.number)
-            size = -(-self._arrays[0].nbytes // _LINE_BYTES) * _LINE_BYTES
-            base = self._group.staging(owner, turn) + place * size
-        elif region.memory == SLOT:
-            base = self._arrays[region.number].ctypes.data
-        else:
-            assert self._sgd is not None
-            array = {WEIGHTS: self._sgd.weights[region.number], MOMENTUM: self._sgd.momentum}[region.memory]
-            base = array.ctypes.data
-        return int(base + region.start * itemsize)
+def _address(group: SharedGroup, arrays: Sequence[Array], sums: PartialSums, region: Region, turn: int) -> int:
+    base = int(arrays[region.number].ctypes.data)
+    if region.memory == STAGING:
+        owner = sums.owners[region.number]
+        pitch = -(-arrays[0].nbytes // _LINE_BYTES) * _LINE_BYTES
+        base = group.staging(owner, turn) + sums.of(owner).index(region.number) * pitch
+    return base + region.start * arrays[0].itemsize
 
 
 SHARD_KERNELS: dict[str, Callable[..., Reduction]] = {
@@ -249,49 +191,22 @@ def _synchronisations(algorithm: Algorithm) -> Callable[[PartialSums], int]:
     return lambda sums: programs(algorithm(sums).steps, sums.owners).synchronisations
 
 
-for _name, _algorithm, _with_sgd, _summary, _variants, _most_bytes in (
-    (
-        "halving-doubling",
-        halving_doubling,
-        None,
-        "pairs add one half each, nearest first, and copy back",
-        ("scale",),
-        None,
-    ),
-    (
-        "ring",
-        algorithms.ring,
-        None,
-        "each chunk goes around twice; a rank adds what completes a subtree",
-        ("scale",),
-        None,
-    ),
-    (
-        "one-shot",
-        algorithms.one_shot,
-        None,
-        "every rank copies its array to staging memory and adds them all: one wait",
-        ("scale", "compression"),
-        STAGING_BYTES,
-    ),
-    (
-        "two-shot",
-        algorithms.two_shot,
-        algorithms.two_shot_sgd,
-        "rank r adds slice r of everyone's array in place and writes it to all",
-        ("scale", "compression", "sgd"),
-        None,
-    ),
-):
+_SUMMARIES = {
+    "halving-doubling": "pairs add one half each, nearest first, and copy back",
+    "ring": "each chunk goes around twice; a rank adds what completes a subtree",
+    "one-shot": "every rank copies its array to staging memory and adds them all: one wait",
+    "two-shot": "rank r adds slice r of everyone's array in place and writes it to all",
+}
+for _name, _algorithm in algorithms.IN_TREE_ORDER.items():
     register(
         Version(
             name=_name,
             backend="cpu",
-            summary=_summary,
+            summary=_SUMMARIES[_name],
             bytes_moved=_bytes_moved(_algorithm),
             synchronisations=_synchronisations(_algorithm),
-            variants=_variants,
-            most_bytes=_most_bytes,
-            make=_make(_algorithm, _with_sgd),
+            variants=("scale", "compression") if _name in ("one-shot", "two-shot") else ("scale",),
+            most_bytes=STAGING_BYTES if _name == "one-shot" else None,
+            make=_make(_algorithm),
         )
     )

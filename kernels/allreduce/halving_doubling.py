@@ -1,4 +1,4 @@
-"""Halving-doubling as steps of all ranks: along any tree, or plain (Thakur, Rabenseifner and Gropp 2005)."""
+"""Algorithms of pairs of ranks as steps (Thakur, Rabenseifner and Gropp 2005): halving-doubling, recursive doubling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
-from dpsim.kernels.allreduce.steps import SLOT, Region, Step, StepList
+from dpsim.kernels.allreduce.steps import SLOT, STAGING, Region, Step, StepList
 from dpsim.kernels.allreduce.tree import PartialSums, Tree, slots, slots_below
 
 
@@ -47,9 +47,7 @@ def plain_halving_doubling(ranks: int) -> StepList:
     A group of any size is brought to a power of two first: of the first 2r ranks, odd ones hand their data to the rank
     below them and get the result from it at the end.
     """
-    core = 1 << (ranks.bit_length() - 1)
-    handed = [(rank, rank + 1) for rank in range(0, 2 * (ranks - core), 2)]
-    members = [rank for rank in range(ranks) if (rank - 1, rank) not in handed]
+    members, handed = _core(ranks)
     none, all_ = Fraction(0), Fraction(1)
 
     def farthest_first(of: list[int]) -> Tree:
@@ -57,8 +55,33 @@ def plain_halving_doubling(ranks: int) -> StepList:
 
     first = [_Sum(keeper, none, all_, (keeper, giver), keeper) for keeper, giver in handed]
     last = [_Sum(giver, none, all_, (keeper,), giver) for keeper, giver in handed]
-    halved = _halved(slots(range(ranks + 1)), farthest_first(members)) if core > 1 else []
+    halved = _halved(slots(range(ranks + 1)), farthest_first(members)) if len(members) > 1 else []
     return _in_units([first, *halved, last])
+
+
+def recursive_doubling(ranks: int) -> StepList:
+    """log2(n) rounds in which pairs at distance 1, 2, 4, ... exchange everything and add it.
+
+    A group of any size is brought to a power of two as in ``plain_halving_doubling``. Addition commutes to the bit, so
+    both partners hold the same sum.
+    """
+    members, handed = _core(ranks)
+    own = [Region(SLOT, rank, 0, 1) for rank in range(ranks)]
+    received = [Region(STAGING, rank, 0, 1) for rank in range(ranks)]
+    rounds = [[Step(keeper, (0, 1), (own[keeper], own[giver]), (own[keeper],)) for keeper, giver in handed]]
+    for level in range(len(members).bit_length() - 1):
+        pairs = [(rank, members[number ^ 1 << level]) for number, rank in enumerate(members)]
+        rounds.append([Step(rank, 0, (own[other],), (received[rank],)) for rank, other in pairs])
+        rounds.append([Step(rank, (0, 1), (own[rank], received[rank]), (own[rank],)) for rank, _ in pairs])
+    rounds.append([Step(giver, 0, (own[keeper],), (own[giver],)) for keeper, giver in handed])
+    return StepList.of(rounds, 1)
+
+
+def _core(ranks: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """As many ranks as the largest power of two, and the (keeper, giver) that brings the other ranks' data to them."""
+    handed = [(rank, rank + 1) for rank in range(0, 2 * (ranks - (1 << (ranks.bit_length() - 1))), 2)]
+    givers = {giver for _, giver in handed}
+    return [rank for rank in range(ranks) if rank not in givers], handed
 
 
 def _in_units(rounds: list[list[_Sum]]) -> StepList:

@@ -25,15 +25,15 @@ from dpsim.kernels.vector import Element, Kernel, Value
 
 END, ARRIVE, WAIT, TURN, SUMS = range(5)
 """Operations of a program, each a run of words: END arrivals turn; ARRIVE count; WAIT flag count; TURN skip (jump so
-many words in every other turn); SUMS + kind: elements, addresses of the sources, the outputs, the momentum."""
+many words in every other turn); SUMS + kind: elements, addresses of the sources and the outputs."""
 
 PLACE, COUNTERS, FLAG, PROGRAM, YIELD, LOOKS_AT, NUMBERS_AT, STATE_WORDS = range(8)
 """Words of a program's state: where in the program it is; the addresses of the group's two counters (arrivals so far,
 turn), of this rank's flag, of the program and of a function for a waiting rank to call (0: none); how often a wait
 polls before it gives up; the address of the numbers."""
 
-SCALE, UP, DOWN, MOMENTUM, RATE, NUMBERS = range(6)
-"""The numbers that kinds of sums read: of the scaling, of the 16-bit wire (``dpsim.comm.compression``), of SGD."""
+SCALE, UP, DOWN = range(3)
+"""The numbers that kinds of sums read: of the scaling, and of the 16-bit wire (``dpsim.comm.compression``)."""
 
 _INDEX, _INT = ir.IntType(64), ir.IntType(32)
 _LOOKS_BEFORE_YIELD = 16
@@ -52,7 +52,6 @@ class Kind(NamedTuple):
     scaled: bool = False
     compression: str = ""
     each_sum: bool = False
-    sgd: bool = False
 
 
 @compiled
@@ -79,7 +78,7 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
     kernel["numbers"] = Value(kernel, at_address(word(state, NUMBERS_AT)))
     kernel["looks"] = Value(kernel, word(state, LOOKS_AT))
     before, turn = word(counters, 0), word(counters, 1)
-    for index, name in ((SCALE, "scale"), (UP, "up"), (DOWN, "down"), (MOMENTUM, "momentum"), (RATE, "rate")):
+    for index, name in ((SCALE, "scale"), (UP, "up"), (DOWN, "down")):
         kernel[name] = kernel.load_number(kernel["numbers"], index)
     head = build.append_basic_block("operation")
     build.branch(head)
@@ -124,7 +123,6 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
     for position, kind in enumerate(kinds):
         build.position_at_end(blocks[SUMS + position])
         names = [*(f"in{i}" for i in range(kind.sources)), *(f"out{i}" for i in range(kind.outputs))]
-        names += ["w", "v"] if kind.sgd else []
         for index, name in enumerate(names):
             kernel[name] = Value(kernel, at_address(argument(1 + index)))
         kernel.elementwise(Value(kernel, argument(0)), lambda e, kind=kind: _sum(e, kind))  # type: ignore[misc]
@@ -191,11 +189,7 @@ def _sum(e: Element, kind: Kind) -> None:
     total = fold(kind.tree, lambda index: narrow(e[f"in{index}"]) if at_ends else e[f"in{index}"], add)
     if at_ends:
         total = narrow(total)
-    if kind.scaled or kind.sgd:
+    if kind.scaled:
         total = total * e.number("scale")
-    if kind.sgd:
-        momentum = e["v"] * e.number("momentum") + total
-        total = e["w"] - momentum * e.number("rate")
-        e["v"] = momentum
     for output in range(kind.outputs):
         e[f"out{output}"] = total

@@ -57,15 +57,6 @@ def rounded(values: NDArray[np.float32], dtype: str, scale: float, xp: Any = np)
     return scaled * np.float32(1 / scale)
 
 
-def sgd(
-    arrays: Sequence[Array], sums: PartialSums, w: Array, v: Array, *, scale: float, momentum: float, rate: float
-) -> tuple[Array, Array]:
-    """The new (w, v) of one step of SGD on the sum: d = scale * sum; v = momentum v + d; w -= rate v."""
-    kind = w.dtype.type
-    v = v * kind(momentum) + allreduce(arrays, sums) * kind(scale)
-    return w - v * kind(rate), v
-
-
 def round_to_bfloat16(values: NDArray[np.float32], xp: Any = np) -> NDArray[np.uint16]:
     """bfloat16 codes, to nearest, ties to even; a NaN stays one."""
     bits = values.view(np.uint32)

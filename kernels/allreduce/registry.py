@@ -22,8 +22,7 @@ class Version:
     ``bytes_moved(sums, size_bytes)`` counts what all ranks together read and write of gradients, where each partial sum
     has ``size_bytes``, with no reuse by caches; ``synchronisations(sums)`` how often a rank waits for others, one after
     another. ``variants`` are what it fuses: ``scale`` (by a number, after the sum), ``compression`` (16 bits between
-    ranks, float32 sums), ``sgd`` (the update with momentum in the same pass). ``most_bytes``: the largest array it
-    takes; None: any.
+    ranks, float32 sums). ``most_bytes``: the largest array it takes; None: any.
     ``make`` prepares it; its form belongs to the backend (see ``cpu`` and ``cuda.launch``).
     """
 

@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 from dpsim.kernels.allreduce.tree import Tree
 
-SLOT, STAGING, WEIGHTS, MOMENTUM = "slot", "staging", "weights", "momentum"
+SLOT, STAGING = "slot", "staging"
 
 
 class Region(NamedTuple):
     """Elements ``start`` to ``stop - 1`` of an array: the partial sum ``number``, or its array in another ``memory``.
 
-    ``SLOT`` is the memory of the partial sums themselves and ``STAGING`` memory besides, with an array for each of
-    them; of ``WEIGHTS`` and ``MOMENTUM`` each rank has one array, and ``number`` is the rank.
+    ``SLOT`` is the memory of the partial sums themselves, and ``STAGING`` memory besides with an array for each number.
     """
 
     memory: str
@@ -44,8 +43,7 @@ class Step(NamedTuple):
     """One rank adds the ``sources`` along the tree (numbers of sources) and writes the sum to all ``outputs``.
 
     All regions are equally long. A copy is a sum of one source. ``final``: the sum is that of all partial sums, so that
-    it may be scaled. With an ``update`` (regions of weights and momentum) it is the gradient of one step of SGD, and
-    the outputs are weights.
+    it may be scaled.
     """
 
     rank: int
@@ -53,15 +51,6 @@ class Step(NamedTuple):
     sources: tuple[Region, ...]
     outputs: tuple[Region, ...]
     final: bool = False
-    update: tuple[Region, Region] | None = None
-
-    @property
-    def reads(self) -> tuple[Region, ...]:
-        return self.sources + (self.update or ())
-
-    @property
-    def writes(self) -> tuple[Region, ...]:
-        return self.outputs + (self.update[1:] if self.update else ())
 
 
 class StepList(NamedTuple):
@@ -88,15 +77,15 @@ class StepList(NamedTuple):
         def region(of: Region) -> Region:
             return Region(of.memory, of.number, bound(of.start), bound(of.stop))
 
-        steps = [
-            step._replace(
-                sources=tuple(map(region, step.sources)),
-                outputs=tuple(map(region, step.outputs)),
-                update=(region(step.update[0]), region(step.update[1])) if step.update else None,
-            )
-            for step in self.steps
-        ]
-        return [step for step in steps if step.sources[0].elements]
+        return [step for step in self.renumbered(region).steps if step.sources[0].elements]
+
+    def renumbered(self, region: Callable[[Region], Region]) -> StepList:
+        """The same steps on other regions."""
+
+        def renamed(step: Step) -> Step:
+            return step._replace(sources=tuple(map(region, step.sources)), outputs=tuple(map(region, step.outputs)))
+
+        return StepList(tuple(tuple(map(renamed, steps)) for steps in self.rounds), self.units)
 
 
 class Arrive(NamedTuple):
@@ -197,15 +186,14 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
     rough: list[list[tuple[list[tuple[int, int]], Step | None]]] = [[] for _ in range(ranks)]
     for step in steps:
         rank = step.rank
-        needed = [*colliding(rank, step.reads, writes=False), *colliding(rank, step.writes, writes=True)]
+        needed = [*colliding(rank, step.sources, writes=False), *colliding(rank, step.outputs, writes=True)]
         rough[rank].append((order.wait(rank, needed), step))
         order.done(rank)
         sequence = order.known[rank][rank]
-        record(rank, sequence, step.reads, writes=False)
-        record(rank, sequence, step.writes, writes=True)
+        record(rank, sequence, step.sources, writes=False)
+        record(rank, sequence, step.outputs, writes=True)
     for rank in range(ranks):
         own = [whole[number] for number, owner in enumerate(owners) if owner == rank]
-        own += [Region(WEIGHTS, rank, 0, 1 << 62), Region(MOMENTUM, rank, 0, 1 << 62)]
         rough[rank].append((order.wait(rank, colliding(rank, own, writes=True)), None))
     counts = [{sequence: count for count, sequence in enumerate(sorted(set_), 1)} for set_ in order.arrivals]
     result = []
@@ -223,4 +211,4 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
 
 def moved_elements(steps: Iterable[Step]) -> int:
     """How many elements the steps read and write, with no reuse by caches."""
-    return sum(region.elements for step in steps for region in (*step.reads, *step.writes))
+    return sum(region.elements for step in steps for region in (*step.sources, *step.outputs))

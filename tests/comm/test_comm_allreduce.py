@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, Algorithm, algorithms_in
-from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, prepare, recursive_doubling
+from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, prepare
 from dpsim.comm.broadcast import broadcast
-from dpsim.comm.message_steps import chunk_bounds
+from dpsim.comm.message_steps import MessageAllreduce, chunk_bounds
 from dpsim.comm.transport import Array, Transport
 from dpsim.errors import AllreduceError, ConfigError
 from dpsim.kernels.allreduce import reference
@@ -181,6 +181,16 @@ def test_an_unknown_algorithm_names_the_nearest_one() -> None:
         prepare(Mailbox(2, eager=True).ranks[0], np.zeros(3), "rings")
 
 
+@pytest.mark.parametrize("order", [None, SummationOrder(slots([0, 3, 8]), (np.zeros(3),))])
+def test_an_algorithm_without_a_list_of_steps_is_refused(
+    order: SummationOrder | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlisted = dataclasses.replace(ALGORITHMS["ring"], name="star")
+    monkeypatch.setitem(cast(dict[str, Algorithm], ALGORITHMS._items), "star", unlisted)
+    with pytest.raises(ConfigError, match="unknown list of steps for the algorithm 'star'"):
+        prepare(Mailbox(2, eager=True).ranks[0], np.zeros(3), "star", order=order)
+
+
 @pytest.mark.parametrize("size", range(1, 10))
 def test_broadcast_sends_rank_0s_data_along_a_binomial_tree(size: int) -> None:
     data = random_whole(size, 7, "float32", size)
@@ -239,7 +249,7 @@ def test_the_first_sum_of_a_users_algorithm_is_checked(dtype: str, monkeypatch: 
 
     def forgets_an_element(t: Transport, data: Array) -> CollectiveSteps:
         last = data[-1]
-        yield from recursive_doubling(t, data)
+        yield from MessageAllreduce(t, [data], "recursive-doubling").start()
         runs.append(t.rank)
         if t.rank == 1 and broken:
             data[-1] = last

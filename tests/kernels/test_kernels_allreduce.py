@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsim.kernels.allreduce import algorithms, reference
-from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import floor_bytes, register, versions
 from dpsim.kernels.allreduce.shards import line_bound
 from dpsim.kernels.allreduce.steps import (
@@ -30,12 +29,6 @@ from dpsim.kernels.allreduce.steps import (
 )
 from dpsim.kernels.allreduce.tree import PartialSums, fold, leaf_tree, slots, subtrees
 
-ALGORITHMS = {
-    "one-shot": algorithms.one_shot,
-    "two-shot": algorithms.two_shot,
-    "ring": algorithms.ring,
-    "halving-doubling": halving_doubling,
-}
 OnRanks = Callable[..., Any]
 
 
@@ -137,7 +130,7 @@ class _Machine:
 
 @settings(max_examples=300)
 @given(
-    name=st.sampled_from(sorted(ALGORITHMS)),
+    name=st.sampled_from(sorted(algorithms.IN_TREE_ORDER)),
     ranks=st.integers(1, 9),
     extra=st.integers(0, 9),
     elements=st.integers(0, 200),
@@ -148,19 +141,21 @@ def test_programs_give_the_reference_to_the_bit_whoever_runs_when(
 ) -> None:
     owners = leaf_slots(ranks, ranks + extra)
     values = [np.random.default_rng([seed, i]).standard_normal(elements) for i in range(len(owners.owners))]
-    machine = _Machine(programs(scaled(ALGORITHMS[name](owners), elements), owners.owners), owners, values, seed)
+    machine = _Machine(
+        programs(scaled(algorithms.IN_TREE_ORDER[name](owners), elements), owners.owners), owners, values, seed
+    )
     machine.run()
     expected = reference.allreduce(values, owners)
     for rank in range(ranks):
         np.testing.assert_array_equal(machine.results[rank], expected)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(algorithms.IN_TREE_ORDER))
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 def test_a_program_without_one_of_its_waits_can_go_wrong(name: str, ranks: int) -> None:
     owners = leaf_slots(ranks, ranks)
     values = [np.arange(64.0) + 100 * rank for rank in range(ranks)]
-    whole = programs(scaled(ALGORITHMS[name](owners), 64), owners.owners)
+    whole = programs(scaled(algorithms.IN_TREE_ORDER[name](owners), 64), owners.owners)
     expected = reference.allreduce(values, owners)
     for rank, program in enumerate(whole.of):
         waits = [place for place, one in enumerate(program) if isinstance(one, Wait)]
@@ -235,7 +230,3 @@ def test_a_wait_lets_ctrl_c_and_other_work_through(on_ranks: OnRanks) -> None:
 
 def test_one_shot_refuses_what_its_stage_cannot_hold(on_ranks: OnRanks) -> None:
     assert "at most 64 KiB" in on_ranks("ranks_allreduce:too_large", devices=2)
-
-
-def test_update_weights_and_momentum_are_what_the_update_kernel_gives(on_ranks: OnRanks) -> None:
-    assert on_ranks("ranks_allreduce:fused_sgd", devices=3) == []

@@ -77,14 +77,12 @@ def test_versions_give_the_reference_to_the_bit(version: str, dtype: str, mode: 
 
 
 @pytest.mark.parametrize("mode", ["one-launch", "split"])
-@pytest.mark.parametrize(
-    ("dtype", "variant"), [("float32", "float16"), ("float32", "bfloat16"), ("float32", "sgd"), ("float64", "sgd")]
-)
-def test_fused_variants_give_the_reference_to_the_bit(dtype: str, variant: str, mode: str) -> None:
+@pytest.mark.parametrize("variant", ["float16", "bfloat16"])
+def test_compression_gives_the_reference_to_the_bit(variant: str, mode: str) -> None:
     shifts = itertools.cycle(SHIFTS)
     for ranks in (1, 3, 8):
         for length in LENGTHS:
-            case = cases.Case("two-shot", dtype, ranks, length, next(shifts), variant, False, 1 / 3)
+            case = cases.Case("two-shot", "float32", ranks, length, next(shifts), variant, False, 1 / 3)
             assert wrong_in(case, mode) is None, case
 
 

@@ -82,7 +82,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Record
         **changed: Any,
     ) -> tuple[Any, Recorded]:
         given, work = cases.prepared(cases.Case(version, "float32", RANKS, length), mode, **changed)
-        kernel = Recorded(at_once, cooperative=work.waits, status=status)
+        kernel = Recorded(at_once, cooperative=work.scope is not None, status=status)
         monkeypatch.setattr(bound, "driver", kernel)
         return prepare.launch(given, replace(work, kernel=kernel)), kernel
 

@@ -19,7 +19,7 @@ from wire_reference import node_sum, rounded
 
 from dpsim.comm.cuda.available import why_no_kernels
 from dpsim.kernels.allreduce import reference
-from dpsim.kernels.allreduce.cuda.launch import Codes, Momentum, flag_words
+from dpsim.kernels.allreduce.cuda.launch import Codes, flag_words
 from dpsim.kernels.allreduce.tree import PartialSums, slots
 
 Array = Any
@@ -75,12 +75,11 @@ def covering() -> Iterator[Case]:
     scales = itertools.cycle((1.0, 1 / 3))
     for dtype, version, ranks in itertools.product(DTYPES, VERSIONS, BOUNDS):
         yield Case(version, dtype, ranks, next(lengths), next(shifts), "scale", next(apart), next(scales))
-    for variant, ranks in itertools.product((*SIXTEEN_BITS, *EACH_SUM, "sgd"), BOUNDS):
+    for variant, ranks in itertools.product((*SIXTEEN_BITS, *EACH_SUM), BOUNDS):
         yield Case("two-shot", "float32", ranks, next(lengths), next(shifts), variant, next(apart), next(scales))
     for number, (dtype, version) in enumerate(itertools.product(DTYPES, ("ring", "halving-doubling"))):
         # long enough for several packs a thread, and some left over
         yield Case(version, dtype, 2 + number % 2, 1403, next(shifts), "scale", next(apart), next(scales))
-    yield Case("two-shot", "float64", 3, 45, (1,), "sgd", False, 1 / 7)
 
 
 def shared(data: Array) -> Array:
@@ -142,9 +141,6 @@ class Memory:
         owners = case.slots.owners
         self.inputs = [self._numbers() for _ in owners]
         self.slots = [self._placed(values, i) for i, values in enumerate(self.inputs)]
-        self.start_w, self.start_v = self._numbers(), self._numbers()
-        every = range(len(set(owners)) if case.variant == "sgd" else 0)
-        self.w, self.v = ([self._placed(values, 0) for _ in every] for values in (self.start_w, self.start_v))
         coded = range(len(owners) if case.wire_dtype else 0)
         self.codes = [self._placed(np.zeros(case.length, np.uint16), i) for i in coded]
 
@@ -169,9 +165,6 @@ class Memory:
     def options(self) -> dict[str, Any]:
         """What ``make`` is given besides arrays, slots, rank, mode and flags."""
         options: dict[str, Any] = {"scale": self.case.scale}
-        if self.w:
-            w, v = ([placed.array for placed in several] for several in (self.w, self.v))
-            options["sgd"] = Momentum(w=w, v=v, momentum=0.9, rate=0.1)
         if self.codes:
             codes = [placed.array for placed in self.codes]
             options["compression"] = Codes(dtype=self.case.wire_dtype, scale=self._wire_scale, arrays=codes)
@@ -201,14 +194,7 @@ class Memory:
 
     def _expected(self) -> Iterator[tuple[str, Placed, Array]]:
         """What arrays shall hold afterwards."""
-        case, tree = self.case, self.case.slots
-        if self.w:
-            new = reference.sgd(self.inputs, tree, self.start_w, self.start_v, scale=case.scale, momentum=0.9, rate=0.1)
-            for name, several, values in zip("wv", (self.w, self.v), new, strict=True):
-                yield from ((f"{name} of rank {rank}", placed, values) for rank, placed in enumerate(several))
-            yield from ((f"slot {i}", self.slots[i], values) for i, values in enumerate(self.inputs))
-            return
-        result = self._result()
+        tree, result = self.case.slots, self._result()
         for rank in range(len(set(tree.owners))):
             yield f"the result of rank {rank}", self.slots[tree.of(rank)[0]], result
 
@@ -219,7 +205,7 @@ class Memory:
             if actual.tobytes() != expected.tobytes():
                 at = int(np.flatnonzero(actual != expected)[0])
                 return f"{name} at {at} is {actual[at]}, not {expected[at]}"
-        for placed in (*self.slots, *self.w, *self.v, *self.codes):
+        for placed in (*self.slots, *self.codes):
             outside = np.ones(len(placed.before), bool)
             outside[placed.start : placed.start + placed.nbytes] = False
             if (fetch(placed.buffer)[outside] != placed.before[outside]).any():
@@ -234,10 +220,9 @@ def prepared(case: Case, mode: str, **changed: Any) -> tuple[Any, Any]:
     memory = Memory(case, Host, View)
     ranks = len(set(case.slots.owners))
     flags = [Host(np.zeros(flag_words(ranks), np.uint32)) for _ in range(ranks)]
-    options = {"rank": 1 if mode == "flags" else None, "flags": flags, "compression": None, "sgd": None}
-    options |= memory.options() | changed
+    options = {"rank": 1 if mode == "flags" else None, "flags": flags} | memory.options() | changed
     given = arguments.Arguments(case.version, tuple(memory.arrays), case.slots, mode=mode, **options)
-    return given, prepare.prepare(given)
+    return given, prepare.work_of(given)
 
 
 def need_a_compiler() -> None:

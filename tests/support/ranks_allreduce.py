@@ -20,11 +20,9 @@ from dpsim.comm.networks import transport
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import reference
-from dpsim.kernels.allreduce.cpu import Sgd, SharedGroup
-from dpsim.kernels.allreduce.registry import Version, versions
-from dpsim.kernels.allreduce.shards import line_bound
+from dpsim.kernels.allreduce.cpu import SharedGroup
+from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import PartialSums, slots
-from dpsim.kernels.update import sgd
 from dpsim.machine import Network
 from dpsim.progress import Progress
 
@@ -205,33 +203,3 @@ def too_large(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -
     except ConfigError as error:
         return str(error)
     return "it was not refused"
-
-
-def fused_sgd(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str]:
-    """Three steps of the fused update against the sum and the update kernel one after the other: what differs."""
-    wrong = []
-    fused: list[Version] = [version for version in versions("cpu") if "sgd" in version.variants]
-    for version, dtype, elements in itertools.product(fused, ("float32", "float64"), (1, 17, 5000)):
-        place = Place(comm, 8, elements, dtype)
-        weights = _rows(comm, comm.size, elements, dtype)
-        w, v = _values(place, elements, dtype, 99)[:2]
-        weights[comm.rank][...] = w
-        momentum = v.copy()
-        made = version.make(place.group, place.arrays, place.slots, scale=0.125, sgd=Sgd(weights, momentum, 0.9, 0.1))
-        owned = slice(*_slice(comm, elements))
-        for seed in range(3):
-            values = _values(place, elements, dtype, seed)
-            comm.Barrier()
-            place.fill(values)
-            made.run()
-            by_reference = reference.sgd(values, place.slots, w, v, scale=0.125, momentum=0.9, rate=0.1)
-            sgd(w, reference.allreduce(values, place.slots), v, 0.125, 0.9, 0.0, 0.1, False)
-            for expected_w, expected_v in (by_reference, (w, v)):
-                if not np.array_equal(weights[comm.rank], expected_w) or (momentum != expected_v)[owned].any():
-                    wrong.append(f"{version.name} {dtype} {elements} step {seed}")
-    return list(itertools.chain(*comm.allgather(wrong)))
-
-
-def _slice(comm: MPI.Intracomm, elements: int) -> tuple[int, int]:
-    bound = line_bound(elements, comm.size)
-    return bound(comm.rank), bound(comm.rank + 1)

@@ -37,7 +37,7 @@ def calls(rounds: int, ranks: int) -> list[tuple[registry.Version, cases.Memory]
     chosen = []
     for number in range(rounds):
         version = versions[number % len(versions)]
-        variant = ("bfloat16", "sgd")[number // len(versions) % 2] if version.name == "two-shot" else "scale"
+        variant = "bfloat16" if version.name == "two-shot" and number // len(versions) % 2 == 0 else "scale"
         case = cases.Case(version.name, "float32", ranks, 1 + 37 * number % 90, (number % 2,), variant)
         chosen.append((version, cases.Memory(case, cases.shared)))
     return chosen

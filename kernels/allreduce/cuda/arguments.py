@@ -12,7 +12,7 @@ import numpy as np
 
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
-from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS, Codes, Mode, Momentum, Watch, flag_words
+from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS, Codes, Mode, Watch, flag_words
 from dpsim.kernels.allreduce.tree import PartialSums
 
 MODES = ("one-launch", "flags", "split")
@@ -44,12 +44,11 @@ class Arguments:
     name: str
     arrays: tuple[Any, ...]
     sums: PartialSums
-    rank: int | None
-    mode: Mode
-    flags: Sequence[Any] | None
-    scale: float
-    compression: Codes | None
-    sgd: Momentum | None
+    rank: int | None = None
+    mode: Mode = "one-launch"
+    flags: Sequence[Any] | None = None
+    scale: float = 1.0
+    compression: Codes | None = None
     most_blocks: int = MOST_BLOCKS
     watch: Watch | None = None
     each_sum: bool = False
@@ -114,11 +113,8 @@ class Arguments:
                 f"arrays of {self.arrays[0].dtype}", allowed="float16, uint16 (bfloat16), float32, float64"
             )
         self._check_ranks()
-        if self.compression is not None and self.sgd is not None:
-            raise ConfigError("compression and sgd in one kernel", allowed="one of them")
-        if self.name != "two-shot" and (self.compression is not None or self.sgd is not None):
-            fused = "sgd" if self.compression is None else "compression"
-            raise ConfigError(f"{self.name} with {fused}", allowed="two-shot")
+        if self.name != "two-shot" and self.compression is not None:
+            raise ConfigError(f"{self.name} with compression", allowed="two-shot")
         if self.each_sum and (self.name != "two-shot" or (self.compression is None and SIZE[self.dtype] != 2)):
             raise ConfigError(
                 f"{self.name} on {self.dtype} with every sum of two rounded",
@@ -126,11 +122,6 @@ class Arguments:
             )
         if self.compression is not None:
             self._check_compression(self.compression)
-        if self.sgd is not None:
-            if self.dtype not in ("float32", "float64"):
-                raise ConfigError(f"sgd on {self.dtype}", allowed="float32, float64")
-            for what, arrays in (("w", self.sgd.w), ("v", self.sgd.v)):
-                self._check_arrays(what, arrays, self.ranks, self.dtype)
 
     def _check_arrays(self, what: str, arrays: Sequence[Any], count: int, dtype: str) -> None:
         if len(arrays) != count:

@@ -1,6 +1,6 @@
 """How a version for NVIDIA GPUs is called. Importing this loads no CUDA: making a version does.
 
-``version.make(arrays, sums, *, rank=None, mode="one-launch", flags=None, scale=1.0, compression=None, sgd=None,
+``version.make(arrays, sums, *, rank=None, mode="one-launch", flags=None, scale=1.0, compression=None,
 most_blocks=MOST_BLOCKS, watch=None, each_sum=False) -> Launch``
 
 ``arrays``: one 1-D device array for each of the partial sums ``sums``, all of one dtype and length, anything with
@@ -21,8 +21,7 @@ ranks' arrays being their memory, opened by CUDA IPC. ``mode``:
 - ``split``: cut at the points of synchronisation, a stage each.
 
 ``scale``: the sum is multiplied by it. ``compression``: 16 bits between ranks. ``each_sum``: the sum of every two is
-rounded to these 16 bits, or those of the arrays. ``sgd``: update instead of storing the sum. Raises ``ConfigError`` for
-what a version cannot do.
+rounded to these 16 bits, or those of the arrays. Raises ``ConfigError`` for what a version cannot do.
 """
 
 from __future__ import annotations
@@ -71,20 +70,6 @@ class Codes:
     dtype: str
     scale: float
     arrays: Sequence[Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Momentum:
-    """SGD with momentum in the same pass: v = momentum v + scale sum; w -= rate v (``reference.sgd``).
-
-    ``w``, ``v``: one device array a rank each, of the gradients' dtype and length, equal on all ranks before and after.
-    The gradients themselves are only read.
-    """
-
-    w: Sequence[Any]
-    v: Sequence[Any]
-    momentum: float
-    rate: float
 
 
 @dataclass(frozen=True, kw_only=True)

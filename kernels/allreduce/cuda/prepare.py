@@ -1,6 +1,6 @@
 """Preparing an allreduce on a GPU: arguments become addresses and tables, a kernel is compiled and bound to them.
 
-``prepare`` does all that needs no GPU; tests compile what it returns for GPUs that are not there.
+``work_of`` does all that needs no GPU; tests compile what it returns for GPUs that are not there.
 """
 
 from __future__ import annotations
@@ -15,22 +15,14 @@ from numba import cuda
 from numba.cuda.typing.typeof import typeof
 
 from dpsim.errors import ConfigError
-from dpsim.kernels.allreduce.algorithms import ring
+from dpsim.kernels.allreduce.algorithms import IN_TREE_ORDER
 from dpsim.kernels.allreduce.cuda import moves_kernel, one_shot, two_shot
 from dpsim.kernels.allreduce.cuda.arguments import Arguments, address_of
 from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, THREADS, lanes_of
-from dpsim.kernels.allreduce.cuda.launch import (
-    MOST_BLOCKS,
-    Codes,
-    Launch,
-    Mode,
-    Momentum,
-    Watch,
-    flag_words,
-)
+from dpsim.kernels.allreduce.cuda.launch import Codes, Launch, flag_words
 from dpsim.kernels.allreduce.cuda.moves import Schedule, schedule
 from dpsim.kernels.allreduce.cuda.moves_kernel import COPY, FINAL, MOVE_WORDS, PARTIAL
-from dpsim.kernels.allreduce.halving_doubling import halving_doubling
+from dpsim.kernels.allreduce.tree import PartialSums
 
 SIMULATED_BLOCKS = 2
 """How many blocks a rank has in the simulator, at most: it runs one after another."""
@@ -43,151 +35,88 @@ Elements = tuple[int, int, int]
 class Work:
     """A kernel and all that it is started with, except the number of blocks and the place of the flags.
 
-    ``parts``: in a step a rank works on at most one of this many equal parts of the elements. ``waits``: whether it
-    waits inside. ``marks``: whether stages that do nothing come before and after the others. ``held``: what must live
-    as long as the kernel may run.
+    ``scope``: how far the flags reach by which it waits inside; None if it does not. ``parts``: in a step a rank works
+    on at most one of this many equal parts of the elements. ``marks``: whether stages that do nothing come before and
+    after the others. ``held``: what must live as long as the kernel may run.
     """
 
     kernel: Any
+    scope: str | None
     elements: Elements
     args: tuple[Any, ...]
-    steps: int
-    parts: int
-    waits: bool
-    marks: bool
     held: tuple[Any, ...]
+    steps: int = 1
+    parts: int = 1
+    marks: bool = False
 
 
-def make(
-    name: str,
-    arrays: Sequence[Any],
-    sums: Any,
-    *,
-    rank: int | None = None,
-    mode: Mode = "one-launch",
-    flags: Sequence[Any] | None = None,
-    scale: float = 1.0,
-    compression: Codes | None = None,
-    sgd: Momentum | None = None,
-    most_blocks: int = MOST_BLOCKS,
-    watch: Watch | None = None,
-    each_sum: bool = False,
-) -> Launch:
+def make(name: str, arrays: Sequence[Any], sums: PartialSums, **options: Any) -> Launch:
     """``version.make`` of the version ``name``; ``launch`` describes the arguments."""
-    arguments = Arguments(
-        name,
-        tuple(arrays),
-        sums,
-        rank,
-        mode,
-        flags,
-        scale,
-        compression,
-        sgd,
-        most_blocks=most_blocks,
-        watch=watch,
-        each_sum=each_sum,
-    )
-    return launch(arguments, prepare(arguments))
+    arguments = Arguments(name, tuple(arrays), sums, **options)
+    return launch(arguments, work_of(arguments))
 
 
-def prepare(arguments: Arguments) -> Work:
-    """The kernel for these arguments, and what it is started with."""
+def work_of(arguments: Arguments) -> Work:
+    """Return the kernel for these arguments, and what it is started with. Raises ``ConfigError``."""
     arguments.check()
     if arguments.compression is not None:
         return _encoded(arguments, arguments.compression)
-    if arguments.sgd is not None:
-        return _momentum(arguments, arguments.sgd)
     if arguments.name == "one-shot":
         return _one_shot(arguments)
-    if arguments.name == "two-shot":
-        return _two_shot(arguments)
-    algorithm = {"ring": ring, "halving-doubling": halving_doubling}[arguments.name]
-    return _scheduled(arguments, schedule(algorithm, arguments.sums))
+    return _two_shot(arguments) if arguments.name == "two-shot" else _scheduled(arguments)
 
 
-def _two_shot(arguments: Arguments) -> Work:
+def _two_shot(of: Arguments) -> Work:
     # one launch needs no waiting: on one stream inputs are ready before it and results after it
-    scope = "sys" if arguments.mode == "flags" else None
-    kernel = two_shot.two_shot(
-        arguments.dtype, arguments.sums.tree, arguments.ranks, scope, each_sum=arguments.each_sum
-    )
-    args = (arguments.addresses, arguments.results, arguments.number(arguments.scale))
-    return Work(
-        kernel,
-        arguments.elements(),
-        args,
-        1,
-        arguments.ranks,
-        scope is not None,
-        arguments.apart,
-        arguments.arrays,
-    )
+    scope = "sys" if of.mode == "flags" else None
+    kernel = two_shot.two_shot(of.dtype, of.sums.tree, of.ranks, scope, each_sum=of.each_sum)
+    args = (of.addresses, of.results, of.number(of.scale))
+    return Work(kernel, scope, of.elements(), args, of.arrays, parts=of.ranks, marks=of.apart)
 
 
-def _momentum(arguments: Arguments, sgd: Momentum) -> Work:
-    scope = "sys" if arguments.mode == "flags" else None
-    kernel = two_shot.momentum(arguments.dtype, arguments.sums.tree, arguments.ranks, scope)
-    w, v = (tuple(map(address_of, arrays)) for arrays in (sgd.w, sgd.v))
-    own = arguments.rank or 0
-    numbers = map(arguments.number, (arguments.scale, sgd.momentum, -sgd.rate))
-    args = (arguments.addresses, w, v, w[own], v[own], *numbers)
-    elements = arguments.elements(*((address, SIZE[arguments.dtype]) for address in (*w, *v)))
-    held = (*arguments.arrays, *sgd.w, *sgd.v)
-    return Work(kernel, elements, args, 1, arguments.ranks, scope is not None, arguments.apart, held)
-
-
-def _encoded(arguments: Arguments, compression: Codes) -> Work:
-    scope = arguments.scope
-    kernel = two_shot.encoded(
-        compression.dtype, arguments.sums.tree, arguments.ranks, scope, each_sum=arguments.each_sum
-    )
+def _encoded(of: Arguments, compression: Codes) -> Work:
+    kernel = two_shot.encoded(compression.dtype, of.sums.tree, of.ranks, of.scope, each_sum=of.each_sum)
     codes = tuple(map(address_of, compression.arrays))
-    owned = [arguments.sums.of(rank) for rank in range(arguments.ranks)]
-    words, begin = [], 2 * arguments.ranks
+    owned = [of.sums.of(rank) for rank in range(of.ranks)]
+    words, begin = [], 2 * of.ranks
     for own in owned:
         words += [begin, begin + 2 * len(own)]
         begin += 2 * len(own)
-    words += [address for own in owned for slot in own for address in (arguments.addresses[slot], codes[slot])]
+    words += [address for own in owned for slot in own for address in (of.addresses[slot], codes[slot])]
     table = on_device(words)
     results = tuple(codes[own[0]] for own in owned)
-    numbers = (np.float32(compression.scale), np.float32(1 / compression.scale), np.float32(arguments.scale))
-    args = (address_of(table), codes, results, *numbers)
-    elements = arguments.elements(*((address, 2) for address in codes), lanes=lanes_of(compression.dtype))
-    return Work(kernel, elements, args, 3, 1, scope is not None, False, (*arguments.arrays, *compression.arrays, table))
+    numbers = (np.float32(compression.scale), np.float32(1 / compression.scale), np.float32(of.scale))
+    elements = of.elements(*((address, 2) for address in codes), lanes=lanes_of(compression.dtype))
+    held = (*of.arrays, *compression.arrays, table)
+    return Work(kernel, of.scope, elements, (address_of(table), codes, results, *numbers), held, steps=3)
 
 
-def _one_shot(arguments: Arguments) -> Work:
-    scope = arguments.scope
-    results = on_device(arguments.results)
-    held = [*arguments.arrays, results]
-    own = [0] * arguments.ranks
-    if scope is None:
-        kernel = one_shot.one_shot(arguments.dtype, arguments.sums.tree, arguments.ranks)
-        for rank in range(arguments.ranks) if arguments.rank is None else (arguments.rank,):
-            size_bytes = arguments.length * SIZE[arguments.dtype]
-            held.append(on_device(np.zeros(size_bytes // 8 + 4, np.int64)))
+def _one_shot(of: Arguments) -> Work:
+    results = on_device(of.results)
+    held = [*of.arrays, results]
+    own = [0] * of.ranks
+    if of.scope is None:
+        kernel = one_shot.one_shot(of.dtype, of.sums.tree, of.ranks)
+        for rank in range(of.ranks) if of.rank is None else (of.rank,):
+            held.append(on_device(np.zeros(of.length * SIZE[of.dtype] // 8 + 4, np.int64)))
             start = address_of(held[-1])
-            own[rank] = start + (arguments.addresses[0] - start) % 16  # aligned as the slots are
+            own[rank] = start + (of.addresses[0] - start) % 16  # aligned as the slots are
     else:
-        kernel = one_shot.one_shot_waiting(
-            arguments.dtype, arguments.sums.tree, arguments.ranks, scope, arguments.mode == "flags"
-        )
+        kernel = one_shot.one_shot_waiting(of.dtype, of.sums.tree, of.ranks, of.scope, of.mode == "flags")
     table = on_device(own)
-    args = (arguments.addresses, address_of(table), address_of(results), arguments.number(arguments.scale))
-    steps = 2 if scope is None else 1
-    return Work(kernel, arguments.elements(), args, steps, 1, scope is not None, arguments.apart, (*held, table))
+    args = (of.addresses, address_of(table), address_of(results), of.number(of.scale))
+    steps = 2 if of.scope is None else 1
+    return Work(kernel, of.scope, of.elements(), args, (*held, table), steps=steps, marks=of.apart)
 
 
-def _scheduled(arguments: Arguments, schedule: Schedule) -> Work:
-    scope = arguments.scope
-    elements = arguments.elements()
-    table = on_device(_words(arguments, schedule, elements))
-    kernel = moves_kernel.scheduled(arguments.dtype, arguments.ranks, scope, arguments.mode == "flags")
-    args = (address_of(table), arguments.number(arguments.scale))
-    parts = int(1 / max(move.high - move.low for step in schedule for move in step))
-    held = (*arguments.arrays, table)
-    return Work(kernel, elements, args, len(schedule), parts, scope is not None, arguments.apart, held)
+def _scheduled(of: Arguments) -> Work:
+    moves, elements = schedule(IN_TREE_ORDER[of.name], of.sums), of.elements()
+    table = on_device(_words(of, moves, elements))
+    kernel = moves_kernel.scheduled(of.dtype, of.ranks, of.scope, of.mode == "flags")
+    args = (address_of(table), of.number(of.scale))
+    parts = int(1 / max(move.high - move.low for step in moves for move in step))
+    held = (*of.arrays, table)
+    return Work(kernel, of.scope, elements, args, held, steps=len(moves), parts=parts, marks=of.apart)
 
 
 def _words(arguments: Arguments, schedule: Schedule, elements: Elements) -> list[int]:
@@ -244,8 +173,8 @@ def launch(arguments: Arguments, work: Work) -> Launch:
     at_once = SIMULATED_BLOCKS if compiled is None else int(compiled.max_cooperative_grid_blocks(THREADS)) // ranks
     blocks = _blocks(arguments, work, ranks, at_once)
     held, table = _flags(arguments, work, blocks)
-    parts = [(0, work.steps)] if work.waits else [(step, step + 1) for step in range(work.steps)]
-    if arguments.mode == "one-launch" and not work.waits:
+    parts = [(0, work.steps)] if work.scope is not None else [(step, step + 1) for step in range(work.steps)]
+    if arguments.mode == "one-launch" and work.scope is None:
         parts = [(0, work.steps)]
     calls = [call(arguments, work, *part, table) for part in parts]
     if compiled is None:
@@ -278,7 +207,7 @@ def _blocks(arguments: Arguments, work: Work, ranks: int, at_once: int) -> int:
 
 def _flags(arguments: Arguments, work: Work, blocks: int) -> tuple[tuple[Any, ...], int]:
     """What holds the flags, and the address of the table that ``kernels.barrier_at`` describes."""
-    if not work.waits:
+    if work.scope is None:
         return (), 0
     ranks, watch = arguments.ranks, arguments.watch
     if arguments.mode == "flags" and arguments.flags is not None:

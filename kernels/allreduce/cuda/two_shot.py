@@ -37,38 +37,6 @@ def two_shot(dtype: str, tree: Tree, ranks: int, scope: str | None, each_sum: bo
 
 
 @functools.cache
-def momentum(dtype: str, tree: Tree, ranks: int, scope: str | None) -> Any:
-    """One step: each rank updates its share of w and v and writes it to all ranks'.
-
-    args: slots, all w, all v, the w and v to read, scale, momentum, -rate.
-    """
-    size, times, add = SIZE[dtype], memory.times, memory.add
-
-    def work(lanes: int) -> Any:
-        total, load = memory.total(dtype, lanes, tree), memory.load(dtype, lanes)
-        store = memory.store_each(dtype, lanes)
-
-        @inline
-        def update(element, args):  # type: ignore[no-untyped-def]
-            slots, all_w, all_v, w, v, scale, keep, minus_rate = args
-            at = element * size
-            step = times(total(slots, at), scale)
-            velocity = add(times(load(v + at), keep), step)
-            store(all_v, at, velocity)
-            store(all_w, at, add(load(w + at), times(velocity, minus_rate)))
-
-        return update
-
-    over = sweep(work(lanes_of(dtype)), work(1), lanes_of(dtype))
-
-    @inline
-    def act(step, rank, elements, args):  # type: ignore[no-untyped-def]
-        over(share_of(rank, ranks, elements), elements, args)
-
-    return kernel(act, scope, ranks, outside=True)
-
-
-@functools.cache
 def encoded(compression: str, tree: Tree, ranks: int, scope: str | None, each_sum: bool = False) -> Any:
     """Three steps: encode the own slots; add a share of all codes into all; decode the result.
 

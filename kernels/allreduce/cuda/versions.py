@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpsim.kernels.allreduce.algorithms import ring
+from dpsim.kernels.allreduce.algorithms import IN_TREE_ORDER, Algorithm
 from dpsim.kernels.allreduce.cuda.launch import Launch
 from dpsim.kernels.allreduce.cuda.moves import moved, schedule
-from dpsim.kernels.allreduce.halving_doubling import halving_doubling
 from dpsim.kernels.allreduce.registry import Version, register
 from dpsim.kernels.allreduce.tree import PartialSums
+
+ONE_SHOT_BYTES = 16 << 20
+"""The largest array of one-shot. Every rank reads all arrays, in pieces of 512 KiB between which all ranks wait."""
 
 
 def _make(name: str) -> Callable[..., Launch]:
@@ -22,57 +24,48 @@ def _make(name: str) -> Callable[..., Launch]:
     return make
 
 
-ONE_SHOT_BYTES = 16 << 20
-"""The largest array of one-shot. Every rank reads all arrays, in pieces of 512 KiB between which all ranks wait."""
+def _scheduled(
+    algorithm: Algorithm,
+) -> tuple[Callable[[PartialSums, int], float], Callable[[PartialSums], int]]:
+    """What the moves of an algorithm move, and how often a rank waits between them."""
+    return (
+        lambda sums, size: float(moved(schedule(algorithm, sums)) * size),
+        lambda sums: len(schedule(algorithm, sums)) + 1,
+    )
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 
-register(
-    Version(
-        name="ring",
-        backend="cuda",
-        summary="each chunk goes around twice; partial sums stay where they are",
-        bytes_moved=lambda sums, size: float(moved(schedule(ring, sums)) * size),
-        synchronisations=lambda sums: len(schedule(ring, sums)) + 1,
-        make=_make("ring"),
-        dtypes=DTYPES,
-        variants=("scale",),
+for _name, _summary, (_bytes_moved, _synchronisations) in (
+    (
+        "ring",
+        "each chunk goes around twice; partial sums stay where they are",
+        _scheduled(IN_TREE_ORDER["ring"]),
+    ),
+    (
+        "halving-doubling",
+        "up the tree, each rank over its share, and back",
+        _scheduled(IN_TREE_ORDER["halving-doubling"]),
+    ),
+    (
+        "one-shot",
+        "every rank adds everything, in registers until all have read",
+        (lambda sums, size: sums.ranks * (len(sums.owners) + 1) * size, lambda sums: 2),
+    ),
+    (
+        "two-shot",
+        "each rank adds its share of the elements, writes it to every rank",
+        (lambda sums, size: (len(sums.owners) + sums.ranks) * size, lambda sums: 2),
+    ),
+):
+    register(
+        Version(
+            name=_name,
+            backend="cuda",
+            summary=_summary,
+            bytes_moved=_bytes_moved,
+            synchronisations=_synchronisations,
+            make=_make(_name),
+            dtypes=("float16", "bfloat16", "float32", "float64"),
+            variants=("scale", "compression") if _name == "two-shot" else ("scale",),
+            most_bytes=ONE_SHOT_BYTES if _name == "one-shot" else None,
+        )
     )
-)
-register(
-    Version(
-        name="halving-doubling",
-        backend="cuda",
-        summary="up the tree, each rank over its share, and back",
-        bytes_moved=lambda sums, size: float(moved(schedule(halving_doubling, sums)) * size),
-        synchronisations=lambda sums: len(schedule(halving_doubling, sums)) + 1,
-        make=_make("halving-doubling"),
-        dtypes=DTYPES,
-        variants=("scale",),
-    )
-)
-register(
-    Version(
-        name="one-shot",
-        backend="cuda",
-        summary="every rank adds everything, in registers until all have read",
-        bytes_moved=lambda sums, size: sums.ranks * (len(sums.owners) + 1) * size,
-        synchronisations=lambda sums: 2,
-        make=_make("one-shot"),
-        dtypes=DTYPES,
-        variants=("scale",),
-        most_bytes=ONE_SHOT_BYTES,
-    )
-)
-register(
-    Version(
-        name="two-shot",
-        backend="cuda",
-        summary="each rank adds its share of the elements, writes it to every rank",
-        bytes_moved=lambda sums, size: (len(sums.owners) + sums.ranks) * size,
-        synchronisations=lambda sums: 2,
-        make=_make("two-shot"),
-        dtypes=DTYPES,
-        variants=("scale", "compression", "sgd"),
-    )
-)
