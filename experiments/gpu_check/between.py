@@ -15,13 +15,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from dpsim.comm.cuda.available import nccl_missing, open_device
-from dpsim.comm.cuda.device import Device
+from dpsim.comm.cuda.available import nccl_missing
 from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.record import Mode, Samples, kept
 from dpsim.experiments.turns import in_turns
-from dpsim.harness.bench.gpus import Kernels, Nccl, Numbers
-from dpsim.harness.bench.turns import Variant
+from dpsim.harness.bench.cuda import GpuRank, KernelRank, NcclRank
+from dpsim.harness.bench.turns import Burst
 from dpsim.harness.measurement.loop import StopRule
 from dpsim.kernels.allreduce import registry
 from dpsim.progress import Progress
@@ -37,18 +36,13 @@ def meet(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[
 
 def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
     """Time every version at ``sizes_bytes``, ``samples`` each; by which memory and mode; how many GPUs these are."""
-    device = _device(comm)
-    own = Kernels(comm, device)
-    access, left_out = own.access, list[str]()
-    versions = tuple(each.name for each in registry.versions("cuda") if each.name not in argument["without"])
+    versions = [each.name for each in registry.versions("cuda") if each.name not in argument["without"]]
+    own, left_out = KernelRank(comm, {"dtype": _DTYPE, "algorithms": versions}), list[str]()
+    access = own.access
     for size_bytes in _sizes(comm, argument, f"{access.mode} over {access.way} memory", tell, left_out):
-        memory = own.share(size_bytes)
-        variants = own.variants(memory, _DTYPE, versions)
-        _keep(comm, argument, _timed(comm, device, variants, size_bytes, argument["samples"], access.mode))
-        variants.clear()  # prepared launches hold what is closed now
-        memory.close()
+        _keep(comm, argument, _timed(own, size_bytes, argument["samples"], access.mode))
     own.close()
-    gpus = len(set(comm.allgather(device.identity)))
+    gpus = len(set(comm.allgather(own.device.identity)))
     return {"way": access.way, "mode": access.mode, "gpus": gpus, "left_out": left_out}
 
 
@@ -57,11 +51,9 @@ def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[
     missing = comm.bcast(nccl_missing())
     if missing:
         return {"left_out": [f"NCCL between {comm.size} processes: {missing}"]}
-    device = _device(comm)
-    library, left_out = Nccl(comm, device), list[str]()
+    library, left_out = NcclRank(comm, {"dtype": _DTYPE, "algorithms": []}), list[str]()
     for size_bytes in _sizes(comm, argument, "NCCL", tell, left_out):
-        variants = [variant for variant in library.variants(size_bytes, _DTYPE) if variant.in_place]
-        _keep(comm, argument, _timed(comm, device, variants, size_bytes, argument["samples"], "nccl"))
+        _keep(comm, argument, _timed(library, size_bytes, argument["samples"], "nccl"))
     library.close()
     return {"left_out": left_out}
 
@@ -85,25 +77,14 @@ def _keep(comm: MPI.Intracomm, argument: dict[str, Any], samples: list[Samples])
         keep(Path(argument["results"]), samples)
 
 
-def _device(comm: MPI.Intracomm) -> Device:
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    device = open_device(node.rank)
-    node.Free()
-    device.use()
-    return device
-
-
-def _timed(
-    comm: MPI.Intracomm, device: Device, variants: list[Variant], size_bytes: int, samples: int, mode: Mode
-) -> list[Samples]:
-    """Check each variant before it is timed and after it, in turns, its time that of the slowest rank."""
-    numbers = Numbers(comm, device, size_bytes, _DTYPE)
-    wrong = [comm.allreduce(numbers.wrong(variant)) for variant in variants]
+def _timed(gpu: GpuRank, size_bytes: int, samples: int, mode: Mode) -> list[Samples]:
+    """Check each variant in place before it is timed and after each call, in turns; times are of the slowest rank."""
+    comm = gpu.comm
+    checked = [(variant, wrong) for variant, wrong in gpu.check(size_bytes, 0) if variant.in_place]
     visits = {
-        number: lambda variant=variant: comm.allreduce(numbers.time_s(variant), op=MPI.MAX)
-        for number, variant in enumerate(variants)
+        number: lambda variant=variant: gpu.burst(variant, Burst()) for number, (variant, _) in enumerate(checked)
     }
-    times_s = in_turns(visits, StopRule(least_rounds=samples, most_rounds=samples), warm_up=0, comm=comm)
+    taken = in_turns(visits, StopRule(least_rounds=samples, most_rounds=samples), warm_up=0, comm=comm)
     return [
         Samples(
             algorithm=variant.algorithm,
@@ -112,9 +93,9 @@ def _timed(
             processes=comm.size,
             size_bytes=size_bytes,
             dtype=_DTYPE,
-            wrong=wrong[number] + comm.allreduce(numbers.wrong(variant)),
+            wrong=comm.allreduce(wrong + sum(wrong_elements for _, wrong_elements in taken[number])),
             clock="host",
-            samples_s=kept(times_s[number]),
+            samples_s=kept([comm.allreduce(time_ns, op=MPI.MAX) * 1e-9 for (time_ns,), _ in taken[number]]),
         )
-        for number, variant in enumerate(variants)
+        for number, (variant, wrong) in enumerate(checked)
     ]

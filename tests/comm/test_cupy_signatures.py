@@ -34,7 +34,6 @@ BY_FILE = {
         "library": _NCCL,
     },
     "dpsim/comm/cuda/available.py": {"cupy": "cupy"},
-    "dpsim/harness/bench/gpus.py": {"library": _NCCL, "self._communicator": f"{_NCCL}.NcclCommunicator"},
     "experiments/gpu_check/libraries.py": {"cupy": "cupy"},
 }
 """What stands for something of CuPy in each file, as the code writes it."""

@@ -131,10 +131,6 @@ def test_nobody_begins_before_the_last_has_arrived(ranks: int, oversubscribed: b
     assert (begun.min(axis=1) >= arrived.max(axis=1)).all()
 
 
-def rank_of(system: turns.SystemRank, page: str) -> turns.Rank:
-    return turns.Rank(system, turns.Start(page, 0, 1, oversubscribed=False), 1, 4)
-
-
 def test_bursts_come_in_a_random_order_that_all_ranks_share() -> None:
     variants = [
         turns.Variant(algorithm=name, source=0, target=0, call=print, repeat=repeat)
@@ -150,7 +146,7 @@ def test_bursts_come_in_a_random_order_that_all_ranks_share() -> None:
 
 
 def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_variant_is_lost(page: str) -> None:
-    rank = rank_of(SingleRank(), page)
+    rank = turns.Rank(SingleRank(page))
     variants = rank.check(400, seed=1)["variants"]
     assert [(v["algorithm"], v["in_place"], v["wrong"]) for v in variants] == [
         (turns.SCALING, True, 0),
@@ -166,14 +162,10 @@ def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_variant_is_lost
 
 
 def test_wrong_sums_are_counted_in_the_check_and_while_timing(page: str) -> None:
-    assert [w["wrong"] for w in rank_of(SingleRank(wrong_calls=range(1)), page).check(400, 1)["variants"]] == [
-        0,
-        0,
-        0,
-        1,
-    ]
-    late = rank_of(SingleRank(wrong_calls=range(1, 1000)), page)
-    assert not any(way["wrong"] for way in late.check(400, 1)["variants"])
+    early = turns.Rank(SingleRank(page, wrong_calls=range(1)))
+    assert [variant["wrong"] for variant in early.check(400, 1)["variants"]] == [0, 0, 0, 1]
+    late = turns.Rank(SingleRank(page, wrong_calls=range(1, 1000)))
+    assert not any(variant["wrong"] for variant in late.check(400, 1)["variants"])
     wrong = late.visit(400, seed=2, fresh=[3, 1, 0], cached=[1, 1, 0])["wrong"]
     assert wrong[:3] == [0, 0, 0] and wrong[3] >= 2
 
@@ -199,9 +191,9 @@ def test_scaling_multiplies_every_element_once(dtype: str, count: int) -> None:
 @pytest.mark.parametrize("share", [1.0, 0.2, 1e-6])
 def test_small_calls_come_in_bursts_and_large_ones_alone(share: float) -> None:
     for size in (4, 2**16):
-        assert measure.effort(size, share).fresh[1] > 1
+        assert measure.effort(size, share)["fresh"][1] > 1
     for size in (2**16 + 4, 2**20, 2**24, 2**28):
-        assert measure.effort(size, share).fresh[1:] == (1, 0)
+        assert measure.effort(size, share)["fresh"][1:] == (1, 0)
 
 
 # What samples become.

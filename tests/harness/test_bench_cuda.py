@@ -77,10 +77,11 @@ def test_every_version_runs_in_the_simulator_and_everything_says_so(
 
 
 WRONG = """
-import json, sys
+import json
+from mpi4py import MPI
 from dpsim.comm.cuda.simulator import SimulatedDevice
 from dpsim.errors import ConfigError
-from dpsim.harness.bench import cuda, logical
+from dpsim.harness.bench import cuda, logical, turns
 sound = logical.Lane.sample
 def spoilt(lane, source, target, timed):
     found = sound(lane, source, target, timed)
@@ -88,18 +89,21 @@ def spoilt(lane, source, target, timed):
         target[0] ^= 1
     return found
 
+def logical_devices(ranks, dtype):
+    argument = {"ranks": ranks, "dtype": dtype, "algorithms": ["ring", "two-shot"]}
+    return turns.Rank(cuda.LogicalDevices(MPI.COMM_SELF, argument))
+
 logical.Lane.sample = spoilt
 told = {}
 for dtype in ("float16", "float32", "float64"):
-    alone = cuda.LogicalDevices(SimulatedDevice(), 3, dtype, ["ring"])
+    alone = logical_devices(3, dtype)
     spoil = False
     right = alone.check(256, 1)["variants"]
     spoil = True
     told[dtype] = [right, alone.check(256, 1)["variants"], alone.visit(256, 2, [1, 2, 1], [1, 2, 1])]
-small = SimulatedDevice()
-small.free_bytes = lambda: 1000
+SimulatedDevice.free_bytes = lambda device: 1000
 try:
-    cuda.LogicalDevices(small, 2, "float32", []).check(256, 1)
+    logical_devices(2, "float32").check(256, 1)
 except ConfigError as error:
     told["refused"] = str(error)
 print(json.dumps(told))

@@ -6,16 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from dpsim.harness.bench.turns import SCALE, SCALING, Variant
+from dpsim.harness.bench.turns import SCALE, SCALING, HostRank, Variant
 
 
-class SingleRank:
+class SingleRank(HostRank):
     """One rank, whose sum is its own array; ``broken``: the algorithm that adds 1 to an element now and then."""
 
-    rank = 0
-    library = "a test"
-
-    def __init__(self, *, wrong_calls: range = range(0)) -> None:
+    def __init__(self, page: str, *, wrong_calls: range = range(0)) -> None:
+        super().__init__(0, "a test", {"ranks": 1, "cores": [0], "page": page, "dtype": "float32"})
         self._calls, self._wrong_calls = 0, wrong_calls
 
     def variants(self, count: int) -> list[Variant]:

@@ -23,7 +23,7 @@ from dpsim.comm.cuda.reducer import Kernel, Task
 from dpsim.comm.cuda.reducers import Path
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.harness.bench.gpus import Kernels
+from dpsim.harness.bench.cuda import KernelRank
 from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda import prepare
 from dpsim.kernels.allreduce.tree import slots
@@ -174,17 +174,15 @@ def refused(comm: MPI.Intracomm) -> dict[str, Any]:
 
 def refused_in_benchmark(comm: MPI.Intracomm) -> list[str]:
     """The same for the variants of the benchmark."""
-    kernels, said = Kernels(comm, open_device(comm.rank)), ""
-    memory = kernels.share(64)
+    kernels, said = KernelRank(comm, {"dtype": "float32", "algorithms": ["two-shot"]}), ""
     with contextlib.ExitStack() as stack:
         if comm.rank == comm.size - 1:
             version = refusing()
-            stack.enter_context(mock.patch.object(registry, "versions", lambda *_: [version]))
+            stack.enter_context(mock.patch.object(registry, "find", lambda *_: version))
         try:
-            kernels.variants(memory, "float32", ("two-shot",))
+            kernels.calls(64)
         except ConfigError as error:
             said = str(error)
-    memory.close()
     kernels.close()
     return comm.allgather(said)
 

@@ -1,172 +1,280 @@
-"""dpsim as a system of the allreduce benchmark on a GPU: several logical devices in its memory, one process."""
+"""dpsim and NCCL as systems of the allreduce benchmark on GPUs.
+
+Logical devices share the memory of one GPU and one process, and are timed by the GPU's events. Between GPUs each has
+a process: a sample is the host's time from a barrier to the end of the stream, which a training step waits for, so it
+includes launches and host barriers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import abstractmethod
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from dpsim.backend import CUDA_VERSIONS
+from dpsim.comm.cuda.access import find_access
 from dpsim.comm.cuda.available import cupy_version, open_device
 from dpsim.comm.cuda.device import Device, DeviceArray
-from dpsim.errors import ConfigError
-from dpsim.harness.bench.logical import HEAD_START_BYTES, Buffers, Timed, buffers, kind, lane, prepared
-from dpsim.harness.bench.turns import MEMCPY, SCALE, SCALING, Burst, Variant, bursts, obey, timed
+from dpsim.comm.cuda.launches import Launches
+from dpsim.comm.cuda.nccl import Nccl
+from dpsim.comm.cuda.reducer import Kernel, Task
+from dpsim.comm.transport import CollectiveSteps
+from dpsim.errors import CommunicationError, ConfigError
+from dpsim.harness.bench.logical import (
+    HEAD_START_BYTES,
+    PERIOD,
+    Buffers,
+    Timed,
+    bits,
+    buffers,
+    encoded,
+    kind,
+    lane,
+    placed,
+    prepared,
+)
+from dpsim.harness.bench.turns import MEMCPY, SCALE, SCALING, Burst, SystemRank, Variant, clock
 from dpsim.harness.measurement.environment import version as installed_version
-from dpsim.kernels.allreduce.cuda.launch import Mode
+from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
 from dpsim.kernels.allreduce.reference import from_bfloat16
-from dpsim.kernels.allreduce.registry import versions
+from dpsim.kernels.allreduce.registry import Version, find, versions
 from dpsim.kernels.allreduce.tree import slots
-from dpsim.progress import Progress
 from dpsim.units import format_size
 
 DEFAULT = CUDA_VERSIONS["auto"]
 _SIMULATED_HEAD_START_BYTES = 4
-SIMULATED_EFFORT = [1, 1, 0]
-"""Bursts, calls and calls before them in the simulator, whose times mean nothing."""
+_WAIT_LIMIT_S = 30.0
+"""How long kernels wait for a rank: all begin a call at a barrier of their hosts."""
 
 
-def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
-    """The task of ``launch.on_ranks`` on one rank: take part until the benchmark ends."""
-    device = open_device(0)
-    device.use()
-    devices = LogicalDevices(device, argument["devices"], argument["dtype"], argument["algorithms"])
-    hello = {"rank": 0, "library": library(device), "simulated": device.simulated}
-    obey({"check": devices.check, "visit": devices.visit}, hello, argument["socket"])
+class CudaRank(SystemRank):
+    """A rank with a GPU. ``argument`` names the ``dtype``, and the versions that are measured as ``algorithms``."""
+
+    def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.comm, self.rank, self.device = comm, comm.rank, open_device(node.rank)
+        node.Free()
+        self.device.use()
+        self.simulated, self.library = self.device.simulated, _library(self.device)
+        self._dtype: str = argument["dtype"]
+        self._algorithms: list[str] = argument["algorithms"]
+
+    def check(self, size_bytes: int, seed: int) -> list[tuple[Variant, int]]:
+        """See ``SystemRank``: a burst of one call, whose elements are all compared."""
+        return [(variant, self.burst(variant, Burst())[1]) for variant in self.variants(size_bytes, seed)]
+
+    @abstractmethod
+    def variants(self, size_bytes: int, seed: int) -> list[Variant]:
+        """Return the variants of an allreduce of this size with their numbers, in the same order on every rank."""
+
+    def _versions(self, size_bytes: int) -> list[Version]:
+        """Return the requested versions that take arrays of this size."""
+        return [
+            version
+            for version in versions("cuda")
+            if version.name in self._algorithms and size_bytes <= (version.most_bytes or size_bytes)
+        ]
 
 
-def library(device: Device) -> str:
-    """The device, and the libraries that run kernels on it."""
+def _library(device: Device) -> str:
+    """Return the device, and the libraries that run kernels on it."""
     cupy = "" if device.simulated else f", CuPy {cupy_version()}"
     return f"{device.name}, numba-cuda {installed_version('numba-cuda')}{cupy}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _DeviceVariant(Variant):
-    """A variant that runs in the stream it is called with. ``wrong`` counts the wrong elements that a call has left."""
+class LogicalDevices(CudaRank):
+    """All logical devices of one GPU, ``argument["ranks"]`` of them, timed by the GPU's events."""
 
-    wrong: Callable[[], int]
+    def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
+        super().__init__(comm, argument)
+        self._slots = slots(range(argument["ranks"] + 1))
+        self._lane = lane(self.device, _SIMULATED_HEAD_START_BYTES if self.simulated else HEAD_START_BYTES)
+        self._prepared = functools.partial(prepared, mode="split" if self.simulated else "one-launch")
 
+    def variants(self, size_bytes: int, seed: int) -> list[Variant]:
+        """See ``CudaRank``: scaling and a copy first. Raises ``ConfigError`` where memory does not suffice."""
+        memory = self._memory(size_bytes, seed)
+        whole, source = memory.whole, self.device.memory(memory.whole.nbytes)
+        in_place = functools.partial(Variant, source=whole, target=whole, numbers=memory)
+        out_of_place = functools.partial(Variant, source=source, target=whole, numbers=memory)
+        variants = [
+            in_place(algorithm=SCALING, call=self._scaling(whole)),
+            out_of_place(algorithm=MEMCPY, call=functools.partial(self._copy_first, source, whole, None)),
+        ]
+        for version in self._versions(size_bytes):
+            call = self._prepared(version, memory.ranks, self._slots)
+            after_copy = functools.partial(self._copy_first, source, whole, call)
+            variants += [
+                in_place(algorithm=version.name, call=call),
+                out_of_place(algorithm=version.name, call=after_copy),
+            ]
+            if version.name == DEFAULT:
+                again = self._prepared(version, memory.ranks, self._slots)
+                variants.append(in_place(algorithm=DEFAULT, call=again, repeat=1))
+        return variants
 
-class LogicalDevices:
-    """Does what the benchmark asks (``turns.Rank``) of all logical devices at once, timed by the GPU's events."""
-
-    def __init__(self, device: Device, devices: int, dtype: str, algorithms: list[str]) -> None:
-        self._device, self._slots, self._dtype = device, slots(range(devices + 1)), dtype
-        self._algorithms = list(dict.fromkeys([*algorithms, DEFAULT]))
-        self._mode: Mode = "split" if device.simulated else "one-launch"
-        self._lane = lane(device, _SIMULATED_HEAD_START_BYTES if device.simulated else HEAD_START_BYTES)
-        self._prepared: dict[int, tuple[Buffers, list[_DeviceVariant]]] = {}
-
-    def check(self, size_bytes: int, seed: int) -> dict[str, Any]:
-        """Run every variant once on random numbers; reply the elements that differ in a bit from the reference."""
-        memory, variants = self._prepare(size_bytes, seed)
-        replies = []
-        for variant in variants:
-            self._lane.sample(memory.pristine, variant.source, variant.call)
-            replies.append(variant.reply(variant.wrong()))
-        return {"variants": replies}
-
-    def visit(self, size_bytes: int, seed: int, fresh: list[int], cached: list[int]) -> dict[str, Any]:
-        """Time all variants in bursts, as ``turns.Rank.visit`` does, and check the last call of each fresh one."""
-        memory, variants = self._prepared[size_bytes]
-        wrong = [0] * len(variants)
-        if self._device.simulated:
-            fresh = cached = SIMULATED_EFFORT
-
-        def run(burst: Burst) -> list[int]:
-            variant, calls = variants[burst.variant], burst.warm_up + burst.calls
-            if burst.cached:
-                variant.source[...] = 0
-                self._device.settle()
-                times_s = self._lane.burst(calls, variant.call)
-            else:
-                samples = [self._lane.sample(memory.pristine, variant.source, variant.call) for _ in range(calls)]
-                times_s = [time_s for _, time_s in samples]
-                wrong[burst.variant] += variant.wrong()
-            return [nanoseconds(time_s) for time_s in times_s[burst.warm_up :]]
-
-        times = timed(variants, bursts(variants, seed, fresh, cached), run)
-        return times | {"wrong": wrong}
-
-    def _prepare(self, size_bytes: int, seed: int) -> tuple[Buffers, list[_DeviceVariant]]:
-        """Memory and variants of a size, kept for its visits. Raises ``ConfigError`` where memory does not suffice."""
-        count, stream = len(self._slots.owners), self._lane.stream
-        needed, free = (4 * count + 1) * size_bytes, self._device.free_bytes()
+    def _memory(self, size_bytes: int, seed: int) -> Buffers:
+        count = len(self._slots.owners)
+        needed, free = (4 * count + 1) * size_bytes, self.device.free_bytes()
         if needed > free:
             raise ConfigError(
                 f"arrays of {format_size(size_bytes)} on {count} logical devices take {format_size(needed)}",
-                allowed=f"{format_size(free)}, the memory that is free on {self._device.name}",
+                allowed=f"{format_size(free)}, the memory that is free on {self.device.name}",
                 remedy="give a smaller --max or fewer --devices",
             )
-        memory = buffers(self._device, stream, self._slots, size_bytes, self._dtype, seed)
-        source = self._device.memory(memory.whole.nbytes)
-        self._prepared[size_bytes] = memory, self._variants(memory, source, size_bytes)
-        return self._prepared[size_bytes]
-
-    def _variants(self, memory: Buffers, source: DeviceArray, size_bytes: int) -> list[_DeviceVariant]:
-        whole = memory.whole
-        wrong_inside = functools.partial(memory.wrong, self._device.xp)
-        wrong_outside = functools.partial(self._wrong_outside, memory, source)
-
-        def variant(algorithm: str, call: Timed, repeat: int = 0) -> _DeviceVariant:
-            return _DeviceVariant(
-                algorithm=algorithm, source=whole, target=whole, call=call, repeat=repeat, wrong=wrong_inside
-            )
-
-        not_scaled = functools.partial(self._not_scaled, memory)
-        variants = [dataclasses.replace(variant(SCALING, self._scaling(whole)), wrong=not_scaled)]
-        copy = functools.partial(self._copy, source, whole)
-        not_copied = functools.partial(self._not_copied, memory, source)
-        variants.append(dataclasses.replace(variant(MEMCPY, copy), source=source, wrong=not_copied))
-        for version in versions("cuda"):
-            if version.name not in self._algorithms or size_bytes > (version.most_bytes or size_bytes):
-                continue
-            make = functools.partial(prepared, version, memory.ranks, self._slots, self._mode)
-            in_place = variant(version.name, make())
-            after_copy = functools.partial(self._after_copy, source, whole, in_place.call)
-            variants.append(in_place)
-            variants.append(dataclasses.replace(in_place, source=source, call=after_copy, wrong=wrong_outside))
-            if version.name == DEFAULT:
-                variants.append(variant(DEFAULT, make(), repeat=1))
-        return variants
+        return buffers(self.device, self._lane.stream, self._slots, size_bytes, self._dtype, seed)
 
     def _scaling(self, whole: DeviceArray) -> Timed:
-        """x = x * s in place, as two-shot does it for one device, in the same 16-byte accesses."""
-        two_shot = next(version for version in versions("cuda") if version.name == "two-shot")
-        return prepared(two_shot, [whole.view(kind(self._dtype))], slots([0, 1]), self._mode, SCALE)
+        """Return x = x * s in place, as two-shot does it for one device, in the same 16-byte accesses."""
+        return self._prepared(find("cuda", "two-shot"), [whole.view(kind(self._dtype))], slots([0, 1]), scale=SCALE)
 
-    def _copy(self, source: DeviceArray, target: DeviceArray, stream: Any) -> None:
-        """The device's own copy, beside scaling. ``stream`` is the lane's."""
-        self._device.copy(self._lane.stream, source, target)
+    def _copy_first(self, source: DeviceArray, target: DeviceArray, run: Timed | None, stream: Any) -> None:
+        """Copy, and then ``run``: the kernels add in place. ``stream`` is the lane's."""
+        self.device.copy(self._lane.stream, source, target)
+        if run is not None:
+            run(stream)
 
-    def _after_copy(self, source: DeviceArray, target: DeviceArray, run: Timed, stream: Any) -> None:
-        """Reduce out of place: a copy goes before, since the kernels add in place. ``stream`` is the lane's."""
-        self._device.copy(self._lane.stream, source, target)
-        run(stream)
+    def burst(self, variant: Variant, burst: Burst) -> tuple[list[int], int]:
+        calls, wrong = burst.warm_up + burst.calls, 0
+        if burst.cached:
+            variant.source[...] = 0
+            self.device.settle()
+            times_s = self._lane.burst(calls, variant.call)
+        else:
+            pristine = variant.numbers.pristine
+            times_s = [self._lane.sample(pristine, variant.source, variant.call)[1] for _ in range(calls)]
+            wrong = self._wrong(variant)
+        # two events may be closer than their clock resolves
+        return [max(1, round(time_s * 1e9)) for time_s in times_s[burst.warm_up :]], wrong
 
-    def _wrong_outside(self, memory: Buffers, source: DeviceArray) -> int:
-        """Wrong elements of the sum, and elements of the source that have changed."""
-        changed = int(self._device.xp.count_nonzero(source != memory.pristine))
-        return memory.wrong(self._device.xp) + changed
-
-    def _not_copied(self, memory: Buffers, source: DeviceArray) -> int:
-        """Bytes of the copy and of its source that are not the original ones."""
-        return sum(int(self._device.xp.count_nonzero(each != memory.pristine)) for each in (memory.whole, source))
-
-    def _not_scaled(self, memory: Buffers) -> int:
-        """Elements that are not the original ones times SCALE. bfloat16 is compared in float32: halving it is exact."""
-        wrong = 0
-        for arrays in zip(memory.given, memory.ranks, strict=True):
-            before, after = map(from_bfloat16, arrays) if self._dtype == "bfloat16" else arrays
-            wrong += int(self._device.xp.count_nonzero(after != before * before.dtype.type(SCALE)))
-        return wrong
+    def _wrong(self, variant: Variant) -> int:
+        """Count wrong elements of the result, and what has changed in the source of a variant out of place."""
+        memory: Buffers = variant.numbers
+        xp = self.device.xp
+        changed = 0 if variant.in_place else int(xp.count_nonzero(variant.source != memory.pristine))
+        if variant.algorithm == MEMCPY:
+            return changed + int(xp.count_nonzero(memory.whole != memory.pristine))
+        if variant.algorithm != SCALING:
+            return changed + memory.wrong(xp)
+        for before, after in zip(memory.given, memory.ranks, strict=True):
+            if self._dtype == "bfloat16":  # in float32, where halving it is exact
+                before, after = from_bfloat16(before), from_bfloat16(after)
+            changed += int(xp.count_nonzero(after != before * before.dtype.type(SCALE)))
+        return changed
 
 
-def nanoseconds(seconds: float) -> int:
-    """Whole nanoseconds, at least one: two events may be closer than their clock resolves."""
-    return max(1, round(seconds * 1e9))
+class GpuRank(CudaRank):
+    """A rank with a GPU of its own, timed by the host's clock. Its methods are collective."""
+
+    def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
+        super().__init__(comm, argument)
+        self._stream = self.device.stream()
+
+    @abstractmethod
+    def calls(self, size_bytes: int) -> list[Variant]:
+        """Return the variants of an allreduce of this size."""
+
+    def variants(self, size_bytes: int, seed: int) -> list[Variant]:
+        """See ``CudaRank``: the numbers are whole ones, whose sum is exact in every order of addition."""
+        dtype = kind(self._dtype)
+        most = 8 if dtype.itemsize == 2 else 1000  # exact in every dtype, also summed
+        count = min(size_bytes // dtype.itemsize, PERIOD)
+        draws = (np.random.default_rng([seed, rank]) for rank in range(self.comm.size))
+        ranks = [draw.integers(-most, most, count).astype(np.float64) for draw in draws]
+        numbers = [self.device.memory(size_bytes).view(dtype) for _ in range(2)]
+        for array, values in zip(numbers, (ranks[self.rank], np.sum(ranks, axis=0)), strict=True):
+            placed(self.device, self._stream, encoded(values, self._dtype), array)
+        return [dataclasses.replace(variant, numbers=numbers) for variant in self.calls(size_bytes)]
+
+    def burst(self, variant: Variant, burst: Burst) -> tuple[list[int], int]:
+        pristine, expected = variant.numbers
+        times: list[int] = []
+        if burst.cached:
+            variant.source[...] = 0
+            self.device.settle()
+        for _ in range(burst.warm_up + burst.calls):
+            if not burst.cached:
+                self.device.copy(self._stream, pristine, variant.source)
+                self._stream.wait()
+            self.comm.Barrier()
+            begin = clock()
+            variant.call()
+            times.append(clock() - begin)
+        self.comm.Barrier()
+        wrong = 0 if burst.cached else int(self.device.xp.count_nonzero(bits(variant.target) != bits(expected)))
+        self.comm.Barrier()  # nobody rewrites what another still reads
+        return times[burst.warm_up :], wrong
+
+
+class KernelRank(GpuRank):
+    """dpsim's kernels between the GPUs of these ranks, in place."""
+
+    def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
+        super().__init__(comm, argument)
+        self.access = find_access(self.device, comm)
+        self._launches = Launches(comm, self.device, self.access, most_blocks=MOST_BLOCKS, wait_limit_s=_WAIT_LIMIT_S)
+        self.library += f"; {self._launches.how}"
+
+    def calls(self, size_bytes: int) -> list[Variant]:
+        """See ``GpuRank``. Raises on all ranks what one rank meets."""
+        try:
+            number = self._launches.allocate(size_bytes)
+        except CommunicationError as error:
+            raise CommunicationError(
+                f"{format_size(size_bytes)} of {self.access.way} memory cannot be had", remedy="give a smaller --max"
+            ) from error
+        array = self._launches.own(number).view(kind(self._dtype))
+        sums = slots(range(self.comm.size + 1))
+        tasks = {
+            version.name: Task(Kernel(str(array.dtype), version.name, None, sums), (number,), 0, size_bytes)
+            for version in self._versions(size_bytes)
+        }
+        for task in tasks.values():
+            self._launches.compile(task)
+        for task in tasks.values():
+            _complete(self._launches.agree(task))
+        return [
+            Variant(algorithm=name, source=array, target=array, call=functools.partial(self._run, task))
+            for name, task in tasks.items()
+        ]
+
+    def _run(self, task: Task) -> None:
+        _complete(self._launches.reduce(task, self._stream))
+        self._stream.wait()
+        self._launches.check()
+
+    def close(self) -> None:
+        self._launches.close()
+
+
+def _complete(steps: CollectiveSteps) -> None:
+    for pending in steps:
+        while not all(request.done() for request in pending):
+            pass
+
+
+class NcclRank(GpuRank):
+    """NCCL between the GPUs of these ranks: in place, and its own out of place."""
+
+    def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
+        super().__init__(comm, argument)
+        self._nccl = Nccl(comm, self.device)
+        self.library += "; NCCL"
+
+    def calls(self, size_bytes: int) -> list[Variant]:
+        own, out = (self.device.memory(size_bytes).view(kind(self._dtype)) for _ in range(2))
+        return [
+            Variant(algorithm="nccl", source=own, target=target, call=functools.partial(self._run, own, target))
+            for target in (own, out)
+        ]
+
+    def _run(self, source: DeviceArray, target: DeviceArray) -> None:
+        self._nccl.all_reduce(source, target, self._dtype, self._stream)
+        self._stream.wait()
+
+    def close(self) -> None:
+        self._nccl.close()

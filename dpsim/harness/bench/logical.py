@@ -36,33 +36,19 @@ Timed = Callable[[Any], object]
 
 
 def kind(dtype: str) -> np.dtype[Any]:
-    """The dtype of the arrays that kernels take: bfloat16 numbers are uint16 codes."""
+    """Return the dtype of the arrays that kernels take: bfloat16 numbers are uint16 codes."""
     return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
 
 def encoded(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Numbers in ``dtype``, each rounded once."""
+    """Return numbers in ``dtype``, each rounded once."""
     if dtype == "bfloat16":
         return reference.round_to_bfloat16(numbers.astype(np.float32))
     return numbers.astype(dtype)
 
 
-def added_in(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Numbers of ``dtype`` in the dtype in which they are added: 16-bit ones in float32."""
-    if dtype == "bfloat16":
-        return reference.from_bfloat16(numbers)
-    return numbers.astype(np.float32) if dtype == "float16" else numbers
-
-
-def reference_sum(
-    ranks: Sequence[NDArray[Any]], slots: tree.PartialSums, dtype: str, scale: float = 1.0
-) -> NDArray[Any]:
-    """The sum that kernels must compute for arrays of ``dtype``, to the bit."""
-    return encoded(reference.allreduce([added_in(numbers, dtype) for numbers in ranks], slots, scale), dtype)
-
-
 def bits(array: DeviceArray) -> DeviceArray:
-    """The same memory as unsigned integers, to be compared to the bit."""
+    """Return the same memory as unsigned integers, to be compared to the bit."""
     return array.view(np.dtype(f"uint{8 * array.dtype.itemsize}"))
 
 
@@ -89,14 +75,14 @@ class Buffers:
     expected: DeviceArray
 
     def wrong(self, xp: Any) -> int:
-        """Elements of all ranks' arrays that differ in a bit from the reference's sum."""
+        """Count the elements of all ranks' arrays that differ in a bit from the reference's sum."""
         return sum(int(xp.count_nonzero(bits(array) != bits(self.expected))) for array in self.ranks)
 
 
 def buffers(
     device: Device, stream: Stream, slots: tree.PartialSums, size_bytes: int, dtype: str = "float32", seed: int = 0
 ) -> Buffers:
-    """Random numbers for as many devices as there are slots, and their sum by the reference."""
+    """Return random numbers for as many devices as there are slots, and their sum by the reference."""
     devices, stride = len(slots.owners), -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     pristine, whole = device.memory(devices * stride), device.memory(devices * stride)
     given, ranks = (
@@ -105,10 +91,18 @@ def buffers(
     )
     draw, count = np.random.default_rng([seed, devices]), min(size_bytes // kind(dtype).itemsize, PERIOD)
     numbers = [encoded(draw.standard_normal(count), dtype) for _ in range(devices)]
+    total = encoded(reference.allreduce([_added_in(each, dtype) for each in numbers], slots), dtype)
     expected = device.memory(size_bytes).view(kind(dtype))
-    for array, values in zip((*given, expected), (*numbers, reference_sum(numbers, slots, dtype)), strict=True):
+    for array, values in zip((*given, expected), (*numbers, total), strict=True):
         placed(device, stream, values, array)
     return Buffers(pristine=pristine, whole=whole, given=given, ranks=ranks, expected=expected)
+
+
+def _added_in(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return numbers of ``dtype`` in the dtype in which they are added: 16-bit ones in float32."""
+    if dtype == "bfloat16":
+        return reference.from_bfloat16(numbers)
+    return numbers.astype(np.float32) if dtype == "float16" else numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +118,7 @@ class Lane:
     copies: dict[int, int] = field(default_factory=dict)
 
     def sample(self, source: DeviceArray, target: DeviceArray, timed: Timed) -> tuple[float, float]:
-        """Seconds of the copy from ``source`` that rewrites ``target``, and of what is timed."""
+        """Return the seconds of the copy from ``source`` that rewrites ``target``, and of what is timed."""
 
         def submit() -> list[Event]:
             self.device.copy(self.stream, source, target)
@@ -136,7 +130,7 @@ class Lane:
         return between.seconds_since(before), after.seconds_since(between)
 
     def burst(self, calls: int, timed: Timed) -> list[float]:
-        """Seconds of each of ``calls`` in a row, with nothing between them."""
+        """Return the seconds of each of ``calls`` in a row, with nothing between them."""
 
         def submit() -> list[Event]:
             events = []
@@ -149,7 +143,7 @@ class Lane:
         return [after.seconds_since(before) for before, after in itertools.pairwise(events)]
 
     def _ahead(self, calls: int, submit: Callable[[], list[Event]]) -> list[Event]:
-        """The end of a head start and the events of what is submitted during it, once they are reached.
+        """Return the end of a head start and the events of what is submitted during it, once they are reached.
 
         Raises ``CommunicationError`` if no head start is long enough.
         """
@@ -174,15 +168,13 @@ class Lane:
             self.copies[calls] = copies
 
     def wrong_after(self, memory: Buffers, timed: Timed) -> int:
-        """Wrong elements once ``timed`` has run on fresh numbers."""
-        self.device.copy(self.stream, memory.pristine, memory.whole)
-        timed(self.stream.launch)
-        self.stream.wait()
+        """Return the wrong elements once ``timed`` has run on fresh numbers."""
+        self.sample(memory.pristine, memory.whole, timed)
         return memory.wrong(self.device.xp)
 
 
 def lane(device: Device, head_start_bytes: int) -> Lane:
-    """A new lane of a device."""
+    """Open a new lane of a device."""
     memory = device.memory(head_start_bytes), device.memory(head_start_bytes)
     return Lane(device=device, stream=device.stream(), head_start=memory)
 
@@ -190,7 +182,7 @@ def lane(device: Device, head_start_bytes: int) -> Lane:
 def prepared(
     version: Version, arrays: Sequence[DeviceArray], slots: tree.PartialSums, mode: Mode, scale: float = 1.0
 ) -> Timed:
-    """A version on the arrays of one process: all its stages, one after another."""
+    """Return a version on the arrays of one process: all its stages, one after another."""
     stages: Sequence[Timed] = version.make(list(arrays), slots, mode=mode, scale=scale).stages
 
     def run(stream: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,21 +31,11 @@ _CHECKS_A_VISIT = 20  # small calls in a whole visit against those in a check
 _STAMP_BYTES = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """What a visit does with each variant: (bursts, calls that count, calls before them that do not).
+def effort(size_bytes: int, share: float = 1.0) -> dict[str, tuple[int, int, int]]:
+    """Return what a visit at one size does with each variant: (bursts, calls that count, calls before that do not).
 
-    ``fresh`` calls find rewritten buffers, ``cached`` ones do not.
-    """
-
-    fresh: tuple[int, int, int]
-    cached: tuple[int, int, int]
-
-
-def effort(size_bytes: int, share: float = 1.0) -> Effort:
-    """The effort of a visit at one size; ``share`` is the part of it to make where a system is slow.
-
-    Small calls come in bursts, since the call of another variant evicts their code from the caches; large ones do not.
+    ``fresh`` calls find rewritten buffers, ``cached`` ones do not; ``share`` is the part for a slow system. Small
+    calls come in bursts, since the call of another variant evicts their code from the caches; large ones do not.
     A burst with a cached buffer needs a call before it that fills the cache.
     """
 
@@ -52,12 +43,12 @@ def effort(size_bytes: int, share: float = 1.0) -> Effort:
         return max(2, round(calls * share))
 
     if size_bytes <= 64 * 2**10:
-        return Effort(fresh=(2 if share > 0.5 else 1, part(16), 2), cached=(1, part(16), 2))
+        return {"fresh": (2 if share > 0.5 else 1, part(16), 2), "cached": (1, part(16), 2)}
     if size_bytes <= 2**20:
-        return Effort(fresh=(part(8), 1, 0), cached=(1, part(6), 2))
+        return {"fresh": (part(8), 1, 0), "cached": (1, part(6), 2)}
     if size_bytes <= 8 * 2**20:
-        return Effort(fresh=(part(4), 1, 0), cached=(1, part(3), 1))
-    return Effort(fresh=(2, 1, 0), cached=(1, 1, 1))
+        return {"fresh": (part(4), 1, 0), "cached": (1, part(3), 1)}
+    return {"fresh": (2, 1, 0), "cached": (1, 1, 1)}
 
 
 @dataclass(eq=False)
@@ -86,10 +77,8 @@ class _RunningSystem:
 
     def visit(self, size: int, seed: int) -> None:
         """Time every variant at a size."""
-        amount = effort(size, self.share[size])
-        command = {"do": "visit", "size_bytes": size, "seed": seed, "fresh": amount.fresh, "cached": amount.cached}
         begin_s = time.monotonic()
-        replies = self.job.ask(command)
+        replies = self.job.ask({"do": "visit", "size_bytes": size, "seed": seed} | effort(size, self.share[size]))
         self.share[size] = min(1.0, self.share[size] * _LONG_VISIT_S / (time.monotonic() - begin_s))
         for number, variant in enumerate(self.variants[size]):
             variant["wrong"] += sum(reply["wrong"][number] for reply in replies)
@@ -98,26 +87,17 @@ class _RunningSystem:
                 if slowest:
                     self.times.setdefault((size, number, kind == "cached"), []).append(slowest)
 
-    def series(self) -> list[Series]:
-        """The series to keep. A variant with any wrong element at a size keeps their number there, and no times."""
-        series = []
+    def series(self) -> Iterator[Series]:
+        """Yield the series to keep. A variant with any wrong element at a size keeps their number there, and no times.
+
+        The algorithm that runs twice is the default one.
+        """
         for (size, number, cached), times in sorted(self.times.items()):
             variant = self.variants[size][number]
-            default = next((v["algorithm"] for v in self.variants[size] if v["repeat"]), None)
-            series.append(
-                Series(
-                    size_bytes=size,
-                    system=self.system.name,
-                    algorithm=variant["algorithm"],
-                    in_place=variant["in_place"],
-                    cached=cached,
-                    wrong=variant["wrong"],
-                    rounds_ns=() if variant["wrong"] else tuple(times),
-                    repeat=variant["repeat"],
-                    default=variant["algorithm"] == default,
-                )
-            )
-        return series
+            default = any(v["repeat"] and v["algorithm"] == variant["algorithm"] for v in self.variants[size])
+            rounds_ns = () if variant["wrong"] else tuple(times)
+            name = self.system.name
+            yield Series(size_bytes=size, system=name, cached=cached, rounds_ns=rounds_ns, default=default, **variant)
 
 
 def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:

@@ -15,11 +15,10 @@ from dpsim.comm.mpi import MpiTransport
 from dpsim.comm.transport import Array, SteppedAllreduce, pause
 from dpsim.errors import AllreduceError
 from dpsim.harness.bench.algorithms import MESSAGES, label, own_function
-from dpsim.harness.bench.turns import SCALE, SCALING, Variant, serve
+from dpsim.harness.bench.turns import SCALE, SCALING, HostRank, Variant
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.machine import Selection
-from dpsim.progress import Progress
 from dpsim.runtime.choosing import choose_selection
 from dpsim.units import format_size
 from dpsim.user_code import is_function
@@ -27,18 +26,11 @@ from dpsim.user_code import is_function
 _LONGEST_S = 10.0
 
 
-def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
-    """The task of ``launch.on_ranks``: take part until the benchmark ends."""
-    serve(OwnRank(comm, argument), argument)
-
-
-class OwnRank:
+class OwnRank(HostRank):
     """Every requested algorithm, in place and (after a copy) out of place; the default one twice (A/A)."""
 
-    library = "dpsim"
-
     def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
-        self.rank: int = comm.rank
+        super().__init__(comm.rank, "dpsim", argument)
         self._algorithms: list[str] = argument["algorithms"]
         self._transport = MpiTransport(comm.Dup())
         self._selection = choose_selection(comm).selection(comm.size) or Selection.usual(comm.size)
@@ -47,29 +39,22 @@ class OwnRank:
         self._source = np.zeros(count, dtype)
 
     def variants(self, count: int) -> list[Variant]:
-        """In-place scaling first, then the algorithms, then the default one again."""
+        """Return in-place scaling first, then the algorithms, then the default one again."""
         data, source = self._window[:count], self._source[:count]
-        default = self.default(data)
+        shared = self._transport.prepare(data, "two-shot", None) is not None
+        default = self._selection.algorithm(data.nbytes) if shared else "mpi"
         variants = [Variant(algorithm=SCALING, source=data, target=data, call=scaling(data, SCALE))]
         for algorithm in dict.fromkeys([*self._algorithms, default]):
-            call = self.call(data, algorithm)
-            if call is not None:
-                after_copy = _out_of_place(source, data, call)
-                name = label(algorithm)
+            if (call := self._prepared(data, algorithm)) is not None:
+                after_copy, name = functools.partial(_out_of_place, source, data, call), label(algorithm)
                 variants.append(Variant(algorithm=name, source=data, target=data, call=call))
                 variants.append(Variant(algorithm=name, source=source, target=data, call=after_copy))
-        again = self.call(data, default)
-        if again is not None:
+        if (again := self._prepared(data, default)) is not None:
             variants.append(Variant(algorithm=default, source=data, target=data, call=again, repeat=1))
         return variants
 
-    def default(self, data: Array) -> str:
-        """The algorithm by which training reduces this array by default, as measured on this type of processor."""
-        shared = self._transport.prepare(data, "two-shot", None) is not None
-        return self._selection.algorithm(data.nbytes) if shared else "mpi"
-
-    def call(self, data: Array, algorithm: str) -> Callable[[], object] | None:
-        """The allreduce as a function without arguments.
+    def _prepared(self, data: Array, algorithm: str) -> Callable[[], object] | None:
+        """Return the allreduce as a function without arguments.
 
         None for a kernel that does not take arrays of this size, and where the ranks share no memory.
         """
@@ -77,8 +62,7 @@ class OwnRank:
             return _OwnAllreduce(self._transport, data, algorithm).run
         kernel = next((version for version in versions("cpu") if version.name == algorithm), None)
         if kernel is None:
-            name = algorithm.removesuffix(MESSAGES)
-            return prepare(self._transport, data, name).run
+            return prepare(self._transport, data, algorithm.removesuffix(MESSAGES)).run
         if kernel.most_bytes is not None and data.nbytes > kernel.most_bytes:
             return None
         prepared = self._transport.kernel(data, algorithm)
@@ -108,9 +92,6 @@ class _OwnAllreduce(SteppedAllreduce):
                     )
 
 
-def _out_of_place(source: Array, data: Array, call: Callable[[], object]) -> Callable[[], object]:
-    def run() -> None:
-        data[...] = source
-        call()
-
-    return run
+def _out_of_place(source: Array, data: Array, call: Callable[[], object]) -> None:
+    data[...] = source
+    call()

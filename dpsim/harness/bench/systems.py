@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpsim import codec
+from dpsim.backend import CUDA_VERSIONS
 from dpsim.comm.cuda.available import check_gpu, gpu_count, nccl_missing, simulating
 from dpsim.comm.cuda.driver import ask
 from dpsim.errors import ConfigError
@@ -25,15 +26,14 @@ from dpsim.launch.resident_job import Job, OnRanks, Processes, Ranks
 from dpsim.records.bench import BETWEEN, OWN, AllreduceBench, System
 from dpsim.units import ITEM_BYTES, format_size
 
-_TASK = "dpsim.harness.bench.own:serve_on_ranks"
-_CUDA_TASK = "dpsim.harness.bench.cuda:serve_on_ranks"
+_TASK = "dpsim.harness.bench.turns:serve_on_ranks"
 _MODULES = ("numpy", "mpi4py", "torch")
 _PROBE = (
     f"import importlib.util as u, json, glob, sysconfig; names = [m for m in {_MODULES} if u.find_spec(m)]\n"
     "names += ['mpich'] * bool(glob.glob(sysconfig.get_path('purelib') + '/mpich-*'))\nprint(json.dumps(names))"
 )
 SIMULATED_BYTES = 1024
-_THREAD_LEVELS = ("single", "multiple")
+_OPENMPI_FLAGS = ("--oversubscribe", "--allow-run-as-root", "--bind-to", "none")
 _GLOO = "torch"
 _THROTTLE = {"MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1"}
 
@@ -49,7 +49,7 @@ class Python:
     own: bool = False
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a rank: one thread, and for another Python nothing of this one's."""
+        """Return the environment of a rank: one thread, and for another Python nothing of this one's."""
         environment = {name: "1" for name in THREAD_VARIABLES} | dict(os.environ) | {"PYTHONSAFEPATH": "1"}
         if not self.own:
             environment = {key: value for key, value in environment.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
@@ -75,21 +75,21 @@ class SystemLaunch:
 
 
 def systems(bench: AllreduceBench) -> list[SystemLaunch]:
-    """dpsim first, then the peers. Raises ``ConfigError`` for a named peer that is not installed."""
+    """Return dpsim first, then the peers. Raises ``ConfigError`` for a named peer that is not installed."""
     if bench.backend == "cuda":
         return _on_gpus(bench)
-    own = System(name=OWN, peer=OWN, kind="dpsim", how="ranks pinned to cores")
-    launches = [SystemLaunch(system=own, start=_start_own(bench))]
+    launches = [_on_ranks(bench, OWN, "dpsim", "ranks pinned to cores", "own:OwnRank", pin=True)]
     if bench.peers == ():
         return launches
     this = _this_python()
     others = [_python(name, Path(folder)) for name, folder in bench.peer_envs.items()]
     for python in (this, *others):
         if _wanted(bench, python, "mpi") and _offers_mpi(python):
-            launches += _of_mpi(bench, python)
+            modes = _mpi_modes(bench, python)
+            launches += [_with_mpi(bench, python, level, throttled=throttled) for level, throttled in modes]
     with_torch = [python for python in (*others, this) if "torch" in python.has]
     if with_torch and _wanted(bench, with_torch[0], "gloo"):
-        launches += _of_gloo(bench, with_torch[0])
+        launches += [_with_gloo(bench, with_torch[0], pinned=pinned) for pinned in (True, False)]
     kinds = {launch.system.kind for launch in launches}
     for kind, remedy in (
         ("mpi", "pip install 'dpsim[mpich]'"),
@@ -106,7 +106,7 @@ def _wanted(bench: AllreduceBench, python: Python, kind: str) -> bool:
 
 
 def _offers_mpi(python: Python) -> bool:
-    """Whether its MPI takes part. Another environment with PyTorch is used for gloo alone."""
+    """Return whether its MPI takes part. Another environment with PyTorch is used for gloo alone."""
     return python.mpiexec is not None and "mpi4py" in python.has and (python.own or _GLOO not in python.has)
 
 
@@ -119,7 +119,7 @@ def _this_python() -> Python:
 
 
 def _python(name: str, folder: Path) -> Python:
-    """The Python of a virtual environment. Raises ``ConfigError`` where it has none, or no library that competes."""
+    """Return a virtual environment's Python. Raises ``ConfigError`` where it has none, or no library that competes."""
     path = folder / "bin" / "python"
     if not path.is_file():
         raise ConfigError(
@@ -142,7 +142,7 @@ def _python(name: str, folder: Path) -> Python:
 
 
 def _on_gpus(bench: AllreduceBench) -> list[SystemLaunch]:
-    """Logical devices of one GPU. Raises ``ConfigError`` without one."""
+    """Return logical devices of one GPU, and what runs between GPUs. Raises ``ConfigError`` without one."""
     check_gpu()
     if simulating() and bench.sizes()[-1] > SIMULATED_BYTES:
         raise ConfigError(
@@ -150,18 +150,13 @@ def _on_gpus(bench: AllreduceBench) -> list[SystemLaunch]:
             allowed=f"up to {format_size(SIMULATED_BYTES)}",
             remedy=f"give --max {SIMULATED_BYTES}B, or unset NUMBA_ENABLE_CUDASIM on a machine with a GPU",
         )
-
-    def start(argument: dict[str, Any], folder: Path) -> Ranks:
-        algorithms = list(bench.algorithms or bench_algorithms("cuda"))
-        return OnRanks(_CUDA_TASK, argument | {"devices": bench.devices, "algorithms": algorithms}, devices=1)
-
     how = f"{bench.devices} logical devices of one GPU in one process, timed by its events"
-    own = SystemLaunch(system=System(name=OWN, peer=OWN, kind="dpsim", how=how), start=start, processes=1)
+    own = _on_ranks(bench, OWN, "dpsim", how, "cuda:LogicalDevices", processes=1)
     return [own] if bench.peers == () else [own, *_between_gpus(bench)]
 
 
 def _between_gpus(bench: AllreduceBench) -> list[SystemLaunch]:
-    """NCCL where there is a GPU a device, and dpsim's kernels there, to compare it with."""
+    """Return NCCL where there is a GPU a device, and dpsim's kernels there, to compare it with."""
     count = gpu_count()
     missing = nccl_missing() if count >= bench.devices else f"{bench.devices} devices on a machine with {count} GPU(s)"
     if missing and bench.peers is not None:
@@ -172,76 +167,68 @@ def _between_gpus(bench: AllreduceBench) -> list[SystemLaunch]:
         )
     if count < bench.devices:
         return []
-    algorithms = list(bench.algorithms or bench_algorithms("cuda"))
-
-    def launch(name: str, kind: Literal["dpsim", "nccl"], task: str) -> SystemLaunch:
-        def start(argument: dict[str, Any], folder: Path) -> Ranks:
-            argument = argument | {"algorithms": algorithms}
-            return OnRanks(f"dpsim.harness.bench.gpus:{task}", argument, devices=bench.devices)
-
-        system = System(name=name, peer=name, kind=kind, how="one process a GPU, host clock")
-        return SystemLaunch(system=system, start=start)
-
-    own = launch(BETWEEN, "dpsim", "kernels_on_ranks")
-    return [own] if missing else [own, launch("nccl", "nccl", "nccl_on_ranks")]
+    how = "one process a GPU, host clock"
+    own = _on_ranks(bench, BETWEEN, "dpsim", how, "cuda:KernelRank")
+    return [own] if missing else [own, _on_ranks(bench, "nccl", "nccl", how, "cuda:NcclRank")]
 
 
-def _start_own(bench: AllreduceBench) -> Callable[[dict[str, Any], Path], Ranks]:
+def _on_ranks(
+    bench: AllreduceBench,
+    name: str,
+    kind: Literal["dpsim", "nccl"],
+    how: str,
+    rank: str,
+    *,
+    processes: int | None = None,
+    pin: bool = False,
+) -> SystemLaunch:
+    """Return a system whose ranks are those of a job; ``rank`` is the class of its ranks in this package."""
+    algorithms = list(bench.algorithms or bench_algorithms(bench.backend))
+    if bench.backend == "cuda":
+        algorithms = list(dict.fromkeys([*algorithms, CUDA_VERSIONS["auto"]]))
+    more = {"algorithms": algorithms, "system": f"dpsim.harness.bench.{rank}"}
+
     def start(argument: dict[str, Any], folder: Path) -> Ranks:
-        argument = argument | {"algorithms": list(bench.algorithms or bench_algorithms(bench.backend))}
-        return OnRanks(_TASK, argument, devices=bench.devices, pin=True)
+        return OnRanks(_TASK, argument | more, devices=processes or bench.devices, pin=pin)
 
-    return start
+    return SystemLaunch(system=System(name=name, peer=name, kind=kind, how=how), start=start, processes=processes)
 
 
-def _of_mpi(bench: AllreduceBench, python: Python) -> list[SystemLaunch]:
-    """The library at each thread level; where ranks share cores, mpich with its progress throttled, too.
+def _mpi_modes(bench: AllreduceBench, python: Python) -> list[tuple[str, bool]]:
+    """Return the thread levels of a library; where ranks share cores, mpich with its progress throttled, too.
 
     That is mpich's best there. THREAD_SINGLE is left out where ranks share cores: it never yields its core, and a call
     of mpich took up to a second.
     """
-    path = python.mpiexec or ""
-    flavour = jobs.mpiexec_flavour(path)
-    flags = ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"] if flavour == "openmpi" else []
-    oversubscribed = bench.devices > len(os.sched_getaffinity(0))
-    launches = []
-    for level in _THREAD_LEVELS[-1:] if oversubscribed else _THREAD_LEVELS:
-        for throttle in (False, True) if "mpich" in python.has and oversubscribed else (False,):
-            extra = _THROTTLE if throttle else {}
-            name = f"{python.name}-{level}" + ("-throttled" if throttle else "")
-            how = " ".join([f"THREAD_{level.upper()}, ranks pinned to cores", *(f"{k}={v}" for k, v in extra.items())])
-
-            def start(
-                argument: dict[str, Any],
-                folder: Path,
-                name: str = name,
-                level: str = level,
-                extra: dict[str, str] = extra,
-            ) -> Ranks:
-                script = _script(python, "mpi", argument | {"thread_level": level})
-                command = [path, *flags, "-n", str(bench.devices), *script]
-                return Processes(name, [command], folder, python.environment(extra))
-
-            system = System(name=name, peer=python.name, kind="mpi", how=how)
-            launches.append(SystemLaunch(system=system, start=start))
-    return launches
+    if bench.devices <= len(os.sched_getaffinity(0)):
+        return [("single", False), ("multiple", False)]
+    return [("multiple", False), *[("multiple", True)] * ("mpich" in python.has)]
 
 
-def _of_gloo(bench: AllreduceBench, python: Python) -> list[SystemLaunch]:
-    """gloo with its own threads pinned to the rank's core, and with all threads free."""
-    launches = []
-    for pinned in (True, False):
-        name = "gloo" if pinned else "gloo-free"
+def _with_mpi(bench: AllreduceBench, python: Python, level: str, *, throttled: bool) -> SystemLaunch:
+    path, extra = python.mpiexec or "", _THROTTLE if throttled else {}
+    openmpi = jobs.mpiexec_flavour(path) == "openmpi"
+    launcher = [path, *_OPENMPI_FLAGS * openmpi, "-n", str(bench.devices)]
+    name = f"{python.name}-{level}" + "-throttled" * throttled
 
-        def start(argument: dict[str, Any], folder: Path, name: str = name, pinned: bool = pinned) -> Ranks:
-            argument = argument | {"pinned": pinned, "rendezvous": str(folder / "rendezvous")}
-            commands = [_script(python, "gloo", argument | {"rank": rank}) for rank in range(bench.devices)]
-            return Processes(name, commands, folder, python.environment({"GLOO_SOCKET_IFNAME": "lo"}))
+    def start(argument: dict[str, Any], folder: Path) -> Ranks:
+        script = _script(python, "mpi", argument | {"thread_level": level})
+        return Processes(name, [[*launcher, *script]], folder, python.environment(extra))
 
-        how = "ranks pinned to cores" if pinned else "ranks not pinned"
-        system = System(name=name, peer="gloo", kind="gloo", how=how)
-        launches.append(SystemLaunch(system=system, start=start))
-    return launches
+    how = " ".join([f"THREAD_{level.upper()}, ranks pinned to cores", *(f"{k}={v}" for k, v in extra.items())])
+    return SystemLaunch(system=System(name=name, peer=python.name, kind="mpi", how=how), start=start)
+
+
+def _with_gloo(bench: AllreduceBench, python: Python, *, pinned: bool) -> SystemLaunch:
+    """Return gloo with its own threads pinned to the rank's core, or with all threads free."""
+    name, how = ("gloo", "ranks pinned to cores") if pinned else ("gloo-free", "ranks not pinned")
+
+    def start(argument: dict[str, Any], folder: Path) -> Ranks:
+        argument = argument | {"pinned": pinned, "rendezvous": str(folder / "rendezvous")}
+        commands = [_script(python, "gloo", argument | {"rank": rank}) for rank in range(bench.devices)]
+        return Processes(name, commands, folder, python.environment({"GLOO_SOCKET_IFNAME": "lo"}))
+
+    return SystemLaunch(system=System(name=name, peer="gloo", kind="gloo", how=how), start=start)
 
 
 def _script(python: Python, kind: str, argument: dict[str, Any]) -> list[str]:
@@ -249,7 +236,7 @@ def _script(python: Python, kind: str, argument: dict[str, Any]) -> list[str]:
 
 
 def rank_argument(bench: AllreduceBench, page: str) -> dict[str, Any]:
-    """The argument of every system's ranks. Their calls begin together by way of the memory ``page``."""
+    """Return the argument of every system's ranks. Their calls begin together by way of the memory ``page``."""
     return {
         "ranks": bench.devices,
         "cores": sorted(os.sched_getaffinity(0)),

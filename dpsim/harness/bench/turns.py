@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import mmap
 import os
@@ -16,9 +17,10 @@ import random
 import socket
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +38,16 @@ _LEAD_NS = 3_000
 _TIMEOUT_NS = 120_000_000_000
 _STAMPS_PER_RANK = 8  # a cache line
 _CHECKED_ELEMENTS = 4096
+_SIMULATED_EFFORT = (1, 1, 0)
+"""Bursts, calls and calls before them in a simulator, whose times mean nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """One variant of a system's allreduce: ``call`` adds up ``source`` of all ranks into ``target``.
 
-    It is in place where both are the same array. ``repeat`` 1: the second of an A/A pair.
+    It is in place where both are the same array. ``repeat`` 1: the second of an A/A pair. ``numbers`` are what a system
+    fills the source with and checks the target against, where it keeps them.
     """
 
     algorithm: str
@@ -50,14 +55,11 @@ class Variant:
     target: Any
     call: Callable[..., object]
     repeat: int = 0
+    numbers: Any = None
 
     @property
     def in_place(self) -> bool:
         return self.source is self.target
-
-    def reply(self, wrong: int) -> dict[str, Any]:
-        """The variant and its wrong elements, as a rank replies to a check."""
-        return {"algorithm": self.algorithm, "in_place": self.in_place, "repeat": self.repeat, "wrong": wrong}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,50 +70,117 @@ class Burst:
     reuses an unmodified buffer (of zeros).
     """
 
-    variant: int
-    cached: bool
-    calls: int
-    warm_up: int
+    variant: int = 0
+    cached: bool = False
+    calls: int = 1
+    warm_up: int = 0
 
 
 def bursts(variants: Sequence[Variant], seed: int, fresh: Sequence[int], cached: Sequence[int]) -> list[Burst]:
-    """The bursts of a visit in random order, the same on all ranks.
+    """Return the bursts of a visit in random order, the same on all ranks.
 
     ``fresh`` and ``cached`` are (bursts, calls that count, calls before them that do not) of each variant. A repeated
     variant has no cached bursts.
     """
-
-    def each(number: int, effort: Sequence[int], *, cached: bool) -> list[Burst]:
-        count, calls, warm_up = effort
-        return [Burst(variant=number, cached=cached, calls=calls, warm_up=warm_up)] * count
-
-    order: list[Burst] = []
-    for number in range(len(variants)):
-        order += each(number, fresh, cached=False)
-    for number, variant in enumerate(variants):
-        order += [] if variant.repeat else each(number, cached, cached=True)
+    order = [
+        Burst(variant=number, cached=in_cache, calls=calls, warm_up=warm_up)
+        for in_cache, (count, calls, warm_up) in ((False, fresh), (True, cached))
+        for number, variant in enumerate(variants)
+        for _ in range(0 if in_cache and variant.repeat else count)
+    ]
     random.Random(seed).shuffle(order)
     return order
 
 
-def timed(
-    variants: Sequence[Variant], order: Sequence[Burst], run: Callable[[Burst], Sequence[int]]
-) -> dict[str, list[list[int]]]:
-    """Run bursts; the nanoseconds of each call, as ``run`` returns them, by kind of burst and by variant."""
-    times: dict[str, list[list[int]]] = {kind: [[] for _ in variants] for kind in ("fresh", "cached")}
-    for burst in order:
-        times["cached" if burst.cached else "fresh"][burst.variant].extend(run(burst))
-    return times
-
-
-class SystemRank(Protocol):
-    """A system on one rank."""
+class SystemRank(ABC):
+    """One rank of a system, ready from its construction on until it is closed."""
 
     rank: int
     library: str
+    simulated = False
 
-    def variants(self, count: int) -> list[Variant]:
-        """Its variants of the allreduce of ``count`` elements, in the same order on every rank."""
+    @abstractmethod
+    def check(self, size_bytes: int, seed: int) -> list[tuple[Variant, int]]:
+        """Prepare a size and run its variants once; return each with the elements of this rank that were wrong.
+
+        The variants come in the same order on every rank.
+        """
+
+    @abstractmethod
+    def burst(self, variant: Variant, burst: Burst) -> tuple[list[int], int]:
+        """Return the nanoseconds of the calls that count, and wrong elements after the last one of a fresh burst."""
+
+    def close(self) -> None:  # noqa: B027  (most have nothing to give back)
+        """Give back what other ranks reach. No variant may be called afterwards. Collective."""
+
+
+class Rank:
+    """Does what the benchmark asks of one rank of a system."""
+
+    def __init__(self, system: SystemRank) -> None:
+        self._system = system
+        self._variants: dict[int, list[Variant]] = {}
+
+    def check(self, size_bytes: int, seed: int) -> dict[str, Any]:
+        """Run every variant once on random numbers; reply how many elements are not the exact sum."""
+        checked = self._system.check(size_bytes, seed)
+        self._variants[size_bytes] = [variant for variant, _ in checked]
+        return {
+            "variants": [
+                {"algorithm": v.algorithm, "in_place": v.in_place, "repeat": v.repeat, "wrong": wrong}
+                for v, wrong in checked
+            ]
+        }
+
+    def visit(self, size_bytes: int, seed: int, fresh: Sequence[int], cached: Sequence[int]) -> dict[str, Any]:
+        """Time the ``bursts`` of all variants; after each fresh one elements of the sum are checked."""
+        variants = self._variants[size_bytes]
+        if self._system.simulated:
+            fresh = cached = _SIMULATED_EFFORT
+        order, wrong = bursts(variants, seed, fresh, cached), [0] * len(variants)
+        times: dict[str, list[list[int]]] = {kind: [[] for _ in variants] for kind in ("fresh", "cached")}
+        gc.collect()
+        gc.disable()
+        self._system.burst(variants[order[0].variant], Burst(warm_up=1))  # after a sleep
+        for burst in order:
+            calls_ns, wrong_elements = self._system.burst(variants[burst.variant], burst)
+            times["cached" if burst.cached else "fresh"][burst.variant] += calls_ns
+            wrong[burst.variant] += wrong_elements
+        gc.enable()
+        return times | {"wrong": wrong}
+
+
+def serve(system: SystemRank, argument: Mapping[str, Any]) -> None:
+    """Take part with ``system`` until the benchmark ends."""
+    rank = Rank(system)
+    hello = {"rank": system.rank, "library": system.library, "simulated": system.simulated}
+    obey({"check": rank.check, "visit": rank.visit}, hello, argument["socket"])
+    system.close()
+
+
+def serve_on_ranks(comm: Any, argument: dict[str, Any], report: Callable[[str], object]) -> None:
+    """Take part with the class ``module:name`` of the argument's ``system`` (a task of ``launch.on_ranks``)."""
+    module, _, name = argument["system"].partition(":")
+    serve(getattr(importlib.import_module(module), name)(comm, argument), argument)
+
+
+def obey(commands: Mapping[str, Callable[..., Mapping[str, Any]]], hello: Mapping[str, Any], address: str) -> None:
+    """Send ``hello`` to the socket, then run the commands that come through it until it is closed.
+
+    A command is a JSON object: ``do`` names it, and its other members are its arguments.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        with connection.makefile("rw", encoding="utf-8") as text:
+            _send(text, hello)
+            for line in text:
+                command = json.loads(line)
+                _send(text, commands[command.pop("do")](**command))
+
+
+def _send(text: Any, reply: Mapping[str, Any]) -> None:
+    text.write(json.dumps(reply) + "\n")
+    text.flush()
 
 
 class Start:
@@ -150,56 +219,43 @@ class Start:
             pass
 
 
-class Rank:
-    """Does what the benchmark asks of one rank."""
+class HostRank(SystemRank):
+    """A rank whose variants add up NumPy arrays. ``argument`` is that of ``systems.rank_argument``."""
 
-    def __init__(self, system: SystemRank, start: Start, ranks: int, itemsize: int) -> None:
-        self._system, self._start, self._ranks, self._itemsize = system, start, ranks, itemsize
-        self._variants: dict[int, list[Variant]] = {}
+    def __init__(self, rank: int, library: str, argument: Mapping[str, Any]) -> None:
+        self.rank, self.library, self._ranks, self._dtype = rank, library, argument["ranks"], argument["dtype"]
+        oversubscribed = self._ranks > len(argument["cores"])
+        self._start = Start(argument["page"], rank, self._ranks, oversubscribed=oversubscribed)
 
-    def check(self, size_bytes: int, seed: int) -> dict[str, Any]:
-        """Run every variant once on random whole numbers; reply how many elements are not the exact sum."""
-        variants = self._variants[size_bytes] = self._system.variants(size_bytes // self._itemsize)
-        count, rank = variants[0].source.size, self._system.rank
+    @abstractmethod
+    def variants(self, count: int) -> list[Variant]:
+        """Return the variants of the allreduce of ``count`` elements, in the same order on every rank."""
+
+    def check(self, size_bytes: int, seed: int) -> list[tuple[Variant, int]]:
+        """See ``SystemRank``: the numbers are random whole ones, and all elements are compared."""
+        count = size_bytes // np.dtype(self._dtype).itemsize
         own, total = np.empty(0, np.int8), np.zeros(count, np.int32)
-        for other in range(self._ranks):
-            numbers = np.random.default_rng([seed, other]).integers(-8, 8, count, np.int8)
+        for rank in range(self._ranks):
+            numbers = np.random.default_rng([seed, rank]).integers(-8, 8, count, np.int8)
             total += numbers
-            own = numbers if other == rank else own
-        replies = []
-        for variant in variants:
-            variant.target[...] = -100
-            variant.source[...] = own
-            self._start.wait()
-            variant.call()
-            expected = own * variant.target.dtype.type(SCALE) if variant.algorithm == SCALING else total
-            wrong = int(np.count_nonzero(variant.target != expected))
-            if not variant.in_place:
-                wrong += int(np.count_nonzero(variant.source != own))
-            replies.append(variant.reply(wrong))
-            self._start.wait()  # nobody fills what another still reads
-        return {"variants": replies}
+            own = numbers if rank == self.rank else own
+        return [(variant, self._wrong_sums(variant, own, total)) for variant in self.variants(count)]
 
-    def visit(self, size_bytes: int, seed: int, fresh: list[int], cached: list[int]) -> dict[str, Any]:
-        """Time the ``bursts`` of all variants; after each fresh one some elements of the sum are checked."""
-        variants = self._variants[size_bytes]
-        order, wrong = bursts(variants, seed, fresh, cached), [0] * len(variants)
+    def _wrong_sums(self, variant: Variant, own: Array, total: Array) -> int:
+        variant.target[...] = -100
+        variant.source[...] = own
+        self._start.wait()
+        variant.call()
+        expected = own * variant.target.dtype.type(SCALE) if variant.algorithm == SCALING else total
+        wrong = int(np.count_nonzero(variant.target != expected))
+        if not variant.in_place:
+            wrong += int(np.count_nonzero(variant.source != own))
+        self._start.wait()  # nobody fills what another still reads
+        return wrong
 
-        def run(burst: Burst) -> list[int]:
-            times, wrong_elements = self._burst(variants[burst.variant], burst)
-            wrong[burst.variant] += wrong_elements
-            return times
-
-        gc.collect()
-        gc.disable()
-        self._burst(variants[order[0].variant], Burst(variant=0, cached=False, calls=1, warm_up=1))  # after a sleep
-        times = timed(variants, order, run)
-        gc.enable()
-        return times | {"wrong": wrong}
-
-    def _burst(self, variant: Variant, burst: Burst) -> tuple[list[int], int]:
-        """Nanoseconds of the calls that count, and how many of some elements of the last fresh sum are wrong."""
-        call, wait, rank, source = variant.call, self._start.wait, self._system.rank, variant.source
+    def burst(self, variant: Variant, burst: Burst) -> tuple[list[int], int]:
+        """See ``SystemRank``: some elements of the last fresh sum are compared."""
+        call, wait, rank, source = variant.call, self._start.wait, self.rank, variant.source
         times: list[int] = []
         value = 0
         if burst.cached:
@@ -214,48 +270,27 @@ class Rank:
             end = clock()
             if number >= burst.warm_up:
                 times.append(end - begin)
-        wrong = 0 if burst.cached else self._wrong(variant, value)
+        wrong = 0 if burst.cached else self._wrong_elements(variant, value)
         wait()  # nobody fills what another still reads
         return times, wrong
 
-    def _wrong(self, variant: Variant, value: int) -> int:
-        """Wrong elements among some of the result, where every rank r has reduced r + ``value``."""
-        n, rank = self._ranks, self._system.rank
+    def _wrong_elements(self, variant: Variant, value: int) -> int:
+        """Count the wrong ones among some elements of the result, where every rank r has reduced r + ``value``."""
+        n, rank = self._ranks, self.rank
         expected = SCALE * (rank + value) if variant.algorithm == SCALING else n * (n - 1) // 2 + n * value
         elements = variant.target[:: max(1, variant.target.size // _CHECKED_ELEMENTS)]
         return int(np.count_nonzero(elements != expected))
 
 
-def serve(system: SystemRank, argument: Mapping[str, Any]) -> None:
-    """Take part with ``system`` until the benchmark ends."""
-    ranks: int = argument["ranks"]
-    oversubscribed = ranks > len(argument["cores"])
-    start = Start(argument["page"], system.rank, ranks, oversubscribed=oversubscribed)
-    rank = Rank(system, start, ranks, np.dtype(argument["dtype"]).itemsize)
-    hello = {"rank": system.rank, "library": system.library}
-    obey({"check": rank.check, "visit": rank.visit}, hello, argument["socket"])
+class PeerRank(HostRank):
+    """A rank of a library with ordinary arrays: one to add up, and one for sums out of place."""
+
+    def __init__(self, rank: int, library: str, argument: Mapping[str, Any]) -> None:
+        super().__init__(rank, library, argument)
+        self._arrays = [np.zeros(argument["count"], argument["dtype"]) for _ in range(2)]
 
 
-def obey(commands: Mapping[str, Callable[..., Mapping[str, Any]]], hello: Mapping[str, Any], address: str) -> None:
-    """Send ``hello`` to the socket, then run the commands that come through it until it is closed.
-
-    A command is a JSON object: ``do`` names it, and its other members are its arguments.
-    """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        with connection.makefile("rw", encoding="utf-8") as text:
-            _send(text, hello)
-            for line in text:
-                command = json.loads(line)
-                _send(text, commands[command.pop("do")](**command))
-
-
-def _send(text: Any, reply: Mapping[str, Any]) -> None:
-    text.write(json.dumps(reply) + "\n")
-    text.flush()
-
-
-class MpiRank:
+class MpiRank(PeerRank):
     """MPI's own allreduce: as a call, and as a persistent request where the library has them (MPI 4)."""
 
     def __init__(self, argument: Mapping[str, Any]) -> None:
@@ -267,15 +302,14 @@ class MpiRank:
         self._mpi, self._comm = MPI, MPI.COMM_WORLD
         if self._comm.size != argument["ranks"]:
             raise SystemExit(f"mpiexec was asked for {argument['ranks']} ranks, and MPI sees {self._comm.size}")
-        self.rank: int = self._comm.rank
-        self.library = " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())[:60]
-        self._arrays = [np.zeros(argument["count"], argument["dtype"]) for _ in range(2)]
+        library = " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())[:60]
+        super().__init__(self._comm.rank, library, argument)
         _pin(self.rank, argument)
         self._comm.Barrier()
         _unlink_shared_files()
 
     def variants(self, count: int) -> list[Variant]:
-        """In place, out of place, and the persistent request in place."""
+        """Return MPI's in place, out of place, and the persistent request in place."""
         MPI, comm = self._mpi, self._comm
         data, out = (array[:count] for array in self._arrays)
         datatype = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE}[data.dtype.name]
@@ -298,26 +332,23 @@ class MpiRank:
         return [*variants, Variant(algorithm="mpi-persistent", source=data, target=data, call=persistent)]
 
 
-class GlooRank:
+class GlooRank(PeerRank):
     """PyTorch's gloo. It reduces in place alone: out of place a copy goes before."""
 
     def __init__(self, argument: Mapping[str, Any]) -> None:
-        self.rank = argument["rank"]
         if argument["pinned"]:
-            _pin(self.rank, argument)  # before gloo starts its threads, which inherit it
+            _pin(argument["rank"], argument)  # before gloo starts its threads, which inherit it
         import torch
         from torch import distributed
 
         torch.set_num_threads(1)
-        distributed.init_process_group(
-            "gloo", init_method=f"file://{argument['rendezvous']}", rank=self.rank, world_size=argument["ranks"]
-        )
+        where = f"file://{argument['rendezvous']}"
+        distributed.init_process_group("gloo", init_method=where, rank=argument["rank"], world_size=argument["ranks"])
         self._all_reduce, self._tensor = distributed.all_reduce, torch.from_numpy
-        self.library = f"gloo, PyTorch {torch.__version__}"
-        self._arrays = [np.zeros(argument["count"], argument["dtype"]) for _ in range(2)]
+        super().__init__(argument["rank"], f"gloo, PyTorch {torch.__version__}", argument)
 
     def variants(self, count: int) -> list[Variant]:
-        """In place, and out of place."""
+        """Return gloo's in place, and out of place."""
         data, out = (array[:count] for array in self._arrays)
         tensor, copy = self._tensor(data), self._tensor(out)
 
@@ -348,4 +379,4 @@ def _pin(rank: int, argument: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     script_argument = json.loads(sys.argv[2])
-    serve(MpiRank(script_argument) if sys.argv[1] == "mpi" else GlooRank(script_argument), script_argument)
+    serve({"mpi": MpiRank, "gloo": GlooRank}[sys.argv[1]](script_argument), script_argument)
