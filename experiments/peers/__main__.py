@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,6 @@ from cyclopts import App, Parameter
 
 from dpsim.cli import flags, show
 from dpsim.cli.app import run
-from dpsim.report.table import Column
 
 _EXAMPLES = """\
 Examples:
@@ -34,7 +32,8 @@ def peers(
     """Time the same training in dpsim and in PyTorch, each at its best, in one interleaved run."""
     from dpsim import codec
     from dpsim.experiments.peers import result
-    from dpsim.experiments.peers.measure import PeerComparison, measure
+    from dpsim.experiments.peers.measure import measure
+    from dpsim.experiments.peers.setting import PeerComparison
     from dpsim.harness.measurement.environment import version
 
     flags.writable(output)
@@ -57,8 +56,7 @@ def peers(
     if json:
         show.print_json("peers", points, summary)
         return
-    columns = [Column(head=head, cell=itemgetter(i), left=not i) for i, head in enumerate(result.COLUMNS)]
-    show.table(columns, list(result.rows(points)))
+    show.table(result.COLUMNS, points)
     print("\n".join(result.notes(results)))
     print(f"PyTorch {summary['torch']}, medians of {summary['rounds']} interleaved rounds")
 

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import itertools
 import math
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from dpsim import codec
-from dpsim.codec import Noun
-from dpsim.errors import ConfigError, DpsimError, unknown
+from dpsim.errors import ConfigError, DpsimError
 from dpsim.experiments.peers.agreement import loss_error, require_agreement
-from dpsim.experiments.peers.job import Job
-from dpsim.experiments.peers.search import TriedSetting, least_times_s, search
-from dpsim.experiments.peers.setting import ONE_RANK, OWN, SYSTEMS, Setting, Work, choices, first_setting, shown
+from dpsim.experiments.peers.setting import (
+    OWN,
+    Change,
+    PeerComparison,
+    Setting,
+    SystemResult,
+    TriedSetting,
+    Work,
+    choices,
+    first_setting,
+    shown,
+)
+from dpsim.experiments.turns import in_turns
 from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.statistics import median_ratio
 from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
-from dpsim.launch import rank_info
+from dpsim.launch import rank_info, resident_job
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
 
@@ -32,62 +44,11 @@ _SEARCH_VISIT_S, _TIMED_VISIT_S = 0.3, 0.6
 _LEAST_STEPS = 2
 _LEAST_ROUNDS, _TIMED_S, _NARROW = 10, 100.0, 0.02
 """The timed rounds, and when they end: all ratios known to 2 % (half the interval's width), or 100 s spent."""
+_SCREENING_ROUNDS, _SEARCH_ROUNDS = 2, 3
+_BEHIND = 1.1
+"""A setting whose step takes longer than the best one's by this factor after the screening rounds leaves the search."""
 _JOB_FIELDS = ("pin", "thread_level")
 """Fields of a setting that are decided when its ranks start."""
-
-
-class PeerComparison(Noun, frozen=True):
-    """Which systems train what, and how often they are timed at most: in ``rounds``, and ``steps`` of each visit.
-
-    ``torch`` is compared with dpsim on one rank, the other systems on each of ``devices`` ranks.
-    """
-
-    model: str = "mlp"
-    devices: tuple[int, ...] = (2,)
-    systems: tuple[str, ...] = SYSTEMS
-    rounds: int = 30
-    steps: int = 6
-    local_batch: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for system in self.systems:
-            if system not in SYSTEMS:
-                raise unknown("system", system, SYSTEMS)
-        if OWN not in self.systems:
-            raise ConfigError(f"systems {list(self.systems)}", allowed="dpsim and others: all are compared with it")
-        for name, value in (("rounds", self.rounds), ("steps", self.steps)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}", allowed="1 or more")
-        if len(set(self.devices)) != len(self.devices) or len(set(self.systems)) != len(self.systems):
-            raise ConfigError("a device count or a system is named twice", allowed="different ones")
-        self.works()
-
-    def works(self) -> list[Work]:
-        """The work at each device count, and on one rank where ``torch`` takes part. Raises ``ConfigError``."""
-        counts = {*self.devices, 1} if ONE_RANK in self.systems else {*self.devices}
-        return [Work(model=self.model, devices=n, local_batch=self.local_batch, seed=self.seed) for n in sorted(counts)]
-
-    def systems_for(self, work: Work) -> list[str]:
-        """The systems that do this work, dpsim first."""
-        alone = work.devices == 1
-        return [OWN, *(name for name in self.systems if name != OWN and (name == ONE_RANK) == alone)]
-
-
-class SystemResult(Noun, frozen=True):
-    """One system on one device count: its best setting, and a median step a round with and without communication.
-
-    ``gradient_error`` and ``loss_error`` are its differences from dpsim's first setting.
-    """
-
-    system: str
-    devices: int
-    setting: Setting
-    gradient_error: float
-    loss_error: float
-    tried: tuple[TriedSetting, ...]
-    step_s: tuple[float, ...] = ()
-    alone_step_s: tuple[float, ...] = ()
 
 
 def require_torch(systems: tuple[str, ...]) -> None:
@@ -108,28 +69,53 @@ def measure(comparison: PeerComparison, progress: Progress) -> list[SystemResult
             "the peers were started inside an MPI job", allowed="an ordinary process: every system starts its own ranks"
         )
     with _Trainings(comparison) as trainings:
-        results = []
-        for work in comparison.works():
-            for system in comparison.systems_for(work):
-                results.append(_best_setting(trainings, comparison, system, work, progress))
-        return _timed(trainings, comparison, results, progress)
+        best = [
+            _best_setting(functools.partial(trainings.build, system, work), system, work, comparison.seed, progress)
+            for work in comparison.works()
+            for system in comparison.systems_for(work)
+        ]
+        return _timed(comparison, best, progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training that ranks of a job hold, its (gradient, loss) error against dpsim's first one, and its step times."""
+
+    job: resident_job.Job
+    number: int
+    errors: tuple[float, float]
+    most_steps: int
+    step_s: dict[bool, float] = field(default_factory=lambda: {True: math.inf, False: math.inf})
+
+    def visit(self, seconds: float, *, communicate: bool = True) -> float:
+        """Return the median step of a visit of about ``seconds``, in seconds. The first visit has the fewest steps."""
+        steps = WARM_UP_STEPS + counted_steps(self.step_s[communicate], seconds, self.most_steps)
+        replies = self.job.ask({"do": "visit", "training": self.number, "steps": steps, "communicate": communicate})
+        if not all(np.isfinite(loss) for reply in replies for loss in reply["loss_sums"]):
+            raise DpsimError(
+                f"the loss of {self.job.name} is not finite", remedy="please report it: the training diverged"
+            )
+        self.step_s[communicate] = statistics.median(step_times_s([reply["end_s"] for reply in replies]))
+        return self.step_s[communicate]
+
+    def drop(self) -> None:
+        """Free the training."""
+        self.job.ask({"do": "drop", "training": self.number})
 
 
 class _Trainings(contextlib.ExitStack):
-    """The running jobs, and the trainings that are built in them, by (system, devices, setting)."""
+    """The running jobs, by what is decided when their ranks start, in which trainings are built."""
 
     def __init__(self, comparison: PeerComparison) -> None:
         super().__init__()
         self._most_steps = comparison.steps
-        self._step_s: dict[Any, float] = {}
         self._folder = self.enter_context(scratch("peers"))
-        self._jobs: dict[Any, Job] = {}
+        self._jobs: dict[Any, resident_job.Job] = {}
         self._numbers = itertools.count()
-        self._built: dict[tuple[str, int, Setting], tuple[Job, int]] = {}
         self._reference_losses: dict[int, list[float]] = {}
 
-    def build(self, system: str, work: Work, setting: Setting) -> tuple[float, float]:
-        """Build and check a training; the largest (gradient, loss) error against dpsim's first setting."""
+    def build(self, system: str, work: Work, setting: Setting) -> Training:
+        """Build a training, and check it against dpsim's first one. Raises ``DpsimError``."""
         job, number = self._job(system, work, setting), next(self._numbers)
         replies = job.ask(
             {
@@ -145,67 +131,55 @@ class _Trainings(contextlib.ExitStack):
         errors: dict[str, float] = replies[0]["gradient_errors"]
         error = loss_error(losses, reference)
         require_agreement(f"{system} on {work.devices} ranks ({shown(setting)})", work.kind, errors, error)
-        self._built[system, work.devices, setting] = (job, number)
-        return float(max(errors.values())), error
+        return Training(job=job, number=number, errors=(max(errors.values()), error), most_steps=self._most_steps)
 
-    def visit(self, system: str, devices: int, setting: Setting, *, communicate: bool, seconds: float) -> float:
-        """The median step of a visit of about ``seconds``, in seconds. The first visit has the fewest steps."""
-        job, number = self._built[system, devices, setting]
-        key = (system, devices, setting, communicate)
-        steps = WARM_UP_STEPS + counted_steps(self._step_s.get(key, math.inf), seconds, self._most_steps)
-        replies = job.ask({"do": "visit", "training": number, "steps": steps, "communicate": communicate})
-        if not all(np.isfinite(loss) for reply in replies for loss in reply["loss_sums"]):
-            raise DpsimError(f"the loss of {system} is not finite", remedy="please report it: the training diverged")
-        self._step_s[key] = statistics.median(step_times_s([reply["end_s"] for reply in replies]))
-        return self._step_s[key]
-
-    def drop(self, system: str, devices: int, setting: Setting) -> None:
-        """Free a training."""
-        job, number = self._built.pop((system, devices, setting))
-        job.ask({"do": "drop", "training": number})
-
-    def _job(self, system: str, work: Work, setting: Setting) -> Job:
+    def _job(self, system: str, work: Work, setting: Setting) -> resident_job.Job:
         plain = codec.to_builtins(setting)
         key = (system, work.devices, *(plain.get(name) for name in _JOB_FIELDS))
         if key not in self._jobs:
             folder = self._folder / f"job-{len(self._jobs)}"
             folder.mkdir()
-            job = Job(system, work, folder, setting.environment, pin=setting.pin)
-            self.callback(job.close)
-            self._jobs[key] = job
+            self._jobs[key] = start_job(system, work, folder, setting.environment, pin=setting.pin)
+            self.callback(self._jobs[key].close)
         return self._jobs[key]
 
 
+def start_job(system: str, work: Work, folder: Path, environment: Mapping[str, str], *, pin: bool) -> resident_job.Job:
+    """Start ranks of ``system`` that do ``work``, each listening on its own socket. ``folder`` must be a new one."""
+    task = "dpsim.experiments.peers.ranks:serve_on_ranks"
+
+    def start(address: str) -> resident_job.OnRanks:
+        argument = {"system": system, "work": codec.to_builtins(work), "socket": address, "folder": str(folder)}
+        return resident_job.OnRanks(task, argument, devices=work.devices, env=environment, pin=pin)
+
+    return resident_job.Job(system, work.devices, folder, start)
+
+
 def counted_steps(step_s: float, seconds: float, most: int) -> int:
-    """As many steps of ``step_s`` as ``seconds`` hold, but two or more, and never more than ``most``."""
+    """Return as many steps of ``step_s`` as ``seconds`` hold, but two or more, and never more than ``most``."""
     return min(most, max(_LEAST_STEPS, round(seconds / step_s)))
 
 
 def _best_setting(
-    trainings: _Trainings, comparison: PeerComparison, system: str, work: Work, progress: Progress
-) -> SystemResult:
-    """Check a system, and find the best of its settings, which stays built."""
+    build: Callable[[Setting], Training], system: str, work: Work, seed: int, progress: Progress
+) -> tuple[SystemResult, Training]:
+    """Check a system, and find the best of its settings, whose training stays built."""
     progress(f"{system} on {work.devices} {'rank' if work.devices == 1 else 'ranks'}: checking, searching its best")
-    errors: dict[Setting, tuple[float, float]] = {}
+    built: dict[Setting, Training] = {}
     searches = itertools.count()
 
+    def training(setting: Setting) -> Training:
+        if setting not in built:
+            built[setting] = build(setting)
+        return built[setting]
+
     def measure_in_turn(settings: list[Setting]) -> list[float]:
-        for setting in settings:
-            if setting not in errors:
-                errors[setting] = trainings.build(system, work, setting)
-        return least_times_s(settings, visit, seed=comparison.seed, turn=next(searches))
+        visits = {setting: functools.partial(training(setting).visit, _SEARCH_VISIT_S) for setting in settings}
+        return least_times_s(visits, seed=seed, turn=next(searches))
 
-    def visit(setting: Setting) -> float:
-        return trainings.visit(system, work.devices, setting, communicate=True, seconds=_SEARCH_VISIT_S)
-
-    def drop(setting: Setting) -> None:
-        trainings.drop(system, work.devices, setting)
-
-    best, tried = search(first_setting(system), choices(system, work), measure_in_turn, drop)
-    if best not in errors:
-        errors[best] = trainings.build(system, work, best)
-    gradient_error, loss = errors[best]
-    return SystemResult(
+    best, tried = search(first_setting(system), choices(system, work), measure_in_turn, lambda s: built.pop(s).drop())
+    gradient_error, loss = training(best).errors
+    result = SystemResult(
         system=system,
         devices=work.devices,
         setting=best,
@@ -213,52 +187,77 @@ def _best_setting(
         loss_error=loss,
         tried=tuple(tried),
     )
+    return result, built[best]
+
+
+def search(
+    first: Setting,
+    dimensions: list[list[Change]],
+    measure_in_turn: Callable[[list[Setting]], list[float]],
+    drop: Callable[[Setting], None],
+) -> tuple[Setting, list[TriedSetting]]:
+    """Return the best setting, by one choice after another: in each, the best so far against each change of it.
+
+    ``measure_in_turn`` returns the step times of some settings; ``drop`` is called with those that lost.
+    """
+    best, tried = first, []
+    for number, changes in enumerate(dimensions):
+        candidates = list(dict.fromkeys([best, *(msgspec.structs.replace(best, **change) for change in changes)]))
+        times_s = measure_in_turn(candidates)
+        tried += [TriedSetting(setting=s, step_s=t, choice=number) for s, t in zip(candidates, times_s, strict=True)]
+        best = candidates[times_s.index(min(times_s))]
+        for setting in candidates:
+            if setting != best:
+                drop(setting)
+    return best, tried
+
+
+def least_times_s(visits: Mapping[Setting, Callable[[], float]], *, seed: int = 0, turn: int = 0) -> list[float]:
+    """Return the least step time of each setting, all visited in turn; those clearly behind are visited no more.
+
+    Of a few visits the least counts, because what disturbs them only adds time.
+    """
+    least_s: dict[Setting, float] = dict.fromkeys(visits, math.inf)
+    remaining = list(visits)
+    stop = StopRule(least_rounds=_SCREENING_ROUNDS, most_rounds=_SEARCH_ROUNDS)
+    for current in rounds(stop, suffice=lambda: len(remaining) == 1, seed=seed):
+        for setting in current.order(remaining, turn):
+            least_s[setting] = min(least_s[setting], visits[setting]())
+        if current.number + 1 >= _SCREENING_ROUNDS:
+            limit_s = _BEHIND * min(least_s.values())
+            remaining[:] = [setting for setting in remaining if least_s[setting] <= limit_s]
+    return list(least_s.values())
 
 
 def _timed(
-    trainings: _Trainings, comparison: PeerComparison, results: list[SystemResult], progress: Progress
+    comparison: PeerComparison, best: Sequence[tuple[SystemResult, Training]], progress: Progress
 ) -> list[SystemResult]:
-    """The results with the steps of all rounds; the first round only warms up."""
-    visits = list(_visits(results))
-    samples: dict[tuple[int, bool], list[float]] = {visit: [] for visit in visits}
+    """Return the results with the steps of all rounds; the first round only warms up. One rank never communicates."""
+    visits = {
+        (index, communicate): functools.partial(training.visit, _TIMED_VISIT_S, communicate=communicate)
+        for index, (result, training) in enumerate(best)
+        for communicate in ((True, False) if result.devices > 1 else (True,))
+    }
+    own = {result.devices: index for index, (result, _) in enumerate(best) if result.system == OWN}
+
+    def narrow(step_s: Mapping[tuple[int, bool], Sequence[float]]) -> bool:
+        """Return whether every peer's ratio to dpsim on as many ranks is known well enough."""
+        return all(
+            median_ratio(step_s[index, True], step_s[own[result.devices], True]).relative_half_width <= _NARROW
+            for index, (result, _) in enumerate(best)
+            if result.system != OWN
+        )
+
     stop = StopRule(
         least_rounds=min(_LEAST_ROUNDS, comparison.rounds),
         most_rounds=comparison.rounds,
         most_s=_TIMED_S,
         whole_rounds=True,
     )
-    steps_s = [samples[index, True] for index in range(len(results))]
-    for current in rounds(stop, suffice=lambda: _narrow(results, steps_s), warm_up=1, seed=comparison.seed):
-        for index, communicate in current.order(visits):
-            best = results[index]
-            step_s = trainings.visit(
-                best.system, best.devices, best.setting, communicate=communicate, seconds=_TIMED_VISIT_S
-            )
-            if current.counted:
-                samples[index, communicate].append(step_s)
-        if current.counted:
-            progress(f"round {current.number + 1}: {current.spent_s():.0f} of at most {_TIMED_S:.0f} s")
+    step_s = in_turns(visits, stop, suffice=narrow, seed=comparison.seed, report=progress)
     return [
         msgspec.structs.replace(
-            result, step_s=tuple(samples[index, True]), alone_step_s=tuple(samples.get((index, False), ()))
+            result, step_s=tuple(step_s[index, True]), alone_step_s=tuple(step_s.get((index, False), ()))
         )
-        for index, result in enumerate(results)
+        for index, (result, _) in enumerate(best)
     ]
-
-
-def _narrow(results: list[SystemResult], steps_s: list[list[float]]) -> bool:
-    """Whether every peer's ratio to dpsim on as many ranks is known well enough."""
-    own_s = {result.devices: step_s for result, step_s in zip(results, steps_s, strict=True) if result.system == OWN}
-    return all(
-        median_ratio(step_s, own_s[result.devices]).relative_half_width <= _NARROW
-        for result, step_s in zip(results, steps_s, strict=True)
-        if result.system != OWN
-    )
-
-
-def _visits(results: list[SystemResult]) -> Iterator[tuple[int, bool]]:
-    """(index of the result, with communication) of every visit of a round. One rank never communicates."""
-    for index, result in enumerate(results):
-        yield index, True
-        if result.devices > 1:
-            yield index, False

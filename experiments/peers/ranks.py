@@ -12,11 +12,15 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.comm.clock import now
+from dpsim.data import load_dataset
 from dpsim.experiments.peers.agreement import CHECKED_STEPS, gradient_errors
 from dpsim.experiments.peers.setting import OWN, OwnSetting, TorchSetting, Work
 from dpsim.harness.bench.turns import obey
+from dpsim.machine import Network
+from dpsim.nn import build_model
 from dpsim.progress import Progress
 from dpsim.replica import Array
+from dpsim.runtime.trainer import Trainer
 
 
 class Training(Protocol):
@@ -32,6 +36,41 @@ class Training(Protocol):
         """Gradients of the last communicating step, means over the global batch, by dpsim's names and layout."""
 
     def close(self) -> None: ...
+
+
+class OwnTraining:
+    """A ``Trainer`` on all ranks, and one of a single device on each rank, for steps without communication."""
+
+    def __init__(self, comm: MPI.Intracomm, work: Work, setting: OwnSetting) -> None:
+        self._work, self._setting = work, setting
+        self._together = _trainer(comm, work, setting)
+        self._alone: Trainer | None = None
+        self._losses: list[float] = []
+
+    def step(self, *, communicate: bool) -> None:
+        if communicate:
+            trainer = self._together
+        else:
+            self._alone = trainer = self._alone or _trainer(MPI.COMM_SELF, self._work.alone(), self._setting)
+        self._losses.append(trainer.step().sums.loss)
+
+    def loss_sums(self) -> list[float]:
+        losses, self._losses = self._losses, []
+        return losses
+
+    def gradients(self) -> dict[str, Array]:
+        return {name: value / self._work.global_batch for name, value in self._together.runner.gradients.items()}
+
+    def close(self) -> None:
+        for trainer in (self._together, self._alone):
+            if trainer is not None:
+                trainer.close()
+
+
+def _trainer(comm: MPI.Intracomm, work: Work, setting: OwnSetting) -> Trainer:
+    dataset = load_dataset(work.dataset, work.seed)
+    replica = build_model(work.token, dataset.input_shape, dataset.classes)
+    return Trainer(replica, dataset, setting.plan(work), comm, Network(), seed=work.seed)
 
 
 def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
@@ -60,10 +99,8 @@ def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
 
 
 def _factory(comm: MPI.Intracomm, system: str, folder: Path, work: Work) -> Callable[[Any], Training]:
-    """The function that builds a training from its setting (plain values)."""
+    """Return the function that builds a training from its setting (plain values)."""
     if system == OWN:
-        from dpsim.experiments.peers.own_training import OwnTraining
-
         return lambda plain: OwnTraining(comm, work, codec.decode(plain, OwnSetting, "setting"))
     from dpsim.experiments.peers.torch_training import TorchTraining, join_group
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from dpsim import codec
-from dpsim.experiments.peers.measure import PeerComparison, SystemResult
-from dpsim.experiments.peers.setting import OWN, shown
+from dpsim.experiments.peers.setting import OWN, PeerComparison, SystemResult, shown
 from dpsim.harness.measurement.statistics import median_interval, median_ratio
+from dpsim.report.table import Column
 from dpsim.units import format_duration
 
+Point = dict[str, Any]
 
-def points(comparison: PeerComparison, results: Sequence[SystemResult]) -> list[dict[str, Any]]:
-    """A flat record for each result, raw samples and tried settings included.
+
+def points(comparison: PeerComparison, results: Sequence[SystemResult]) -> list[Point]:
+    """Return a flat record for each result, raw samples and tried settings included.
 
     ``images_per_s_ratio`` is dpsim's images/s over this system's in the same rounds, above 1 where dpsim is faster.
     """
@@ -22,9 +25,9 @@ def points(comparison: PeerComparison, results: Sequence[SystemResult]) -> list[
     return [_point(comparison, result, own[result.devices]) for result in results]
 
 
-def _point(comparison: PeerComparison, result: SystemResult, own: SystemResult) -> dict[str, Any]:
+def _point(comparison: PeerComparison, result: SystemResult, own: SystemResult) -> Point:
     step = median_interval(result.step_s)
-    point: dict[str, Any] = {
+    point: Point = {
         "system": result.system,
         "devices": result.devices,
         "model": comparison.model,
@@ -57,8 +60,8 @@ def _point(comparison: PeerComparison, result: SystemResult, own: SystemResult) 
     return point
 
 
-def summary(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Ratios by system and device count, and dpsim's ratio to the fastest peer of each device count."""
+def summary(points: Sequence[Point]) -> dict[str, Any]:
+    """Return ratios by system and device count, and dpsim's ratio to the fastest peer of each device count."""
     peers = [point for point in points if point["system"] != OWN]
     ratios = {
         f"{point['system']}-{point['devices']}": {
@@ -79,30 +82,28 @@ def summary(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-COLUMNS = ("system", "ranks", "images/s", "step", "without comm.", "exposed", "dpsim over it (95 %)")
+def _without_communication(point: Point, name: str) -> str:
+    return "" if point["step_without_communication_s"] is None else format_duration(point[name])
 
 
-def rows(points: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The table's rows: system, ranks, images/s, step, step without communication, exposed, dpsim's ratio to it."""
-    return [_row(point) for point in points]
+def _ratio(point: Point) -> str:
+    ratio = "{images_per_s_ratio:.2f} ({images_per_s_ratio_low:.2f} to {images_per_s_ratio_high:.2f})"
+    return "" if point["images_per_s_ratio"] is None else ratio.format_map(point)
 
 
-def _row(point: dict[str, Any]) -> tuple[str, ...]:
-    alone_s, ratio = point["step_without_communication_s"], point["images_per_s_ratio"]
-    low, high = point["images_per_s_ratio_low"], point["images_per_s_ratio_high"]
-    return (
-        point["system"],
-        str(point["devices"]),
-        f"{point['images_per_s']:,.0f}",
-        format_duration(point["measured_step_s"]),
-        "" if alone_s is None else format_duration(alone_s),
-        "" if alone_s is None else format_duration(point["exposed_communication_s"]),
-        "" if ratio is None else f"{ratio:.2f} ({low:.2f} to {high:.2f})",
-    )
+COLUMNS: tuple[Column[Point], ...] = (
+    Column(head="system", cell=itemgetter("system"), left=True),
+    Column(head="ranks", cell=lambda point: str(point["devices"])),
+    Column(head="images/s", cell=lambda point: f"{point['images_per_s']:,.0f}"),
+    Column(head="step", cell=lambda point: format_duration(point["measured_step_s"])),
+    Column(head="without comm.", cell=lambda point: _without_communication(point, "step_without_communication_s")),
+    Column(head="exposed", cell=lambda point: _without_communication(point, "exposed_communication_s")),
+    Column(head="dpsim over it (95 %)", cell=_ratio),
+)
 
 
 def notes(results: Sequence[SystemResult]) -> list[str]:
-    """The setting with which each system was timed, and how many were tried."""
+    """Return the setting with which each system was timed, and how many were tried."""
     return [
         f"{result.system} on {result.devices}: best of {max(1, len({t.setting for t in result.tried}))} settings"
         f" ({shown(result.setting)})"

@@ -1,4 +1,4 @@
-"""What is trained, by which systems, and which settings of each system are tried, of which the best counts."""
+"""A comparison: what is trained, by which systems, which settings of each are tried; and what a system comes to."""
 
 from __future__ import annotations
 
@@ -128,8 +128,70 @@ Setting = OwnSetting | TorchSetting
 Change = dict[str, Any]
 
 
+class PeerComparison(Noun, frozen=True):
+    """Which systems train what, and how often they are timed at most: in ``rounds``, and ``steps`` of each visit.
+
+    ``torch`` is compared with dpsim on one rank, the other systems on each of ``devices`` ranks.
+    """
+
+    model: str = "mlp"
+    devices: tuple[int, ...] = (2,)
+    systems: tuple[str, ...] = SYSTEMS
+    rounds: int = 30
+    steps: int = 6
+    local_batch: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for system in self.systems:
+            if system not in SYSTEMS:
+                raise unknown("system", system, SYSTEMS)
+        if OWN not in self.systems:
+            raise ConfigError(f"systems {list(self.systems)}", allowed="dpsim and others: all are compared with it")
+        for name, value in (("rounds", self.rounds), ("steps", self.steps)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}", allowed="1 or more")
+        if len(set(self.devices)) != len(self.devices) or len(set(self.systems)) != len(self.systems):
+            raise ConfigError("a device count or a system is named twice", allowed="different ones")
+        self.works()
+
+    def works(self) -> list[Work]:
+        """Return the work at each device count, and on one rank where ``torch`` takes part. Raises ``ConfigError``."""
+        counts = {*self.devices, 1} if ONE_RANK in self.systems else {*self.devices}
+        return [Work(model=self.model, devices=n, local_batch=self.local_batch, seed=self.seed) for n in sorted(counts)]
+
+    def systems_for(self, work: Work) -> list[str]:
+        """Return the systems that do this work, dpsim first."""
+        alone = work.devices == 1
+        return [OWN, *(name for name in self.systems if name != OWN and (name == ONE_RANK) == alone)]
+
+
+class TriedSetting(Noun, frozen=True):
+    """A setting, and the least median step of its visits, made in turn with those of the same ``choice``."""
+
+    setting: Setting
+    step_s: float
+    choice: int
+
+
+class SystemResult(Noun, frozen=True):
+    """One system on one device count: its best setting, and a median step a round with and without communication.
+
+    ``gradient_error`` and ``loss_error`` are its differences from dpsim's first setting.
+    """
+
+    system: str
+    devices: int
+    setting: Setting
+    gradient_error: float
+    loss_error: float
+    tried: tuple[TriedSetting, ...]
+    step_s: tuple[float, ...] = ()
+    alone_step_s: tuple[float, ...] = ()
+
+
 def first_setting(system: str) -> Setting:
-    """Where the search for a system's best setting begins."""
+    """Return where the search for a system's best setting begins."""
     if system == OWN:
         return OwnSetting()
     kinds: dict[str, Literal["none", "gloo", "hook"]] = {ONE_RANK: "none", "ddp-gloo": "gloo", "ddp-mpi": "hook"}
@@ -139,7 +201,7 @@ def first_setting(system: str) -> Setting:
 
 
 def choices(system: str, work: Work) -> list[list[Change]]:
-    """The choices of the search, each a list of changes; the best setting so far is always a candidate, too."""
+    """Return the choices of the search, each a list of changes; the best setting so far is always a candidate, too."""
     if system == OWN:
         if work.devices == 1:
             return []
@@ -160,7 +222,7 @@ def choices(system: str, work: Work) -> list[list[Change]]:
 
 
 def shown(setting: Setting) -> str:
-    """A setting's fields as text, without those that have no effect on its system."""
+    """Return a setting's fields as text, without those that have no effect on its system."""
     values = msgspec.structs.asdict(setting)
     plain = {name: value for name, value in values.items() if name != "allreduce" or value not in ("none", "gloo")}
     if isinstance(setting, TorchSetting) and setting.allreduce in ("none", "gloo"):

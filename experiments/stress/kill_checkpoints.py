@@ -17,16 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from dpsim.experiments.stress.rounds import run_rounds
+from dpsim.errors import FileFormatError
+from dpsim.experiments.stress.tally import Add, Outcome, Part, main
 from dpsim.plan import Plan
 from dpsim.runtime.checkpoint import Checkpoint, CheckpointFolder, Header, checkpoints, read
 
 _ELEMENTS = 200_000
 _LONGEST_S = 0.06
+_MOST_KEPT = 3
 
 
 def content(step: int) -> Checkpoint:
-    """A checkpoint whose numbers all follow from its step."""
+    """Return a checkpoint whose numbers all follow from its step."""
     header = Header(
         step=step,
         epoch=step // 7,
@@ -41,7 +43,7 @@ def content(step: int) -> Checkpoint:
 
 
 def consistent(path: Path, step: int) -> bool:
-    """Whether a file is the checkpoint of its step. Raises ``FileFormatError`` where it is damaged."""
+    """Return whether a file is the checkpoint of its step. Raises ``FileFormatError`` where it is damaged."""
     stored, expected = read(path), content(step)
     return (
         stored.tensors.keys() == expected.tensors.keys()
@@ -52,35 +54,29 @@ def consistent(path: Path, step: int) -> bool:
 
 def write_for_ever(folder: str, connection: Connection) -> None:
     """Write a checkpoint of each step after the newest one; send each step once its checkpoint is written."""
-    begin = max((step for step, _ in checkpoints(Path(folder))), default=0)
-    writing = CheckpointFolder(Path(folder), begin)
-    connection.send(begin)
+    step = max((step for step, _ in checkpoints(Path(folder))), default=0)
+    writing = CheckpointFolder(Path(folder), step)
+    connection.send(step)
     connection.recv()
-    step = begin
     while True:
         step += 1
         writing.write(content(step))
         connection.send(step)
 
 
-def kill_rounds(rounds: int, seed: int, folder: Path) -> tuple[int, int]:
-    """(checkpoints written, kills in the middle of writing one) of ``rounds`` kills at random moments.
-
-    Raises ``AssertionError`` or ``FileFormatError`` at the first kill that leaves anything but whole checkpoints.
-    """
+def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+    """Kill the writer at a random moment, again and again, and look at what it leaves."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["dpsim.runtime.checkpoint"])
-    moments = random.Random(seed)
-    midway, last = 0, 0
-    for number in range(rounds):
+    moments, runs = random.Random(f"{seed} {first}"), folder / "runs"
+    for number in range(first, last):
         ours, theirs = processes.Pipe()
-        process = processes.Process(target=write_for_ever, args=(str(folder), theirs))
+        process = processes.Process(target=write_for_ever, args=(str(runs), theirs))
         process.start()
         theirs.close()
         try:
-            last = ours.recv()  # it has begun, and removed what the last kill left
-            if list(folder.glob(".*")):
-                raise AssertionError(f"kill {number}: the next start left {sorted(folder.glob('.*'))}")
+            written = ours.recv()  # it has begun, and removed what the last kill left
+            wrong = "the next start left unfinished files" if list(runs.glob(".*")) else ""
             ours.send("go")
             time.sleep(moments.uniform(0, _LONGEST_S))
         finally:
@@ -88,25 +84,23 @@ def kill_rounds(rounds: int, seed: int, folder: Path) -> tuple[int, int]:
             process.join()
         with contextlib.suppress(EOFError, ConnectionResetError):
             while True:
-                last = ours.recv()
-        midway += any(folder.glob(".*.partial"))
-        left = checkpoints(folder)
-        if last and not (left and left[-1][0] in (last, last + 1)):
-            raise AssertionError(f"kill {number}: step {last} was written, and the folder has {left}")
-        for step, path in left:
-            if not consistent(path, step):
-                raise AssertionError(f"kill {number}: {path} is not of its step")
-        if len(left) > 3:
-            raise AssertionError(f"kill {number}: {len(left)} checkpoints are kept")
-    return max(last, left[-1][0] if left else 0), midway
+                written = ours.recv()
+        became = "killed while it wrote a file" if any(runs.glob(".*.partial")) else "killed between two files"
+        add(Outcome(case=str(number), became=became, wrong=wrong or _wrong(runs, written)))
 
 
-def main() -> int:
-    rounds, (written, midway) = run_rounds(__doc__, 1000, kill_rounds)
-    print(f"{rounds}, each with a kill, {midway} of them in the middle of writing a file;", end=" ")
-    print(f"{written} checkpoints written, none torn")
-    return 0
+def _wrong(folder: Path, written: int) -> str:
+    left = checkpoints(folder)
+    if written and not (left and left[-1][0] in (written, written + 1)):
+        return f"step {written} was written, and the folder has {left}"
+    if len(left) > _MOST_KEPT:
+        return f"{len(left)} checkpoints are kept"
+    try:
+        torn = [path.name for step, path in left if not consistent(path, step)]
+    except FileFormatError as error:
+        return str(error)
+    return f"{', '.join(torn)}: not of its step" if torn else ""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("kill_checkpoints", __doc__, {"checkpoints": Part(run, 1000)}))

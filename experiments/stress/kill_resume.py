@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,8 @@ import msgspec
 import psutil
 
 from dpsim import codec
-from dpsim.experiments.stress.rounds import is_running, run_rounds
+from dpsim.experiments.stress.running import GONE_WITHIN_S, is_running
+from dpsim.experiments.stress.tally import Add, Outcome, Part, main
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import configured
 from dpsim.harness.train.train import train
@@ -88,32 +88,14 @@ _SETTINGS: dict[str, Sequence[Any]] = {
     "overlap": ("off", "inline", "poll", "thread"),
     "algorithm": ("auto", "direct", "ring"),
 }
-_STARTING_S, _STEPPING_S, _GONE_WITHIN_S = 1.0, 0.02, 10.0
+_STARTING_S, _STEPPING_S = 1.0, 0.02
 
 Result = tuple[str, Sequence[float]]
 """Digest and losses."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Kills, ranks that they hit, kills after a checkpoint, and restarts of elastic runs."""
-
-    kills: int = 0
-    ranks: int = 0
-    after_checkpoint: int = 0
-    restarts: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            kills=self.kills + other.kills,
-            ranks=self.ranks + other.ranks,
-            after_checkpoint=self.after_checkpoint + other.after_checkpoint,
-            restarts=self.restarts + other.restarts,
-        )
-
-
 def undisturbed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Result]:
-    """A task for one rank: the result of each training when nothing is killed."""
+    """Return the result of each training when nothing is killed: a task for one rank."""
     from dpsim.harness.train.on_ranks import train_on_ranks
 
     configs = [config | {"checkpoint_every": None, "checkpoint": None} for config in argument["trainings"]]
@@ -142,7 +124,7 @@ class _Killer:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Kill while the run in this block is at work. Raises ``AssertionError`` if it leaves a process behind."""
+        """Kill while the run in this block is at work."""
         thread = threading.Thread(target=self._kill)
         thread.start()
         try:
@@ -151,10 +133,15 @@ class _Killer:
             self._over = True
             self._reached.set()
             thread.join()
-        until = time.monotonic() + _GONE_WITHIN_S
+
+    def left_behind(self) -> str:
+        """Say which processes of the run still are there though it has ended; empty: none."""
+        until = time.monotonic() + GONE_WITHIN_S
         while left := [process for process in self._workers if is_running(process)]:
-            assert time.monotonic() < until, f"left behind: {left}"
+            if time.monotonic() > until:
+                return f"left behind: {left}"
             time.sleep(0.01)
+        return ""
 
     def _kill(self) -> None:
         self._reached.wait()
@@ -168,13 +155,13 @@ class _Killer:
                     self._killed += 1
             time.sleep(0.01)
 
-    def counts(self) -> Counts:
-        return Counts(
-            kills=self._killed > 0,
-            ranks=self._killed,
-            after_checkpoint=self._killed > 0 and self._aim > 0,
-            restarts=self._restarts,
-        )
+    @property
+    def became(self) -> str:
+        """What it did to the run; empty for nothing."""
+        if not self._killed:
+            return ""
+        continued = ", which continued by itself" if self._restarts else ""
+        return f"{self._killed} killed {'after' if self._aim else 'before'} a checkpoint{continued}"
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
@@ -184,7 +171,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _workers_of_this_process() -> list[psutil.Process]:
-    """The ranks of the job that this process has started, and the parents that watch them."""
+    """Return the ranks of the job that this process has started, and the parents that watch them."""
     workers = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -194,14 +181,15 @@ def _workers_of_this_process() -> list[psutil.Process]:
     return workers
 
 
-def kill_round(training: TrainConfig, expected: Result, seed: str, folder: Path) -> Counts:
-    """One run, killed once or twice. Raises ``AssertionError`` where it does not end as ``expected``."""
-    moments, counts, result = random.Random(seed), Counts(), None
+def kill_round(number: int, expected: Result, seed: int, folder: Path) -> Outcome:
+    """Train once, killed once or twice; wrong where it leaves something or does not end as ``expected``."""
+    moments, became, wrong = random.Random(f"{seed} {number}"), list[str](), ""
+    training = TRAININGS[number % len(TRAININGS)]
     config = msgspec.structs.replace(training, checkpoint=str(folder), **_drawn(moments))
-    kills = moments.choice((1, 1, 2))
+    kills, result = moments.choice((1, 1, 2)), None
     while result is None:
         aim = moments.choice((0, moments.randint(1, training.steps or 1)))
-        ranks = moments.choice((1, 1, 2)) if counts.kills < kills else 0
+        ranks = moments.choice((1, 1, 2)) if len(became) < kills else 0
         killer = _Killer(ranks, aim, moments.uniform(0, _STEPPING_S if aim else _STARTING_S), moments)
         try:
             with killer.at_work():
@@ -210,46 +198,35 @@ def kill_round(training: TrainConfig, expected: Result, seed: str, folder: Path)
             if not failed.lost:
                 raise
             config = _by_hand(config, moments, folder)
-        counts += killer.counts()
-    assert (result.digest, result.losses) == (expected[0], tuple(expected[1])), f"{config}: other bits"
+        became += [killer.became] if killer.became else []
+        wrong = wrong or killer.left_behind()
     whole = [path for _, path in checkpoints(folder)]
-    left = [path.name for path in folder.iterdir() if path not in whole]
-    assert not left, f"{config}: {left} are left behind"
-    return counts
+    if (result.digest, result.losses) != (expected[0], tuple(expected[1])):
+        wrong = wrong or f"{config}: other bits"
+    elif left := [path.name for path in folder.iterdir() if path not in whole]:
+        wrong = wrong or f"{config}: {left} are left behind"
+    return Outcome(case=str(number), became="; ".join(became) or "had ended", wrong=wrong)
 
 
 def _drawn(moments: random.Random) -> dict[str, Any]:
-    """Settings drawn at random on which the results of a reproducible run do not depend."""
+    """Draw settings at random on which the results of a reproducible run do not depend."""
     return {name: moments.choice(values) for name, values in _SETTINGS.items()}
 
 
 def _by_hand(config: TrainConfig, moments: random.Random, folder: Path) -> TrainConfig:
-    """The run with other settings, resumed from its last checkpoint, or begun anew while there is none."""
+    """Return the run with other settings, resumed from its last checkpoint, or begun anew while there is none."""
     if not checkpoints(folder):
         return msgspec.structs.replace(config, **_drawn(moments))
     return configured(folder, _drawn(moments), None, {}, {}, lambda _: None)
 
 
-def kill_rounds(rounds: int, seed: int, folder: Path) -> Counts:
-    """``rounds`` rounds, each in a folder of its own under ``folder``."""
-    argument = {"trainings": [dict(codec.to_builtins(training)) for training in TRAININGS[:rounds]]}
+def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+    """Kill trainings in turn, each round in a folder of its own."""
+    argument = {"trainings": [dict(codec.to_builtins(training)) for training in TRAININGS[:last]]}
     expected = on_ranks("dpsim.experiments.stress.kill_resume:undisturbed", argument, devices=1)
-    counts = Counts()
-    for number in range(rounds):
-        index = number % len(TRAININGS)
-        counts += kill_round(TRAININGS[index], expected[index], f"{seed} {number}", folder / str(number))
-    return counts
-
-
-def main() -> int:
-    rounds, counts = run_rounds(__doc__, 200, kill_rounds)
-    print(
-        f"{rounds}, {counts.kills} kills of {counts.ranks} ranks, {counts.after_checkpoint} after a checkpoint;",
-        end=" ",
-    )
-    print(f"{counts.restarts} runs continued by themselves; all ended in the same bits")
-    return 0
+    for number in range(first, last):
+        add(kill_round(number, expected[number % len(TRAININGS)], seed, folder / str(number)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("kill_resume", __doc__, {"resume": Part(run, 200)}))

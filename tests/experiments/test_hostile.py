@@ -9,18 +9,19 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.experiments.stress.hostile import kills, user_files
-from dpsim.experiments.stress.hostile.__main__ import attack
+from dpsim.experiments.stress import running
+from dpsim.experiments.stress.hostile import kills
+from dpsim.experiments.stress.hostile.__main__ import PARTS
 from dpsim.experiments.stress.hostile.killed_commands import COMMANDS
 from dpsim.experiments.stress.hostile.kills import Attack
-from dpsim.experiments.stress.hostile.tally import Outcome, Tally, tallied
+from dpsim.experiments.stress.tally import Outcome, Tally, attack, tallied
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("part", "cases"), [("readers", 150), ("commands", 2), ("connections", 20)])
 def test_nothing_goes_wrong_under_attack(part: str, cases: int) -> None:
-    tally = attack(part, cases, seed=1, output=None)
+    tally = attack(part, PARTS[part], cases, seed=1, output=None)
     assert (tally.cases, tally.wrong) == (cases, ())
 
 
@@ -49,15 +50,15 @@ def test_every_kind_of_process_of_every_command_gets_signals() -> None:
 
 
 def test_a_user_s_file_that_was_changed_or_removed_is_named_but_for_outputs(tmp_path: Path) -> None:
-    user_files.add_notes(tmp_path)
+    running.add_notes(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "record.json").write_text("{}")
-    before = user_files.contents(tmp_path)
+    before = running.contents(tmp_path)
     (tmp_path / "out" / "record.json").write_text("[]")
     (tmp_path / "new.txt").touch()
-    assert user_files.changes(before, tmp_path, ["out"]) == ""
+    assert running.changes(before, tmp_path, ["out"]) == ""
     (tmp_path / "notes.txt").unlink()
-    assert user_files.changes(before, tmp_path) == (
+    assert running.changes(before, tmp_path) == (
         "removed of the user's files: notes.txt; changed of the user's files: out/record.json"
     )
 

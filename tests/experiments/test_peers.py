@@ -21,16 +21,16 @@ from process_tree import command_of
 from dpsim.cli.app import run
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.experiments.peers import agreement, measure, result, search
+from dpsim.experiments.peers import agreement, measure, result
 from dpsim.experiments.peers.__main__ import build
-from dpsim.experiments.peers.job import Job
-from dpsim.experiments.peers.measure import PeerComparison, SystemResult
-from dpsim.experiments.peers.search import TriedSetting
 from dpsim.experiments.peers.setting import (
     SYSTEMS,
     OwnSetting,
+    PeerComparison,
     Setting,
+    SystemResult,
     TorchSetting,
+    TriedSetting,
     Work,
     choices,
     first_setting,
@@ -135,11 +135,11 @@ def test_the_search_keeps_the_best_of_each_choice_and_drops_the_others() -> None
         return [sum(cost[getattr(setting, field)] for field, cost in costs.items()) for setting in settings]
 
     dimensions: list[list[dict[str, Any]]] = [[{"optimizer": "fused"}], [{"bucket_cap_mb": 1}, {"bucket_cap_mb": 100}]]
-    best, tried = search.search(GLOO, dimensions, times_of, built.remove)
+    best, tried = measure.search(GLOO, dimensions, times_of, built.remove)
     assert best == TorchSetting(allreduce="gloo", optimizer="fused")
     assert built == {best}
     assert [(one.choice, one.step_s) for one in tried] == [(0, 3.0), (0, 1.0), (1, 1.0), (1, 1.5), (1, 3.0)]
-    assert search.search(GLOO, [], times_of, built.remove) == (GLOO, [])
+    assert measure.search(GLOO, [], times_of, built.remove) == (GLOO, [])
 
 
 def test_a_setting_that_is_clearly_behind_is_visited_twice_and_close_ones_until_the_end() -> None:
@@ -150,11 +150,11 @@ def test_a_setting_that_is_clearly_behind_is_visited_twice_and_close_ones_until_
         behind: [1.2, 1.3],
     }
     remaining = {setting: iter(times) for setting, times in visits.items()}
-    actual = search.least_times_s([close, behind, best], lambda setting: next(remaining[setting]))
+    actual = measure.least_times_s({each: remaining[each].__next__ for each in (close, behind, best)})
     assert actual == [1.04, 1.2, 1.0]
     assert [next(times, None) for times in remaining.values()] == [None, None, None]  # every visit was made
-    remaining = {best: iter([1.0, 1.0]), behind: iter([2.0, 2.0])}
-    assert search.least_times_s([best, behind], lambda setting: next(remaining[setting])) == [1.0, 2.0]
+    two = {best: iter([1.0, 1.0]).__next__, behind: iter([2.0, 2.0]).__next__}
+    assert measure.least_times_s(two) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("model", ["mlp", "resnet20"])
@@ -168,7 +168,7 @@ def test_whatever_wins_each_choice_gives_a_setting_that_can_run(system: str, mod
             seen.update(settings)
             return [float(i != min(wins, len(settings) - 1)) for i in range(len(settings))]
 
-        search.search(first_setting(system), choices(system, work), times_of, lambda _: None)
+        measure.search(first_setting(system), choices(system, work), times_of, lambda _: None)
         for setting in actual:
             assert shown(setting)
             if isinstance(setting, OwnSetting):
@@ -197,18 +197,24 @@ def test_rounds_end_when_the_ratios_are_known_or_at_the_most(
 ) -> None:
     random = np.random.default_rng(0)
 
+    class Training:
+        errors = (0.0, 0.0)
+
+        def __init__(self, system: str) -> None:
+            self.factor = 1 if system == "dpsim" else 2
+
+        def drop(self) -> None:
+            pass
+
+        def visit(self, seconds: float, *, communicate: bool = True) -> float:
+            return float(random.uniform(1.0, 1.0 + noise)) * self.factor
+
     class Trainings(contextlib.nullcontext["Trainings"]):
         def __init__(self, comparison: PeerComparison) -> None:
             super().__init__(self)
 
-        def build(self, system: str, work: Work, setting: Setting) -> tuple[float, float]:
-            return 0.0, 0.0
-
-        def drop(self, system: str, devices: int, setting: Setting) -> None:
-            pass
-
-        def visit(self, system: str, devices: int, setting: Setting, *, communicate: bool, seconds: float) -> float:
-            return float(random.uniform(1.0, 1.0 + noise)) * (1 if system == "dpsim" else 2)
+        def build(self, system: str, work: Work, setting: Setting) -> Training:
+            return Training(system)
 
     monkeypatch.setattr(measure, "_Trainings", Trainings)
     monkeypatch.setattr(measure, "require_torch", lambda systems: None)
@@ -221,7 +227,7 @@ def test_rounds_end_when_the_ratios_are_known_or_at_the_most(
 
 
 def test_a_job_obeys_until_it_is_closed_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    job = Job("dpsim", Work(model="mlp:6,5", devices=2, local_batch=3), tmp_path, {}, pin=True)
+    job = measure.start_job("dpsim", Work(model="mlp:6,5", devices=2, local_batch=3), tmp_path, {}, pin=True)
     reference = str(tmp_path / "reference.npz")
     build = {"do": "build", "training": 7, "setting": {"type": "dpsim"}, "save": True, "reference": reference}
     first, second = job.ask(build)
@@ -248,7 +254,7 @@ def ranks() -> list[psutil.Process]:
 
 
 def test_what_a_rank_raises_reaches_the_caller(tmp_path: Path) -> None:
-    job = Job("dpsim", Work(model="mlp:6", devices=2, local_batch=3), tmp_path, {}, pin=True)
+    job = measure.start_job("dpsim", Work(model="mlp:6", devices=2, local_batch=3), tmp_path, {}, pin=True)
     setting = {"type": "dpsim", "overlap": "psychic"}
     with pytest.raises(DpsimError, match="overlap"):
         job.ask({"do": "build", "training": 0, "setting": setting, "save": False, "reference": ""})
@@ -344,9 +350,8 @@ def test_the_table_names_the_fastest_peer_and_the_setting_of_each() -> None:
     assert points[3]["images_per_s"] == pytest.approx(400)
     printed = result.summary(points)
     assert printed["best_peer"] == {"1": {"system": "torch", "ratio": 0.5}, "2": {"system": "ddp-mpi", "ratio": 1.5}}
-    rows = result.rows(points)
+    rows = [tuple(column.cell(point) for column in result.COLUMNS) for point in points]
     assert rows[3] == ("ddp-gloo", "2", "400", "50 ms", "25 ms", "25 ms", "2.50 (2.50 to 2.50)")
-    assert len(rows[0]) == len(result.COLUMNS)
     assert "thread_level single" in result.notes(results)[4]
     assert "thread_level" not in result.notes(results)[3]
 

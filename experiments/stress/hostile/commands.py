@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
-from dpsim.experiments.stress.hostile import user_files
 from dpsim.experiments.stress.hostile.damage import damaged
 from dpsim.experiments.stress.hostile.readers import HANG_S, IDLE_S, MEMORY_BYTES
-from dpsim.experiments.stress.hostile.tally import Outcome
-from dpsim.launch import scratch, scratch_keeper
+from dpsim.experiments.stress.running import ROOT, Run
+from dpsim.experiments.stress.tally import Add, Outcome
 
-_ROOT = Path(str(importlib.resources.files("dpsim"))).resolve().parent
 _LOOK_S = 0.02
 _CODES = range(3)
 """0: done; 1: a rank failed, or a check did; 2: a mistake that was explained."""
@@ -95,16 +90,15 @@ def prepared(folder: Path) -> None:
         ("experiments/machines/benchmarks/nccl_a100.txt", "nccl.txt"),
         ("experiments/machines/benchmarks/osu_2_nodes.txt", "osu.txt"),
     ):
-        shutil.copyfile(_ROOT / source, folder / name)
+        shutil.copyfile(ROOT / source, folder / name)
     (folder / "sweep").mkdir(exist_ok=True)
     for name in ("predictions.json", "results.json", "drift.json"):
-        shutil.copyfile(_ROOT / "reports/devices" / name, folder / "sweep" / name)
+        shutil.copyfile(ROOT / "reports/devices" / name, folder / "sweep" / name)
     (folder / "hosts.txt").write_text("localhost:2\n", encoding="utf-8")
-    user_files.add_notes(folder)
 
 
 def _command(moments: random.Random) -> list[str]:
-    """A command with one to three words exchanged, damaged, removed, doubled or inserted."""
+    """Return a command with one to three words exchanged, damaged, removed, doubled or inserted."""
     words = list(moments.choice(_COMMANDS))
     for _ in range(moments.choice((1, 1, 2, 3))):
         at = moments.randrange(len(words) + 1)
@@ -133,51 +127,34 @@ def _damage_a_file(folder: Path, moments: random.Random) -> None:
 
 
 def case(number: int, seed: int, folder: Path) -> Outcome:
-    """One command in a folder of its own; for every fourth a file there is damaged instead."""
-    moments = random.Random(f"{seed} {number}")
-    place = folder / str(number)
-    place.mkdir()
-    prepared(place)
+    """Run one command in a folder of its own; for every fourth a file there is damaged instead."""
+    moments, run = random.Random(f"{seed} {number}"), Run(folder / str(number))
+    prepared(run.folder)
     words = _command(moments)
     if number % 4 == 0:
-        _damage_a_file(place, moments)
+        path = moments.choice(sorted(path for path in run.folder.rglob("*") if path.is_file()))
+        path.write_bytes(damaged(path.read_bytes(), moments))
         words = list(moments.choice(_COMMANDS))
-    before = user_files.contents(place)
-    output = place / "said.txt"
-    with output.open("wb") as file:
-        variables = {**os.environ, **scratch.environment(place), "PYTHONPATH": str(_ROOT)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dpsim", *words],
-            cwd=place,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=variables,
-            start_new_session=True,
-        )
-    wrong = _watched(process)
-    scratch_keeper.end_processes(str(place))
-    text = output.read_text(encoding="utf-8", errors="replace")
-    if not wrong and "Traceback (most recent call last)" in text:
-        wrong = "traceback: " + text.strip().splitlines()[-1][:200]
-    if not wrong and process.returncode not in _CODES:
-        wrong = f"exit code {process.returncode}"
-    wrong = wrong or user_files.changes(before, place, _outputs(words))
-    became = "went wrong" if wrong else f"exit code {process.returncode}"
-    shutil.rmtree(place)
+    run.start(["dpsim", *words])
+    wrong = _watched(run.process)
+    run.end()
+    code = run.process.returncode
+    wrong = wrong or run.traceback() or ("" if code in _CODES else f"exit code {code}") or run.changes(_outputs(words))
+    shutil.rmtree(run.marked)
     shown = " ".join(word if len(word) < 60 else f"{word[:40]!r}... ({len(word)})" for word in words)
+    became = "went wrong" if wrong else f"exit code {code}"
     return Outcome(case=f"{number}: {shown}".encode("utf-8", "replace").decode(), became=became, wrong=wrong)
 
 
 def _outputs(words: list[str]) -> set[str]:
-    """What a command line names as the file or folder to write, which may then be there already."""
+    """Return what a command line names as the file or folder to write, which may then be there already."""
     given = {word for flag, word in pairwise(words) if flag in _WRITTEN}
     given |= {word.partition("=")[2] for word in words if word.startswith(tuple(f"{flag}=" for flag in _WRITTEN))}
     return {os.path.normpath(word).partition("/")[0] for word in given}
 
 
 def _watched(process: subprocess.Popen[bytes]) -> str:
-    """What is wrong with how a process runs, which is ended then; empty for one that ends."""
+    """Say what is wrong with how a process runs, which is killed then; empty for one that ends."""
     until, measured = time.monotonic() + IDLE_S, psutil.Process(process.pid)
     while process.poll() is None:
         try:
@@ -190,22 +167,22 @@ def _watched(process: subprocess.Popen[bytes]) -> str:
         elif memory_bytes > MEMORY_BYTES:
             wrong = f"{memory_bytes / 1e9:.1f} GB"
         if wrong:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait()
             return wrong
         time.sleep(_LOOK_S)
     return ""
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Callable[[Outcome], None]) -> None:
-    """Cases ``first`` to ``last``, once what they compile is compiled: that may take longer than a case may."""
-    place = folder / "whole"
-    place.mkdir()
-    prepared(place)
+def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+    """Run the cases once what they compile is compiled: that may take longer than a case may."""
+    whole = folder / "whole"
+    whole.mkdir()
+    prepared(whole)
     for words in _COMMANDS[:_COMPILING]:
-        variables = {**os.environ, "PYTHONPATH": str(_ROOT)}
+        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run(
-            [sys.executable, "-m", "dpsim", *words], cwd=place, env=variables, capture_output=True, check=True
+            [sys.executable, "-m", "dpsim", *words], cwd=whole, env=variables, capture_output=True, check=True
         )
     for number in range(first, last):
         add(case(number, seed, folder))

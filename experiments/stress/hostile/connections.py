@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.resources
-import json
-import os
 import random
+import re
 import socket
 import struct
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import psutil
 
-from dpsim.experiments.stress.hostile.tally import Outcome
-from dpsim.launch import scratch
+from dpsim.experiments.stress.running import Run
+from dpsim.experiments.stress.tally import Add, Outcome
 
-_ROOT = str(Path(str(importlib.resources.files("dpsim"))).resolve().parent)
 _TRAIN = (
-    "train",
-    "--model",
-    "mlp:6",
-    "--dataset",
-    "synthetic:4x4x1,classes=3,train=64,test=16",
-    "--devices",
-    "2",
-    "--global-batch",
-    "16",
-    "--steps",
-    "2000",
-    "--reproducible",
-    "--json",
+    "dpsim train --model mlp:6 --dataset synthetic:4x4x1,classes=3,train=64,test=16 --devices 2 --global-batch 16"
+    " --steps 2000 --reproducible --json"
 )
+_DIGEST = re.compile(r'"digest": "(\w+)"')
 
 
 def _message(moments: random.Random) -> bytes:
-    """What a stranger sends."""
     return moments.choice(
         (
             b"",
@@ -62,7 +45,7 @@ def _message(moments: random.Random) -> bytes:
 
 
 def stranger(port: int, moments: random.Random) -> str:
-    """One connection, and how it ended."""
+    """Make one connection; how it ended."""
     message, ending = _message(moments), moments.choice(("close", "reset", "shut down", "wait", "slowly"))
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
@@ -87,51 +70,38 @@ def stranger(port: int, moments: random.Random) -> str:
     return "hung up"
 
 
-class _Job:
-    """A training command on this machine, to whose port strangers connect."""
-
-    def __init__(self, folder: Path) -> None:
-        variables = {**os.environ, **scratch.environment(folder), "PYTHONPATH": _ROOT}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dpsim", *_TRAIN],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=variables,
-            start_new_session=True,
-            text=True,
-        )
-
-    def port(self) -> int | None:
-        """The port it listens on, which anybody can read in /proc/net/tcp; None if there is none."""
-        with contextlib.suppress(psutil.Error):
-            for connection in psutil.Process(self._process.pid).net_connections(kind="tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    return int(connection.laddr.port)
-        return None
-
-    def runs(self) -> bool:
-        return self._process.poll() is None
-
-    def digest(self) -> str:
-        """The digest it ended with, or else the end of its messages."""
-        output, message = self._process.communicate(timeout=120)
-        if self._process.returncode:
-            return f"exit code {self._process.returncode}: {message.strip()[-300:]}"
-        return str(json.loads(output)["summary"]["digest"])
+def _port(run: Run) -> int | None:
+    """Return the port that a job listens on, which anybody can read in /proc/net/tcp; None if there is none."""
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.Process(run.process.pid).net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN:
+                return int(connection.laddr.port)
+    return None
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Callable[[Outcome], None]) -> None:
-    """Strangers ``first`` to ``last``, who connect to one job after another."""
-    expected = _Job(folder).digest()
+def _started(folder: Path) -> Run:
+    run = Run(folder)
+    run.start(_TRAIN.split())
+    return run
+
+
+def _digest(run: Run) -> str:
+    """Return the digest that a job ends with, or else the end of its messages."""
+    code = run.process.wait(120)
+    return f"exit code {code}: {run.text().strip()[-300:]}" if code else _DIGEST.findall(run.text())[-1]
+
+
+def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+    """Let strangers ``first`` to ``last`` connect to one job after another."""
+    expected = _digest(_started(folder / "undisturbed"))
     while first < last:
-        job, outcomes = _Job(folder), list[Outcome]()
-        while job.runs() and first + len(outcomes) < last:
+        job, outcomes = _started(folder / f"from {first}"), list[Outcome]()
+        while job.process.poll() is None and first + len(outcomes) < last:
             number = first + len(outcomes)
-            if (port := job.port()) is not None:
+            if (port := _port(job)) is not None:
                 ending = stranger(port, random.Random(f"{seed} {number}"))
                 outcomes.append(Outcome(case=str(number), became=ending))
-        digest = job.digest()
+        digest = _digest(job)
         for outcome in outcomes:
             wrong = "" if digest == expected else f"the run ended in {digest}"
             add(msgspec.structs.replace(outcome, wrong=wrong))

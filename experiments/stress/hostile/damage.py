@@ -50,47 +50,30 @@ _DEEP = (1_000, 20_000)
 
 
 def damaged(data: bytes, moments: random.Random) -> bytes:
-    """``data`` damaged in one to four places, half of them in its first 400 bytes."""
+    """Return ``data`` damaged in one to four places, half of them in its first 400 bytes."""
     for _ in range(moments.choice((1, 1, 1, 2, 4))):
         head = min(len(data), 400) if moments.random() < 0.5 else len(data)
         at = moments.randint(0, head)
-        data = moments.choice((_cut, _overwritten, _inserted, _deleted, _renumbered, _deepened, _doubled))(
-            data, at, moments
-        )
+        start, end, new = at, at, b""
+        match moments.choice(("cut", "overwrite", "insert", "delete", "renumber", "deepen", "double")):
+            case "cut":
+                end = len(data)
+            case "overwrite":
+                new = moments.randbytes(moments.randint(1, 9))
+                end = at + len(new)
+            case "insert":
+                new = moments.choice(_PIECES)
+            case "delete":
+                end = at + moments.randint(1, 12)
+            case "renumber" if number := _NUMBER.search(data, at):
+                (start, end), new = number.span(), moments.choice(_NUMBERS)
+            case "deepen":
+                number, depth = _NUMBER.search(data, at), moments.choice(_DEEP)
+                start, end = number.span() if number else (at, at)
+                close = moments.choice((b"", b"]" * depth))
+                new = moments.choice((b"[", b'{"a":')) * depth + b"1" + close
+            case "double":
+                end = at + moments.choice((10, 100, 1000))
+                new = data[at:end] * moments.choice((2, 50))
+        data = data[:start] + new + data[end:]
     return data
-
-
-def _cut(data: bytes, at: int, moments: random.Random) -> bytes:
-    return data[:at]
-
-
-def _overwritten(data: bytes, at: int, moments: random.Random) -> bytes:
-    new = moments.randbytes(moments.randint(1, 9))
-    return data[:at] + new + data[at + len(new) :]
-
-
-def _inserted(data: bytes, at: int, moments: random.Random) -> bytes:
-    return data[:at] + moments.choice(_PIECES) + data[at:]
-
-
-def _deleted(data: bytes, at: int, moments: random.Random) -> bytes:
-    return data[:at] + data[at + moments.randint(1, 12) :]
-
-
-def _renumbered(data: bytes, at: int, moments: random.Random) -> bytes:
-    """The first number from ``at`` on is replaced by another."""
-    match = _NUMBER.search(data, at)
-    return data if match is None else data[: match.start()] + moments.choice(_NUMBERS) + data[match.end() :]
-
-
-def _deepened(data: bytes, at: int, moments: random.Random) -> bytes:
-    """A number is replaced by a deep nesting, open or closed."""
-    match, depth = _NUMBER.search(data, at), moments.choice(_DEEP)
-    start, end = (at, at) if match is None else match.span()
-    close = moments.choice((b"", b"]" * depth))
-    return data[:start] + moments.choice((b"[", b'{"a":')) * depth + b"1" + close + data[end:]
-
-
-def _doubled(data: bytes, at: int, moments: random.Random) -> bytes:
-    length = moments.choice((10, 100, 1000))
-    return data[:at] + data[at : at + length] * moments.choice((2, 50)) + data[at + length :]

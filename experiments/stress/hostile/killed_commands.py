@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +40,7 @@ class Command:
     predictions: str = ""
 
     def again(self, folder: Path) -> tuple[str, ...]:
-        """The words of the command that continues in its folder; none where nothing can be continued."""
+        """Return the words of the command that continues in its folder; none where nothing can be continued."""
         if self.trains and (folder / "run").exists() and checkpoints(folder / "run"):
             return ("dpsim", "train", "--resume", "run")
         return self.words if self.trains or self.predictions else ()
@@ -98,8 +97,3 @@ def prepare(folder: Path) -> None:
     """Write the scripts that the commands name into their folder."""
     (folder / "train.py").write_text(_TRAINING, encoding="utf-8")
     (folder / "own.py").write_text(_OWN_SCRIPT, encoding="utf-8")
-
-
-def in_python(words: tuple[str, ...]) -> list[str]:
-    """The whole command line."""
-    return [sys.executable, "-m", *words]

@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.resources
-import os
 import random
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from dpsim.experiments.stress.hostile import user_files
-from dpsim.experiments.stress.hostile.killed_commands import COMMANDS, TURNS, Command, in_python, prepare
-from dpsim.experiments.stress.hostile.tally import Outcome
+from dpsim.experiments.stress.hostile.killed_commands import COMMANDS, TURNS, Command, prepare
+from dpsim.experiments.stress.running import GONE_WITHIN_S, ROOT, Run
+from dpsim.experiments.stress.tally import Add, Outcome
 from dpsim.harness.bench import turns
-from dpsim.launch import scratch, scratch_keeper
+from dpsim.launch import scratch_keeper
 
-_ROOT = str(Path(str(importlib.resources.files("dpsim"))).resolve().parent)
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSTOP)
-_GOES_ON_S, _GONE_WITHIN_S, _REPORTS_S, _CONTINUES_S = 3.0, 10.0, 100.0, 900.0
-_SHARED = "/dev/shm"
-_OF_PYTORCH = "torchinductor_"
-"""PyTorch's folder of compiled code, which it keeps."""
+_GOES_ON_S, _REPORTS_S, _CONTINUES_S = 3.0, 100.0, 900.0
 _SCRIPTS = ("dpsim.torch_ddp.run_script", turns.__file__)
 _NEXT = "from dpsim.launch.scratch import scratch\nwith scratch('next'): pass"
 _DIGEST = re.compile(r"digest of the parameters (\w+)")
@@ -62,48 +55,20 @@ class _Hit:
     said: str
 
 
-class _Run:
-    """One run of a command in folders of its own, where all of its processes can be told from others."""
+class _Run(Run):
+    """One run of a command whose processes get a signal."""
 
-    def __init__(self, command: Command, folder: Path) -> None:
-        self.command, self.marked, self.folder, self.temporary = command, folder, folder / "w", folder / "t"
-        for each in (self.marked, self.folder, self.temporary):
-            each.mkdir()
+    def __init__(self, command: Command, marked: Path) -> None:
+        super().__init__(marked)
+        self.command = command
         prepare(self.folder)
-        user_files.add_notes(self.folder)
-        self._files = user_files.contents(self.folder)
-        self._before = {*os.listdir(_SHARED), *scratch_keeper.abandoned_topologies()}
-        own = {"PYTHONPATH": _ROOT, "TMPDIR": str(self.temporary)} | scratch.environment(self.marked)
-        self.environment = {**os.environ, **own}
-        self._output = folder / "output.txt"
-        self.process = self._started(command.words)
-
-    def _started(self, words: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        with self._output.open("wb") as output:
-            return subprocess.Popen(
-                in_python(words),
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self.environment,
-                start_new_session=True,
-            )
-
-    def text(self) -> str:
-        """All that the command has printed."""
-        return self._output.read_text(encoding="utf-8", errors="replace")
-
-    def restart(self, words: tuple[str, ...]) -> int:
-        """Run another command in the same folders, to its end; its exit code."""
-        self.process = self._started(words)
-        return self.process.wait(_CONTINUES_S)
+        self.start(command.words)
 
     def hit(self, attack: Attack) -> _Hit | None:
         """Send the signal; None where the command ended before it had such a process."""
         time.sleep(attack.after_s)
         while self.process.poll() is None:
-            for pid in scratch_keeper.started_for(str(self.marked)):
+            for pid in self.processes():
                 with contextlib.suppress(psutil.Error, FileNotFoundError):
                     process = psutil.Process(pid)
                     if _kind(process, self.process.pid) == attack.kind:
@@ -114,34 +79,24 @@ class _Run:
         return None
 
     def wait(self) -> int:
-        """The exit code, if the command ends in time, or its ranks and scripts do. Raises ``TimeoutExpired``."""
+        """Return the exit code, if the command ends in time, or its ranks and scripts do. Raises ``TimeoutExpired``."""
         try:
-            return self.process.wait(_GONE_WITHIN_S)
+            return self.process.wait(GONE_WITHIN_S)
         except subprocess.TimeoutExpired:
-            for pid in scratch_keeper.started_for(str(self.marked)):
+            for pid in self.processes():
                 with contextlib.suppress(psutil.Error):
                     if _kind(psutil.Process(pid), self.process.pid) not in ("launcher", "keeper", ""):
                         raise
         return self.process.wait(_REPORTS_S)
 
-    def left(self) -> str:
-        """What is left of the run though it should be gone, or which of the user's files changed; empty: nothing."""
-        until = time.monotonic() + _GONE_WITHIN_S
-        while True:
-            self.process.poll()
-            processes = scratch_keeper.started_for(str(self.marked))
-            left = [_shown(pid) for pid in processes]
-            left += [path.name for path in self.temporary.iterdir() if not path.name.startswith(_OF_PYTORCH)]
-            left += sorted(_unused({*os.listdir(_SHARED), *scratch_keeper.abandoned_topologies()} - self._before))
-            if not left:
-                return user_files.changes(self._files, self.folder)
-            if time.monotonic() > until:
-                return f"left after {_GONE_WITHIN_S:.0f} s: {', '.join(left)}"
-            time.sleep(0.05)
+    def predictions(self) -> bytes:
+        """Return the file that the command must not write again; empty where there is none."""
+        path = self.folder / self.command.predictions
+        return path.read_bytes() if self.command.predictions and path.exists() else b""
 
 
 def _kind(process: psutil.Process, launcher: int) -> str:
-    """What a process is to the command; empty for a shell, and for what has not become a program of its own yet."""
+    """Return what a process is to the command; empty for a shell, and for what is no program of its own yet."""
     words = process.cmdline()
     if process.pid == launcher:
         return "launcher"
@@ -159,7 +114,7 @@ def _kind(process: psutil.Process, launcher: int) -> str:
 
 
 def _ignores(pid: int, attack: Attack) -> bool:
-    """Whether the process was told to ignore the signal. Hydra's proxies wait for the ranks after INT and TERM."""
+    """Return whether the process ignores the signal. Hydra's proxies wait for the ranks after INT and TERM."""
     if attack.kind == "proxy":
         return attack.number in (signal.SIGINT, signal.SIGTERM)
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
@@ -167,51 +122,29 @@ def _ignores(pid: int, attack: Attack) -> bool:
     return bool(int(ignored, 16) >> (attack.number - 1) & 1)
 
 
-def _shown(pid: int) -> str:
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return f"{process.name()} ({process.status()}, {' '.join(process.cmdline()[-3:])[:80]})"
-    return "a process"
-
-
-def _unused(names: set[str]) -> set[str]:
-    """Those of these files and folders that no process has open, mapped, or named in its environment."""
-    for pid in psutil.pids() if names else ():
-        seen = ""
-        for file in ("environ", "maps"):
-            with contextlib.suppress(OSError):
-                seen += Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8", errors="replace")
-        for descriptor in scratch_keeper.entries(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                seen += os.readlink(descriptor.path)
-        names = {name for name in names if name not in seen}
-    return names
-
-
 @functools.cache
 def _digest(folder: Path) -> str:
-    """The digest in which every training ends that nobody disturbs."""
+    """Return the digest in which every training ends that nobody disturbs."""
     run = _Run(COMMANDS["train"], folder / "undisturbed")
     run.process.wait()
     return str(_DIGEST.findall(run.text())[-1])
 
 
 def outcome(attack: Attack, folder: Path, case: str) -> Outcome:
-    """What became of one attack, in a folder of its own."""
+    """Make one attack, in a folder of its own."""
     expected = _digest(folder) if COMMANDS[attack.command].trains else ""
     run = _Run(COMMANDS[attack.command], folder / case)
     try:
         became, wrong = _judged(run, attack, expected)
     finally:
-        scratch_keeper.end_processes(str(run.marked))
-        run.process.wait()
+        run.end()
     if wrong:
         wrong += f"; it said {run.text()[-600:]!r}"
     return Outcome(case=f"{case}: {attack.name}", became=f"{attack.command}: {became}", wrong=wrong)
 
 
 def _judged(run: _Run, attack: Attack, digest: str) -> tuple[str, str]:
-    """(what became of the command, what is wrong with that)."""
+    """Return what became of the command, and what is wrong with that."""
     hit = run.hit(attack)
     if hit is None:
         return "had ended", "" if run.process.returncode == 0 else f"exit code {run.process.returncode}"
@@ -220,29 +153,30 @@ def _judged(run: _Run, attack: Attack, digest: str) -> tuple[str, str]:
         subprocess.run([sys.executable, "-c", _NEXT], env=run.environment | {"DPSIM_FOLDER": ""}, check=True)
     if wrong := run.left():
         return became, wrong
-    early = f"{_ROOT}/dpsim" not in run.text() and attack.kind == "launcher"  # in Python's own start
-    if "Traceback (most recent call last)" in run.text() and not early:
-        return became, "a traceback"
+    early = f"{ROOT}/dpsim" not in run.text() and attack.kind == "launcher"  # in Python's own start
+    if not early and (wrong := run.traceback()):
+        return became, wrong
     if became == "went on by itself":
         ended_well = run.process.returncode == 0 and digest in run.text()
         return became, "" if ended_well else f"it ended with exit code {run.process.returncode}"
     if became == "ended" and not early and (wrong := _misnamed(run, attack, hit)):
         return became, wrong
-    kept = _content(run)
+    kept = run.predictions()
     if words := run.command.again(run.folder):
         became += " and continued"
-        if (code := run.restart(words)) != 0:
+        run.start(words)
+        if (code := run.process.wait(_CONTINUES_S)) != 0:
             return became, f"exit code {code} when continued"
         if digest and digest not in run.text():
             return became, "another digest when continued"
-        if kept and kept != _content(run):
+        if kept and kept != run.predictions():
             return became, "the predictions were made again when it continued"
         return became, run.left()
     return became, ""
 
 
 def _ended(run: _Run, attack: Attack, hit: _Hit) -> str:
-    """Wait until the command has ended, or had the time to; end it where it is right to go on. What became of it."""
+    """Wait until the command has ended, or had the time to; end it where it rightly goes on; what became of it."""
     elastic = run.command.elastic and attack.kind in ("rank", "watcher") and attack.number == signal.SIGKILL
     with contextlib.suppress(subprocess.TimeoutExpired):
         if hit.ignores or attack.kind == "keeper" or attack.number == signal.SIGSTOP:
@@ -265,7 +199,7 @@ def _ended(run: _Run, attack: Attack, hit: _Hit) -> str:
 
 
 def _misnamed(run: _Run, attack: Attack, hit: _Hit) -> str:
-    """What is wrong with a run's exit code and last message; empty where they tell of the signal."""
+    """Say what is wrong with a run's exit code and last message; empty where they tell of the signal."""
     code, name = run.process.returncode, attack.number.name
     if attack.kind == "launcher":
         right = {-attack.number, 128 + attack.number}
@@ -282,13 +216,8 @@ def _misnamed(run: _Run, attack: Attack, hit: _Hit) -> str:
     return "" if code in (1, 2) and re.search(expected, last) else f"it is not told, exit code {code}"
 
 
-def _content(run: _Run) -> bytes:
-    path = run.folder / run.command.predictions
-    return path.read_bytes() if run.command.predictions and path.exists() else b""
-
-
 def drawn(number: int, seed: int) -> Attack:
-    """A random attack on the command whose turn it is."""
+    """Draw an attack on the command whose turn it is."""
     moments = random.Random(f"{seed} {number}")
     name = TURNS[number % len(TURNS)]
     command = COMMANDS[name]
@@ -300,7 +229,7 @@ def drawn(number: int, seed: int) -> Attack:
     )
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Callable[[Outcome], None]) -> None:
-    """Cases ``first`` to ``last``."""
+def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+    """Attack one command after another."""
     for number in range(first, last):
         add(outcome(drawn(number, seed), folder, str(number)))

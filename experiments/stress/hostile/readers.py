@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.resources
 import multiprocessing
 import random
 import resource
@@ -25,7 +24,8 @@ from dpsim.choices import Choice, Choices, Problem
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
 from dpsim.experiments.stress.hostile.damage import damaged
-from dpsim.experiments.stress.hostile.tally import Outcome
+from dpsim.experiments.stress.running import ROOT
+from dpsim.experiments.stress.tally import Add, Outcome
 from dpsim.harness.bench.result import result
 from dpsim.harness.compare.compare import compare_runs
 from dpsim.harness.imports import ImportConfig, import_machine
@@ -51,7 +51,6 @@ from dpsim.torch_ddp.kineto.workload import read_trace
 HANG_S, IDLE_S = 20.0, 120.0
 """A case hangs after so many seconds of computing, or of the clock: other programs may run on this machine, too."""
 MEMORY_BYTES = 10**9
-_ROOT = Path(str(importlib.resources.files("dpsim"))).resolve().parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +100,17 @@ def _readers(folder: Path) -> list[Reader]:
     }
     readers = []
     for name, (read, source) in noun.items():
-        path = _copied(_ROOT / source, folder / name)
+        path = _copied(ROOT / source, folder / name)
         readers.append(Reader(name=name, files=(path,), read=lambda read=read, path=path: read(path)))  # type: ignore[misc]
     names = ("predictions", "results", "drift")
     for question in ("devices", "zero1"):
         own = folder / question
         own.mkdir()
-        sources = (_ROOT / f"reports/{question}/{name}.json" for name in names)
+        sources = (ROOT / f"reports/{question}/{name}.json" for name in names)
         records = tuple(_copied(source, own / source.stem) for source in sources if source.exists())
         readers.append(Reader(name=question, files=records, read=lambda own=own: _tables(own)))  # type: ignore[misc]
     own = folder / "devices"
-    whole = _ROOT / "reports/devices"
+    whole = ROOT / "reports/devices"
     files = tuple(own / f"{name}.json" for name in names)
     readers.append(Reader(name="comparison", files=files, read=lambda: compare_runs([whole, own], ("a", "b"))))
     samples = folder / "samples.json"
@@ -124,12 +123,12 @@ def _readers(folder: Path) -> list[Reader]:
     readers.append(
         Reader(name="choices", files=(choices,), read=lambda: codec.read(choices, Choices, "choices", CHOICES_SCHEMA))
     )
-    for log in sorted((_ROOT / "experiments/machines/benchmarks").iterdir()):
+    for log in sorted((ROOT / "experiments/machines/benchmarks").iterdir()):
         path = _copied(log, folder / log.name)
         config = ImportConfig(files=(str(path),), devices=() if path.suffix == ".json" else (2,))
         readers.append(Reader(name=log.name, files=(path,), read=lambda config=config: import_machine(config)))  # type: ignore[misc]
     trace = folder / "trace.json"
-    trace.write_bytes(gzip.decompress((_ROOT / "tests/torch_ddp/traces/gloo_rank0.json.gz").read_bytes()))
+    trace.write_bytes(gzip.decompress((ROOT / "tests/torch_ddp/traces/gloo_rank0.json.gz").read_bytes()))
     readers.append(Reader(name="trace", files=(trace,), read=lambda: read_trace(trace, 32)))
     hostfile = folder / "hosts.txt"
     hostfile.write_text("node1:4\n# a comment\nnode2 slots=8\nlocalhost\n")
@@ -269,7 +268,7 @@ def _serve(first: int, last: int, seed: int, folder: str, connection: Connection
         connection.send((codec.to_builtins(outcome), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Callable[[Outcome], None]) -> None:
+def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
     """Cases ``first`` to ``last``, in a process that is replaced where one hangs, crashes or takes too much memory."""
     while first < last:
         receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
@@ -286,9 +285,7 @@ def run(first: int, last: int, seed: int, folder: Path, add: Callable[[Outcome],
             receiver.close()
 
 
-def _listen(
-    first: int, last: int, process: psutil.Process, receiver: Connection, add: Callable[[Outcome], None]
-) -> int:
+def _listen(first: int, last: int, process: psutil.Process, receiver: Connection, add: Add) -> int:
     """Add outcomes as they arrive, until the process hangs, crashes or is too large; the number of the next case."""
     at_start = 0
     while first < last:

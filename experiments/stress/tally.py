@@ -1,0 +1,128 @@
+"""The driver of all attacks: cases, what became of each, what is wrong with that; a file from which they continue."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, unknown
+from dpsim.experiments import command
+from dpsim.harness.measurement.environment import stamp
+from dpsim.launch.scratch import scratch
+
+SCHEMA = "dpsim.hostile/1"
+_SAVE_EVERY_S = 5.0
+
+
+class Outcome(Noun, frozen=True):
+    """One case: its name, what became of it in a word or two, and what is wrong with that (empty: nothing)."""
+
+    case: str
+    became: str
+    wrong: str = ""
+
+
+class Tally(Noun, frozen=True):
+    """All cases of a part so far: how many became what, and those that went wrong."""
+
+    part: str
+    seed: int
+    cases: int = 0
+    became: dict[str, int] = msgspec.field(default_factory=dict)
+    wrong: tuple[Outcome, ...] = ()
+    at: str = ""
+    schema: str = SCHEMA
+
+    def add(self, outcome: Outcome) -> Tally:
+        """Return this tally with one more case."""
+        became = self.became | {outcome.became: self.became.get(outcome.became, 0) + 1}
+        wrong = (*self.wrong, outcome) if outcome.wrong else self.wrong
+        return msgspec.structs.replace(self, cases=self.cases + 1, became=became, wrong=wrong, at=stamp())
+
+    def text(self) -> str:
+        """Return how many cases became what, as a table for people, and a line for each that went wrong."""
+        lines = [f"{self.part}: {self.cases} cases, {len(self.wrong)} went wrong"]
+        lines += [f"{count:8}  {what}" for what, count in sorted(self.became.items())]
+        return "\n".join([*lines, *(f"  {outcome.case}: {outcome.wrong}" for outcome in self.wrong)])
+
+
+Add = Callable[[Outcome], None]
+
+
+class Part(NamedTuple):
+    """An attack: ``run(first, last, seed, folder, add)`` adds the outcomes of cases ``first`` to ``last``, in order."""
+
+    run: Callable[[int, int, int, Path, Add], None]
+    cases: int
+
+
+def tallied(part: str, seed: int, cases: int, file: Path | None, run: Callable[[int, Add], None]) -> Tally:
+    """Return the tally of ``cases`` cases: ``run(first, add)`` adds the outcomes from case ``first`` on, in order.
+
+    ``file`` is kept up to date and continued if it exists. Raises ``ConfigError`` where it is of another seed.
+    """
+    tally = Tally(part=part, seed=seed)
+    if file is not None and file.exists():
+        tally = codec.read(file, Tally, "tally", SCHEMA)
+        if (tally.part, tally.seed) != (part, seed):
+            raise ConfigError(
+                f"{file} is of part {tally.part} with seed {tally.seed}",
+                allowed=f"part {part} with seed {seed}",
+                remedy="choose another folder with --output",
+            )
+    saved_s = time.monotonic()
+
+    def add(outcome: Outcome) -> None:
+        nonlocal tally, saved_s
+        tally = tally.add(outcome)
+        if file is not None and time.monotonic() > saved_s + _SAVE_EVERY_S:
+            codec.write(file, tally)
+            saved_s = time.monotonic()
+
+    try:
+        if tally.cases < cases:
+            run(tally.cases, add)
+    finally:
+        if file is not None:
+            codec.write(file, tally)
+    return tally
+
+
+def attack(name: str, part: Part, cases: int | None, seed: int, output: Path | None) -> Tally:
+    """Run ``cases`` cases of a part (None: its default). Raises ``ConfigError`` for counts of another seed."""
+    last = part.cases if cases is None else cases
+    file = None if output is None else output / f"{name}.json"
+    with scratch("attack") as folder:
+        return tallied(name, seed, last, file, lambda first, add: part.run(first, last, seed, folder, add))
+
+
+def main(name: str, description: str | None, parts: Mapping[str, Part]) -> int:
+    """Run the command of some attacks: print their tallies; 1 if anything went wrong."""
+    options = command.parser(f"stress.{name}", description)
+    options.add_argument("--parts", default=",".join(parts), help=argparse.SUPPRESS if len(parts) == 1 else None)
+    options.add_argument("--cases", "--rounds", type=int)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--output", type=Path, help="folder for the counts, from which an interrupted part continues")
+    given = options.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
+
+    def run() -> int:
+        wrong = 0
+        for part in given.parts.split(","):
+            if part not in parts:
+                raise unknown("part", part, parts)
+            begin_s = time.monotonic()
+            tally = attack(part, parts[part], given.cases, given.seed, given.output)
+            print(f"{tally.text()}\n  {time.monotonic() - begin_s:.0f} s", flush=True)
+            wrong += len(tally.wrong)
+        return int(wrong > 0)
+
+    return command.ended(name, run)
