@@ -6,13 +6,11 @@ MPI library and of gloo takes. On more ranks than cores: never slower than mpich
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsim.errors import DpsimError
+from dpsim.experiments import command
 from dpsim.harness.bench.result import result
 from dpsim.records import bench
 from dpsim.records.bench_result import BenchResult, BenchSize, Ratio
@@ -46,7 +44,7 @@ class Target:
 
 
 def targets(benchmark: BenchResult) -> Iterator[Target]:
-    """Every target at every size that was measured."""
+    """Yield every target at every size that was measured."""
     devices = benchmark.points[0].devices if benchmark.points else 0
     for size in benchmark.sizes:
         if devices >= CROWDED_DEVICES:
@@ -75,20 +73,21 @@ def _over(size: BenchSize, what: str, ratio: Ratio | None, least: float) -> Targ
 
 def main() -> int:
     """Print each target; 1 where one is missed or was not measured, 2 for a record that cannot be read."""
-    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.allreduce_targets", description=__doc__)
-    parser.add_argument("folder", type=Path, help="what dpsim bench allreduce --output wrote")
-    try:
-        reached = list(targets(result(bench.read(parser.parse_args().folder / bench.RECORD))))
-    except DpsimError as error:
-        print(f"allreduce_targets: {error}", file=sys.stderr)
-        return 2
-    for target in reached:
-        state = "not measured" if target.measured is None else f"{target.measured:.2f}"
-        verdict = "met   " if target.met else "MISSED"
-        peer = f" ({target.peer})" if target.peer else ""
-        least = f"at least {target.least:g}"
-        print(f"{verdict} {format_size(target.size_bytes):>8} {target.what:<18} {state}, {least}{peer}")
-    return 0 if all(target.met for target in reached) else 1
+    options = command.parser("allreduce_targets", __doc__)
+    options.add_argument("folder", type=Path, help="what dpsim bench allreduce --output wrote")
+    folder: Path = options.parse_args().folder
+
+    def run() -> int:
+        reached = list(targets(result(bench.read(folder / bench.RECORD))))
+        for target in reached:
+            state = "not measured" if target.measured is None else f"{target.measured:.2f}"
+            verdict = "met   " if target.met else "MISSED"
+            peer = f" ({target.peer})" if target.peer else ""
+            least = f"at least {target.least:g}"
+            print(f"{verdict} {format_size(target.size_bytes):>8} {target.what:<18} {state}, {least}{peer}")
+        return 0 if all(target.met for target in reached) else 1
+
+    return command.ended("allreduce_targets", run)
 
 
 if __name__ == "__main__":

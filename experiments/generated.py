@@ -9,7 +9,7 @@ _END = "<!-- end -->"
 
 
 def with_parts(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
-    """The text of a page with its parts made anew; each begins after the comment by which ``parts`` names it."""
+    """Return the text of a page with its parts made anew; each begins after the comment by which ``parts`` names it."""
     for begin, make in parts.items():
         before, _, rest = text.partition(begin)
         text = before + begin + make() + _END + rest.partition(_END)[2]

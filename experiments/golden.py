@@ -13,13 +13,12 @@ It exits with 1 where anything differs but the speed. ``--write-help`` keeps the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
+import functools
 import json
 import math
 import os
-import random
 import re
 import signal
 import subprocess
@@ -32,6 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpsim.errors import DpsimError
+from dpsim.experiments import command
+from dpsim.experiments.turns import in_turns
+from dpsim.harness.measurement.loop import StopRule
 from dpsim.harness.measurement.statistics import median_ratio
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,10 +110,13 @@ class Tree:
         """Run this tree's Python code. A fixed seed of hashes keeps the order of a set of strings."""
         variables = {"PYTHONPATH": str(self.source), "DPSIM_CACHE_DIR": str(self.cache)}
         env = os.environ | variables | {"PYTHONHASHSEED": "0", "COLUMNS": "100", "NO_COLOR": "1"}
-        command = [sys.executable, *words]
-        return subprocess.run(
-            command, cwd=self.source, env=env, text=True, capture_output=True, timeout=_TIMEOUT_S, check=False
-        )
+        line = [sys.executable, *words]
+        try:
+            return subprocess.run(
+                line, cwd=self.source, env=env, text=True, capture_output=True, timeout=_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DpsimError(str(error)) from error
 
     def shown(self, line: str) -> str:
         """Return what a command prints and its exit code."""
@@ -249,20 +254,19 @@ def checked_out(revision: str, folder: Path) -> Iterator[None]:
 
 def speeds(old: Tree, new: Tree) -> Iterator[str]:
     """Yield the ratio of the median times, new over old, for each timed command, with its 95 % interval."""
-    order = random.Random(0)
     for name, line in _SPEEDS.items():
-        times: dict[Tree, list[float]] = {old: [], new: []}
-        for number in range(SPEED_ROUNDS + 1):
-            for tree in order.sample((old, new), 2):
-                begin_s = time.perf_counter()
-                done = tree.python(*line.split(maxsplit=1 if line.startswith("-c") else -1))
-                elapsed_s = time.perf_counter() - begin_s
-                if done.returncode:
-                    raise DpsimError(f"{line} fails in {tree.source}: {done.stderr.strip()}")
-                trained = json.loads(done.stdout)["summary"]["step_s"] if "--json" in line else elapsed_s
-                if number > 0:
-                    times[tree].append(trained)
-        ratio = median_ratio(times[new], times[old])
+
+        def visit(tree: Tree, line: str = line) -> float:
+            begin_s = time.perf_counter()
+            done = tree.python(*line.split(maxsplit=1 if line.startswith("-c") else -1))
+            elapsed_s = time.perf_counter() - begin_s
+            if done.returncode:
+                raise DpsimError(f"{line} fails in {tree.source}: {done.stderr.strip()}")
+            return float(json.loads(done.stdout)["summary"]["step_s"]) if "--json" in line else elapsed_s
+
+        visits = {tree: functools.partial(visit, tree) for tree in (old, new)}
+        times_s = in_turns(visits, StopRule(least_rounds=SPEED_ROUNDS, most_rounds=SPEED_ROUNDS))
+        ratio = median_ratio(times_s[new], times_s[old])
         yield f"{name}, new over old: {ratio.median:.3f} (95 % interval {ratio.low:.3f} to {ratio.high:.3f})"
 
 
@@ -283,37 +287,36 @@ def compared(old: Mapping[str, str], new: Mapping[str, str]) -> int:
 
 def main() -> int:
     """Print what differs; return 1 where anything does, 2 where the trees cannot be compared."""
-    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.golden", description=__doc__)
-    parser.add_argument("--base", help="the revision to compare with: a commit, a branch or a tag")
-    parser.add_argument("--speed", action="store_true", help="only compare speeds (with --base)")
-    parser.add_argument("--write-help", action="store_true", help="only write the words of all help pages")
-    arguments = parser.parse_args()
-    if arguments.speed and not arguments.base:
-        parser.error("--speed needs --base REV")
+    options = command.parser("golden", __doc__)
+    options.add_argument("--base", help="the revision to compare with: a commit, a branch or a tag")
+    options.add_argument("--speed", action="store_true", help="only compare speeds (with --base)")
+    options.add_argument("--write-help", action="store_true", help="only write the words of all help pages")
+    given = options.parse_args()
+    if given.speed and not given.base:
+        options.error("--speed needs --base REV")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="dpsim-golden-") as name:
-        scratch = Path(name).resolve()
+
+    def run(scratch: Path) -> int:
         new = Tree(ROOT, scratch / "cache")
-        try:
-            if arguments.write_help:
-                HELP.write_text(help_words(help_pages(new.shown)), encoding="utf-8")
+        if given.write_help:
+            HELP.write_text(help_words(help_pages(new.shown)), encoding="utf-8")
+            return 0
+        if given.base is None:
+            again, committed = drawn(new, figures=False), pages(ROOT / "reports", figures=False)
+            return int(compared({name: committed.get(name, "") for name in again}, again) > 0)
+        with checked_out(given.base, scratch / "base"):
+            old = Tree(scratch / "base", scratch / "cache" if given.speed else scratch / "base-cache")
+            if given.speed:
+                print("\n".join(speeds(old, new)))
                 return 0
-            if arguments.base is None:
-                again, committed = drawn(new, figures=False), pages(ROOT / "reports", figures=False)
-                return int(compared({name: committed.get(name, "") for name in again}, again) > 0)
-            with checked_out(arguments.base, scratch / "base"):
-                old = Tree(scratch / "base", scratch / "cache" if arguments.speed else scratch / "base-cache")
-                if arguments.speed:
-                    print("\n".join(speeds(old, new)))
-                    return 0
-                pairs = resumed(old, new)
-                before, after = outputs(old), outputs(new)
-                before |= {name: pair[0] for name, pair in pairs.items()}
-                after |= {name: pair[1] for name, pair in pairs.items()}
-                return int(compared(before, after) > 0)
-        except (DpsimError, subprocess.TimeoutExpired) as error:
-            print(f"golden: {error}", file=sys.stderr)
-            return 2
+            pairs = resumed(old, new)
+            before, after = outputs(old), outputs(new)
+            before |= {name: pair[0] for name, pair in pairs.items()}
+            after |= {name: pair[1] for name, pair in pairs.items()}
+            return int(compared(before, after) > 0)
+
+    with tempfile.TemporaryDirectory(prefix="dpsim-golden-") as name:
+        return command.ended("golden", lambda: run(Path(name).resolve()))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ RANKS = (2, 4, 8)
 
 
 def ladder(measured: dict[tuple[str, str], float], where: str) -> str:
-    """The table; ``measured``: fraction of the bound by backend and version, taken at ``where``."""
+    """Return the table; ``measured``: fraction of the bound by backend and version, taken at ``where``."""
     heads = ("version", "on", "what it does", "bytes moved, n = 2, 4, 8", "waits", "fuses", where or "measured")
     lines = [f"| {' | '.join(heads)} |", "|---|---|---|---|---|---|---|"]
     lines += [f"| {' | '.join(_row(version, measured))} |" for version in versions()]
@@ -47,7 +47,7 @@ def _row(version: Version, measured: dict[tuple[str, str], float]) -> tuple[str,
 
 
 def measured() -> tuple[dict[tuple[str, str], float], str]:
-    """Fractions of the bound at the committed report's largest size, and where that was; nothing without a report."""
+    """Return fractions of the bound at the committed report's largest size, and where that was, if there is one."""
     if not RECORD.exists():
         return {}, ""
     record = bench.read(RECORD)
@@ -62,7 +62,7 @@ def measured() -> tuple[dict[tuple[str, str], float], str]:
 
 
 def page(text: str) -> str:
-    """The page with its table made anew."""
+    """Return the page with its table made anew."""
     return with_parts(text, {BEGIN: lambda: ladder(*measured())})
 
 

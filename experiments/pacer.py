@@ -7,7 +7,6 @@ idle and during a backward. Such an allreduce is two messages, one after the oth
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -18,7 +17,7 @@ from dpsim.comm.clock import now
 from dpsim.comm.networks import transport
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport
-from dpsim.errors import DpsimError
+from dpsim.experiments import command
 from dpsim.harness.calibrate.load import ReplicaLoad
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
@@ -33,7 +32,7 @@ _IDLE_S = 50e-6
 
 
 def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any]:
-    """One row for each message size and case (overlap mechanism, whether a backward runs), on two ranks.
+    """Return one row for each message size and case (overlap mechanism, whether a backward runs), on two ranks.
 
     A row has seconds a message: ``due_s`` by the link's latency and bandwidth; ``time_s``, the measured median;
     ``undisturbed_s``, the first decile, which other programs disturb least; ``earliest_s``, the least of measured -
@@ -91,7 +90,7 @@ def _row(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as text, times in microseconds."""
+    """Return the rows as text, times in microseconds."""
     lines = ["   bytes  waiting  beside      due us  measured us   error   core us a message"]
     for row in rows:
         core = "-" if row["core_s"] is None else f"{row['core_s'] * 1e6:.0f} ({row['core_s'] / row['time_s']:.0%})"
@@ -102,18 +101,19 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(networks: list[str]) -> int:
-    """Measure and print one table a network."""
-    try:
-        for network in networks or NETWORKS:
+def main() -> int:
+    options = command.parser("pacer", __doc__)
+    options.add_argument("networks", nargs="*", default=NETWORKS, metavar="NETWORK")
+    networks = options.parse_args().networks
+
+    def run() -> None:
+        for network in networks:
             argument = {"network": network, "sizes_bytes": list(MESSAGE_BYTES), "repeats": 60}
             rows = on_ranks("dpsim.experiments.pacer:measure_on_ranks", argument, devices=2, pin=True)
             print(f"{network}, emulated\n{table(rows)}\n", flush=True)
-    except DpsimError as error:
-        print(f"pacer: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return command.ended("pacer", run)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

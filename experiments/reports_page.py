@@ -6,16 +6,15 @@ With ``--output FOLDER`` a copy is drawn there, and the committed reports stay a
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from dpsim.codec import write_text
-from dpsim.errors import ConfigError, DpsimError
+from dpsim.errors import ConfigError
+from dpsim.experiments import command
 from dpsim.experiments import reproducible_cost as cost
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import derive
@@ -59,7 +58,7 @@ def write_reports(root: Path, folders: Iterable[Path]) -> Path:
         begin_s = time.monotonic()
         section, report = _drawn(root, folder)
         sections[section].append(report)
-        print(f"{time.monotonic() - begin_s:5.1f} s  {folder}", file=sys.stderr, flush=True)
+        command.tell(f"{time.monotonic() - begin_s:5.1f} s  {folder}")
     page = root / PAGES["html"]
     write_text(page, list_page({title: reports for title, reports in sections.items() if reports}))
     return page
@@ -108,11 +107,12 @@ def _listed(root: Path, folder: Path, texts: tuple[str, str, str], written: Iter
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.reports_page", description=__doc__)
-    parser.add_argument("--output", type=Path, help="an empty folder for a copy of the reports")
-    output: Path | None = parser.parse_args().output
+    options = command.parser("reports_page", __doc__)
+    options.add_argument("--output", type=Path, help="an empty folder for a copy of the reports")
+    output: Path | None = options.parse_args().output
     root = ROOT / "reports"
-    try:
+
+    def run() -> None:
         if output is not None:
             for path in committed(root, ""):
                 target = output / path.relative_to(root)
@@ -121,10 +121,8 @@ def main() -> int:
         drawn = root if output is None else output
         folders = [drawn / path.relative_to(root).parent for path in committed(root)]
         print(f"list: {write_reports(drawn, folders)}")
-    except DpsimError as error:
-        print(f"reports_page: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return command.ended("reports_page", run)
 
 
 if __name__ == "__main__":

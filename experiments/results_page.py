@@ -37,7 +37,7 @@ TABLES = {
 
 
 def example() -> str:
-    """The first rows of a sweep's table, as Python prints them."""
+    """Return the first rows of a sweep's table, as Python prints them."""
     frame = load(ROOT / EXAMPLE).frame()
     columns = [f'    "{name}",\n' for name in SHOWN]
     call = f'>>> dpsim.load("{EXAMPLE}").frame()[[\n{"".join(columns)}]].head({ROWS})\n'
@@ -45,12 +45,12 @@ def example() -> str:
 
 
 def units() -> str:
-    """What each unit means."""
+    """Say what each unit means."""
     return "".join(f"- {unit}: {meaning}\n" for unit, meaning in UNITS.items())
 
 
 def columns() -> str:
-    """Every column of every table of every kind of result."""
+    """Return every column of every table of every kind of result."""
     sections = []
     for kind, tables in FRAMES.items():
         title, command = KINDS[kind]
@@ -70,7 +70,7 @@ PARTS: dict[str, Callable[[], str]] = {"example": example, "units": units, "colu
 
 
 def page(text: str) -> str:
-    """The page with its generated parts made anew."""
+    """Return the page with its generated parts made anew."""
     return with_parts(text, {BEGIN.format(part=name): make for name, make in PARTS.items()})
 
 

@@ -28,15 +28,15 @@ _EMULATED_THRESHOLDS = (65536.0, 131072.0, 262144.0, "inf")
 
 
 def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
-    """Every experiment, in the order of the rounds. Names are unique: a finished one is never run again."""
+    """Return every experiment, in the order of the rounds. Names are unique: a finished one is never run again."""
     rounds = range(QUICK_ROUNDS if quick else ROUNDS)
     return tuple(each for number in rounds for each in _round(number, _QUICK_BUDGET_S if quick else _BUDGET_S))
 
 
 def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
-    """A sweep with real and one with emulated computation, in turn over batches and thresholds; at times over norms."""
+    """Return a sweep with real and one with emulated computation, in some rounds another one over norms."""
     networks = ("node", _LINKS[number % len(_LINKS)])
-    real = _of_round(
+    real = _sweep(
         f"real-{number:02d}",
         number,
         budget_s,
@@ -45,7 +45,7 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
         {"overlap": "auto"},
         _THRESHOLDS,
     )
-    emulated = _of_round(
+    emulated = _sweep(
         f"emulated-{number:02d}",
         number,
         0.6 * budget_s,
@@ -67,7 +67,7 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
     return real, emulated, norms
 
 
-def _of_round(
+def _sweep(
     name: str,
     number: int,
     budget_s: float,
@@ -76,15 +76,15 @@ def _of_round(
     base: dict[str, Any],
     thresholds: tuple[float | str, ...],
 ) -> Experiment:
-    """A sweep over the local batch in even rounds, over the fusion threshold in odd ones."""
+    """Return a sweep over the local batch in even rounds, over the fusion threshold in odd ones."""
     token, batches, global_batch = model
-    of_batches = number % 2 == 0
+    over_batches = number % 2 == 0
     base = base | {"model": token, "optimizer": _SGD}
     return Experiment(
         name=name,
-        question="local-batch" if of_batches else "fusion-threshold",
-        base=base if of_batches else base | {"global_batch": global_batch},
-        axes=axes | ({"local_batch": batches} if of_batches else {"fusion_threshold_bytes": thresholds}),
+        question="local-batch" if over_batches else "fusion-threshold",
+        base=base if over_batches else base | {"global_batch": global_batch},
+        axes=axes | ({"local_batch": batches} if over_batches else {"fusion_threshold_bytes": thresholds}),
         seed=number,
         budget_s=budget_s,
     )

@@ -1,24 +1,87 @@
-"""The table, the page and the picture of accuracy, derived from the records in its folder. Nothing is measured."""
+"""The records of ``make accuracy``, and the table, the page and the picture that are derived from them."""
 
 from __future__ import annotations
 
+import lzma
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.errors import DpsimError, FileFormatError
 from dpsim.experiments import emulation, waiting
-from dpsim.experiments.accuracy import store
-from dpsim.experiments.accuracy.lines import Line, emulation_lines, lines, waiting_lines
-from dpsim.experiments.accuracy.page import FIGURE, content, write_page
+from dpsim.experiments.accuracy.lines import emulation_line, lines, waiting_line
+from dpsim.experiments.accuracy.page import FIGURE, content, markdown, note, summary, write_page
 from dpsim.experiments.accuracy.quality import quality_lines
-from dpsim.experiments.accuracy.table import markdown, note, summary
 from dpsim.harness.measurement.environment import environment
+from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.sweep import measure
+from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
-from dpsim.records.sweep import Experiment
+from dpsim.records.sweep import Experiment, Predictions, Results
 from dpsim.report.content import Content
 
 EMULATION, WAITING = "emulation.json", "waiting.json"
+SUFFIX = ".json.xz"
+
+
+class Swept(Noun, frozen=True):
+    """A finished sweep: its predictions, and the results with the hash of these predictions."""
+
+    predictions: Predictions
+    results: Results
+    schema: str = "dpsim.swept/1"
+
+
+def run_sweeps(experiments: Sequence[Experiment], folder: Path, progress: Progress) -> None:
+    """Run the experiments that the folder does not have yet. What is interrupted goes on where it stopped.
+
+    One that fails, such as a machine too busy to emulate computation, is named and left out; it is tried again by the
+    next run.
+    """
+    for number, experiment in enumerate(experiments, 1):
+        path = folder / f"{experiment.name}{SUFFIX}"
+        if path.exists():
+            continue
+        progress(f"{number} of {len(experiments)}: {experiment.name}")
+        working = folder / f"{experiment.name}.running"
+        try:
+            predictions, results = measure(experiment, working, progress)
+        except DpsimError as error:
+            progress(f"{experiment.name} is left out: {error}")
+            continue
+        keep(path, predictions, results)
+        shutil.rmtree(working)
+
+
+def keep(path: Path, predictions: Predictions, results: Results) -> None:
+    """Write the record of a finished sweep."""
+    text = codec.to_json(Swept(predictions=predictions, results=results), indent=None)
+    codec.write_output(path, lzma.compress(text.encode()))
+
+
+def finished(experiments: Sequence[Experiment], folder: Path) -> Iterator[tuple[str, Comparison]]:
+    """Yield name and comparison of every finished experiment. Raises ``FileFormatError`` for a damaged record."""
+    for experiment in experiments:
+        path = folder / f"{experiment.name}{SUFFIX}"
+        if path.exists():
+            swept = read(path)
+            yield experiment.name, compare(swept.predictions, swept.results)
+
+
+def read(path: Path) -> Swept:
+    """Read the record of a finished sweep. Raises ``FileFormatError``."""
+    try:
+        raw = codec.parse_json(lzma.decompress(path.read_bytes()).decode())
+    except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
+        raise FileFormatError(
+            f"the record {path} cannot be read: {error}",
+            allowed="a record as `make accuracy` writes it",
+            remedy="delete it: the sweep is then run again",
+        ) from error
+    return codec.decode(raw, Swept, "record of a sweep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,38 +102,29 @@ def derive(folder: Path, experiments: Sequence[Experiment]) -> Derived | None:
 
     Raises ``ConfigError`` and ``FileFormatError``.
     """
-    comparisons = dict(store.finished(experiments, folder / "sweeps"))
-    measured = (
-        *lines(comparisons),
-        *_emulation(folder / EMULATION),
-        *_waiting(folder / WAITING),
-        *quality_lines(folder / "quality"),
-    )
+    comparisons = dict(finished(experiments, folder / "sweeps"))
+    measured = [*lines(comparisons)]
+    if (path := folder / EMULATION).exists():
+        record = codec.read(path, emulation.EmulationRecord, "record of emulation", emulation.SCHEMA)
+        measured.append(emulation_line(record))
+    if (path := folder / WAITING).exists():
+        measured.append(waiting_line(codec.read(path, waiting.WaitingRecord, "record of waiting", waiting.SCHEMA)))
+    measured += quality_lines(folder / "quality")
     if not measured:
         return None
-    finished = f"; {len(comparisons)} of {len(experiments)} sweeps have finished"
+    progress = f"; {len(comparisons)} of {len(experiments)} sweeps have finished"
     processor = _processor(comparisons)
-    table = markdown(measured, processor, finished)
+    table = markdown(measured, processor, progress)
     picture = f"![Predicted against measured step time]({FIGURE}.svg)\n\n" if comparisons else ""
     short = summary(measured)
     codec.write_text(folder / "report.md", f"# How right the predictions are\n\n{picture}{short}\n\n{table}\n")
     if not comparisons:
         return Derived(table=table, summary=short, content=None, written=())
-    of_page = comparisons, measured, processor, note(measured, processor, finished)
+    of_page = comparisons, measured, processor, note(measured, processor, progress)
     return Derived(table=table, summary=short, content=content(*of_page), written=tuple(write_page(folder, *of_page)))
 
 
-def _emulation(path: Path) -> Iterator[Line]:
-    if path.exists():
-        yield from emulation_lines(codec.read(path, emulation.EmulationRecord, "record of emulation", emulation.SCHEMA))
-
-
-def _waiting(path: Path) -> Iterator[Line]:
-    if path.exists():
-        yield from waiting_lines(codec.read(path, waiting.WaitingRecord, "record of waiting", waiting.SCHEMA))
-
-
 def _processor(comparisons: dict[str, Comparison]) -> str:
-    """The processors on which the sweeps ran."""
+    """Return the processors on which the sweeps ran."""
     calibrated = {point.calibrated_on.split(",")[0] for each in comparisons.values() for point in each.points}
     return " and ".join(sorted(calibrated - {""})) or environment().processor

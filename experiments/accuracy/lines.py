@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from dpsim.codec import Noun
@@ -16,13 +16,14 @@ from dpsim.harness.sweep.scores import shape_score, step_score
 from dpsim.machine import NODE
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison
-from dpsim.records.coverage import CoveredPoint, StratumCoverage
+from dpsim.records.coverage import StratumCoverage
 
-_LOCAL, _GLOBAL = "local", "global"
+_STEP, _AT_EQUAL_SPEED = "median error of the step", "median error at equal speed"
+_MOST_ERROR, _MOST_NORM_ERROR = 0.06, 0.1
 Comparisons = Mapping[str, Comparison]
 
 
-class Line(Noun, frozen=True):
+class Line(Noun, frozen=True, kw_only=True):
     """A number beside its target; ``met`` is ``None`` where there are too few points to say.
 
     ``null`` is what the best simple guess reaches, ``noise`` what two runs of one setting differ by.
@@ -31,8 +32,8 @@ class Line(Noun, frozen=True):
     where: str
     quantity: str
     value: float | None
-    target: str
-    met: bool | None
+    target: str = ""
+    met: bool | None = None
     points: int
     calibrations: int
     null: float | None = None
@@ -40,244 +41,226 @@ class Line(Noun, frozen=True):
     note: str = ""
 
 
+class _Panel(NamedTuple):
+    """The scored points of one group of one sweep."""
+
+    sweep: str
+    comparison: Comparison
+    points: list[ComparedPoint]
+
+
+def at_most(most: float, value: float) -> dict[str, Any]:
+    """Return the fields of a line whose value should be no more than ``most``."""
+    return {"value": value, "target": f"{most:.0%} or less", "met": value <= most}
+
+
 def stratum(point: ComparedPoint) -> str:
-    """The network and the number of devices of a point: ``emulated link, 8 devices, emulated computation``."""
+    """Return the network and devices of a point: ``emulated link, 8 devices, emulated computation``."""
     network = "this machine" if point.network == NODE else "emulated link"
     emulated = ", emulated computation" if point.emulated_compute else ""
     return f"{network}, {point.devices} device{'s' if point.devices > 1 else ''}{emulated}"
 
 
 def lines(comparisons: Comparisons) -> tuple[Line, ...]:
-    """All lines that can be derived from the comparisons, by name."""
-    of_steps = {
-        name: comparison
-        for name, comparison in comparisons.items()
-        if comparison.experiment.question in ("local-batch", "fusion-threshold")
-    }
-    return (*_of_strata(of_steps), *_of_norms(comparisons))
-
-
-def _of_strata(comparisons: Comparisons) -> Iterable[Line]:
-    panels: dict[str, list[tuple[str, list[ComparedPoint], Comparison]]] = {}
+    """Return all lines that can be derived from the comparisons, by name."""
+    panels: dict[str, list[_Panel]] = {}
     for name, comparison in comparisons.items():
+        if comparison.experiment.question not in ("local-batch", "fusion-threshold"):
+            continue
         groups: dict[tuple[str, str], list[ComparedPoint]] = {}
         for point in comparison.scored:
             groups.setdefault((stratum(point), point.group), []).append(point)
-        for (place, _), points in groups.items():
-            panels.setdefault(place, []).append((name, points, comparison))
-    coverages = coverage_by_stratum(_covered(panels))
-    of_place = {coverage.stratum: coverage for coverage in coverages}
-    for place, members in sorted(panels.items()):
-        points = [point for _, each, _ in members for point in each]
-        calibrations = len({name for name, _, _ in members})
-        errors = np.abs([point.error for point in points])
-        scored = [point for point in points if point.null_step_s]
-        nulls = _null(scored)
-        noise = _median(point.noise for point in points)
-        yield _line(
-            place, "median error of the step", float(np.median(errors)), 0.06, points, calibrations, nulls, noise
-        )
-        yield _line(place, "90th percentile", float(np.percentile(errors, 90)), 0.15, points, calibrations)
-        yield from _speed_lines(place, members, calibrations)
-        yield _shape_line(place, members, calibrations)
-        regrets = [
-            (group.regret, comparison.members(group))
-            for _, each, comparison in members
-            for group in comparison.groups
-            if group.name == each[0].group
-        ]
-        if regrets:
-            mean = float(np.mean([regret for regret, _ in regrets]))
-            worst = max(regret for regret, _ in regrets)
-            line = _line(
-                place, "mean regret of the predicted best", mean, 0.03, [p for _, m in regrets for p in m], calibrations
-            )
-            yield msgspec.structs.replace(line, note=f"{len(regrets)} panels, worst {worst:.1%}")
-        if place in of_place:
-            yield from _interval_lines(place, of_place[place])
-
-
-def _speed_lines(
-    place: str, members: Sequence[tuple[str, list[ComparedPoint], Comparison]], calibrations: int
-) -> Iterator[Line]:
-    """How much the machine's own speed changed, and the errors that are left where that is known."""
-    points = [point for _, each, _ in members for point in each]
-    errors = [abs(point.error_at_equal_speed) for point in points if point.error_at_equal_speed is not None]
-    if not errors:
-        return
-    devices = {name: (each[0].devices, comparison) for name, each, comparison in members}
-    changes = [
-        abs(speed.mean_change)
-        for count, comparison in devices.values()
-        for speed in comparison.speeds
-        if speed.devices == count
+        for (where, _), points in groups.items():
+            panels.setdefault(where, []).append(_Panel(name, comparison, points))
+    covered = [
+        point
+        for where, members in panels.items()
+        for panel in members
+        for point in covered_points(panel.points, panel.sweep, where)
     ]
+    coverages = {coverage.stratum: coverage for coverage in coverage_by_stratum(covered)}
+    of_strata = [
+        line for where in sorted(panels) for line in _stratum_lines(where, panels[where], coverages.get(where))
+    ]
+    return (*of_strata, *_norm_lines(comparisons))
+
+
+def _stratum_lines(where: str, panels: Sequence[_Panel], coverage: StratumCoverage | None) -> Iterator[Line]:
+    points = [point for panel in panels for point in panel.points]
+    sweeps = len({panel.sweep for panel in panels})
+    yield from _error_lines(where, points, sweeps, _MOST_ERROR, percentile=True)
+    yield from _speed_lines(where, panels, points, sweeps)
+    yield _shape_line(where, panels, sweeps)
+    regrets = [
+        (group.regret, len(panel.comparison.members(group)))
+        for panel in panels
+        for group in panel.comparison.groups
+        if group.name == panel.points[0].group
+    ]
+    if regrets:
+        yield Line(
+            where=where,
+            quantity="mean regret of the predicted best",
+            **at_most(0.03, float(np.mean([regret for regret, _ in regrets]))),
+            points=sum(count for _, count in regrets),
+            calibrations=sweeps,
+            note=f"{len(regrets)} panels, worst {max(regret for regret, _ in regrets):.1%}",
+        )
+    if coverage is not None:
+        yield from _interval_lines(where, coverage)
+
+
+def _error_lines(
+    where: str, points: Sequence[ComparedPoint], sweeps: int, most: float, *, percentile: bool
+) -> Iterator[Line]:
+    """Yield the errors of the step against the best null that knows no measurement."""
+    errors = np.abs([point.error for point in points])
+    with_null = [point for point in points if point.null_step_s] if percentile else points
+    counts: dict[str, Any] = {"points": len(points), "calibrations": sweeps}
     yield Line(
-        where=place,
-        quantity="change of the machine's speed",
-        value=_median(changes),
-        target="",
-        met=None,
-        points=len(changes),
-        calibrations=calibrations,
+        where=where,
+        quantity=_STEP,
+        **at_most(most, float(np.median(errors))),
+        **counts,
+        null=step_score(with_null).null_median_abs_error if with_null else None,
+        noise=_median(point.noise for point in points),
     )
-    line = _line(place, "median error at equal speed", float(np.median(errors)), 0.06, points, calibrations)
-    yield msgspec.structs.replace(line, points=len(errors))
+    if percentile:
+        yield Line(where=where, quantity="90th percentile", **at_most(0.15, float(np.percentile(errors, 90))), **counts)
 
 
-def _interval_lines(place: str, coverage: StratumCoverage) -> Iterator[Line]:
+def _equal_speed_line(
+    where: str, points: Sequence[ComparedPoint], sweeps: int, most: float, *, known_only: bool
+) -> Iterator[Line]:
+    """Yield the errors that are left where the machine's own speed is known."""
+    errors = [abs(point.error_at_equal_speed) for point in points if point.error_at_equal_speed is not None]
+    if errors:
+        value, count = float(np.median(errors)), len(errors) if known_only else len(points)
+        yield Line(where=where, quantity=_AT_EQUAL_SPEED, **at_most(most, value), points=count, calibrations=sweeps)
+
+
+def _speed_lines(where: str, panels: Sequence[_Panel], points: Sequence[ComparedPoint], sweeps: int) -> Iterator[Line]:
+    """Yield how much the machine's own speed changed, and the errors that are left where that is known."""
+    left = list(_equal_speed_line(where, points, sweeps, _MOST_ERROR, known_only=True))
+    if left:
+        by_sweep = {panel.sweep: panel for panel in panels}
+        changes = [
+            abs(speed.mean_change)
+            for panel in by_sweep.values()
+            for speed in panel.comparison.speeds
+            if speed.devices == panel.points[0].devices
+        ]
+        yield Line(
+            where=where,
+            quantity="change of the machine's speed",
+            value=_median(changes),
+            points=len(changes),
+            calibrations=sweeps,
+        )
+    yield from left
+
+
+def _interval_lines(where: str, coverage: StratumCoverage) -> Iterator[Line]:
+    counts: dict[str, Any] = {"points": coverage.points, "calibrations": coverage.calibrations}
     yield Line(
-        where=place,
+        where=where,
         quantity="coverage of the 90% interval",
         value=coverage.coverage,
         target="80 to 97%",
         met=0.8 <= coverage.coverage <= 0.97,
-        points=coverage.points,
-        calibrations=coverage.calibrations,
+        **counts,
         note=f"{coverage.coverage_low:.0%} to {coverage.coverage_high:.0%} by resampled calibrations, half width "
         f"{coverage.median_width:.1%}",
     )
     yield Line(
-        where=place,
+        where=where,
         quantity="interval score",
         value=coverage.interval_score,
         target="below that of a constant width",
         met=coverage.interval_score < coverage.constant_score,
-        points=coverage.points,
-        calibrations=coverage.calibrations,
+        **counts,
         null=coverage.constant_score,
         note=f"the best constant half width is {coverage.constant_width:.1%}",
     )
 
 
-def _covered(panels: Mapping[str, Sequence[tuple[str, list[ComparedPoint], Comparison]]]) -> list[CoveredPoint]:
-    return [
-        point
-        for place, members in panels.items()
-        for name, points, _ in members
-        for point in covered_points(points, name, place)
+def _shape_line(where: str, panels: Sequence[_Panel], sweeps: int) -> Line:
+    """Return the skill on the shape of the panels whose effect exceeds three times the noise."""
+    distinguishing = [
+        [point for point in panel.points if point.null_step_s]
+        for panel in panels
+        for group in panel.comparison.groups
+        if group.name == panel.points[0].group and group.shape_counts
     ]
-
-
-def _shape_line(place: str, members: Sequence[tuple[str, list[ComparedPoint], Comparison]], calibrations: int) -> Line:
-    """The skill on the shape of the panels whose effect exceeds three times the noise."""
-    telling = []
-    for _, points, comparison in members:
-        group = next((group for group in comparison.groups if group.name == points[0].group), None)
-        if group is not None and group.shape_counts:
-            telling.append([point for point in points if point.null_step_s])
-    score = shape_score(telling)
+    score = shape_score(distinguishing)
     skill = None if score is None else score.skill
     return Line(
-        where=place,
+        where=where,
         quantity="skill on the shape",
         value=skill,
         target="0.3 or more",
         met=None if skill is None else skill >= 0.3,
-        points=sum(map(len, telling)),
-        calibrations=calibrations,
+        points=sum(map(len, distinguishing)),
+        calibrations=sweeps,
         note="no panel has an effect above three times the noise"
         if score is None
-        else f"{len(telling)} of {len(members)} panels; error {score.median_abs_error:.1%}, best null {score.null} "
-        f"{score.null_median_abs_error:.1%}",
+        else f"{len(distinguishing)} of {len(panels)} panels; error {score.median_abs_error:.1%}, best null "
+        f"{score.null} {score.null_median_abs_error:.1%}",
     )
 
 
-def _of_norms(comparisons: Comparisons) -> Iterable[Line]:
-    """The step with each norm on several devices, and what global statistics add to it."""
-    members = {name: each for name, each in comparisons.items() if each.experiment.question == "batch-norm"}
-    points = [point for each in members.values() for point in each.scored if point.devices > 1]
+def _norm_lines(comparisons: Comparisons) -> Iterator[Line]:
+    """Yield the step with each norm on several devices, and what global statistics add to it."""
+    members = [each for each in comparisons.values() if each.experiment.question == "batch-norm"]
+    points = [point for each in members for point in each.scored if point.devices > 1]
     if not points:
         return
-    errors = np.abs([point.error for point in points])
-    nulls, noise = _null(points), _median(point.noise for point in points)
-    yield _line(
-        "batch norm", "median error of the step", float(np.median(errors)), 0.1, points, len(members), nulls, noise
-    )
-    at_equal_speed = [abs(point.error_at_equal_speed) for point in points if point.error_at_equal_speed is not None]
-    if at_equal_speed:
-        value = float(np.median(at_equal_speed))
-        yield _line("batch norm", "median error at equal speed", value, 0.1, points, len(members))
+    where, sweeps = "batch norm", len(members)
+    yield from _error_lines(where, points, sweeps, _MOST_NORM_ERROR, percentile=False)
+    yield from _equal_speed_line(where, points, sweeps, _MOST_NORM_ERROR, known_only=False)
     added = []
-    for comparison in members.values():
+    for comparison in members:
         for group in comparison.groups:
-            of_norm = {norm_of(p.model, p.batch_norm): p for p in comparison.members(group)}
-            if _LOCAL in of_norm and _GLOBAL in of_norm:
-                local, whole = of_norm[_LOCAL], of_norm[_GLOBAL]
+            by_norm = {norm_of(p.model, p.batch_norm): p for p in comparison.members(group)}
+            if {"local", "global"} <= by_norm.keys():
+                local, whole = by_norm["local"], by_norm["global"]
                 predicted = whole.predicted_step_s / local.predicted_step_s
-                added.append(predicted / (whole.measured_step_s / local.measured_step_s) - 1)
+                added.append(abs(predicted / (whole.measured_step_s / local.measured_step_s) - 1))
     if added:
-        line = _line(
-            "batch norm",
-            "error of step with global over local",
-            float(np.median(np.abs(added))),
-            0.1,
-            points,
-            len(members),
+        yield Line(
+            where=where,
+            quantity="error of step with global over local",
+            **at_most(_MOST_NORM_ERROR, float(np.median(added))),
+            points=len(added),
+            calibrations=sweeps,
         )
-        yield msgspec.structs.replace(line, points=len(added))
 
 
-def emulation_lines(record: EmulationRecord) -> Iterator[Line]:
-    """What emulated computation changes in a step of two ranks, where it replays the computing times of real ones."""
+def emulation_line(record: EmulationRecord) -> Line:
+    """Return what emulated computation changes in a step of two ranks that replays the times of real ones."""
     changes = [each.change for each in record.replayed]
-    value = float(np.median(np.abs(changes)))
-    yield Line(
+    return Line(
         where="emulated link, 2 devices",
         quantity="replayed step over real step",
-        value=value,
-        target="3% or less",
-        met=value <= 0.03,
+        **at_most(0.03, float(np.median(np.abs(changes)))),
         points=sum(len(each.real_s) for each in record.replayed),
         calibrations=len(changes),
         note="cases: " + ", ".join(f"{change:+.1%}" for change in changes),
     )
 
 
-def waiting_lines(record: WaitingRecord) -> Iterator[Line]:
-    """What waiting for the slowest rank adds to a step, predicted against measured."""
-    errors = [abs(each.error) for each in record.cases]
-    value = float(np.median(errors))
-    yield Line(
+def waiting_line(record: WaitingRecord) -> Line:
+    """Return what waiting for the slowest rank adds to a step, predicted against measured."""
+    return Line(
         where="emulated link, emulated computation",
         quantity="waiting for the slowest device",
-        value=value,
-        target="",
-        met=None,
+        value=float(np.median([abs(each.error) for each in record.cases])),
         points=sum(len(each.drawn_s) for each in record.cases),
-        calibrations=len(errors),
+        calibrations=len(record.cases),
         null=1.0,
         note="predicted and measured share of the step: "
         + ", ".join(f"{e.case.devices} devices {e.predicted:.1%} and {e.measured:.1%}" for e in record.cases),
     )
-
-
-def _line(
-    where: str,
-    quantity: str,
-    value: float,
-    most: float,
-    points: Sequence[ComparedPoint],
-    calibrations: int,
-    null: float | None = None,
-    noise: float | None = None,
-) -> Line:
-    return Line(
-        where=where,
-        quantity=quantity,
-        value=value,
-        target=f"{most:.0%} or less",
-        met=value <= most,
-        points=len(points),
-        calibrations=calibrations,
-        null=null,
-        noise=noise,
-    )
-
-
-def _null(points: Sequence[ComparedPoint]) -> float | None:
-    """The median error of the best null that knows no measurement."""
-    return step_score(points).null_median_abs_error if points else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -28,13 +28,13 @@ def study(folder: Path, progress: Progress, *, quick: bool) -> None:
 
 
 def quality_lines(folder: Path) -> Iterator[Line]:
-    """The lines of a finished study; none without one."""
+    """Yield the lines of a finished study; none without one."""
     results = read_results(folder)
     if results is None:
         return
-    yield from _of_gaps(results.gap)
-    yield from _of_divergence(results.divergence)
-    yield from _of_steps(results.steps_to_target)
+    yield from _gap_lines(results.gap)
+    yield from _divergence_lines(results.divergence)
+    yield from _steps_lines(results.steps_to_target)
 
 
 def _line(
@@ -55,7 +55,7 @@ def _line(
     )
 
 
-def _of_gaps(results: Sequence[GapResult]) -> Iterator[Line]:
+def _gap_lines(results: Sequence[GapResult]) -> Iterator[Line]:
     judged = [result for result in results if result.errors]
     together = {
         name: [error for result in judged for error in result.errors[name]]
@@ -67,7 +67,7 @@ def _of_gaps(results: Sequence[GapResult]) -> Iterator[Line]:
     yield _line("quality", "gap of batch norm at held-out batches", together[_PREDICTED], 0.25, len(judged), nulls)
 
 
-def _of_divergence(results: Sequence[DivergenceResult]) -> Iterator[Line]:
+def _divergence_lines(results: Sequence[DivergenceResult]) -> Iterator[Line]:
     errors = [error for result in results for error in result.errors()]
     if errors:
         rows = [error for result in results for error in result.errors("independent_rows")]
@@ -75,17 +75,17 @@ def _of_divergence(results: Sequence[DivergenceResult]) -> Iterator[Line]:
         yield _line("quality", "divergence of statistics at every batch norm", errors, 0.2, len(results), nulls)
 
 
-def _of_steps(results: Sequence[StepsResult]) -> Iterator[Line]:
+def _steps_lines(results: Sequence[StepsResult]) -> Iterator[Line]:
     for outside, most in ((False, 0.1), (True, 0.2)):
         errors: list[float] = []
         nulls: dict[str, list[float]] = {}
         for result in results:
             chosen = {p.global_batch for p in result.points if p.held_out and p.outside == outside and p.median}
-            for place, batch in enumerate(result.predicted.batches):
+            for index, batch in enumerate(result.predicted.batches):
                 if batch in chosen:
-                    errors.append(result.errors[_PREDICTED][place])
+                    errors.append(result.errors[_PREDICTED][index])
                     for name in (name for name in result.errors if name != _PREDICTED):
-                        nulls.setdefault(name, []).append(result.errors[name][place])
+                        nulls.setdefault(name, []).append(result.errors[name][index])
         if errors:
             medians = {name: float(np.median(values)) for name, values in nulls.items()}
             where = "one octave outside the fitted batches" if outside else "inside the fitted batches"

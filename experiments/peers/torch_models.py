@@ -15,7 +15,7 @@ from dpsim.nn import build_model
 
 
 def build(work: Work) -> tuple[Any, dict[str, str]]:
-    """The work's model with dpsim's initial weights, and dpsim's tensor name of each of its parameters."""
+    """Return the work's model with dpsim's initial weights, and dpsim's tensor name of each of its parameters."""
     network = build_model(work.token, work.shape, CLASSES)
     tensors = [tensor for layer in network.layers for tensor in layer.tensors]
     model = (
@@ -41,7 +41,7 @@ def mlp(widths: Sequence[int]) -> Any:
 
 
 def resnet20(channels: int) -> Any:
-    """ResNet-20 of He et al. (arXiv:1512.03385, section 4.2) for 32 x 32 pictures, with shortcuts of kind A."""
+    """Return ResNet-20 of He et al. (arXiv:1512.03385, section 4.2) for 32 x 32 pictures, with shortcuts of kind A."""
     layers: list[Any] = [*_conv_bn(channels, 16, 1), nn.ReLU(inplace=True)]
     inputs = 16
     for outputs in (16, 32, 64):

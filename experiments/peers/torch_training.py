@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -45,8 +46,9 @@ class TorchTraining:
     """
 
     def __init__(self, comm: MPI.Intracomm, work: Work, setting: TorchSetting) -> None:
-        self._comm, self._work, self._setting = comm, work, setting
-        self._together = _Replica(comm, work, setting)
+        self._comm, self._work = comm, work
+        self._make = functools.partial(_Replica, comm, work, setting)
+        self._together = self._make()
         self._alone: _Replica | None = None
         self._losses: list[Any] = []
 
@@ -55,7 +57,7 @@ class TorchTraining:
             self._losses.append(self._together.step())
             return
         if self._alone is None:
-            self._alone = _Replica(self._comm, self._work, self._setting)
+            self._alone = self._make()
         with self._alone.model.no_sync() if self._comm.size > 1 else contextlib.nullcontext():
             self._losses.append(self._alone.step())
 
@@ -66,8 +68,7 @@ class TorchTraining:
     def gradients(self) -> dict[str, Array]:
         return self._together.gradients()
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 class _Replica:
@@ -78,7 +79,7 @@ class _Replica:
         if setting.memory_format == "channels-last":
             bare = bare.to(memory_format=torch.channels_last)
         self._bare, self.model = bare, bare
-        self._finish: Callable[[], None] = _nothing
+        self._finish: Callable[[], object] = list
         self._scale = 1.0
         if comm.size > 1:
             self.model = DistributedDataParallel(
@@ -95,7 +96,7 @@ class _Replica:
         self._batches = _batches(work, comm.rank, channels_last=setting.memory_format == "channels-last")
 
     def step(self) -> Any:
-        """One optimizer update; the mean loss of this rank's samples, still a tensor."""
+        """Make one optimizer update; the mean loss of this rank's samples, still a tensor."""
         x, labels = next(self._batches)
         self._optimizer.zero_grad(set_to_none=True)
         loss = self._loss(self.model(x), labels)
@@ -105,12 +106,12 @@ class _Replica:
         return loss.detach()
 
     def gradients(self) -> dict[str, Array]:
-        """The last step's gradients, means over the global batch, by dpsim's names and in its layout."""
+        """Return the last step's gradients, means over the global batch, by dpsim's names and in its layout."""
         return {self._names[name]: from_torch(value.grad.numpy()) for name, value in self._bare.named_parameters()}
 
 
 def _batches(work: Work, rank: int, *, channels_last: bool) -> Iterator[tuple[Any, Any]]:
-    """This rank's share of dpsim's own batches, epoch after epoch, as [b, C, H, W] in the wanted memory format."""
+    """Yield this rank's share of dpsim's own batches, epoch after epoch, as [b, C, H, W] in a memory format."""
     dataset = load_dataset(work.dataset, work.seed)
     pictures: NDArray[Any] = dataset.train_x
     if not channels_last:
@@ -149,7 +150,3 @@ def _reduce_by_mpi(model: Any, comm: MPI.Intracomm, when: str) -> Callable[[], N
 
     model.register_comm_hook(None, lambda _, bucket: reduce(bucket))  # DDP refuses annotations that it does not know
     return finish
-
-
-def _nothing() -> None:
-    pass

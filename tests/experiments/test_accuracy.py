@@ -10,11 +10,10 @@ from report_factory import sweep
 
 from dpsim import codec
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.experiments.accuracy import store
 from dpsim.experiments.accuracy.declared import experiments
+from dpsim.experiments.accuracy.derive import SUFFIX, finished, keep, run_sweeps
 from dpsim.experiments.accuracy.lines import Line, lines
-from dpsim.experiments.accuracy.page import FIGURE, places, write_page
-from dpsim.experiments.accuracy.table import BEGIN, END, into, markdown
+from dpsim.experiments.accuracy.page import BEGIN, END, FIGURE, into, markdown, places, write_page
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.questions import completed
 from dpsim.records.comparison import Comparison
@@ -94,13 +93,13 @@ def test_the_table_is_put_between_the_marks(tmp_path: Path) -> None:
 def test_a_finished_sweep_is_kept_with_all_samples_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     predictions, results = sweep()
     experiment = msgspec.structs.replace(predictions.experiment, name="kept")
-    store.keep(tmp_path / f"kept{store.SUFFIX}", predictions, results)
-    ((name, comparison),) = store.finished([experiment], tmp_path)
+    keep(tmp_path / f"kept{SUFFIX}", predictions, results)
+    ((name, comparison),) = finished([experiment], tmp_path)
     assert name == "kept" and comparison == compare(predictions, results)
-    store.run([experiment], tmp_path, lambda _: pytest.fail("a finished sweep ran again"))
-    (tmp_path / f"kept{store.SUFFIX}").write_bytes(b"cut off")
+    run_sweeps([experiment], tmp_path, lambda _: pytest.fail("a finished sweep ran again"))
+    (tmp_path / f"kept{SUFFIX}").write_bytes(b"cut off")
     with pytest.raises(FileFormatError, match="cannot be read"):
-        list(store.finished([experiment], tmp_path))
+        list(finished([experiment], tmp_path))
 
 
 def test_the_readmes_table_is_that_of_the_committed_report() -> None:

@@ -14,7 +14,7 @@ from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
 from dpsim.experiments import command
-from dpsim.experiments.accuracy.lines import waiting_lines
+from dpsim.experiments.accuracy.lines import waiting_line
 from dpsim.experiments.waiting import Case, Shape, lines, measure, predicted_s, quantiles, workload_of
 from dpsim.harness import models
 from dpsim.runtime.describe import describe
@@ -55,7 +55,7 @@ def test_a_run_keeps_the_samples_of_both_kinds_of_step() -> None:
     assert len(waiting.equal_s) == len(waiting.drawn_s) == 16
     # A step after a late one is shorter, for moments follow one another: only most steps last as long as they compute.
     assert statistics.median(waiting.equal_s) > 0.009 and waiting.predicted_s > 0
-    (line,) = waiting_lines(record)
+    line = waiting_line(record)
     assert line.points == 16 and line.value == abs(waiting.error)
     assert lines(record)[0].startswith("2 ranks, normal spread of 40%: predicted +")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import multiprocessing
 import random
@@ -63,7 +64,7 @@ class Reader:
 
 
 def _text_readers() -> dict[str, tuple[Callable[[str], object], tuple[str, ...]]]:
-    """Readers of tokens, with tokens."""
+    """Return readers of tokens, with tokens."""
     shape = (8, 8, 1)
     return {
         "size": (units.parse_size, ("64KiB", "1MiB", "25MB", "inf", "0")),
@@ -80,70 +81,73 @@ def _text_readers() -> dict[str, tuple[Callable[[str], object], tuple[str, ...]]
 
 
 def _readers(folder: Path) -> list[Reader]:
-    """Every reader, with whole files of its kind written into ``folder``."""
-    noun: dict[str, tuple[Callable[[Path], object], str]] = {
+    """Return every reader, with whole files of its kind written into ``folder``."""
+    readers: list[Reader] = []
+
+    def add(name: str, read: Callable[..., object], *files: Path, given: object = None) -> None:
+        """Add a reader that is called with ``given``, or else with its file."""
+        readers.append(Reader(name=name, files=files, read=functools.partial(read, given or files[0])))
+
+    def read_grid(path: Path) -> object:
+        return plan_text(sweep.read_experiment(path))
+
+    single: dict[str, tuple[Callable[[Path], object], str]] = {
         "workload": (workload.read, "experiments/machines/googlenet_k80.toml"),
         "machine": (machine.read, "experiments/machines/k80_10gbe.toml"),
-        "grid": (lambda path: plan_text(sweep.read_experiment(path)), "experiments/sweeps/devices.toml"),
-        "joint grid": (lambda path: plan_text(sweep.read_experiment(path)), "experiments/sweeps/joint.toml"),
+        "grid": (read_grid, "experiments/sweeps/devices.toml"),
+        "joint grid": (read_grid, "experiments/sweeps/joint.toml"),
         "quality study": (quality.read_study, "experiments/quality/quick.toml"),
         "convergence": (convergence.read, "reports/accuracy/quality/convergence.json"),
-        "kernel table": (
-            lambda path: codec.read(path, KernelTable, "table", TABLE_SCHEMA),
-            "dpsim/nn/kernel_table.toml",
-        ),
+        "kernel table": (_reads(KernelTable, TABLE_SCHEMA), "dpsim/nn/kernel_table.toml"),
         "quality": (lambda path: quality.read_quality(path.parent), "reports/batch-norm/quality/quality.json"),
         "predictions": (sweep.read_predictions, "reports/ddp/predictions.json"),
         "results": (sweep.read_results, "reports/ddp/results.json"),
         "benchmark": (lambda path: result(bench.read(path)), "reports/allreduce/allreduce.json"),
         "reproduction": (lambda path: content(reproduce.read(path)), "reports/reproducibility/plain/reproduce.json"),
     }
-    readers = []
-    for name, (read, source) in noun.items():
-        path = _copied(ROOT / source, folder / name)
-        readers.append(Reader(name=name, files=(path,), read=lambda read=read, path=path: read(path)))  # type: ignore[misc]
-    names = ("predictions", "results", "drift")
+    for name, (read, source) in single.items():
+        add(name, read, _copied(ROOT / source, folder / name))
     for question in ("devices", "zero1"):
         own = folder / question
         own.mkdir()
-        sources = (ROOT / f"reports/{question}/{name}.json" for name in names)
-        records = tuple(_copied(source, own / source.stem) for source in sources if source.exists())
-        readers.append(Reader(name=question, files=records, read=lambda own=own: _tables(own)))  # type: ignore[misc]
-    own = folder / "devices"
-    whole = ROOT / "reports/devices"
-    files = tuple(own / f"{name}.json" for name in names)
-    readers.append(Reader(name="comparison", files=files, read=lambda: compare_runs([whole, own], ("a", "b"))))
-    samples = folder / "samples.json"
-    codec.write(samples, _samples(predictions := sweep.read_predictions(own / "predictions.json"), own))
-    readers.append(
-        Reader(name="samples", files=(samples,), read=lambda: samples_before(samples, predictions, no_progress))
-    )
-    choices = folder / "choices.json"
-    codec.write(choices, _choices())
-    readers.append(
-        Reader(name="choices", files=(choices,), read=lambda: codec.read(choices, Choices, "choices", CHOICES_SCHEMA))
-    )
+        sources = (ROOT / f"reports/{question}/{name}.json" for name in ("predictions", "results", "drift"))
+        add(
+            question, _tables, *(_copied(source, own / source.stem) for source in sources if source.exists()), given=own
+        )
+    own, whole = folder / "devices", ROOT / "reports/devices"
+    add("comparison", lambda own: compare_runs([whole, own], ("a", "b")), *sorted(own.iterdir()), given=own)
+    predictions = sweep.read_predictions(own / "predictions.json")
+    for name, value in (("samples", _samples(predictions, own)), ("choices", _choices())):
+        codec.write(folder / f"{name}.json", value)
+    add("samples", lambda path: samples_before(path, predictions, no_progress), folder / "samples.json")
+    add("choices", _reads(Choices, CHOICES_SCHEMA), folder / "choices.json")
     for log in sorted((ROOT / "experiments/machines/benchmarks").iterdir()):
         path = _copied(log, folder / log.name)
         config = ImportConfig(files=(str(path),), devices=() if path.suffix == ".json" else (2,))
-        readers.append(Reader(name=log.name, files=(path,), read=lambda config=config: import_machine(config)))  # type: ignore[misc]
-    trace = folder / "trace.json"
+        add(log.name, import_machine, path, given=config)
+    trace, hostfile = folder / "trace.json", folder / "hosts.txt"
     trace.write_bytes(gzip.decompress((ROOT / "tests/torch_ddp/traces/gloo_rank0.json.gz").read_bytes()))
-    readers.append(Reader(name="trace", files=(trace,), read=lambda: read_trace(trace, 32)))
-    hostfile = folder / "hosts.txt"
+    add("trace", lambda path: read_trace(path, 32), trace)
     hostfile.write_text("node1:4\n# a comment\nnode2 slots=8\nlocalhost\n")
-    readers.append(Reader(name="hostfile", files=(hostfile,), read=lambda: hosts.read_hostfile(hostfile)))
-    return [*readers, _checkpoint_reader(folder), *_data_readers(folder)]
+    add("hostfile", hosts.read_hostfile, hostfile)
+    add("checkpoint", lambda path: stored(checkpoint.read(path)), _checkpoint(folder))
+    for token, files in _data_sets(folder).items():
+        add(token.partition(":")[0], load_dataset, *files, given=token)
+    return readers
+
+
+def _reads(noun: type[codec.Noun], schema: str) -> Callable[[Path], object]:
+    return lambda path: codec.read(path, noun, noun.__name__.lower(), schema)
 
 
 def _tables(folder: Path) -> object:
-    """The tables that a report shows of the records in a folder."""
+    """Return the tables that a report shows of the records in a folder."""
     saved = load(folder)
     return saved.frame(), saved.samples()
 
 
 def _samples(predictions: sweep.Predictions, folder: Path) -> Samples:
-    """The samples of an interrupted run of a sweep that has results."""
+    """Return the samples of an interrupted run of a sweep that has results."""
     results = sweep.read_results(folder / "results.json")
     return Samples(
         points=results.points,
@@ -156,7 +160,6 @@ def _samples(predictions: sweep.Predictions, folder: Path) -> Samples:
 
 
 def _choices() -> Choices:
-    """What was chosen for one product."""
     problem = Problem(operation="product", dtype="float32", rows=8, sizes=(4, 4))
     return Choices(measured_on="x", kernels=(Choice(problem=problem, candidate="numpy", time_ratios={"numpy": 1.0}),))
 
@@ -167,24 +170,16 @@ def _copied(source: Path, target: Path) -> Path:
     return path
 
 
-def _checkpoint_reader(folder: Path) -> Reader:
-    path = folder / "checkpoint-3.safetensors"
-    header = checkpoint.Header(
-        step=3,
-        epoch=0,
-        batch=3,
-        seed=0,
-        training_samples=7,
-        plan=Plan(devices=1, global_batch=1),
-        run={"seed": 0},
-    )
+def _checkpoint(folder: Path) -> Path:
+    path, plan = folder / "checkpoint-3.safetensors", Plan(devices=1, global_batch=1)
+    header = checkpoint.Header(step=3, epoch=0, batch=3, seed=0, training_samples=7, plan=plan, run={"seed": 0})
     tensors: dict[str, Array] = {"parameters/a": np.ones((3, 2), np.float32), "losses": np.zeros(3)}
     path.write_bytes(checkpoint.encode(checkpoint.Checkpoint(header=header, tensors=tensors)))
-    return Reader(name="checkpoint", files=(path,), read=lambda: stored(checkpoint.read(path)))
+    return path
 
 
-def _data_readers(folder: Path) -> list[Reader]:
-    """Small data sets of every kind of file."""
+def _data_sets(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Write small data sets of every kind; their files, by the token that names the data set."""
     x, y = np.arange(30 * 4, dtype=np.uint8).reshape(30, 2, 2), np.arange(30, dtype=np.int64) % 3
     np.savez(folder / "stored.npz", x=x.astype(np.float32), y=y)
     np.savez_compressed(folder / "deflated.npz", x=x, y=y)
@@ -194,31 +189,26 @@ def _data_readers(folder: Path) -> list[Reader]:
         f"npz:{folder}/{name}.npz": (folder / f"{name}.npz",) for name in ("stored", "deflated")
     }
     files[f"npy:{folder}/x.npy,{folder}/y.npy"] = (folder / "x.npy", folder / "y.npy")
-    for kind, pack in (("plain", bytes), ("gz", gzip.compress)):
+    for kind, pack, suffix in (("plain", bytes, ""), ("gz", gzip.compress, ".gz")):
         parts, inside = [], folder / kind
         inside.mkdir(exist_ok=True)
         for part in ("train", "t10k"):
             for name, array in (("images-idx3-ubyte", x), ("labels-idx1-ubyte", y.astype(np.uint8))):
-                path = inside / f"{part}-{name}{'.gz' if kind == 'gz' else ''}"
+                parts.append(inside / f"{part}-{name}{suffix}")
                 head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-                path.write_bytes(pack(head + array.tobytes()))
-                parts.append(path)
+                parts[-1].write_bytes(pack(head + array.tobytes()))
         files[f"mnist:{inside}"] = tuple(parts)
     cifar = folder / "cifar"
     cifar.mkdir()
-    names = [f"data_batch_{number}" for number in range(1, 6)]
-    batches = tuple(cifar / f"{name}.bin" for name in (*names, "test_batch"))
-    for path in batches:
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    files[f"cifar10:{cifar}"] = tuple(cifar / f"{name}.bin" for name in names)
+    for path in files[f"cifar10:{cifar}"]:
         path.write_bytes(bytes(3073) + b"\x01" + bytes(3072))
-    files[f"cifar10:{cifar}"] = batches
-    return [
-        Reader(name=token.partition(":")[0], files=paths, read=lambda token=token: load_dataset(token))  # type: ignore[misc]
-        for token, paths in files.items()
-    ]
+    return files
 
 
 def case(number: int, seed: int, readers: list[Reader], whole: dict[Path, bytes]) -> Outcome:
-    """One damaged file, or every third time one damaged text."""
+    """Read one damaged file, or every third time one damaged text."""
     moments = random.Random(f"{seed} {number}")
     if number % 3 == 0:
         name = moments.choice(sorted(_text_readers()))
@@ -239,7 +229,7 @@ def case(number: int, seed: int, readers: list[Reader], whole: dict[Path, bytes]
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What differs if a file was written, replaced or (then it is empty) removed."""
+    """Return what differs if a file was written, replaced or (then it is empty) removed."""
     if not path.exists():
         return ()
     stat = path.stat()
@@ -269,7 +259,7 @@ def _serve(first: int, last: int, seed: int, folder: str, connection: Connection
 
 
 def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
-    """Cases ``first`` to ``last``, in a process that is replaced where one hangs, crashes or takes too much memory."""
+    """Read cases in a process that is replaced where one hangs, crashes or takes too much memory."""
     while first < last:
         receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
         process = multiprocessing.get_context("spawn").Process(
@@ -306,7 +296,7 @@ def _listen(first: int, last: int, process: psutil.Process, receiver: Connection
 
 
 def _answers(process: psutil.Process, receiver: Connection) -> bool:
-    """Whether a process sends an outcome, or ends, in time."""
+    """Return whether a process sends an outcome, or ends, in time."""
     begun_s, until = process.cpu_times().user, time.monotonic() + IDLE_S
     while not receiver.poll(1.0):
         if process.cpu_times().user - begun_s > HANG_S or time.monotonic() > until:
