@@ -23,7 +23,7 @@ REPEATS = 5
 
 
 def resnet50_shapes() -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """(layer, shapes of its tensors) of ResNet-50 in forward order: 53 convolutions, 53 batch norms, 1 dense layer."""
+    """Return (layer, shapes of its tensors) of ResNet-50, in forward order: convolutions with norms, a dense layer."""
     layers: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
 
     def convolution(name: str, out: int, into: int, kernel: int) -> None:
@@ -46,7 +46,7 @@ def resnet50_shapes() -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
 
 
 def resnet50() -> Workload:
-    """ResNet-50's tensors with made-up times (1 ms a forward, 2 ms a backward): for speed, not for prediction."""
+    """Return ResNet-50's tensors with made-up times (1 ms a forward, 2 ms a backward), for speed alone."""
     layers = [
         Layer(
             name=name,
@@ -60,7 +60,7 @@ def resnet50() -> Workload:
 
 
 def machine(devices: int = 8) -> Machine:
-    """A table of 25 sizes, 20 us + 1 ns a byte, and an overlap table of the same."""
+    """Return a table of 25 sizes, 20 us + 1 ns a byte, and an overlap table of the same."""
     sizes = tuple(4 * 2**i for i in range(25))
     times = tuple(2e-5 + 1e-9 * size for size in sizes)
     return Machine(

@@ -41,7 +41,7 @@ def ended(name: str, run: Callable[[], int | None]) -> int:
 def recorded(
     name: str, description: str | None, measure: Callable[[Progress], Record], lines: Callable[[Record], list[str]]
 ) -> int:
-    """Measure, write the record to the file that ``--output`` names, and print its lines; the exit code."""
+    """Measure, write the record to the file that ``--output`` names, and print its lines; return the exit code."""
     options = parser(name, description)
     options.add_argument("--output", type=Path, help="file for the record (.json)")
     output: Path | None = options.parse_args().output

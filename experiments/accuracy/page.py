@@ -33,11 +33,11 @@ _NUMBERS = ("skill on the shape", "interval score")
 def markdown(lines: Sequence[Line], processor: str, finished: str = "") -> str:
     """Return a table with a row for each line; equal places stand once. ``finished``: of how many sweeps it is."""
     rows = ["| where | what | measured | target | met | best null | points |", "|---|---|---|---|---|---|---|"]
-    for place, members in itertools.groupby(lines, lambda line: line.where):
+    for where, members in itertools.groupby(lines, lambda line: line.where):
         for row, line in enumerate(members):
             met = "" if line.met is None else "yes" if line.met else "**no**"
             cells = [
-                "" if row else place,
+                "" if row else where,
                 line.quantity + (f" ({line.note})" if line.note else ""),
                 number(line, line.value),
                 line.target,
@@ -50,14 +50,14 @@ def markdown(lines: Sequence[Line], processor: str, finished: str = "") -> str:
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """Return the short table: a row for each place with communication and for one device of this machine."""
+    """Return the short table: a row for each stratum with communication, and for one device of this machine."""
     rows = [f"| where | {' | '.join(_SHORT.values())} | best simple guess |", "|---|---|---|---|---|---|"]
-    for place, members in itertools.groupby(lines, lambda line: line.where):
+    for where, members in itertools.groupby(lines, lambda line: line.where):
         of_quantity = {line.quantity.partition(" of the 90%")[0]: line for line in members}
-        if "coverage" in of_quantity and not place.startswith("emulated link, 1 device"):
+        if "coverage" in of_quantity and not where.startswith("emulated link, 1 device"):
             cells = [number(line, line.value) if (line := of_quantity.get(key)) else "-" for key in _SHORT]
             guess = number(of_quantity[_STEP], of_quantity[_STEP].null)
-            rows.append(f"| {' | '.join([place, *cells, guess])} |")
+            rows.append(f"| {' | '.join([where, *cells, guess])} |")
     return "\n".join(rows)
 
 
@@ -95,14 +95,14 @@ def into(readme: Path, short: str) -> None:
     codec.write_text(readme, f"{before}{BEGIN}\n{short}\n{END}{after}")
 
 
-def places(comparisons: Mapping[str, Comparison]) -> dict[str, list[ComparedPoint]]:
+def points_by_environment(comparisons: Mapping[str, Comparison]) -> dict[str, list[ComparedPoint]]:
     """Return all points that are scored, by where they ran."""
     found: dict[str, list[ComparedPoint]] = {"this machine": [], "emulated link": [], "emulated link and ranks": []}
     real, link, emulated = found.values()
     for comparison in comparisons.values():
         for point in comparison.scored:
             (emulated if point.emulated_compute else real if point.network == NODE else link).append(point)
-    return {place: points for place, points in found.items() if points}
+    return {where: points for where, points in found.items() if points}
 
 
 def write_page(
@@ -112,15 +112,15 @@ def write_page(
     from dpsim.report.figures import agreement
     from dpsim.report.figures.style import save_dark
 
-    of_place = places(comparisons)
+    by_environment = points_by_environment(comparisons)
     figure = ReportFigure(
         name=FIGURE,
         title="Predicted against measured",
         caption="Every setting of every sweep: the step time that was predicted before anything of it was measured, "
         "with its predicted 90% interval, against the median that was then measured. Emulated ranks wait for profiled "
         "times instead of computing, so that 8 of them fit on 2 cores.",
-        wide=agreement.draw(of_place),
-        narrow=agreement.draw(of_place, narrow=True),
+        wide=agreement.draw(by_environment),
+        narrow=agreement.draw(by_environment, narrow=True),
     )
     shown = content(comparisons, lines, processor, note)
     written = write_content(folder, shown, [figure], ("html",))
@@ -130,8 +130,8 @@ def write_page(
 
 def content(comparisons: Mapping[str, Comparison], lines: Sequence[Line], processor: str, note: str) -> Content:
     """Return what the page says."""
-    of_place = places(comparisons)
-    every = [point for points in of_place.values() for point in points]
+    by_environment = points_by_environment(comparisons)
+    every = [point for points in by_environment.values() for point in points]
     columns: tuple[Column[Line], ...] = (
         Column(head="what", cell=lambda line: line.quantity, left=True),
         Column(head="measured", cell=lambda line: number(line, line.value)),
@@ -153,22 +153,22 @@ def content(comparisons: Mapping[str, Comparison], lines: Sequence[Line], proces
         ),
         cards=tuple(
             Card(
-                title=place,
+                title=where,
                 tiles=(
                     Tile(value=percent(_median_error(points)), label="median error of the step time"),
                     Tile(value=f"{_inside(points):.0%}", label="of the measured steps inside the 90% interval"),
                     Tile(value=str(len(points)), label="settings, each predicted and measured"),
                 ),
             )
-            for place, points in of_place.items()
+            for where, points in by_environment.items()
         ),
         tables=(
             table(
                 title="What is promised, and what was reached",
                 columns=columns,
                 sections={
-                    place: [line for line in lines if line.where == place]
-                    for place in dict.fromkeys(line.where for line in lines)
+                    where: [line for line in lines if line.where == where]
+                    for where in dict.fromkeys(line.where for line in lines)
                 },
                 note=note,
             ),

@@ -21,13 +21,13 @@ WARM_UP_STEPS = 5
 
 
 def mlp() -> tuple[Any, Any]:
-    """20 dense layers of width 512."""
+    """Return 20 dense layers of width 512."""
     layers = [layer for _ in range(20) for layer in (nn.Linear(512, 512), nn.ReLU())]
     return nn.Sequential(*layers), torch.randn(64, 512)
 
 
 def cnn() -> tuple[Any, Any]:
-    """Eight convolutions with batch norms, 32 to 256 channels."""
+    """Return eight convolutions with batch norms, 32 to 256 channels."""
     layers: list[Any] = []
     channels = 3
     for number in range(8):
@@ -38,7 +38,7 @@ def cnn() -> tuple[Any, Any]:
 
 
 def transformer() -> tuple[Any, Any]:
-    """Four encoder layers of width 256 over 64 tokens out of 4000."""
+    """Return four encoder layers of width 256 over 64 tokens out of 4000."""
     blocks = [nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True) for _ in range(4)]
     return nn.Sequential(nn.Embedding(4000, 256), *blocks, nn.Linear(256, 4000)), torch.randint(0, 4000, (8, 64))
 
@@ -57,10 +57,10 @@ def main() -> None:
     model, batch = MODELS[options.model]()
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4, momentum=0.9)
-    moments_s: dict[str, float] = {}
+    ready_s: dict[str, float] = {}
 
     def final(name: str, _: Any) -> None:
-        moments_s[name] = time.perf_counter()
+        ready_s[name] = time.perf_counter()
 
     if options.measured:
         for name, parameter in model.named_parameters():
@@ -71,7 +71,7 @@ def main() -> None:
         loss = ddp(batch).square().mean()
         began_s = time.perf_counter()
         loss.backward()
-        steps.append({name: moment_s - began_s for name, moment_s in moments_s.items()})
+        steps.append({name: final_s - began_s for name, final_s in ready_s.items()})
         optimizer.step()
     if options.measured and distributed.get_rank() == 0:
         options.measured.write_text(json.dumps(steps[WARM_UP_STEPS:]))

@@ -34,15 +34,15 @@ _VIEWS = frozenset({"reshape", "broadcast_to", "split", "empty", "as_strided"})
 
 @dataclass
 class Tally:
-    """Calls, bytes read and bytes written by (layer, pass, operation); ``place`` is (layer, pass) under way."""
+    """Calls, bytes read and bytes written by (layer, pass, operation); ``location`` is (layer, pass) under way."""
 
-    place: tuple[str, str] = ("", "")
+    location: tuple[str, str] = ("", "")
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     read_bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     written_bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def count(self, operation: str, reads: Iterable[Any], writes: Iterable[Any]) -> None:
-        key = (*self.place, operation)
+        key = (*self.location, operation)
         self.calls[key] += 1
         self.read_bytes[key] += sum(map(_bytes, reads))
         self.written_bytes[key] += sum(map(_bytes, writes))
@@ -69,7 +69,7 @@ class CountedArray(np.ndarray[Any, Any]):
             return outs[0]
         with np.errstate(all="ignore"):
             result = getattr(ufunc, method)(*map(_plain, inputs), **settings)
-        TALLY.written_bytes[*TALLY.place, f"{ufunc.__name__}{'.reduce' * (method == 'reduce')}"] += _bytes(result)
+        TALLY.written_bytes[*TALLY.location, f"{ufunc.__name__}{'.reduce' * (method == 'reduce')}"] += _bytes(result)
         return counted(result)
 
     def __array_function__(self, function: Any, types: Any, args: Any, settings: Any) -> Any:
@@ -100,7 +100,7 @@ for _name in ("argmax", "astype", "copy", "max", "mean", "sum"):
 
 
 def counted(value: Any) -> Any:
-    """The same as counted arrays; CuPy's reductions to one element are arrays too."""
+    """Return the same as counted arrays; CuPy's reductions to one element are arrays too."""
     if isinstance(value, list):
         return [counted(each) for each in value]
     return np.asarray(value).view(CountedArray) if isinstance(value, np.ndarray | np.generic) else value
@@ -172,7 +172,7 @@ class CountedMemory(HostMemory):
         return self._kernels
 
 
-class _Places:
+class _Locations:
     """Events of a step: what is computed next belongs to the next layer."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -180,19 +180,19 @@ class _Places:
 
     def forward_done(self, layer: int) -> None:
         following = self._names[layer + 1] if layer + 1 < len(self._names) else "loss"
-        TALLY.place = (following, "forward")
+        TALLY.location = (following, "forward")
 
     def loss_done(self) -> None:
-        TALLY.place = (self._names[-1], "backward")
+        TALLY.location = (self._names[-1], "backward")
 
     def gradients_ready(self, layer: int) -> None: ...
 
     def backward_done(self, layer: int) -> None:
-        TALLY.place = (self._names[layer - 1], "backward") if layer else ("update", "update")
+        TALLY.location = (self._names[layer - 1], "backward") if layer else ("update", "update")
 
 
 def counted_step(model: str, shape: tuple[int, int, int], batch: int, kernels: bool) -> Tally:
-    """What one step asks for; the update is one kernel of parameters, gradients and velocity."""
+    """Count what one step asks for; the update is one kernel of parameters, gradients and velocity."""
     global TALLY
     network = build_model(model, shape, 10)
     memory = CountedMemory(kernels)
@@ -204,14 +204,14 @@ def counted_step(model: str, shape: tuple[int, int, int], batch: int, kernels: b
     x, labels = np.zeros((batch, *shape), np.float32), np.zeros(batch, np.int64)
     names = [layer.name for layer in network.layers]
     for _ in range(2):  # the first step allocates
-        TALLY = Tally(place=(names[0], "forward"))
-        network.forward_backward(Batch(x=x, labels=labels, leaves=(0, batch)), _Places(names))
+        TALLY = Tally(location=(names[0], "forward"))
+        network.forward_backward(Batch(x=x, labels=labels, leaves=(0, batch)), _Locations(names))
         TALLY.count("kernel sgd", flat, [flat[0], flat[2]])
     return TALLY
 
 
 def _tensors(flat: Any, tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """The tensors of a flat array, as in one bucket: the last ones first, without gaps."""
+    """Return the tensors of a flat array, as in one bucket: the last ones first, without gaps."""
     views, start = {}, 0
     for tensor in reversed(tensors):
         size = math.prod(tensor.shape)
@@ -221,13 +221,13 @@ def _tensors(flat: Any, tensors: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def table(tally: Tally, by: str) -> str:
-    """Rows of calls and megabytes by layer (its passes in columns) or by operation, and their sums."""
+    """Return rows of calls and megabytes by layer (its passes in columns) or by operation, and their sums."""
     keep: Callable[[tuple[str, str, str]], str] = (lambda key: key[2]) if by == "operation" else (lambda key: key[0])
     rows: dict[str, list[int]] = {}
     for key, calls in tally.calls.items():
         row = rows.setdefault(keep(key), [0, 0, 0])
-        for place, value in enumerate((calls, tally.read_bytes[key], tally.written_bytes[key])):
-            row[place] += value
+        for index, value in enumerate((calls, tally.read_bytes[key], tally.written_bytes[key])):
+            row[index] += value
     rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
     lines = [f"{by:28s}{'calls':>8s}{'read':>14s}{'written':>14s}"]
     for name, (calls, read, written) in rows.items():

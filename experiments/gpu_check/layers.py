@@ -65,7 +65,7 @@ def _convolution(like: Conv2D) -> Iterator[Layer]:
 
 
 def _norm(like: BatchNorm, rectified: bool) -> Iterator[Layer]:
-    """A norm, alone or beside its own operand, and a rectifier."""
+    """Yield a norm, alone or beside its own operand, and a rectifier."""
     norm = BatchNorm("norm", NumpyOps(), like.input_shape, like.dtype)
     yield from [norm] if rectified else residual("branch", [norm])
     yield ReLU("relu", NumpyOps(), like.input_shape, like.dtype)
@@ -90,7 +90,7 @@ def difference(make: Callable[[], Network], samples: int, memory: Memory) -> str
 
 
 def _near_zero(network: Network, parameters: Mapping[str, Array], x: Array) -> Array:
-    """Where the operand of the last layer is near zero."""
+    """Return where the operand of the last layer is near zero."""
     _bind(network, HOST, parameters)
     *before, _ = network.chain
     for layer in before:
@@ -125,13 +125,12 @@ def _bind(network: Network, memory: Memory, parameters: Mapping[str, Array]) -> 
 
 
 def _placed(memory: Memory, host: Array) -> Array:
-    """A copy in ``memory``."""
     array: Array = memory.zeros(host.nbytes).view(host.dtype).reshape(host.shape)
     memory.write(array, host)
     return array
 
 
 def _close(actual: Array, right: Array) -> bool:
-    """Whether no element is further away than rounding explains; NaN is."""
+    """Return whether no element is further away than rounding explains; NaN is."""
     size = np.sqrt(np.mean(np.square(right, dtype=np.float64)))
     return bool((np.abs(actual - right) <= TOLERANCE * size).all())

@@ -83,7 +83,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], Callable[[], Iterator[str]]]] = {
 
 
 def _dotted(number: int) -> str:
-    """13.1 of CUDA's 13010."""
+    """Return 13.1 of CUDA's 13010."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

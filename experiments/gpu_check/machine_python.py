@@ -31,7 +31,7 @@ NEEDED = ("msgspec", "numba", "numpy", "psutil", "threadpoolctl")
 
 
 def package_folders(path: list[str]) -> list[str]:
-    """The folders of ``path`` (this Python's ``sys.path``) into which packages are installed."""
+    """Return the folders of ``path`` (this Python's ``sys.path``) into which packages are installed."""
     return [entry for entry in path if Path(entry).name in ("site-packages", "dist-packages") and Path(entry).is_dir()]
 
 
@@ -60,7 +60,7 @@ def make(venv: Path, wheels: Path | None) -> None:
 
 
 def link(folders: list[str]) -> str:
-    """The lines of a .pth file with which a Python finds what is installed in ``folders``.
+    """Return the lines of a .pth file with which a Python finds what is installed in ``folders``.
 
     CUDA's libraries are no modules: cuda-pathfinder looks for them in ``site.getsitepackages()`` alone.
     """
@@ -70,7 +70,7 @@ def link(folders: list[str]) -> str:
 
 
 def missing(venv: Path) -> list[str]:
-    """The packages of ``NEEDED`` that the environment does not have."""
+    """Return the packages of ``NEEDED`` that the environment does not have."""
     folders = [str(_own_packages(venv)), *package_folders(sys.path)]
     present = {_normal(each.metadata["Name"] or "") for each in metadata.distributions(path=folders)}
     return [name for name in NEEDED if name not in present]
@@ -81,7 +81,7 @@ def _normal(name: str) -> str:
 
 
 def environment(venv: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the check: those of the caller, with this checkout and the machine's MPI added to its paths."""
+    """Return the caller's variables for the check, with this checkout and the machine's MPI added to its paths."""
     added = dict(variables)
     _extend(added, "PYTHONPATH", str(ROOT), first=True)
     _extend(added, "PATH", str(Path(sys.executable).parent), first=False)  # an mpiexec beside the machine's Python
@@ -122,7 +122,7 @@ def main(arguments: list[str], execute: Callable[[str, list[str], dict[str, str]
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments before ``--``, and those after it: argparse refuses options after positional ones there."""
+    """Return the arguments before ``--``, and those after it: argparse refuses options after positional ones there."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:end], arguments[end + 1 :]
 

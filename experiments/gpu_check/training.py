@@ -58,7 +58,7 @@ class Peer(Protocol):
         """Train ``count`` steps and wait for the GPU."""
 
     def activation_bytes(self) -> int:
-        """The most memory that a step takes beyond parameters, gradients and optimizer."""
+        """Return the most memory that a step takes beyond parameters, gradients and optimizer."""
 
     def close(self) -> None:
         """Give its memory back."""

@@ -62,7 +62,7 @@ def peers(
 
 
 def build() -> App:
-    """The command by itself, as ``dpsim.cli.app.run`` takes it."""
+    """Return the command by itself, as ``dpsim.cli.app.run`` takes it."""
     app = App(
         name="python -m dpsim.experiments.peers",
         help_format="plaintext",

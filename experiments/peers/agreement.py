@@ -19,17 +19,17 @@ were measured, where the losses agree to 2e-6. In float64 the gradients are equa
 
 
 def to_torch(value: Array) -> Array:
-    """dpsim's layout to PyTorch's: convolution [K, K, in, out] -> [out, in, K, K], dense [in, out] -> [out, in]."""
+    """Convert dpsim's layout to PyTorch's: conv [K, K, in, out] -> [out, in, K, K], dense [in, out] -> [out, in]."""
     return np.ascontiguousarray(value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T)
 
 
 def from_torch(value: Array) -> Array:
-    """PyTorch's layout to dpsim's: the inverse of ``to_torch``."""
+    """Convert PyTorch's layout to dpsim's: the inverse of ``to_torch``."""
     return np.ascontiguousarray(value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T)
 
 
 def match(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """dpsim's tensor name of each of PyTorch's tensors; both models are given as shapes by name, in forward order.
+    """Return dpsim's name of each of PyTorch's tensors; both models are given as shapes by name, in forward order.
 
     Both models have the same layers in the same order, and in a layer weights (or gamma) before biases (beta).
     Raises ``DpsimError`` where number or shapes differ.
@@ -51,7 +51,7 @@ def match(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, .
 
 
 def gradient_errors(gradients: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
-    """|gradient - reference| / |reference| of every tensor (2-norms); infinite where a value is not finite."""
+    """Return |gradient - reference| / |reference| of every tensor (2-norms); infinite where a value is not finite."""
     errors = {}
     for name, expected in reference.items():
         difference = float(np.linalg.norm(gradients[name].astype(np.float64) - expected))
@@ -61,7 +61,7 @@ def gradient_errors(gradients: Mapping[str, Array], reference: Mapping[str, Arra
 
 
 def loss_error(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """The largest relative difference of two equally long series of losses; infinite where one is not finite."""
+    """Return the largest relative difference of two equally long series of losses; infinite where one is not finite."""
     ours, theirs = np.array(losses, np.float64), np.array(reference, np.float64)
     errors = np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-3)
     return float(errors.max()) if np.isfinite(errors).all() else float("inf")

@@ -27,13 +27,13 @@ class Training(Protocol):
     """The training of a system with one setting, on one rank. Its steps are collective."""
 
     def step(self, *, communicate: bool) -> None:
-        """One optimizer update; without communication, of a copy that trains on each rank by itself."""
+        """Make one optimizer update; without communication, of a copy that trains on each rank by itself."""
 
     def loss_sums(self) -> list[float]:
-        """Losses of the steps since the last call, summed over this rank's samples."""
+        """Return the losses of the steps since the last call, summed over this rank's samples."""
 
     def gradients(self) -> dict[str, Array]:
-        """Gradients of the last communicating step, means over the global batch, by dpsim's names and layout."""
+        """Return gradients of the last communicating step, means over the global batch, in dpsim's names and layout."""
 
     def close(self) -> None: ...
 

@@ -67,7 +67,6 @@ class Work(Noun, frozen=True):
         return f"synthetic:{shape},classes={CLASSES},train={_STEPS_PER_EPOCH * self.global_batch},test=10"
 
     def alone(self) -> Work:
-        """The same work on one rank."""
         return msgspec.structs.replace(self, devices=1)
 
 

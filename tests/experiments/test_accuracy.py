@@ -13,7 +13,7 @@ from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import SUFFIX, finished, keep, run_sweeps
 from dpsim.experiments.accuracy.lines import Line, lines
-from dpsim.experiments.accuracy.page import BEGIN, END, FIGURE, into, markdown, places, write_page
+from dpsim.experiments.accuracy.page import BEGIN, END, FIGURE, into, markdown, points_by_environment, write_page
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.questions import completed
 from dpsim.records.comparison import Comparison
@@ -112,7 +112,7 @@ def test_the_readmes_table_is_that_of_the_committed_report() -> None:
 def test_the_page_has_every_point_with_its_interval_and_says_how_many_intervals_hold(tmp_path: Path) -> None:
     right, wrong = compared(), compared(2.0)
     comparisons = {"a": right, "b": wrong}
-    points = [point for place in places(comparisons).values() for point in place]
+    points = [point for where in points_by_environment(comparisons).values() for point in where]
     assert len(points) == len(right.scored) + len(wrong.scored)
     write_page(tmp_path, comparisons, lines(comparisons), "a processor", "a note")
     assert {path.name for path in tmp_path.iterdir()} == {
