@@ -135,8 +135,8 @@ def _import(
     verbose: bool,
 ) -> None:
     from dpsim import codec
-    from dpsim.harness.imports import ImportConfig, import_machine
     from dpsim.harness.machines import points as points_of
+    from dpsim.imports import ImportConfig, import_machine
 
     replaced = _replaceable(output)
     machine, tables = import_machine(ImportConfig(files=flags.listed("--from", files, str) or (), **fields))

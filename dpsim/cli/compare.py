@@ -29,10 +29,8 @@ def compare(
     """
     from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
-    from dpsim.harness.compare.compare import compare_runs
-    from dpsim.report.compare.content import for_terminal
-    from dpsim.report.compare.result import points_json, summary_json
-    from dpsim.report.compare.write import write_comparison
+    from dpsim.harness.compare.ratios import compare_runs
+    from dpsim.report.compare.content import for_terminal, points_json, summary_json, write_comparison
 
     flags.writable(output, folder=True)
     folders = [run.parent if run.is_file() else run for run in runs]

@@ -13,7 +13,7 @@ from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
-    from dpsim.records.machine_comparison import MachineComparison
+    from dpsim.records.run_comparison import MachineComparison, TableKey
 
 EXAMPLES = """\
 Examples:
@@ -77,7 +77,6 @@ def compare(
     Each table's latency and bandwidth are those of the line nearest to it. A
     time is interpolated where only one of two tables has the size.
     """
-    from dpsim import codec
     from dpsim import machine as machines
     from dpsim.harness.compare.machines import compare_machines
 
@@ -85,7 +84,7 @@ def compare(
     comparison = compare_machines(by_name)
     _draw(plot, by_name)
     if json:
-        points = [_flat(codec.to_builtins(each)) for each in comparison.ratios]
+        points = [_flat(each) for each in comparison.ratios]
         described = [
             {"label": name, "path": str(path), "name": machine.name, "network": machine.network}
             | {"calibrated_on": machine.calibrated_on, "source": machine.source}
@@ -93,8 +92,8 @@ def compare(
         ]
         summary = {
             "machines": described,
-            "lines": [_flat(codec.to_builtins(each)) for each in comparison.lines],
-            "unmatched": [_flat(codec.to_builtins(each)) for each in comparison.unmatched],
+            "lines": [_flat(each) for each in comparison.lines],
+            "unmatched": [_flat(each) for each in comparison.unmatched],
         }
         show.print_json("machine compare", points, summary)
         return
@@ -115,10 +114,12 @@ def _names(files: Sequence[Path]) -> list[str]:
     ]
 
 
-def _flat(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a table's key beside the others; ``layout`` is never empty."""
-    key: dict[str, Any] = fields.pop("key")
-    return key | {"layout": key["layout"] or str(key["devices"])} | fields
+def _flat(of_table: TableKey) -> dict[str, Any]:
+    """Return the fields; ``layout`` is never empty."""
+    from dpsim import codec
+
+    fields: dict[str, Any] = codec.to_builtins(of_table)
+    return fields | {"layout": of_table.layout or str(of_table.devices)}
 
 
 def merge(

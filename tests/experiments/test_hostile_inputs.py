@@ -21,8 +21,8 @@ from dpsim.data import load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError, DpsimError, FileFormatError, printable
 from dpsim.harness.finding import Finding
-from dpsim.harness.imports import ImportConfig, import_machine
 from dpsim.harness.train.config import TrainConfig
+from dpsim.imports import ImportConfig, import_machine
 from dpsim.launch import failure_report
 from dpsim.launch.failure_report import JobState
 from dpsim.launch.hosts import read_hostfile

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 import msgspec
@@ -14,17 +15,25 @@ from report_factory import PACED, sweep
 
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
-from dpsim.harness.compare.compare import compare_measured, compare_runs
-from dpsim.harness.compare.from_bench import bench_run
-from dpsim.harness.compare.from_sweep import sweep_run
-from dpsim.harness.compare.pairs import verdict
-from dpsim.harness.compare.resampling import draws, geometric_mean, means, medians
-from dpsim.harness.compare.runs import MeasuredRun, RoundSamples
+from dpsim.harness.bench.result import result
+from dpsim.harness.compare.ratios import (
+    compare_measured,
+    compare_runs,
+    draws,
+    geometric_mean,
+    means,
+    medians,
+    verdict,
+)
+from dpsim.harness.compare.runs import MeasuredRun, RoundSamples, bench_run, sweep_run
+from dpsim.harness.sweep.compare import compare
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.run_comparison import RunComparison
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
+from dpsim.report.saved import SavedBench, SavedSweep
 
 Records = tuple[Predictions, Results]
+PUBLISHED = Path(__file__).parents[2] / "reports"
 Point = TypeVar("Point", PredictedPoint, MeasuredPoint)
 
 
@@ -45,8 +54,14 @@ def changed(records: Records, factor: float = 1.0, reference_s: float | None = N
     return predictions, msgspec.structs.replace(results, experiment=declared, points=points, predictions_sha256=sha256)
 
 
+def run_of(records: Records, label: str) -> MeasuredRun:
+    predictions, results = records
+    saved = SavedSweep(predictions=predictions, results=results, comparison=compare(predictions, results))
+    return sweep_run(saved, label, "")
+
+
 def compared(*sweeps: Records) -> RunComparison:
-    return compare_measured([sweep_run(*records, f"run{i}", f"path{i}") for i, records in enumerate(sweeps)])
+    return compare_measured([run_of(records, f"run{i}") for i, records in enumerate(sweeps)])
 
 
 def small(
@@ -149,6 +164,26 @@ def test_settings_of_one_device_that_differ_in_communication_alone_are_kept_apar
     assert "fusion_threshold_bytes" not in compared(small(devices=(1,)), small(devices=(1,), seed=2)).points[0].setting
 
 
+def test_settings_that_differ_in_who_trains_are_kept_apart() -> None:
+    def by_ddp(point: Point) -> Point:
+        plan = msgspec.structs.replace(point.setting.plan, fusion_rule="ddp", overlap="thread", algorithm="mpi")
+        setting = msgspec.structs.replace(point.setting, plan=plan)
+        return msgspec.structs.replace(point, setting=setting)
+
+    def both(seed: int) -> Records:
+        predictions, results = small(devices=(2,), seed=seed)
+        ddp = [by_ddp(point) for point in (predictions.points[0], results.points[0])]
+        other = [
+            msgspec.structs.replace(p, setting=msgspec.structs.replace(p.setting, runtime="torch-ddp-mpi")) for p in ddp
+        ]
+        predictions = msgspec.structs.replace(predictions, points=(ddp[0], other[0]))
+        sha256 = codec.digest(predictions)
+        return predictions, msgspec.structs.replace(results, points=(ddp[1], other[1]), predictions_sha256=sha256)
+
+    points = compared(both(1), both(2)).points
+    assert [point.setting.get("runtime") for point in points] == [None, "torch-ddp-mpi"]
+
+
 def test_another_data_set_is_refused() -> None:
     with pytest.raises(ConfigError, match="run0 trains on digits, and run1 on mnist:x"):
         compared(small(), changed(small(), dataset="mnist:x"))
@@ -175,7 +210,7 @@ def test_the_fields_without_a_value_in_common_are_named() -> None:
 
 def test_the_resampled_medians_are_those_of_the_samples_of_the_drawn_rounds() -> None:
     rng = np.random.default_rng(0)
-    samples = RoundSamples.of(rng.random(30).tolist(), rng.integers(0, 7, 30).tolist())
+    samples = RoundSamples(rng.random(30), rng.integers(0, 7, 30))
     drawn = draws(8, seed=3)
     of_medians, of_means = medians(samples, drawn), means(samples, drawn)
     assert (drawn.sum(axis=1) == 8).all()
@@ -186,7 +221,7 @@ def test_the_resampled_medians_are_those_of_the_samples_of_the_drawn_rounds() ->
 
 
 def test_a_resample_without_a_round_of_a_setting_is_left_out_of_its_mean() -> None:
-    samples = RoundSamples.of([1.0, 2.0], [0, 0])
+    samples = RoundSamples(np.array([1.0, 2.0]), np.array([0, 0]))
     drawn = np.array([[0, 2], [2, 0]])
     assert math.isnan(medians(samples, drawn)[0]) and math.isnan(means(samples, drawn)[0])
     assert geometric_mean(np.array([[np.nan, 2.0], [4.0, 8.0]])).tolist() == pytest.approx([4.0, 4.0])
@@ -221,7 +256,7 @@ def bench(factor: float, seed: int, *, wrong: int = 0) -> MeasuredRun:
         measured_from="2025-01-01T10:00:00Z",
         measured_until="2025-01-01T10:01:00Z",
     )
-    return bench_run(record, f"factor {factor:g}", "")
+    return bench_run(SavedBench(record=record, result=result(record)), f"factor {factor:g}", "")
 
 
 def test_benchmarks_are_compared_by_size_and_algorithm() -> None:
@@ -241,7 +276,7 @@ def test_sums_that_were_wrong_are_not_compared() -> None:
 
 def test_a_sweep_is_not_compared_with_a_benchmark() -> None:
     with pytest.raises(ConfigError, match="is a sweep and factor 1 is a benchmark"):
-        compare_measured([sweep_run(*small(), "a", ""), bench(1.0, 1)])
+        compare_measured([run_of(small(), "a"), bench(1.0, 1)])
 
 
 @pytest.fixture
@@ -267,27 +302,27 @@ def _cut(folder: Path) -> Path:
     return folder
 
 
-def _train(folder: Path) -> Path:
-    path = folder / "train.json"
-    codec.write(path, {"schema": "dpsim.output/1", "command": "train", "step_s": 1e-3})
-    return path
-
-
 @pytest.mark.parametrize(
     ("edit", "text"),
     [
         (lambda folder: folder / "missing", "no file or folder"),
-        (lambda folder: folder.parent, "no record that can be compared"),
-        (lambda folder: folder / "predictions.json", "no record that can be compared"),
-        (_without("results.json"), "predictions but no results"),
+        (lambda folder: folder.parent, "holds no result of dpsim"),
+        (_without("results.json"), "no results.json yet"),
         (_without("predictions.json"), "cannot read the predictions"),
         (_cut, "not valid JSON"),
-        (_train, "one median step and no samples"),
+        (lambda _: PUBLISHED / "reproducibility" / "plain", "holds bits, not times"),
+        (lambda _: PUBLISHED / "batch-norm" / "quality", "no record that can be compared"),
     ],
 )
 def test_a_path_without_a_readable_record_is_refused(edit: Callable[[Path], Path], text: str, folder: Path) -> None:
-    with pytest.raises(FileFormatError, match=text):
+    with pytest.raises(DpsimError, match=text):
         compare_runs([edit(folder), folder])
+
+
+def test_a_training_has_no_samples_to_compare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpsim.harness.compare.runs.load", lambda _: SimpleNamespace(kind="train"))
+    with pytest.raises(FileFormatError, match="one median step and no samples"):
+        compare_runs([folder, folder])
 
 
 @pytest.mark.parametrize(

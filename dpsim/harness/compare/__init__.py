@@ -1,1 +1,1 @@
-"""``dpsim compare``: the results of several runs beside each other, by settings that they have in common."""
+"""``dpsim compare``: the results of several runs, by settings that they have in common; and several machine files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,25 +12,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpsim.records.run_comparison import RatioPoint, RunComparison
-from dpsim.report.compare.names import group_name, rows, setting_name, varying_fields
+from dpsim.report.compare.tables import furthest, group_name, setting_name, varying_fields
 from dpsim.report.figures.style import FAINT, INK, LINE_COLOURS, MARKERS, MUTED, PAPER, RULE, heading, panels, styled
 
 MOST_ROWS = 40
 _LINEAR_SPAN, _MOST_TICKS = 2.0, 9
 
 
-def shown_rows(comparison: RunComparison) -> tuple[list[list[RatioPoint]], int]:
-    """Return the rows in ascending order of the first ratio, and how many are left out because they differ less."""
-    of_all = rows(comparison)
-    furthest = sorted(of_all, key=lambda row: -max(abs(math.log(point.ratio)) for point in row))[:MOST_ROWS]
-    return sorted(furthest, key=lambda row: row[0].ratio), len(of_all) - len(furthest)
-
-
 def draw(comparison: RunComparison, *, narrow: bool = False) -> Figure:
     """Return one panel with a row for each setting, and a marker in it for each run beside the first."""
 
     def make() -> Figure:
-        shown, _ = shown_rows(comparison)
+        shown = sorted(furthest(comparison, MOST_ROWS)[0], key=lambda row: row[0].ratio)
         labels = [run.label for run in comparison.runs[1:]]
         row_in = (0.42 if narrow else 0.24) + 0.09 * (len(labels) - 1)
         figure, (axis,) = panels(1, narrow=narrow, height_in=1.25 + row_in * len(shown), columns=1)
@@ -57,21 +51,13 @@ def _rows(axis: Axes, shown: Sequence[Sequence[RatioPoint]], labels: Sequence[st
         if noise:
             axis.fill_betweenx([number - 0.4, number + 0.4], 1 / (1 + noise), 1 + noise, color=RULE, linewidth=0)
         for point in row:
-            place = labels.index(point.b)
-            offset = spread * (place / max(1, len(labels) - 1) - 0.5)
-            distinct = point.verdict != "not_distinguishable"
-            colour = LINE_COLOURS[place % len(LINE_COLOURS)]
+            run = labels.index(point.b)
+            offset = spread * (run / max(1, len(labels) - 1) - 0.5)
             y = number + lower + offset * (0.5 if narrow else 1.0)
-            axis.plot([point.ratio_low, point.ratio_high], [y, y], color=colour, linewidth=1.5, zorder=3)
-            axis.plot(
-                [point.ratio],
-                [y],
-                marker=MARKERS[place % len(MARKERS)],
-                markersize=5,
-                color=colour,
-                markerfacecolor=colour if distinct else PAPER,
-                zorder=4,
-            )
+            style = _style(run)
+            axis.plot([point.ratio_low, point.ratio_high], [y, y], color=style["color"], linewidth=1.5, zorder=3)
+            filled = style["color"] if point.verdict != "not_distinguishable" else PAPER
+            axis.plot([point.ratio], [y], **style, markerfacecolor=filled, zorder=4)
     axis.set_ylim(len(shown) - 0.4, -0.6)
 
 
@@ -119,17 +105,15 @@ def _round_values(low: float, high: float) -> list[float]:
     return values[:: 1 + len(values) // _MOST_TICKS]
 
 
+def _style(run: int) -> dict[str, Any]:
+    return {
+        "color": LINE_COLOURS[run % len(LINE_COLOURS)],
+        "marker": MARKERS[run % len(MARKERS)],
+        "markersize": 5,
+    }
+
+
 def _legend(axis: Axes, labels: Sequence[str]) -> None:
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=LINE_COLOURS[i % len(LINE_COLOURS)],
-            marker=MARKERS[i % len(MARKERS)],
-            markersize=5,
-            label=label,
-        )
-        for i, label in enumerate(labels)
-    ]
+    handles = [Line2D([], [], **_style(run), label=label) for run, label in enumerate(labels)]
     axis.legend(handles=handles, frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=3)
     axis.spines["bottom"].set_color(FAINT)

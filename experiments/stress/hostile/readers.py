@@ -28,12 +28,12 @@ from dpsim.experiments.stress.hostile.damage import damaged
 from dpsim.experiments.stress.running import ROOT
 from dpsim.experiments.stress.tally import Add, Outcome
 from dpsim.harness.bench.result import result
-from dpsim.harness.compare.compare import compare_runs
-from dpsim.harness.imports import ImportConfig, import_machine
+from dpsim.harness.compare.ratios import compare_runs
 from dpsim.harness.load import load
 from dpsim.harness.sweep.samples import Samples, samples_before
 from dpsim.harness.sweep.sweep import plan_text
 from dpsim.harness.train.resume import stored
+from dpsim.imports import ImportConfig, import_machine
 from dpsim.launch import hosts
 from dpsim.layout import parse_devices
 from dpsim.learning_rate import parse_decay

@@ -11,12 +11,10 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective
 from dpsim.constraints import check
-from dpsim.errors import ConfigError, FileFormatError, unknown
-from dpsim.harness.imports.imb import is_imb, read_imb
-from dpsim.harness.imports.nccl import is_nccl, read_nccl
-from dpsim.harness.imports.nccl_json import is_nccl_json, read_nccl_json
-from dpsim.harness.imports.osu import is_osu, read_osu
-from dpsim.harness.imports.source import Contents, Source, Table, read_source
+from dpsim.errors import ConfigError, unknown
+from dpsim.imports import nccl
+from dpsim.imports.columns import FORMATS as TABLE_FORMATS
+from dpsim.imports.source import Contents, Source, Table, read_source
 from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import AllreduceCost, Machine, Network, check_algorithm
 from dpsim.predict.link_fit import fitted_link
@@ -111,27 +109,18 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
 def read(path: Path, format: Format | None, devices: int | None, out_of_place: bool) -> Contents:
     """What a file holds, read as ``format`` or as what it looks like. Raises ``FileFormatError``."""
     source = read_source(path)
-    kind = format or _format(source)
-    if kind == "osu":
-        return read_osu(source)
-    if kind == "imb":
-        return read_imb(source)
-    return read_nccl_json(source, out_of_place) if is_nccl_json(source) else read_nccl(source, devices, out_of_place)
+    name = format or _format(source)
+    return TABLE_FORMATS[name].read(source) if name in TABLE_FORMATS else nccl.read(source, devices, out_of_place)
 
 
 def _format(source: Source) -> str:
-    matches: dict[str, bool] = {
-        "nccl-tests": is_nccl_json(source) or is_nccl(source),
-        "osu": is_osu(source),
-        "imb": is_imb(source),
-    }
-    matching = [name for name, match in matches.items() if match]
+    matching = ["nccl-tests"] * nccl.recognises(source)
+    matching += [name for name, form in TABLE_FORMATS.items() if form.recognises(source)]
     if len(matching) != 1:
-        given = (
-            f"looks like {' and like '.join(matching)}" if matching else "looks like no benchmark that can be imported"
-        )
-        raise FileFormatError(
-            f"{source.path}, line 1: the file {given}",
+        looks = f"like {' and like '.join(matching)}" if matching else "like no benchmark that can be imported"
+        raise source.refuse(
+            1,
+            f"the file looks {looks}",
             allowed="the output of nccl-tests (text, or JSON of -J), OSU's osu_allreduce or IMB-MPI1 Allreduce",
             remedy="name the one to read with --format" if matching else "give the whole output, its title lines too",
         )
@@ -156,20 +145,20 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
         count = table.devices or devices
         if count is None:
             raise ConfigError(
-                f"{file} does not say on how many devices it was measured ({table.place})",
+                f"{file} does not say on how many devices it was measured ({table.where})",
                 allowed="--devices N, or nodes x devices of a node like 2x4",
                 remedy="give the number of ranks it ran on with --devices",
             )
         if count == 1:
             raise ConfigError(
-                f"{file} was measured on 1 device ({table.place}), which has nothing to reduce",
+                f"{file} was measured on 1 device ({table.where}), which has nothing to reduce",
                 allowed="2 devices or more",
                 remedy="measure on as many devices as you want to predict for",
             )
         of_nodes = layout if devices is not None else _layout(table)
         if layout and table.layout not in ("", layout):
             raise ConfigError(
-                f"--devices {layout}, and {file} was measured on {table.layout} ({table.place})",
+                f"--devices {layout}, and {file} was measured on {table.layout} ({table.where})",
                 allowed=f"{table.layout}, or {count} if the nodes do not matter",
                 remedy="leave --devices out",
             )

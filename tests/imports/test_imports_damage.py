@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpsim.errors import DpsimError, FileFormatError
-from dpsim.harness.imports import ImportConfig, import_machine
+from dpsim.imports import ImportConfig, import_machine
 from dpsim.machine import Machine
 
 Points = list[tuple[int, float]]

@@ -16,7 +16,7 @@ from published_files import EXPERIMENTS, PREDICT
 
 from dpsim import machine as machines
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
-from dpsim.harness.imports import ImportConfig, import_machine
+from dpsim.imports import ImportConfig, import_machine
 from dpsim.machine import Machine, Network, check_algorithm
 from dpsim.predict import collective_cost
 from dpsim.predict.link_fit import fitted_link

@@ -1,18 +1,22 @@
-"""What every reader of a benchmark's output shares: its lines, the numbers in them, and errors that name the line."""
+"""A benchmark's output as lines and tables: numbers, rows, and errors that name the line."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dpsim.errors import FileFormatError
 
 MOST_BYTES = 2**60
+WIRE_DTYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
+"""The types of nccl-tests that can be imported, and what gradients travel as in a table of each."""
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,17}")
 _HUNDREDTHS = re.compile(r"(?:0|[1-9][0-9]{0,14})\.[0-9]{2}")
+_ROUNDED = re.compile(r"(0|[1-9][0-9]{0,14})(?:\.([0-9]{1,9}))?(?:e([+-]?[0-9]{1,2}))?")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NARROW = 10  # digits of a size that the benchmarks' columns have room for
 _LONGEST_LINE = 4096
@@ -30,33 +34,58 @@ class Source:
     path: Path
     lines: tuple[str, ...]
 
-    def refuse(self, line: int, given: str, *, allowed: str = "", remedy: str = "") -> FileFormatError:
-        """The error that names the file and the line."""
-        return FileFormatError(f"{self.path}, line {line}: {given}", allowed=allowed, remedy=remedy)
+    def text(self, line: int) -> str:
+        """Return a line without the spaces around it."""
+        return self.lines[line - 1].strip()
+
+    def matches(self, pattern: re.Pattern[str], first: int = 1, end: int | None = None) -> dict[int, re.Match[str]]:
+        """Return the lines from ``first`` on and before ``end`` that match as a whole, with their matches."""
+        end = len(self.lines) + 1 if end is None else end
+        return {line: match for line in range(first, end) if (match := pattern.fullmatch(self.text(line)))}
+
+    def refuse(self, where: int | str, given: str, *, allowed: str = "", remedy: str = "") -> FileFormatError:
+        """Return the error that names the file and the line (or another part)."""
+        part = f"line {where}" if isinstance(where, int) else where
+        return FileFormatError(f"{self.path}, {part}: {given}", allowed=allowed, remedy=remedy)
 
 
-@dataclass(frozen=True)
+class Rounded(NamedTuple):
+    """A number as it was printed, and half a unit of its last digit."""
+
+    value: float
+    half_unit: float
+
+
+class Point(NamedTuple):
+    """One row of a table: where it stands (``line 12``), its size, its time in microseconds, the type of its items."""
+
+    where: str
+    size_bytes: int
+    time_us: float
+    type: str = "float"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """One allreduce against its size, as a file says it.
 
     ``devices`` is ``None`` and ``layout`` empty where the file does not say them; a layout of one node is ``1x8``.
-    ``place`` is where in the file the table begins, ``measured`` which of the benchmark's figures its times are.
+    ``where`` the table begins in the file, ``measured`` which of the benchmark's figures its times are.
     ``sizes_bytes`` are those of float32 gradients, also where they travel as a ``wire_dtype`` of 16 bits. ``doubts``
     are sentences on rows that are likely wrong, and were taken.
     """
 
-    place: str
+    where: str
     devices: int | None
-    layout: str
+    layout: str = ""
     sizes_bytes: tuple[int, ...]
     time_s: tuple[float, ...]
     measured: str
-    wire_dtype: str = "float32"
-    doubts: tuple[str, ...] = ()
+    wire_dtype: str
+    doubts: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(NamedTuple):
     """What a file holds: the benchmark in its own words (name and version lines), the hardware it names, its tables."""
 
     benchmark: str
@@ -64,17 +93,8 @@ class Contents:
     tables: tuple[Table, ...]
 
 
-@dataclass(frozen=True)
-class Point:
-    """One row of a table: where it stands (``line 12``), its size and its time in microseconds."""
-
-    place: str
-    size_bytes: int
-    time_us: float
-
-
 def read_source(path: Path) -> Source:
-    """The lines of a text file (``-``: of standard input), with or without a byte-order mark, of any system.
+    """Return the lines of a text file (``-``: of standard input), with or without a byte-order mark, of any system.
 
     What ``srun -l`` or ``mpirun --tag-output`` put before every line is taken away. Raises ``FileFormatError``.
     """
@@ -105,24 +125,27 @@ def read_source(path: Path) -> Source:
 
 
 def _without_prefixes(lines: list[str]) -> tuple[str, ...]:
-    """The lines without the tags of ``mpirun``, and without those of ``srun`` where every line has one."""
+    """Return the lines without the tags of ``mpirun``, and without those of ``srun`` where every line has one."""
     untagged = [_TAGGED.sub("", line, count=1) if _TAGGED.match(line) else line for line in lines]
     if any(untagged) and all(_NUMBERED.match(line) for line in untagged if line.strip()):
         untagged = [_NUMBERED.sub("", line, count=1) for line in untagged]
     return tuple(untagged)
 
 
-def rows(source: Source, first: int, end: int, footer: str = "") -> Iterator[tuple[int, list[str]]]:
-    """(line, fields) of the rows that stand from line ``first`` on and before line ``end``.
+def rows(
+    source: Source, first: int, end: int, names: Sequence[str], *, footer: str = "", unmeasured: Sequence[str] = ()
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line, fields) of the rows that stand from line ``first`` on and before line ``end``.
 
-    They go on to the first blank line or one that begins with ``footer``. Comments, and log lines such as
-    ``[host:1] ...`` or ``... NCCL INFO ...``, are passed over. Raises ``FileFormatError`` for rows beyond the end,
-    and for one that does not end in the column in which all others do.
+    They go on to the first blank line or one that begins with ``footer``. Comments, log lines such as
+    ``[host:1] ...`` or ``... NCCL INFO ...``, and rows whose second field is in ``unmeasured`` are passed over.
+    Raises ``FileFormatError`` for rows beyond the end, for one that has not a field for each of ``names``, and for one
+    that does not end in the column in which all others do.
     """
     row_lines: list[int] = []
     ended = False
     for line in range(first, end):
-        text = source.lines[line - 1].strip()
+        text = source.text(line)
         fields = text.split()
         if not text or (footer and text.startswith(footer)):
             ended = True
@@ -130,6 +153,15 @@ def rows(source: Source, first: int, end: int, footer: str = "") -> Iterator[tup
             continue
         elif not ended:
             row_lines.append(line)
+            if len(fields) > 1 and fields[1] in unmeasured:
+                continue
+            if len(fields) != len(names):
+                raise source.refuse(
+                    line,
+                    f"{len(fields)} columns: {shown(' '.join(fields))}",
+                    allowed=f"{len(names)}: {', '.join(names)}",
+                    remedy="the line may be cut off, or another program's output: complete it or remove it",
+                )
             yield line, fields
         elif len(fields) > 1 and _WHOLE.fullmatch(fields[0]) and _NUMBER.fullmatch(fields[1]):
             raise source.refuse(
@@ -160,64 +192,77 @@ def _check_ends(source: Source, row_lines: list[int]) -> None:
         )
 
 
-def points(
-    source: Source, place: str, measured: list[Point]
-) -> tuple[tuple[int, ...], tuple[float, ...], tuple[str, ...]]:
-    """(sizes in bytes, seconds, doubts) of a table's rows. Rows of 0 bytes are left out: such a call sends no message.
+def table(
+    source: Source, where: str, measured: str, points: Sequence[Point], devices: int | None = None, layout: str = ""
+) -> Table:
+    """Return the table of some rows. Rows of 0 bytes are left out: such a call sends no message.
 
-    Raises ``FileFormatError`` for sizes that do not ascend, for times of 0 and for a table without rows.
+    Raises ``FileFormatError`` for sizes that do not ascend, for times of 0, for rows of different types, and for a
+    table without rows.
     """
-    kept = [point for point in measured if point.size_bytes > 0]
+    kept = [point for point in points if point.size_bytes > 0]
     if not kept:
-        raise FileFormatError(
-            f"{source.path}, {place}: a table without a row of 1 byte or more",
+        raise source.refuse(
+            where,
+            "a table without a row of 1 byte or more",
             allowed="one row or more",
             remedy="it may be cut off: run the benchmark again",
         )
-    last = 0
-    for point in kept:
+    for last, point in zip([0, *(point.size_bytes for point in kept)], kept, strict=False):
         if not last < point.size_bytes <= MOST_BYTES:
-            raise FileFormatError(
-                f"{source.path}, {point.place}: {point.size_bytes} bytes after {last}",
+            raise source.refuse(
+                point.where,
+                f"{point.size_bytes} bytes after {last}",
                 allowed="sizes that ascend, up to 2^60 bytes",
                 remedy="keep one sweep over the sizes, and give others in files of their own",
             )
         if not point.time_us > 0:
-            raise FileFormatError(
-                f"{source.path}, {point.place}: {point.size_bytes} bytes in {point.time_us} us",
+            raise source.refuse(
+                point.where,
+                f"{point.size_bytes} bytes in {point.time_us} us",
                 allowed="more than 0 us",
                 remedy="remove the row if the time was too short for the benchmark's clock",
             )
-        last = point.size_bytes
-    return (
-        tuple(point.size_bytes for point in kept),
-        tuple(round(point.time_us / 1e6, 15) for point in kept),
-        _doubts(kept),
+    for point in kept:
+        if point.type != kept[0].type:
+            raise source.refuse(
+                point.where,
+                f"type {point.type} in a table that begins with {kept[0].type}",
+                allowed="one type in a table",
+                remedy="give each type a file of its own",
+            )
+    return Table(
+        where=where,
+        devices=devices,
+        layout=layout,
+        sizes_bytes=tuple(point.size_bytes for point in kept),
+        time_s=tuple(round(point.time_us / 1e6, 15) for point in kept),
+        measured=measured,
+        wire_dtype=WIRE_DTYPES[kept[0].type],
+        doubts=tuple(_doubts(kept)),
     )
 
 
-def _doubts(measured: list[Point]) -> tuple[str, ...]:
-    """A sentence for each row whose time is far above or far below those of both its neighbours."""
-    sentences = []
-    for before, point, after in zip(measured, measured[1:], measured[2:], strict=False):
+def _doubts(points: Sequence[Point]) -> Iterator[str]:
+    """Yield a sentence for each row whose time is far above or far below those of both its neighbours."""
+    for before, point, after in zip(points, points[1:], points[2:], strict=False):
         low, high = sorted((before.time_us, after.time_us))
         if point.time_us > _OUTLIER * high or point.time_us * _OUTLIER < low:
-            sentences.append(
-                f"{point.place}: {point.size_bytes} bytes in {point.time_us:g} us, between {before.time_us:g} and "
+            yield (
+                f"{point.where}: {point.size_bytes} bytes in {point.time_us:g} us, between {before.time_us:g} and "
                 f"{after.time_us:g} us for its neighbours"
             )
-    return tuple(sentences)
 
 
 def whole(source: Source, line: int, what: str, text: str) -> int:
-    """A whole number of a row, written with digits alone. Raises ``FileFormatError``."""
+    """Return a whole number of a row, written with digits alone. Raises ``FileFormatError``."""
     if not _WHOLE.fullmatch(text):
         raise source.refuse(line, f"{what} is {shown(text)}", allowed="a whole number up to 2^60, digits alone")
     return int(text)
 
 
 def hundredths(source: Source, line: int, what: str, text: str) -> float:
-    """A time with two digits behind its point, as OSU and IMB print all of theirs. Raises ``FileFormatError``."""
+    """Return a time with two digits behind its point, as OSU and IMB print theirs. Raises ``FileFormatError``."""
     if not _HUNDREDTHS.fullmatch(text):
         raise source.refuse(
             line,
@@ -228,17 +273,19 @@ def hundredths(source: Source, line: int, what: str, text: str) -> float:
     return float(text)
 
 
-def columns_expected(source: Source, line: int, fields: list[str], names: list[str]) -> None:
-    """Refuse a row that has not one field a column."""
-    if len(fields) != len(names):
+def rounded(source: Source, line: int, what: str, text: str) -> Rounded:
+    """Return the number of ``12.34`` or ``1.2e+07``. Raises ``FileFormatError``."""
+    match = _ROUNDED.fullmatch(text)
+    if match is None:
         raise source.refuse(
             line,
-            f"{len(fields)} columns: {shown(' '.join(fields))}",
-            allowed=f"{len(names)}: {', '.join(names)}",
-            remedy="the line may be cut off, or another program's output: complete it or remove it",
+            f"{what} is {shown(text)}",
+            allowed="a number like 12.34 or 1.2e+07" + (", or N/A" if what in ("#wrong", "error") else ""),
+            remedy="the line may be cut off or damaged: copy the file again",
         )
+    return Rounded(float(text), 0.5 * 10.0 ** (int(match[3] or 0) - len(match[2] or "")))
 
 
 def shown(text: str) -> str:
-    """A text of a file as an error shows it: quoted, on one line, not too long."""
+    """Return a text of a file as an error shows it: quoted, on one line, not too long."""
     return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -1,5 +1,5 @@
 """Machines from what other benchmarks printed: nccl-tests, the OSU micro-benchmarks, the Intel MPI Benchmarks."""
 
-from dpsim.harness.imports.merge import Format, ImportConfig, Imported, import_machine
+from dpsim.imports.merge import Format, ImportConfig, Imported, import_machine
 
 __all__ = ["Format", "ImportConfig", "Imported", "import_machine"]

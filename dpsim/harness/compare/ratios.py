@@ -1,0 +1,302 @@
+"""Compares runs with the first of them: the ratios of the settings in common, with bootstrap intervals.
+
+Whole rounds are drawn, the same ones for all settings of a run: what slowed the machine in a round slowed all of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.errors import ConfigError
+from dpsim.harness.compare.runs import Floats, MeasuredRun, MeasuredSetting, RoundSamples, SettingFields, read_run
+from dpsim.harness.measurement.statistics import RESAMPLES
+from dpsim.records.run_comparison import MeanRatio, NotCompared, RatioPoint, RunComparison, RunPair, Verdict
+
+LEAST_ROUNDS = 3
+"""With fewer rounds the spread of a median is not known, and no difference is called one."""
+_QUANTITIES = {"sweep": "step", "bench allreduce": "allreduce"}
+_KINDS = {"sweep": "sweep", "bench allreduce": "benchmark of the allreduce"}
+_EMULATED = {"emulated_network": "network", "emulated_compute": "computation"}
+Counts = NDArray[np.int64]
+
+
+def compare_runs(paths: Sequence[Path], labels: Sequence[str] | None = None) -> RunComparison:
+    """Compare the runs in ``paths`` with the first of them.
+
+    Raises ``FileFormatError`` for a path without a readable record, and ``ConfigError`` for fewer than two runs, for
+    labels that do not name each run once, and for runs that have nothing in common to compare.
+    """
+    if len(paths) < 2:
+        raise ConfigError(
+            f"{len(paths)} {'result' if len(paths) == 1 else 'results'} to compare",
+            allowed="two or more folders",
+            remedy="give one more, or read a single one with dpsim report",
+        )
+    return compare_measured([read_run(path, name) for path, name in zip(paths, _labels(paths, labels), strict=True)])
+
+
+def compare_measured(runs: Sequence[MeasuredRun]) -> RunComparison:
+    """Compare runs that were read with the first of them. Raises ``ConfigError`` where nothing can be compared."""
+    first = runs[0]
+    compared = [_compared(first, other, number) for number, other in enumerate(runs[1:], 1)]
+    return RunComparison(
+        kind=first.kind,
+        quantity=_QUANTITIES[first.kind],
+        runs=tuple(run.run for run in runs),
+        points=tuple(point for points, _, _ in compared for point in points),
+        pairs=tuple(pair for _, pair, _ in compared),
+        not_compared=tuple(each for _, _, left_out in compared for each in left_out),
+    )
+
+
+def _labels(paths: Sequence[Path], labels: Sequence[str] | None) -> list[str]:
+    """Return a different name for each run: the given one, or that of its folder, or the whole path."""
+    if labels is not None:
+        named = all(label and label.isprintable() for label in labels)
+        if len(labels) != len(paths) or len(set(labels)) != len(labels) or not named:
+            raise ConfigError(
+                f"--label is {','.join(labels)!r} for {len(paths)} runs",
+                allowed="one different name for each run, separated by commas, without control characters",
+                remedy=f"write --label {','.join(['before', 'after', *map(str, range(3, len(paths) + 1))])}",
+            )
+        return list(labels)
+    names = [(path.parent if path.is_file() else path).resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    names = ["".join(letter if letter.isprintable() else "?" for letter in name) for name in names]
+    return [f"{name} ({count})" if (count := names[: i + 1].count(name)) > 1 else name for i, name in enumerate(names)]
+
+
+def _compared(a: MeasuredRun, b: MeasuredRun, number: int) -> tuple[list[RatioPoint], RunPair, list[NotCompared]]:
+    """Compare run ``number`` with the first; the rounds of the two are drawn independently."""
+    _check_same_subject(a, b)
+    same_record, refused = a.run.sha256 == b.run.sha256, _refused(a, b)
+    drawn = draws(max(1, a.rounds), seed=0), draws(max(1, b.rounds), seed=number)
+    points, ratios, at_equal_speed = list[RatioPoint](), list[Floats](), list[Floats]()
+    for setting, of_a in a.settings.items():
+        if (of_b := b.settings.get(setting)) is None or setting in refused:
+            continue
+        ratio, resampled = of_b.time_s / of_a.time_s, medians(of_b.samples, drawn[1]) / medians(of_a.samples, drawn[0])
+        names = [name for name in of_a.references if name in of_b.references]
+        references = [(a.references[n], b.references[n]) for n in names if n in a.references and n in b.references]
+        reference, of_reference = _reference(references, *drawn)
+        if same_record:
+            ratio, resampled = 1.0, np.ones(RESAMPLES)
+            reference, of_reference = (None if reference is None else 1.0), np.ones(RESAMPLES)
+        points.append(_point(a.run.label, of_a, b.run.label, of_b, setting, ratio, resampled, reference))
+        ratios.append(resampled)
+        at_equal_speed += [] if reference is None else [resampled / of_reference]
+    reasons = _reasons(a, b, refused)
+    if not points:
+        raise _nothing_in_common(a, b, next(iter(reasons.values()), "one of them measured nothing"))
+    of_points = [(point.ratio, resampled, point.verdict) for point, resampled in zip(points, ratios, strict=True)]
+    groups = dict.fromkeys(point.group for point in points)
+    references_known = len(at_equal_speed) == len(points)
+    equal = [
+        (ratio := point.ratio / (point.reference_ratio or 1.0), each, _called(point, ratio, each))
+        for point, each in zip(points, at_equal_speed, strict=references_known)
+    ]
+    pair = RunPair(
+        a=a.run.label,
+        b=b.run.label,
+        same_record=same_record,
+        overall=_mean("all", of_points),
+        groups=tuple(
+            _mean(group, [each for point, each in zip(points, of_points, strict=True) if point.group == group])
+            for group in groups
+        ),
+        reference_ratio=float(geometric_mean(np.array([point.reference_ratio for point in points])))
+        if references_known
+        else None,
+        at_equal_speed=_mean("at equal speed", equal) if references_known else None,
+    )
+    left_out = [NotCompared(a=a.run.label, b=b.run.label, setting=dict(s), reason=why) for s, why in reasons.items()]
+    return points, pair, left_out
+
+
+def _point(
+    a: str,
+    of_a: MeasuredSetting,
+    b: str,
+    of_b: MeasuredSetting,
+    setting: SettingFields,
+    ratio: float,
+    resampled: Floats,
+    reference: float | None,
+) -> RatioPoint:
+    low, high = interval(resampled)
+    noise = max((noise for noise in (of_a.noise, of_b.noise) if noise is not None), default=None)
+    times = {f"{side}_{name}": value for side, of in (("a", of_a), ("b", of_b)) for name, value in of.times.items()}
+    return RatioPoint(
+        a=a,
+        b=b,
+        setting=dict(setting),
+        group=of_a.group,
+        emulated_network=of_a.emulated_network,
+        emulated_compute=of_a.emulated_compute,
+        **times,
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        noise=noise,
+        verdict=verdict(ratio, low, high, noise, int(min(times["a_rounds"], times["b_rounds"]))),
+        reference_ratio=reference,
+    )
+
+
+def _check_same_subject(a: MeasuredRun, b: MeasuredRun) -> None:
+    """Refuse runs of different kinds, and sweeps of different data sets."""
+    if a.kind != b.kind:
+        raise ConfigError(
+            f"{a.run.label} is a {_KINDS[a.kind]} and {b.run.label} is a {_KINDS[b.kind]}",
+            allowed="results of one kind",
+            remedy="compare a sweep with a sweep, and a benchmark with a benchmark",
+        )
+    of_a, of_b = a.run.declared.get("data set"), b.run.declared.get("data set")
+    if a.kind == "sweep" and of_a != of_b:
+        raise ConfigError(
+            f"{a.run.label} trains on {of_a}, and {b.run.label} on {of_b}",
+            allowed="results of one data set",
+            remedy="measure both with the same --dataset",
+        )
+
+
+def _refused(a: MeasuredRun, b: MeasuredRun) -> dict[SettingFields, str]:
+    """Return the settings of both runs that are emulated in one and real in the other, with the reason."""
+    refused = {}
+    for setting in (setting for setting in a.settings if setting in b.settings):
+        for name, noun in _EMULATED.items():
+            of_a, of_b = (getattr(run.settings[setting], name) for run in (a, b))
+            if of_a != of_b:
+                emulated, real = (a, b) if of_a else (b, a)
+                refused[setting] = f"the {noun} is emulated in {emulated.run.label} and real in {real.run.label}"
+    return refused
+
+
+def _reasons(a: MeasuredRun, b: MeasuredRun, refused: dict[SettingFields, str]) -> dict[SettingFields, str]:
+    """Return why settings of either run are not compared."""
+    reasons = dict(refused)
+    for run, other in ((a, b), (b, a)):
+        for setting in run.settings:
+            if setting not in other.settings:
+                only = f"only {run.run.label} measured it{_other_network(setting, run, other)}"
+                reasons.setdefault(setting, other.unusable.get(setting, only))
+        for setting, reason in run.unusable.items():
+            reasons.setdefault(setting, reason)
+    return reasons
+
+
+def _other_network(setting: SettingFields, run: MeasuredRun, other: MeasuredRun) -> str:
+    """Say where the other run measured the same with the network emulated here and real there, or the reverse."""
+
+    def rest(setting: SettingFields) -> SettingFields:  # the default algorithm depends on the network
+        return tuple((name, value) for name, value in setting if name not in ("network", "algorithm"))
+
+    for theirs, measured in other.settings.items():
+        if measured.emulated_network != run.settings[setting].emulated_network and rest(theirs) == rest(setting):
+            network = dict(theirs)["network"]
+            return f" ({other.run.label} has it on {network}: emulated and real networks are not compared)"
+    return ""
+
+
+def _nothing_in_common(a: MeasuredRun, b: MeasuredRun, reason: str) -> ConfigError:
+    """Return the error for two runs without a setting to compare, with the fields that differ."""
+    differing = []
+    for name in dict.fromkeys(name for run in (a, b) for setting in run.settings for name, _ in setting):
+        of_a, of_b = (
+            {value for setting in run.settings if (value := dict(setting).get(name)) is not None} for run in (a, b)
+        )
+        if of_a and of_b and not of_a & of_b:
+            differing.append(f"{name} is {_values(of_a)} in {a.run.label} and {_values(of_b)} in {b.run.label}")
+    return ConfigError(
+        f"{a.run.label} and {b.run.label} have no setting in common that can be compared: "
+        f"{'; '.join(differing) or reason}",
+        allowed="results in which at least one setting was measured in both",
+        remedy="measure both with the same flags",
+    )
+
+
+def _values(values: Iterable[object]) -> str:
+    ordered = sorted(map(str, values))
+    return ", ".join(ordered[:4]) + ", ..." * (len(ordered) > 4)
+
+
+def _reference(
+    pairs: Sequence[tuple[RoundSamples, RoundSamples]], drawn_a: Counts, drawn_b: Counts
+) -> tuple[float | None, Floats]:
+    """Return the ratio of the reference computations of a setting (``None``: not timed in both), also resampled."""
+    if not pairs:
+        return None, np.ones(RESAMPLES)
+    ratio = geometric_mean(np.array([b.time_s.mean() / a.time_s.mean() for a, b in pairs]))
+    return float(ratio), geometric_mean(np.array([means(b, drawn_b) / means(a, drawn_a) for a, b in pairs]))
+
+
+def verdict(ratio: float, low: float, high: float, noise: float | None, rounds: int) -> Verdict:
+    """Return faster or slower where the interval excludes 1 and longer time / shorter time - 1 exceeds the noise."""
+    if rounds < LEAST_ROUNDS or low <= 1 <= high or max(ratio, 1 / ratio) - 1 <= (noise or 0.0):
+        return "not_distinguishable"
+    return "faster" if ratio < 1 else "slower"
+
+
+def _called(point: RatioPoint, ratio: float, resampled: Floats) -> Verdict:
+    return verdict(ratio, *interval(resampled), point.noise, min(point.a_rounds, point.b_rounds))
+
+
+def _mean(name: str, ratios: Sequence[tuple[float, Floats, Verdict]]) -> MeanRatio:
+    low, high = interval(geometric_mean(np.array([resampled for _, resampled, _ in ratios])))
+    counts = Counter(verdict for _, _, verdict in ratios)
+    return MeanRatio(
+        name=name,
+        settings=len(ratios),
+        ratio=float(geometric_mean(np.array([ratio for ratio, _, _ in ratios]))),
+        low=low,
+        high=high,
+        faster=counts["faster"],
+        slower=counts["slower"],
+        not_distinguishable=counts["not_distinguishable"],
+    )
+
+
+def draws(rounds: int, *, seed: int) -> Counts:
+    """Return how often each of ``rounds`` rounds occurs in each resample: shape (resamples, rounds)."""
+    return np.random.default_rng(seed).multinomial(rounds, np.full(rounds, 1 / rounds), size=RESAMPLES)
+
+
+def medians(samples: RoundSamples, drawn: Counts) -> Floats:
+    """Return the median of each resample; NaN where none of the drawn rounds has a sample."""
+    order = np.argsort(samples.time_s, kind="stable")
+    times = samples.time_s[order]
+    cumulated = np.cumsum(drawn[:, samples.round[order]], axis=1)
+    total = cumulated[:, -1:]
+    lower = np.minimum((2 * cumulated < total).sum(axis=1), len(times) - 1)
+    upper = np.minimum((2 * cumulated <= total).sum(axis=1), len(times) - 1)
+    middle: Floats = (times[lower] + times[upper]) / 2
+    return np.where(total[:, 0] > 0, middle, np.nan)
+
+
+def means(samples: RoundSamples, drawn: Counts) -> Floats:
+    """Return the mean of each resample; NaN where none of the drawn rounds has a sample."""
+    weights = drawn[:, samples.round]
+    total = weights.sum(axis=1)
+    averages: Floats = np.divide(weights @ samples.time_s, total, out=np.full(len(total), np.nan), where=total > 0)
+    return averages
+
+
+def interval(values: Floats) -> tuple[float, float]:
+    """Return the ends of the 95 % percentile interval of resampled values, without those that are NaN."""
+    low, high = np.nanpercentile(values, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def geometric_mean(values: Floats) -> Floats:
+    """Return the geometric mean over the first axis (settings), without those that are NaN."""
+    known = np.isfinite(values)
+    count = known.sum(axis=0)
+    sums = np.log(np.where(known, values, 1.0)).sum(axis=0)
+    averages: Floats = np.exp(np.divide(sums, count, out=np.full(sums.shape, np.nan), where=count > 0))
+    return averages
