@@ -59,7 +59,7 @@ class Algorithm:
     steps: Callable[..., Any] | str | None
 
 
-ALGORITHMS: Registry[Algorithm] = Registry("algorithm")
+ALGORITHMS: Registry[Algorithm] = Registry("algorithm", Algorithm, group="dpsim.algorithms")
 
 
 NCCL = "nccl"

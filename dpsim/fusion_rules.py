@@ -32,7 +32,7 @@ class FusionRule:
     buckets: Callable[..., Any] | str
 
 
-FUSION_RULES: Registry[FusionRule] = Registry("fusion rule")
+FUSION_RULES: Registry[FusionRule] = Registry("fusion rule", FusionRule, group="dpsim.fusion_rules")
 OTHER_BY_DEFAULT = frozenset({"ddp"})
 """Rules that make other buckets where no threshold is set than at their default threshold."""
 

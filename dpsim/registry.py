@@ -1,13 +1,20 @@
-"""``Registry``: items of one kind by name, and functions that are imported when they are first used."""
+"""``Registry``: items of one kind by name, also of plug-ins, and functions that are imported when they are first used.
+
+A plug-in is an installed package with an entry point in the registry's group, such as ``dpsim.fusion_rules``, that
+leads to an item of the same name. Packages are searched when a name is asked for that is none of the built-in ones.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dpsim.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class Named(Protocol):
@@ -21,11 +28,15 @@ T = TypeVar("T", bound=Named)
 
 
 class Registry(Mapping[str, T]):
-    """Name -> item, in the order of registration. ``what`` is the kind of item, for messages."""
+    """Name -> item, in the order of registration. ``what`` names the items of this ``kind`` in messages.
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    ``group`` is that of the entry points of plug-ins; plug-ins are among the items once they were asked for.
+    """
+
+    def __init__(self, what: str, kind: type[Any], *, group: str = "") -> None:
+        self._what, self._kind, self._group = what, kind, group
         self._items: dict[str, T] = {}
+        self._plugged: set[str] = set()
 
     def register(self, item: T) -> T:
         """Add an item under its name. Raises ``ConfigError`` where the name is taken."""
@@ -38,10 +49,54 @@ class Registry(Mapping[str, T]):
         return item
 
     def find(self, name: str) -> T:
-        """The item of a name. Raises ``ConfigError``, which suggests the nearest name."""
+        """Return the item of a name, of a plug-in where it is none of those here.
+
+        Raises ``ConfigError``, which suggests the nearest name, or says what is wrong with a plug-in.
+        """
         if name not in self._items:
-            raise unknown(self._what, name, self._items)
+            points = self._plug_ins()
+            if name not in points:
+                raise unknown(
+                    self._what, name, [*self._items, *(other for other in points if other not in self._items)]
+                )
+            self._items[name] = self._loaded(points[name])
         return self._items[name]
+
+    def _plug_ins(self) -> dict[str, EntryPoint]:
+        """Return the entry points of installed packages, by name. Raises ``ConfigError`` for a name that is taken."""
+        from importlib.metadata import entry_points
+
+        points: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self._group) if self._group else ():
+            if point.name in points or (point.name in self._items and point.name not in self._plugged):
+                other = f"the package {_package(points[point.name])}" if point.name in points else "dpsim"
+                raise ConfigError(
+                    f"the package {_package(point)} claims the {self._what} {point.name!r}, which {other} has",
+                    allowed=f"another name than {', '.join([*self._items, *points])}",
+                    remedy=f"uninstall one of the two: pip uninstall {_package(point)}",
+                )
+            points[point.name] = point
+        return points
+
+    def _loaded(self, point: EntryPoint) -> T:
+        try:
+            item: T = point.load()
+        except Exception as error:
+            raise ConfigError(
+                f"the {self._what} {point.name!r} of the package {_package(point)} cannot be imported: "
+                f"{type(error).__name__}: {error}",
+                allowed=f"{point.value}, a {self._kind.__name__}",
+                remedy=f"mend the package, or uninstall it: pip uninstall {_package(point)}",
+            ) from error
+        if not isinstance(item, self._kind) or item.name != point.name:
+            what = f"the {self._what} {item.name!r}" if isinstance(item, self._kind) else f"a {type(item).__name__}"
+            raise ConfigError(
+                f"the {self._what} {point.name!r} of the package {_package(point)} is {what}",
+                allowed=f"a {self._kind.__name__} with the name of its entry point",
+                remedy=f"mend the package, or uninstall it: pip uninstall {_package(point)}",
+            )
+        self._plugged.add(point.name)
+        return item
 
     def __getitem__(self, name: str) -> T:
         return self._items[name]
@@ -51,6 +106,10 @@ class Registry(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "of no name"
 
 
 @functools.cache

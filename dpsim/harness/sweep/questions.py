@@ -51,7 +51,7 @@ class Question(ABC):
         """The fields that divide the settings into groups: only settings of one group are compared with each other."""
 
 
-QUESTIONS: Registry[Question] = Registry("question")
+QUESTIONS: Registry[Question] = Registry("question", Question)
 
 
 @dataclass(frozen=True, kw_only=True)
